@@ -21,7 +21,7 @@ from agentlightning.config_alerts import AlertsConfig
 from agentlightning.config_base import FolderUrl, Table, matching
 from agentlightning.config_base import parse_settings as parse_settings
 from agentlightning.config_engine import EngineConfig
-from agentlightning.config_external import ExternalModelConfig, check_external_models
+from agentlightning.config_external import ExternalModelConfig, agent_model, check_external_models, external_name
 from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig, check_limits
 from agentlightning.config_optimizer import OptimizeConfig, check_optimize
 from agentlightning.config_prompts import PromptsConfig
@@ -30,6 +30,8 @@ from agentlightning.config_sandbox import SandboxConfig
 DEFAULT_STORE = "sqlite:///runs/agl.db"
 TAG = r"[^\s\x00-\x1f]{1,64}"
 """A word: searches go by words."""
+POLICY_SETTINGS = ("unsupported_params", "structured", "show_schema")
+"""Settings of [agent] for calls that a policy answers."""
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
@@ -37,11 +39,19 @@ class ModelConfig(Table):
     """The model that is trained, and how it is sampled."""
 
     path: str
-    """Hub name or local folder of a transformers causal language model with a chat template."""
+    """Hub name or local folder of a transformers causal language model with a chat template; or ``external:NAME``: agents
+    ask the external model of that name, no engine is started, and nothing can be trained."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of training rollouts; evaluation is greedy and at temperature 1."""
     max_tokens: int | None = Field(None, ge=1)
     """Tokens of one completion, at most. None: what the agent asks for, else what the context holds."""
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        for name in ("temperature", "max_tokens"):
+            if external_name(self.path) is not None and getattr(self, name) != ModelConfig.model_fields[name].default:
+                raise ValueError(f"{name}: has no effect on an external model, which samples as the agent asks")
+        return self
 
 
 class RewardConfig(Table):
@@ -362,6 +372,12 @@ class Config(Table):
         steps = max(1, math.ceil(trainer.epochs * examples / trainer.tasks_per_step))
         return self.model_copy(update={"trainer": trainer.model_copy(update={"steps": steps, "epochs": None})})
 
+    @property
+    def agent_model(self) -> str | None:
+        """The external model that agents ask for; None where they ask the policies of the run."""
+        name = external_name(self.model.path)
+        return None if name is None else agent_model(name, self.external)
+
     @model_validator(mode="before")
     @classmethod
     def _models_of_policies(cls, table: Any) -> Any:
@@ -379,7 +395,11 @@ class Config(Table):
 
     @model_validator(mode="after")
     def _external_models_agree(self) -> Self:
-        check_external_models(self.external, tuple(self.policies) or (Path(self.model.path).name, "default"))
+        if self.agent_model is not None:
+            self._check_no_engine()
+            check_external_models(self.external, ())
+        else:
+            check_external_models(self.external, tuple(self.policies) or (Path(self.model.path).name, "default"))
         check_limits(self.limits, self.external)
         for name in self.prompts.templates:
             if name in {*self.external, *self.policies, "default", LIMITS_RESOURCE}:
@@ -390,9 +410,19 @@ class Config(Table):
             check_optimize(self.optimize, self.prompts.templates, self.external)
         return self
 
+    def _check_no_engine(self) -> None:
+        """ValueError for a setting of the policies that agents do not ask."""
+        agent, plain = self.agent, AgentConfig()
+        ignored = {f"agent.{name}": getattr(agent, name) != getattr(plain, name) for name in POLICY_SETTINGS}
+        for name, given in {**ignored, "engine": self.engine != EngineConfig(), "policies": self.policies}.items():
+            if given:
+                raise ValueError(f"{name}: has no effect with model.path = {self.model.path!r}: no engine is started")
+
     @model_validator(mode="after")
     def _policies_named(self) -> Self:
-        for alias in self.policies:
+        for alias, own in self.policies.items():
+            if own.model is not None and external_name(own.model) is not None:
+                raise ValueError(f"policies.{alias}.model: expected a model that can be trained, got {own.model!r}")
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", alias):
                 raise ValueError(f"policies.{alias}: expected a name of letters, digits, '.', '_' and '-'")
         if self.policies and self.data.from_run:

@@ -16,6 +16,8 @@ from pydantic import Field, model_validator
 
 from agentlightning.config_base import Table, checked_base_url
 
+EXTERNAL = "external:"
+"""Beginning of a model.path that names an external model."""
 TRACKER_KEYS: Mapping[str, tuple[str, ...]] = {
     "wandb": ("WANDB_API_KEY",),
     "mlflow": ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
@@ -92,6 +94,29 @@ def check_external_models(models: Mapping[str, ExternalModelConfig], policies: S
             for b in second.models:
                 if is_exact(a) == is_exact(b) and len(a) == len(b) and _overlap(a, b):
                     raise ValueError(f"external.{other}.models: {b!r} means the same models as {a!r} of external.{one}")
+
+
+def external_name(path: str) -> str | None:
+    """NAME of a model.path ``external:NAME``; None where it is another."""
+    return path.removeprefix(EXTERNAL) if path.startswith(EXTERNAL) else None
+
+
+def agent_model(name: str, models: Mapping[str, ExternalModelConfig]) -> str:
+    """The model that agents ask for where model.path is ``external:NAME``: the first of its names that is no pattern.
+
+    ValueError where there is none.
+    """
+    if name not in models:
+        raise ValueError(
+            f"model.path: there is no table [external.{name}]; expected one of {', '.join(sorted(models)) or 'them'}"
+        )
+    found = next(filter(is_exact, models[name].models), None)
+    if found is None:
+        raise ValueError(
+            f"external.{name}.models: expected a name without * and ? among them, since agents get one as llm.model "
+            "(model.path)"
+        )
+    return found
 
 
 def find_external(models: Mapping[str, ExternalModelConfig], model: str) -> ExternalModelConfig | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 from agentlightning.store.base import LightningStore
+from agentlightning.store.feedback import feedback_span
 from agentlightning.types import (
     Call,
     Checkpoint,
@@ -202,7 +204,8 @@ async def record(store: LightningStore, claim: Claim, text: str) -> None:
         status="error",
         status_message=text,
     )
-    await store.append_spans([span])
+    words = feedback_span(claim.rollout, claim.lease.attempt, f"the sum is wrong: {text}")
+    await store.append_spans([span, replace(words, started_ns=span.finished_ns, finished_ns=span.finished_ns)])
 
 
 def a_call(claim: Claim, number: int, text: str, started: int) -> Call:

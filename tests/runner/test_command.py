@@ -299,7 +299,7 @@ def test_a_bad_command_is_named_in_one_sentence(command: str, sentence: str) -> 
     ],
 )
 def test_the_printed_reward(text: str, bare_numbers: bool, reward: object) -> None:
-    assert printed_reward(text, bare_numbers=bare_numbers) == reward
+    assert printed_reward(text, bare_numbers=bare_numbers) == (reward, None)
 
 
 def test_a_tail_is_bounded_and_keeps_the_end() -> None:

@@ -13,11 +13,12 @@ from functools import partial
 
 from agentlightning.analysis.intervals import Interval, exact_mcnemar, paired_bootstrap
 from agentlightning.config import Config
-from agentlightning.config_external import ExternalModelConfig, find_external
+from agentlightning.config_external import ExternalModelConfig
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import check_calls_recorded
 from agentlightning.trainer.data.tasks import load_tasks
+from agentlightning.trainer.external_cost import external_cost, used_tokens
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.serving import serve_model
 from agentlightning.types import JSON, Call, NewRollout, Resource, RetryPolicy, Rollout, Sampling
@@ -99,6 +100,8 @@ async def compare_versions(
     """
     if len({each.name for each in versions}) > 1 or len({each.version for each in versions}) < 2:
         raise ConfigError("versions: expected two or more versions of one template, NAME@1 NAME@2")
+    if temperature and config.agent_model is not None:
+        raise ConfigError("--temperature: has no effect on an external model, which samples as the agent asks")
     source = config.data.val or config.data.train
     if source is None:
         raise ConfigError("data.val: is required to test prompts; name held-out tasks")
@@ -171,16 +174,7 @@ def compared(
 def _figures(
     version: int, rollouts: Sequence[Rollout], calls: Sequence[Call], external: Mapping[str, ExternalModelConfig]
 ) -> VersionFigures:
-    tokens = [
-        (
-            call.prompt_tokens or call.usage.get("prompt_tokens", 0),
-            len(call.sampled_ids) or call.usage.get("sampled_tokens", 0),
-        )
-        for call in calls
-    ]
-    models = [find_external(external, call.model) if not call.policy else None for call in calls]
-    costs = [model.cost(*used) for model, used in zip(models, tokens, strict=True) if model is not None]
-    priced = any(model is not None and model.input_cost_per_token is not None for model in models)
+    tokens = [used_tokens(call) for call in calls]
     return VersionFigures(
         version=version,
         reward_mean=statistics.fmean(each.reward or 0.0 for each in rollouts),
@@ -188,7 +182,7 @@ def _figures(
         calls=len(calls),
         prompt_tokens=sum(prompt for prompt, _ in tokens),
         sampled_tokens=sum(sampled for _, sampled in tokens),
-        cost=sum(costs) if priced else None,
+        cost=external_cost(calls, external),
     )
 
 

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.segment import SegmentLines
 from rich.text import Text
 
-from agentlightning.analysis.rollout_view import print_call
+from agentlightning.analysis.rollout_view import print_call, print_feedback
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.feedback import attempt_feedback
 from agentlightning.tracing.agent_names import name_calls
 from agentlightning.tracing.tool_uses import ToolExecution, call_steps
 from agentlightning.types import Attempt, Call, Reward, Rollout, Span
@@ -71,6 +72,8 @@ class Replay:
     frames: list[ReplayFrame]
     final_rewards: list[Reward]
     """Of the attempt, those that belong to no call."""
+    feedback: str
+    """Words that came with them; '' where there are none."""
     spans: list[Span]
 
 
@@ -102,6 +105,7 @@ async def read_replay(store: LightningStore, rollout_id: str, attempt: int | Non
             for place, step in enumerate(call_steps(calls, spans), 1)
         ],
         final_rewards=[reward for reward in rewards if reward.call_id is None],
+        feedback=attempt_feedback(spans).get((rollout_id, number), ""),
         spans=spans,
     )
 
@@ -125,6 +129,7 @@ def print_ending(console: Console, replay: Replay) -> None:
     """Print the final rewards and how the attempts ended."""
     for reward in replay.final_rewards:
         console.print(f"final {reward.name} {reward.value:g} ({reward.source})", soft_wrap=True, style="magenta")
+    print_feedback(console, replay.feedback)
     told = "not known" if replay.rollout.reward is None else f"{replay.rollout.reward:g}"
     console.print(f"reward {told}  outcome {replay.rollout.outcome or '-'}")
     for attempt in replay.attempts:

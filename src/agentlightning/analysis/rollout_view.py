@@ -9,6 +9,7 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
+from agentlightning.errors import printable
 from agentlightning.types import JSON, Attempt, Call, Reward, Rollout
 
 
@@ -19,6 +20,7 @@ def print_rollout(
     calls: list[Call],
     rewards: list[Reward],
     tokens: bool = False,
+    feedback: str = "",
 ) -> None:
     """Print one rollout for a person."""
     console.print(
@@ -34,6 +36,7 @@ def print_rollout(
         line = f"reward {reward.name} {reward.value:g} ({reward.source}, attempt {reward.attempt}){where}"
         console.print(line, soft_wrap=True)
     console.print(f"final reward {rollout.reward}  outcome {rollout.outcome}")
+    print_feedback(console, feedback)
     if rollout.warning:
         console.print(rollout.warning, soft_wrap=True, style="yellow")
     for attempt in attempts:
@@ -41,6 +44,12 @@ def print_rollout(
         for title, text in (("error", attempt.error), ("output", attempt.output)):
             if text and not (title == "output" and attempt.error and text.strip() in attempt.error):
                 console.print(f"  {title}: {text.strip()}", soft_wrap=True, style="yellow")
+
+
+def print_feedback(console: Console, feedback: str) -> None:
+    """Print the words that came with a reward, which are somebody's text."""
+    if feedback:
+        console.print(Text(f"feedback: {printable(feedback)}", style="magenta"), soft_wrap=True)
 
 
 def print_call(console: Console, number: int, call: Call, tokens: bool = False) -> None:

@@ -16,7 +16,10 @@ def evaluate(
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Run every held-out task once greedily and once at temperature 1, and print the success of both."""
+    """Run every held-out task once greedily and once at temperature 1, and print the success of both.
+
+    An external model (model.path = "external:NAME") runs every task once, sampled as the agent asks.
+    """
     import orjson
 
     from agentlightning.config_file import load_config

@@ -133,6 +133,7 @@ def show_rollout(
     from agentlightning.analysis.rollout_view import print_rollout
     from agentlightning.errors import NotFoundError
     from agentlightning.store.base import RolloutQuery
+    from agentlightning.store.feedback import read_feedback
     from agentlightning.trainer.display import screen
 
     async def work(opened: LightningStore) -> None:
@@ -142,7 +143,8 @@ def show_rollout(
         calls = await opened.calls([rollout])
         rewards = await opened.rewards([rollout])
         attempts = await opened.attempts([rollout])
-        print_rollout(screen(), found[0], attempts, calls, rewards, tokens)
+        (feedback,) = await read_feedback(opened, found)
+        print_rollout(screen(), found[0], attempts, calls, rewards, tokens, feedback)
         if spans:
             recorded = [span for span in await opened.spans([rollout]) if span.attempt == found[0].attempt]
             traces.print_spans(screen(), recorded, calls)

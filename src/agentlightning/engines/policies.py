@@ -17,7 +17,7 @@ from agentlightning.errors import EngineError
 
 
 class PolicyEngines(ForwardingEngine):
-    """Engines by the alias of their policy; at least one."""
+    """Engines by the alias of their policy; none where a run has no policy, and then only to be started and closed."""
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
         self._engines = dict(engines)

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from agentlightning.children import OWN_SECRETS, end_with_parent, hide_memory
 from agentlightning.config import AgentConfig, parse_settings
-from agentlightning.config_external import secret_variables
+from agentlightning.config_external import ExternalModelConfig, agent_model, external_name, secret_variables
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError, printable
 from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.log_lines import escape_last_resort
@@ -47,6 +47,9 @@ from agentlightning.store.scan import find_run
 from agentlightning.store.templates import TemplateReader
 from agentlightning.watchdog import beat_to_parent
 
+POLICY = "policy"
+"""Model name given to agents where the run's policy answers to every name."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a worker until it is stopped; returns its exit code."""
@@ -68,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     connections = ConnectionPool()
     with ThreadPoolExecutor(options.concurrency, thread_name_prefix="agent") as threads:
         try:
-            judge = gateway_judge(options.server, options.model, connections)
+            judge = gateway_judge(options.server, options.model or POLICY, connections)
             reward = load_scorers(options.reward, threads, judge) if options.reward else None
             _forget(*handed_down)  # judges have read their keys
             agent = FunctionRunner(load(options.agent), threads, scored=reward is not None) if options.agent else None
@@ -95,6 +98,7 @@ async def _work(
         try:
             config = (await find_run(store, options.run)).config
             _forget(*secret_variables(config))
+            model = options.model or _agent_model(config)
             runner = await _runner(options, agent, config, guardian, scored=reward is not None)
             air = await air_of_run(options.run, store, threads)
             traced = not options.command and _trace_agents(options, config)
@@ -104,7 +108,7 @@ async def _work(
         execution = Execution(
             store=store,
             server_url=options.server,
-            model=options.model,
+            model=model,
             runner=runner,
             reward=reward,
             connections=connections,
@@ -141,6 +145,22 @@ async def _work(
             sys.stderr.write(f"worker: {printable(str(error))}\n")
             code = error.exit_code
     _end_now(code, guardian)
+
+
+def _agent_model(config: Mapping[str, Any]) -> str:
+    """The model name that the run's configuration in the store has for agents: workers anywhere do alike."""
+    table = config.get("model")
+    path = table.get("path") if isinstance(table, Mapping) else None
+    name = external_name(path) if isinstance(path, str) else None
+    if name is None:
+        return POLICY
+    tables = config.get("external")
+    own = tables.get(name) if isinstance(tables, Mapping) else None
+    settings = parse_settings(ExternalModelConfig, own or {}, f"external.{name}")
+    try:
+        return agent_model(name, {name: settings})
+    except ValueError as cause:
+        raise ConfigError(str(cause)) from cause
 
 
 def _on_signal(worker: Worker, options: argparse.Namespace) -> Callable[[], None]:
@@ -228,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--command", help="any program, with its arguments")
     parser.add_argument("--hidden", action="append", help="folder that an agent in a sandbox does not see")
     parser.add_argument("--reward", action="append", help="reward function, named like an agent, or the table as JSON")
-    parser.add_argument("--model", default="policy", help="model name given to agents")
+    parser.add_argument("--model", help="model name given to agents")
     parser.add_argument("--concurrency", type=_places, default=8, help="attempts at a time")
     parser.add_argument("--label", action="append", type=_label, default=[], help="NAME=VALUE that runs may ask for")
     parser.add_argument("--worker-id", default=f"{socket.gethostname()}-{os.getpid()}")

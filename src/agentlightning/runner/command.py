@@ -108,9 +108,13 @@ class CommandRunner:
         if code != 0:
             why = sandbox.explain() if sandbox is not None else ""
             raise CommandFailed(f"program {_ended(code)}{why}; the end of its output:\n{output}", output)
-        reward = printed_reward(printed.text(MAX_OUTPUT_BYTES), bare_numbers=not self._scored)
+        reward, feedback = printed_reward(printed.text(MAX_OUTPUT_BYTES), bare_numbers=not self._scored)
         return AgentOutput(
-            output=printed.text(MAX_RECORDED_BYTES), reward=reward, reward_source="output", printed=output
+            output=printed.text(MAX_RECORDED_BYTES),
+            reward=reward,
+            reward_source="output",
+            feedback=feedback,
+            printed=output,
         )
 
     async def _start(
@@ -244,8 +248,8 @@ def without_proxy(inherited: Mapping[str, str], server_url: str) -> str:
     return ",".join(dict.fromkeys([*names, *local]))
 
 
-def printed_reward(text: str, *, bare_numbers: bool) -> object:
-    """The reward in a program's standard output, as it stands there; None where there is none.
+def printed_reward(text: str, *, bare_numbers: bool) -> tuple[object, object]:
+    """The reward in a program's standard output and the feedback beside it, as they stand there; None where there is none.
 
     The last line that is a JSON object with "reward" counts; a bare number counts only as the very last line.
     """
@@ -253,13 +257,13 @@ def printed_reward(text: str, *, bare_numbers: bool) -> object:
     if lines and bare_numbers:
         last = _json(lines[-1])
         if isinstance(last, int | float) and not isinstance(last, bool):
-            return last
+            return last, None
     for line in reversed(lines):
         if line.startswith("{"):
             found = _json(line)
             if isinstance(found, dict) and "reward" in found:
-                return found["reward"]
-    return None
+                return found["reward"], found.get("feedback")
+    return None, None
 
 
 def _json(line: str) -> object:

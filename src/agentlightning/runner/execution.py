@@ -23,6 +23,7 @@ from agentlightning.runner.result import result_of
 from agentlightning.runner.scoring import Scorer
 from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.store.base import LightningStore, reward_number
+from agentlightning.store.feedback import feedback_span, feedback_text
 from agentlightning.store.templates import TemplateReader
 from agentlightning.tracing.buffer import SpanBuffer
 from agentlightning.types import AttemptEnd, Finish, Reward
@@ -116,18 +117,22 @@ class Execution:
                     f"{name} ({final[0].value:g}) is a reward and a reward function is configured: "
                     "give the reward in one way only"
                 )
+        feedback = feedback_text(run.feedback, "the agent's feedback")
         if self.reward is not None:
-            final += await self._scored(self.reward, attempt, run)
+            scored, feedback = await self._scored(self.reward, attempt, run)
+            final += scored
         rewards = (*attempt.rewards, *final)
         if all(reward.call_id is not None for reward in rewards) and not await self._was_posted(attempt):
             raise RewardError(
                 "the attempt has no final reward: return a number, call emit_reward, POST one to the reward URL, "
                 'print {"reward": …} as the last line, or configure a reward function'
             )
+        if feedback:
+            await self.store.append_spans([feedback_span(attempt.claim.rollout, attempt.lease.attempt, feedback)])
         return rewards
 
-    async def _scored(self, scorer: Scorer, attempt: AttemptContext, run: AgentOutput) -> list[Reward]:
-        """Returns the rewards of the reward function; the final reward is the last."""
+    async def _scored(self, scorer: Scorer, attempt: AttemptContext, run: AgentOutput) -> tuple[list[Reward], str]:
+        """Returns the rewards of the reward function, of which the final one is the last, and its feedback."""
         await self.deliver(attempt)
         ids, number = [attempt.lease.rollout_id], attempt.lease.attempt
         calls, spans, told = await asyncio.gather(
@@ -140,7 +145,8 @@ class Execution:
             for call, named in score.steps.items()
             for name, value in named.items()
         ]
-        return [*steps, *(attempt.reward(value, "function", name) for name, value in score.finals.items())]
+        finals = [attempt.reward(value, "function", name) for name, value in score.finals.items()]
+        return [*steps, *finals], score.feedback
 
     async def _was_posted(self, attempt: AttemptContext) -> bool:
         recorded = await self.store.rewards([attempt.lease.rollout_id])

@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,6 +31,8 @@ class AgentOutput:
     reward: object = None
     """The final reward as the agent gave it, not yet checked; None where it gave none."""
     reward_source: RewardSource = "return"
+    feedback: object = None
+    """Words of the agent about its reward, not yet checked."""
     printed: str | None = None
     """Tail of what a program printed, to be kept with the attempt."""
 
@@ -53,6 +55,9 @@ class FunctionRunner:
     async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
         output = await invoke(self._agent, self._threads, claim.rollout.task, llm)
         is_output = self._scored and (isinstance(output, str | bytes) or not hasattr(output, "__float__"))
+        if isinstance(output, Mapping) and "feedback" in output and not self._scored:
+            reward = output.get("reward", output.get("score"))
+            return AgentOutput(output=output, reward=reward, feedback=output["feedback"])
         return AgentOutput(output=output, reward=None if is_output else output)
 
 

@@ -22,6 +22,7 @@ from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer, is_score, 
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.result import RolloutResult
 from agentlightning.runner.scoring import FINAL, Score
+from agentlightning.store.feedback import feedback_text
 from agentlightning.types import JSON
 
 INSTRUCTIONS = (
@@ -60,7 +61,7 @@ class JudgeScorer:
             text = (await ask(request)).text
             score = read_judgement(text)
             if score is not None:
-                return Score(finals={FINAL: score})
+                return Score(finals={FINAL: score}, feedback=feedback_text(text, "the judge's reasons"))
         raise RewardError(f'the judge {self.config.judge}: expected {{"score": 0 to 1}}, got {text[-200:]!r}')
 
     def _request(self, task: JSON, result: RolloutResult) -> JSON:

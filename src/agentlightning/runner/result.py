@@ -15,6 +15,7 @@ import orjson
 from agentlightning.adapters.model_records import conversations, full_messages
 from agentlightning.adapters.trajectories import JUDGE, step_rewards
 from agentlightning.prefill import with_completion
+from agentlightning.store.feedback import FEEDBACK
 from agentlightning.tracing.tool_uses import CallStep, ToolExecution, call_steps, content_text
 from agentlightning.types import JSON, Call, Reward, Span
 
@@ -71,11 +72,12 @@ class RolloutResult:
 def result_of(
     calls: Sequence[Call], spans: Sequence[Span], rewards: Sequence[Reward], attempt: int, output: object = None
 ) -> RolloutResult:
-    """The result of one attempt, from records of its rollout. What a judge asked of it is not the agent's."""
+    """The result of one attempt, from records of its rollout. What a judge asked of it, and the feedback on it, are not the
+    agent's."""
     return RolloutResult(
         output=output,
         calls=[call for call in calls if call.attempt == attempt and call.agent != JUDGE],
-        spans=[span for span in spans if span.attempt == attempt],
+        spans=[span for span in spans if span.attempt == attempt and span.name != FEEDBACK],
         rewards=[one for one in rewards if one.attempt == attempt and one.source in ("emitted", "posted")],
     )
 

@@ -26,10 +26,12 @@ from agentlightning.runner.processes import kill_group
 from agentlightning.runner.result import RolloutResult, as_json
 from agentlightning.runner.user_code import load
 from agentlightning.store.base import reward_number
+from agentlightning.store.feedback import feedback_text
 from agentlightning.types import JSON, Call
 
 FINAL = "reward"
 STEPS = "steps"
+WORDS = "feedback"
 MAX_OUTPUT_BYTES = 1024 * 1024
 """Of a program's output, from its end, that is read."""
 MAX_SHOWN_CHARACTERS = 2000
@@ -44,6 +46,8 @@ class Score:
     """By name; 'reward', which is the rollout's own, is always there and last."""
     steps: dict[str, dict[str, float]] = field(default_factory=dict)
     """By call and name."""
+    feedback: str = ""
+    """Words about the rollout, for whoever improves the agent."""
 
 
 class Scorer(Protocol):
@@ -55,13 +59,15 @@ class Scorer(Protocol):
 
 
 def read_score(said: Any, calls: Sequence[Call]) -> Score:
-    """Reads what a reward function returned: a number, or numbers by name, with those of single calls under ``steps``.
+    """Reads what a reward function returned: a number, or numbers by name, with those of single calls under ``steps`` and
+    words under ``feedback``.
 
     Without a "reward" among the names, their sum is the rollout's reward. ``steps`` has an entry for each of `calls`,
     or for some by the call's id: a number, numbers by name, or None. Of two calls a and b:
 
         0.5                                          reward 0.5
         {"answer": 1, "format": 0.1}                 answer 1, format 0.1, reward 1.1
+        {"score": 0, "feedback": "wrong year"}       score 0, reward 0, and words about it
         {"reward": 1, "steps": [None, 0.5]}          reward 1; call b: reward 0.5
         {"reward": 1, "steps": {"a": {"sql": -1}}}   reward 1; call a: sql -1
     """
@@ -70,7 +76,7 @@ def read_score(said: Any, calls: Sequence[Call]) -> Score:
     finals = {
         _named(name, "value"): reward_number(value, f"the reward function's {name!r}")
         for name, value in said.items()
-        if name != STEPS
+        if name not in (STEPS, WORDS)
     }
     if not finals:
         raise RewardError('the reward function\'s value: expected {"reward": number} or numbers by name, got none')
@@ -78,7 +84,8 @@ def read_score(said: Any, calls: Sequence[Call]) -> Score:
     if final is None:
         final = reward_number(sum(finals.values()), "the sum of the reward function's values")
     finals[FINAL] = final
-    return Score(finals=finals, steps=_steps(said.get(STEPS), calls))
+    feedback = feedback_text(said.get(WORDS), f"the reward function's {WORDS!r}")
+    return Score(finals=finals, steps=_steps(said.get(STEPS), calls), feedback=feedback)
 
 
 def _steps(said: Any, calls: Sequence[Call]) -> dict[str, dict[str, float]]:
@@ -195,15 +202,17 @@ class SumScorer:
         found = await asyncio.gather(*work, return_exceptions=True)  # none is left running when another one fails
         finals: dict[str, float] = {}
         steps: dict[str, dict[str, float]] = {}
+        told: list[str] = []
         for label, score in zip(self.scorers, found, strict=True):
             if isinstance(score, BaseException):
                 raise score
             finals |= _labelled(label, score.finals)
             for call_id, numbers in score.steps.items():
                 steps.setdefault(call_id, {}).update(_labelled(label, numbers))
+            told += [f"{label}: {score.feedback}"] if score.feedback else []
         total = sum(finals[label] * weight for label, weight in self.weights.items())
         finals[FINAL] = reward_number(total, "the sum of the rewards")
-        return Score(finals=finals, steps=steps)
+        return Score(finals=finals, steps=steps, feedback=feedback_text("\n".join(told), WORDS))
 
 
 def _labelled(label: str, numbers: Mapping[str, float]) -> dict[str, float]:

@@ -10,9 +10,10 @@ from functools import partial
 
 from agentlightning.config import Config
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NoCallsError
+from agentlightning.store.feedback import read_feedback
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
-from agentlightning.trainer.evaluate import TEMPERATURES, run_held_out, summarize
+from agentlightning.trainer.evaluate import TEMPERATURES, Kind, run_held_out, summarize
 from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.serving import CHECK, rollouts_of, serve_model
@@ -28,12 +29,16 @@ class CheckResult:
     attempts: list[Attempt]
     calls: list[Call]
     rewards: list[Reward]
+    feedback: str = ""
+    """Words that came with them; '' where there are none."""
     success: float
     """Mean final reward at the training temperature over the first training tasks."""
     tasks: int
     """Tasks that this rests on."""
     spread: float
     """Between the highest and the lowest of those rewards."""
+    trains: bool = True
+    """False for an external model."""
 
     @property
     def failure(self) -> AgentLightningError | None:
@@ -49,10 +54,10 @@ class CheckResult:
     def warning(self) -> str | None:
         """A sentence where training could learn little from such rewards; None where it can."""
         if self.success < MIN_SUCCESS:
-            return (
-                f"base success {self.success:.2f} over {self.tasks} tasks is below {MIN_SUCCESS}: most groups would have "
-                "nothing to compare; warm-start the model, or begin with easier tasks"
-            )
+            low = f"base success {self.success:.2f} over {self.tasks} tasks is below {MIN_SUCCESS}"
+            if not self.trains:
+                return f"{low}: other prompts could hardly be compared; begin with easier tasks"
+            return f"{low}: most groups would have nothing to compare; warm-start the model, or begin with easier tasks"
         if self.spread == 0 and self.tasks > 1:
             return (
                 f"all {self.tasks} tasks earned {self.success:g}: a reward that is always the same teaches nothing; check "
@@ -62,14 +67,15 @@ class CheckResult:
 
 
 async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, name: str) -> dict[str, float]:
-    """Held-out success of the configured model: ``{"greedy": …, "sampled": …}``."""
+    """Held-out success of the configured model: ``{"greedy": …, "sampled": …}``, of an external one ``{"as_asked": …}``."""
     if config.data.val is None:
         raise ConfigError("data.val: is required to evaluate; name held-out tasks")
     rows = load_tasks(config.data.val, config.data.fields, config.trainer.seed)[: config.eval.tasks]
     config.prompts.check_fields(rows[0], config.agent.command is not None)
     async with serve_model(config, folder, progress, name) as (collector, processes):
         success = {}
-        for kind in TEMPERATURES:
+        kinds: list[Kind] = list(TEMPERATURES) if config.agent_model is None else ["as_asked"]
+        for kind in kinds:
             rollouts = await processes.beside(
                 run_held_out(
                     collector,
@@ -90,7 +96,8 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
     """One rollout on the first training task, then the base success over the first `tasks` ones."""
     if config.data.train is None:
         raise ConfigError("data.train: is required to check an agent; name training tasks")
-    algorithms_of(config)  # what would stop training stops the check
+    if config.agent_model is None:
+        algorithms_of(config)  # what would stop training stops the check
     rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:tasks]
     config.prompts.check_fields(rows[0], config.agent.command is not None)
     async with serve_model(config, folder, progress, CHECK) as (collector, processes):
@@ -105,8 +112,10 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
             attempts=await processes.store.attempts([first.id]),
             calls=await processes.store.calls([first.id]),
             rewards=await processes.store.rewards([first.id]),
+            feedback=(await read_feedback(processes.store, [first]))[0],
             success=sum(earned) / len(earned),
             tasks=len(earned),
             spread=max(earned) - min(earned),
+            trains=config.agent_model is None,
         )
     return checked

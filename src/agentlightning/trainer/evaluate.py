@@ -1,4 +1,4 @@
-"""Evaluate: held-out success of a policy, greedy and at temperature 1.
+"""Evaluate: held-out success of a policy, greedy and at temperature 1, or of an external model, as the agent asks it.
 
 Evaluation rollouts are ordinary rollouts of mode `eval`: the gateway samples them as their `sampling` says, whatever the
 agent asks for, and no training step can consume them.
@@ -17,8 +17,9 @@ from agentlightning.errors import AgentError
 from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded, nothing_to_learn
 from agentlightning.types import JSON, NewRollout, RetryPolicy, Rollout, Sampling
 
-Kind = Literal["greedy", "sampled"]
+Kind = Literal["greedy", "sampled", "as_asked"]
 TEMPERATURES: dict[Kind, float] = {"greedy": 0.0, "sampled": 1.0}
+"""Of the kinds for which the gateway has one. It changes no call to an external model: those are sampled as_asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ async def run_held_out(
                     replica=replica,
                     mode="eval",
                     step=step,
-                    sampling=Sampling(temperature=TEMPERATURES[kind], max_tokens=max_tokens),
+                    sampling=Sampling(temperature=TEMPERATURES.get(kind, 1.0), max_tokens=max_tokens),
                     retry=retry,
                     priority=1,
                 )

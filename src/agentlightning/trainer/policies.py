@@ -117,13 +117,15 @@ def schedule_configs(config: Config) -> list[tuple[int, Config]]:
 
 
 def policy_configs(config: Config) -> dict[str, Config]:
-    """By alias, the configuration of each policy as if it were alone.
+    """By alias, the configuration of each policy as if it were alone; none where agents ask an external model.
 
     A policy's own algorithm and engine settings replace those of the run one by one. ConfigError, with the policy's name,
     where the result is none.
     """
     if "schedule" in config.algorithm and not config.algorithm["schedule"]:
         raise ConfigError("algorithm.schedule: expected at least one entry; leave it out")
+    if config.agent_model is not None:
+        return {}
     if not config.policies:
         return {DEFAULT_POLICY: config}
     found = {}

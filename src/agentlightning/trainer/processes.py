@@ -55,10 +55,11 @@ log = logging.getLogger(__name__)
 class Processes:
     """The processes of one run, started and ended together: server, store client, engine, workers.
 
-    A store at ``http://…`` is a server that runs already: none is started then. Making one starts nothing: it raises
-    ModelError where the configuration names a local folder that is no model, MissingExtraError where a child would lack a
-    package, ConfigError where no worker could ever come or an external model's key is missing. needs: by policy, what its
-    engine keeps because its algorithm asks for it. register: makes the run known to the store.
+    Where model.path names an external model there are no engine and no policies, and nothing loads torch. A store at
+    ``http://…`` is a server that runs already: none is started then. Making one starts nothing: it raises ModelError where
+    the configuration names a local folder that is no model, MissingExtraError where a child would lack a package,
+    ConfigError where no worker could ever come or an external model's key is missing. needs: by policy, what its engine
+    keeps because its algorithm asks for it. register: makes the run known to the store.
     """
 
     store: LightningStore
@@ -66,7 +67,7 @@ class Processes:
     policies: dict[str, JSON]
     """Values of the policies' resources, by alias."""
     model: Path
-    """Folder of the first policy's model."""
+    """Folder of the first policy's model; unset where there is none."""
 
     def __init__(
         self,
@@ -122,7 +123,8 @@ class Processes:
             )
             for alias, own in self._configs.items()
         }
-        self.engine = PolicyEngines(self._engines) if config.policies else self._engines[DEFAULT_POLICY]
+        several = config.policies or config.agent_model is not None
+        self.engine = PolicyEngines(self._engines) if several else self._engines[DEFAULT_POLICY]
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -130,7 +132,8 @@ class Processes:
             self._folder.create(self._config)
             # The server goes last: it finishes what it accepted.
             stack.push_async_callback(self._supervisor.stop)
-            self._progress.phase("starting: model", 0, 3)
+            if self._configs:
+                self._progress.phase("starting: model", 0, 3)
             for name in self._hub_models:
                 self._progress.note(f"model.path {name}: no such folder here; asking the Hugging Face hub")
             # In a thread: a download takes minutes in which Ctrl-C must be heard.
@@ -159,7 +162,8 @@ class Processes:
                 log = self._folder.path / "logs" / "console.log"
                 shown = console_process(read, self._supervisor.server_key, log, self._secret_variables)
                 self._progress.note(f"console {await stack.enter_async_context(shown)}")
-            self._progress.phase("starting: sampler and learner", 2, 3)
+            if self._configs:
+                self._progress.phase("starting: sampler and learner", 2, 3)
             served = await starting
             chosen = {
                 one.device for alias, one in self._engines.items() if self._configs[alias].engine.device == "auto"
@@ -170,7 +174,8 @@ class Processes:
                 alias: self._policy(alias, await self._tokenizer(model), served[alias])
                 for alias, model in models.items()
             }
-            self.model = next(iter(models.values()))
+            if models:
+                self.model = next(iter(models.values()))
             self._stack = stack.pop_all()
         return self
 
@@ -178,6 +183,11 @@ class Processes:
     def policy(self) -> JSON:
         """Of the first policy: the one whose name agents get as `llm.model`."""
         return next(iter(self.policies.values()))
+
+    @property
+    def agent_model(self) -> str:
+        """The model name that agents get as `llm.model`."""
+        return self._config.agent_model or str(self.policy["model"])
 
     async def __aexit__(self, *exception: Any) -> None:
         await self._stack.__aexit__(*exception)
@@ -204,7 +214,7 @@ class Processes:
         arguments += ["--agent", agent.run] if agent.run is not None else ["--command", str(agent.command)]
         if self._config.sandbox is not None:
             arguments += ["--hidden", str(self._folder.path.parent.resolve())]
-        arguments += ["--concurrency", str(agent.concurrency), "--model", self.policy["model"]]
+        arguments += ["--concurrency", str(agent.concurrency), "--model", self.agent_model]
         token = await self._stack.enter_async_context(worker_token(self.store, self._folder.run_id))
         self._stack.push_async_callback(self._supervisor.stop_workers)
         self._supervisor.start_workers(agent.workers, arguments, token)
@@ -225,7 +235,8 @@ class Processes:
     async def beside(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; if a child cannot be kept running meanwhile, cancel it and raise that child's error."""
         task = asyncio.ensure_future(work)
-        watches = [asyncio.ensure_future(watched.watch()) for watched in (self._supervisor, self.engine)]
+        watches = [asyncio.ensure_future(self._supervisor.watch())]
+        watches += [asyncio.ensure_future(engine.watch()) for engine in self._engines.values()]
         try:
             await asyncio.wait({task, *watches}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():

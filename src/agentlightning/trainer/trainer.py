@@ -190,7 +190,8 @@ class Trainer:
         *,
         reward_weights: Sequence[float] | None = None,
     ) -> dict[str, float]:
-        """Mean reward over held-out tasks, ``{"greedy": …, "sampled": …}``: of the model, after `fit` of the trained one."""
+        """Mean reward over held-out tasks, ``{"greedy": …, "sampled": …}``: of the model, after `fit` of the trained one;
+        ``{"as_asked": …}`` of an external model."""
         folder = RunFolder(self._runs, new_run_id())
         # A configuration needs training tasks; an evaluation runs none of them.
         config = self._config(folder, _Code(agent, reward_funcs, reward_weights), val_dataset, val_dataset)

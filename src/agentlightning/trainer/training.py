@@ -125,6 +125,11 @@ class Training:
         return result
 
     async def _train(self, resume: bool, name: str) -> TrainResult:
+        if self._config.agent_model is not None:
+            raise ConfigError(
+                f"model.path: expected a model that can be trained, got {self._config.model.path!r}; agl check, agl eval "
+                "and agl prompts test take an external model"
+            )
         check_checkpoint_url(self._config.trainer)
         data, seed = self._config.data, self._config.trainer.seed
         val = load_tasks(data.val, data.fields, seed)[: self._config.eval.tasks] if data.val else []

@@ -17,6 +17,7 @@ from agentlightning.console.texts import Texts
 from agentlightning.console.waterfall import waterfall
 from agentlightning.errors import InputError
 from agentlightning.rendering.call_chain import call_chain, chain_tools, is_whole
+from agentlightning.store.feedback import attempt_feedback
 from agentlightning.types import Call, Reward
 
 
@@ -195,9 +196,15 @@ def _rewards(one: Recorded) -> Html | None:
     def cells(reward: Reward) -> list[str]:
         return [reward.name, f"{reward.value:g}", reward.source, numbers.get(reward.call_id or "", "")]
 
-    return table(
-        ["reward", "value", "source", "call"], (cells(reward) for reward in one.rewards), "Rewards of this attempt"
-    )
+    head = ["reward", "value", "source", "call"]
+    rows = table(head, (cells(reward) for reward in one.rewards), "Rewards of this attempt")
+    return join([rows, _feedback(one)])
+
+
+def _feedback(one: Recorded) -> Html | None:
+    """The words that came with the rewards: somebody's text."""
+    feedback = attempt_feedback(one.spans).get((one.rollout.id, one.attempt))
+    return element("section", element("h3", "Feedback"), element("pre", feedback)) if feedback else None
 
 
 def _attempts(one: Recorded) -> Html | None:

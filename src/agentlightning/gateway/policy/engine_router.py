@@ -173,7 +173,15 @@ class EngineRouter:
         if len(policies) == 1:
             return next(iter(policies.values()))
         if not policies:
-            raise ApiError("no policy serves this run yet", status=503, type="server_error", code="no_policy")
+            found = await self._watcher.resources(run_id)
+            others = [str(name) for one in found if one.kind == "external" for name in one.value.get("models", ())]
+            external = f", and {model[:100]!r} is none of its external models: {', '.join(others)}" if others else ""
+            raise ApiError(
+                f"no policy serves this run yet{external}",
+                status=503,
+                type="server_error",
+                code="no_policy",
+            )
         for policy in policies.values():
             if model in (policy.alias, policy.model):
                 return policy

@@ -1,0 +1,111 @@
+"""Words beside a reward: from reward functions, judges and agents, kept with the attempt and read back for many rollouts."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from runner_bench import Bench
+
+from agentlightning.analysis.replay import print_replay, read_replay
+from agentlightning.config import RewardConfig
+from agentlightning.errors import RewardError
+from agentlightning.runner.result import RolloutResult, result_of
+from agentlightning.runner.scoring import FunctionScorer, SumScorer, load_scorers, read_score
+from agentlightning.store.feedback import MAX_FEEDBACK_CHARS, feedback_text, read_feedback
+from agentlightning.types import Rollout
+
+ATTACK = "</pre><script>\x1b[31m[bold]"
+
+
+async def settled(bench: Bench, agent: Any, **options: Any) -> Rollout:
+    queued = await bench.enqueue({"question": "which year?"})
+    async with bench.worker(agent, **options):
+        [done] = await bench.settled(queued)
+    return done
+
+
+def test_feedback_is_read_beside_the_numbers() -> None:
+    score = read_score({"score": 0.5, "feedback": "wrong year"}, [])
+    assert (score.finals, score.feedback) == ({"score": 0.5, "reward": 0.5}, "wrong year")
+    assert read_score({"reward": 1, "feedback": None}, []).feedback == ""
+
+
+@pytest.mark.parametrize("value", [0.5, ["wrong year"], b"wrong", True])
+def test_feedback_that_is_no_text_is_one_sentence(value: object) -> None:
+    with pytest.raises(RewardError, match="the reward function's 'feedback': expected a text, got") as caught:
+        read_score({"reward": 1, "feedback": value}, [])
+    assert "\n" not in str(caught.value)
+
+
+def test_feedback_is_bounded_and_holds_what_every_store_can() -> None:
+    assert feedback_text("x" * 10**6, "feedback") == "x" * (MAX_FEEDBACK_CHARS - 1) + "…"
+    assert feedback_text("half \ud800, none \0", "feedback") == "half ?, none �"
+
+
+async def test_several_functions_say_which_one_said_what() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        told = FunctionScorer(lambda task, result: {"reward": 1, "feedback": "good"}, threads)
+        silent = FunctionScorer(lambda task, result: 0.5, threads)
+        scorer = SumScorer(scorers={"a": told, "b": silent, "c": told}, weights={"a": 1, "b": 1, "c": 1})
+        score = await scorer.score({}, RolloutResult(calls=[]))
+    assert score.feedback == "a: good\nc: good"
+
+
+async def test_a_program_gives_feedback_as_a_function_does() -> None:
+    program = """python3 -c 'print("{\\"score\\": 0, \\"feedback\\": \\"too long\\"}")'"""
+    with ThreadPoolExecutor(1) as threads:
+        spec = RewardConfig(command=program).model_dump_json(exclude_defaults=True)
+        score = await load_scorers([spec], threads, lambda config: pytest.fail("no judge")).score(
+            {}, RolloutResult(calls=[])
+        )
+    assert (score.finals["reward"], score.feedback) == (0.0, "too long")
+
+
+async def test_feedback_of_a_reward_function_is_kept_and_read_for_many_rollouts(bench: Bench) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        scorer = FunctionScorer(lambda task, result: {"score": 0.5, "feedback": ATTACK}, threads)
+        done = await settled(bench, lambda task, llm: "1970", reward=scorer)
+    other = await settled(bench, lambda task, llm: 1.0)
+    assert (done.state, done.reward, other.reward) == ("succeeded", 0.5, 1.0)
+    assert await read_feedback(bench.store, [other, done]) == ["", ATTACK]
+    replay = await read_replay(bench.store, done.id)
+    assert replay.feedback == ATTACK
+    console = Console(record=True, width=200, markup=False, force_terminal=False)
+    print_replay(console, replay)
+    printed = console.export_text()
+    assert "feedback: </pre><script>" in printed
+    assert "\x1b" not in printed
+
+
+async def test_a_reward_function_sees_no_feedback_among_the_spans(bench: Bench) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        scorer = FunctionScorer(lambda task, result: {"score": 1, "feedback": "good"}, threads)
+        done = await settled(bench, lambda task, llm: "1970", reward=scorer)
+    spans = await bench.store.spans([done.id])
+    assert len(spans) == 1
+    assert result_of([], spans, [], 1).spans == []
+
+
+async def test_an_agent_gives_feedback_beside_its_own_reward(bench: Bench) -> None:
+    done = await settled(bench, lambda task, llm: {"score": 0.25, "feedback": "no source named"})
+    assert (done.reward, await read_feedback(bench.store, [done])) == (0.25, ["no source named"])
+
+
+async def test_feedback_of_an_agent_that_is_no_text_fails_the_rollout_with_a_sentence(bench: Bench) -> None:
+    done = await settled(bench, lambda task, llm: {"score": 0.25, "feedback": 3})
+    assert done.state == "failed"
+    assert "the agent's feedback: expected a text, got int 3" in str(done.error)
+
+
+async def test_a_program_prints_feedback_beside_its_reward(bench: Bench, tmp_path: Path) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text("""print('{"reward": 0.5, "feedback": "half right"}')""")
+    queued = await bench.enqueue({"question": "which year?"})
+    bench.worker_process("--command", f"{sys.executable} {program}")
+    [done] = await bench.settled(queued)
+    assert (done.reward, await read_feedback(bench.store, [done])) == (0.5, ["half right"])
