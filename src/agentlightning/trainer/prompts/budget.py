@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentlightning.config_external import ExternalModelConfig, find_external
+from agentlightning.config_external import ExternalModelConfig
 from agentlightning.config_optimizer import OptimizeConfig
 from agentlightning.errors import BudgetSpentError
+from agentlightning.trainer.external_cost import external_cost, used_tokens
 from agentlightning.types import Call
 
 
@@ -38,14 +39,12 @@ class Usage:
 
 def usage_of(calls: Sequence[Call], external: Mapping[str, ExternalModelConfig]) -> Usage:
     """What these calls used; an external model that reports no usage counts as nothing."""
-    used = Usage()
-    for call in calls:
-        prompt = call.prompt_tokens or call.usage.get("prompt_tokens", 0)
-        sampled = len(call.sampled_ids) or call.usage.get("sampled_tokens", 0)
-        model = None if call.policy else find_external(external, call.model)
-        cost = 0.0 if model is None else model.cost(prompt, sampled)
-        used += Usage(prompt_tokens=prompt, sampled_tokens=sampled, cost=cost)
-    return used
+    tokens = [used_tokens(call) for call in calls]
+    return Usage(
+        prompt_tokens=sum(prompt for prompt, _ in tokens),
+        sampled_tokens=sum(sampled for _, sampled in tokens),
+        cost=external_cost(calls, external) or 0.0,
+    )
 
 
 @dataclass(slots=True)

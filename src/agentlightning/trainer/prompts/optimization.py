@@ -34,7 +34,7 @@ from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.prompts.budget import Budget
 from agentlightning.trainer.prompts.candidates import CandidateBook
-from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress, OptimizerModel
+from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress, OptimizerModel, scripted_model
 from agentlightning.trainer.prompts.settings import prompt_algorithm
 from agentlightning.trainer.prompts.store_search import StoreSearch
 from agentlightning.trainer.run_lease import RunLease
@@ -160,7 +160,8 @@ class Optimization:
 
     async def _model(self, processes: Processes, stack: AsyncExitStack, optimize: OptimizeConfig) -> OptimizerModel:
         if optimize.model == SCRIPTED:
-            raise ConfigError("optimize.model: 'scripted' is not here yet")
+            assert optimize.grammar is not None  # a configuration has it with this model
+            return scripted_model(Path(optimize.grammar))
         if optimize.model == POLICY:
             model, protocol = str(processes.policy["model"]), "openai"
         else:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 
+from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
 from agentlightning.backoff import Backoff
 from agentlightning.config_external import ExternalModelConfig
-from agentlightning.errors import ConflictError, EngineError
+from agentlightning.errors import ConfigError, ConflictError, EngineError, boundary
 from agentlightning.runner.attempt import status_here
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.prompts.budget import Usage, usage_of
@@ -48,6 +51,29 @@ class OptimizerModel(Protocol):
 
     async def ask(self, prompt: str, purpose: str, number: int) -> OptimizerAnswer:
         """The recorded answer to this request, else a new one, recorded. AgentLightningError where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedModel:
+    """Edits of a grammar, and no model: equal requests have equal answers, so that none is recorded."""
+
+    answer: ScriptedOptimiser
+
+    async def ask(self, prompt: str, purpose: str, number: int) -> OptimizerAnswer:
+        """As of `OptimizerModel`."""
+        return OptimizerAnswer(text=await self.answer(prompt, purpose, number), usage=Usage())
+
+
+def scripted_model(grammar: Path) -> ScriptedModel:
+    """The model of a JSON file with a grammar. ConfigError."""
+    try:
+        edits = json.loads(grammar.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as cause:
+        raise ConfigError(f"optimize.grammar: {grammar}: cannot be read: {cause}") from cause
+    if not isinstance(edits, dict):
+        raise ConfigError(f"optimize.grammar: {grammar}: expected an object with add, drop or replace")
+    with boundary(f"optimize.grammar: {grammar}", ConfigError):
+        return ScriptedModel(ScriptedOptimiser(edits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

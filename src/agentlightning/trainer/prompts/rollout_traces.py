@@ -9,13 +9,18 @@ import json
 from collections.abc import Sequence
 
 from agentlightning.algorithms.prompts.search import RolloutScore, Trace
+from agentlightning.store.feedback import FEEDBACK
 from agentlightning.types import JSON, Call, Rollout, Span
 
 
 def rollout_trace(rollout: Rollout, calls: Sequence[Call], spans: Sequence[Span], score: RolloutScore) -> Trace:
     """One rollout: its calls and spans of the last attempt, in the order in which they began."""
     steps = [(call.started_ns, call_step(call)) for call in calls if call.attempt == rollout.attempt]
-    steps += [(span.started_ns, span_step(span)) for span in spans if span.attempt == rollout.attempt]
+    steps += [
+        (span.started_ns, span_step(span))
+        for span in spans
+        if span.attempt == rollout.attempt and span.name != FEEDBACK
+    ]
     ordered = tuple(text for _, text in sorted(steps, key=lambda step: step[0]))
     return Trace(task=json.dumps(rollout.task, ensure_ascii=False), steps=ordered, score=score)
 

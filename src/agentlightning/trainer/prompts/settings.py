@@ -9,6 +9,9 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from agentlightning.algorithms.prompts.apo import APO
+from agentlightning.algorithms.prompts.gepa import GEPA
+from agentlightning.algorithms.prompts.random_search import RandomSearch
 from agentlightning.algorithms.prompts.search import PromptAlgorithm
 from agentlightning.code_loader import is_code, load_plugin
 from agentlightning.config import Config, EvalConfig, TrainerConfig
@@ -17,7 +20,9 @@ from agentlightning.config_alerts import AlertsConfig
 from agentlightning.config_optimizer import POLICY, PROMPT_SEARCHES
 from agentlightning.errors import ConfigError, boundary
 
-PROMPT_ALGORITHMS: Mapping[str, type[PromptAlgorithm]] = MappingProxyType({})
+PROMPT_ALGORITHMS: Mapping[str, type[PromptAlgorithm]] = MappingProxyType(
+    {kind.name: kind for kind in (RandomSearch, APO, GEPA)}
+)
 """The built-in algorithms by name."""
 TRAINER_SETTINGS = frozenset({"seed", "start_timeout_s", "hang_timeout_s", "stall_timeout_s", "trackers"})
 """Settings of [trainer] that have an effect here."""
@@ -67,7 +72,7 @@ def _check_ignored(config: Config) -> None:
         raise ConfigError(
             f"data.{missing}: is required to optimize prompts; name training tasks, and held-out ones that choose"
         )
-    external = config.model.path.startswith("external:")
+    external = config.agent_model is not None
     if external and optimize.temperature is not None:
         raise ConfigError("optimize.temperature: has no effect on an external model, which samples as the agent asks")
     if external and optimize.model == POLICY:

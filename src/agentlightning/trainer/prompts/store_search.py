@@ -17,6 +17,7 @@ from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutSco
 from agentlightning.config import Config
 from agentlightning.errors import AgentError, BudgetSpentError
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.feedback import read_feedback
 from agentlightning.store.prompt_candidates import group_id
 from agentlightning.store.scan import read_calls
 from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded, nothing_to_learn
@@ -131,13 +132,15 @@ class StoreSearch:
     async def _run(self, keys: Sequence[Key]) -> None:
         self.batches += 1
         rollouts = await (self._collect(keys) if self._scores else self._first(keys))
-        used = Usage()
+        used, feedback = Usage(), list[str]()
         for start in range(0, len(rollouts), READ_BATCH):
-            used += usage_of(await read_calls(self.store, rollouts[start : start + READ_BATCH]), self.config.external)
+            part = rollouts[start : start + READ_BATCH]
+            used += usage_of(await read_calls(self.store, part), self.config.external)
+            feedback += await read_feedback(self.store, part)
         self.budget.rollouts += len(rollouts)
         self.budget.used += used
-        for key, rollout in zip(keys, rollouts, strict=True):
-            self._scores[key] = _score(key[2], rollout)
+        for key, rollout, words in zip(keys, rollouts, feedback, strict=True):
+            self._scores[key] = _score(key[2], rollout, words)
         await self._log(keys, used)
 
     async def _collect(self, keys: Sequence[Key]) -> list[Rollout]:
@@ -209,11 +212,12 @@ class StoreSearch:
             self.progress.evaluated(self.batches, "best prompts", best)
 
 
-def _score(task: int, rollout: Rollout) -> RolloutScore:
+def _score(task: int, rollout: Rollout, feedback: str) -> RolloutScore:
     failed = rollout.state != "succeeded"
     return RolloutScore(
         task=task,
         reward=0.0 if failed or rollout.reward is None else rollout.reward,
+        feedback=feedback,
         error=(rollout.error or f"the rollout was {rollout.state}")[-MAX_ERROR:] if failed else "",
         rollout_id=rollout.id,
     )
