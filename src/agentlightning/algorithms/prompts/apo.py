@@ -30,12 +30,12 @@ class APO(RacedSearch):
     async def improve(self, state: SearchState) -> str:
         beam = [state.run.seed]
         while (reason := state.end()) is None:
-            pairs = []
+            pairs: dict[int, tuple[PromptCandidate, PromptCandidate]] = {}
             for parent in beam:
                 for _ in range(self.branch_factor):
                     if state.end() is None and (child := await self._child(state, parent)) is not None:
-                        pairs.append((parent, child))
-            races = await state.race(pairs)
+                        pairs.setdefault(child.number, (parent, child))
+            races = await state.race(list(pairs.values()))
             beam += [race.child for race in races if race.accepted]
             means = state.pool.means()
             beam = sorted(beam, key=lambda one: (-means[one.number], one.number))[: self.beam_width]

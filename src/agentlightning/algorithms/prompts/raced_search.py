@@ -41,7 +41,7 @@ class RacedSearch(PromptAlgorithm):
     """Training tasks that a candidate is made from, and validation tasks between two looks at a race."""
     race_alpha: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Probability at most that a candidate which is no better than its parent replaces it."""
-    max_race_rollouts: Annotated[int, Field(ge=2)] = 96
+    max_race_rollouts: Annotated[int, Field(ge=2)] = 160
     """Rollouts of one race at most, those of both candidates together; those that were run before count, too."""
     perfect_reward: float = 1.0
     """Reward that nothing exceeds: a candidate with it on all validation tasks ends the search, a minibatch with it on all
@@ -88,8 +88,7 @@ class SearchState:
         """Requests for a new text."""
         self.failed = 0
         """Requests in a row without one that can be used."""
-        self._known = {run.seed.number}
-        self._tried: dict[int, list[tuple[PromptCandidate, Race]]] = {}
+        self._races: dict[tuple[int, int], Race] = {}
         self._train_order: list[int] = []
 
     async def start(self) -> None:
@@ -164,35 +163,34 @@ class SearchState:
     async def propose(
         self, texts: Mapping[str, str], parents: Sequence[PromptCandidate], source: str
     ) -> PromptCandidate | None:
-        """The new candidate with these texts; None where it is refused, which a note says, or was there before."""
+        """The candidate with these texts; None where it is refused, which a note says, or nothing is open about it."""
         try:
             candidate = await self.run.propose(texts, parents, source)
         except InputError as refused:
             self.failed += 1
             self.run.note(f"A candidate is refused: {refused}")
             return None
-        if candidate.number in self._known:
+        raced = self._races.get((parents[0].number, candidate.number))
+        if candidate.number in self.pool.accepted or (raced is not None and raced.hopeless):
             self.failed += 1
             return None
         self.failed = 0
-        self._known.add(candidate.number)
         return candidate
 
     def tried(self, parent: PromptCandidate, name: str) -> list[TriedText]:
         """The texts that raced against this one, in order."""
         return [
-            TriedText(text=child.texts[name], wins=race.wins, losses=race.losses, ties=race.ties)
-            for child, race in self._tried.get(parent.number, [])
-            if child.texts[name] != parent.texts[name]
+            TriedText(text=race.child.texts[name], wins=race.wins, losses=race.losses, ties=race.ties)
+            for race in self._races.values()
+            if race.parent.number == parent.number and race.child.texts[name] != parent.texts[name]
         ]
 
     async def race(self, pairs: Sequence[tuple[PromptCandidate, PromptCandidate]]) -> list[Race]:
-        """Race pairs of parent and child on validation tasks, side by side; those accepted are scored on all of them."""
-        settings, size = self.settings, self.run.sizes["val"]
-        rule = RaceRule(alpha=settings.race_alpha, batch=settings.minibatch, max_rollouts=settings.max_race_rollouts)
-        races = [Race(parent, child, self.random.sample(range(size), size), rule) for parent, child in pairs]
-        for one in races:
-            self._tried.setdefault(one.parent.number, []).append((one.child, one))
+        """Race pairs of parent and child on validation tasks, side by side; those accepted are scored on all of them.
+
+        A pair that raced before goes on with what was counted.
+        """
+        races = [self._race_of(parent, child) for parent, child in pairs]
         await run_races(races, self.evaluate)
         for one in races:
             if one.accepted:
@@ -202,3 +200,14 @@ class SearchState:
                     f"Candidate {one.child.number} does not replace {one.parent.number}: {one.sentence()} validation tasks."
                 )
         return races
+
+    def _race_of(self, parent: PromptCandidate, child: PromptCandidate) -> Race:
+        key = (parent.number, child.number)
+        if key not in self._races:
+            settings, size = self.settings, self.run.sizes["val"]
+            rule = RaceRule(
+                alpha=settings.race_alpha, batch=settings.minibatch, max_rollouts=settings.max_race_rollouts
+            )
+            self._races[key] = Race(parent, child, self.random.sample(range(size), size), rule)
+        self._races[key].resume()
+        return self._races[key]
