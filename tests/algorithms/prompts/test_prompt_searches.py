@@ -132,7 +132,7 @@ async def test_answers_without_a_text_cost_one_request_and_one_sentence_each(kin
     run = LiteralRun(optimiser=babbling)
     result = await kind(patience=6).search(run, seed=0)
     assert result.best == run.seed
-    assert result.reason == "6 requests in a row brought no new text that can be used (patience)."
+    assert result.reason == "6 tries in a row brought no new text that can be used (patience)."
     sentence = "The optimiser model's answer has no text between fences, and is left out: 'I am sorry, Dave.'."
     assert run.notes[1:] == [sentence] * 6
     assert run.candidates == [run.seed]

@@ -6,6 +6,7 @@ Whatever ends it, a budget that is spent among them, the best candidate so far i
 
 from __future__ import annotations
 
+import asyncio
 import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,7 @@ class RacedSearch(PromptAlgorithm):
     max_proposals: Annotated[int, Field(ge=1)] = 200
     """Requests for a new text after which the search ends."""
     patience: Annotated[int, Field(ge=1)] = 20
-    """Requests in a row without a new text that can be used after which the search ends."""
+    """Tries in a row without a new text that can be used after which the search ends."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -87,7 +88,7 @@ class SearchState:
         self.asked = 0
         """Requests for a new text."""
         self.failed = 0
-        """Requests in a row without one that can be used."""
+        """Tries in a row without one that can be used."""
         self._races: dict[tuple[int, int], Race] = {}
         self._train_order: list[int] = []
 
@@ -102,12 +103,16 @@ class SearchState:
         if mean is not None and min(self.pool.rewards(best.number).values()) >= settings.perfect_reward:
             return f"Candidate {best.number} earns {mean:g} on every validation task: nothing is left (perfect_reward)."
         if self.failed >= settings.patience:
-            return f"{self.failed} requests in a row brought no new text that can be used (patience)."
+            return f"{self.failed} tries in a row brought no new text that can be used (patience)."
         if self.asked >= settings.max_proposals:
             return f"All {self.asked} requests for a new text were made (max_proposals)."
         return None
 
     def result(self, reason: str) -> SearchResult:
+        counts = self.pool.front_counts()
+        if len(counts) > 1:
+            leading = ", ".join(f"{number} on {count}" for number, count in counts.items())
+            self.run.note(f"Candidates that are best on validation tasks (Pareto front): {leading}.")
         best, mean = self.pool.best()
         return SearchResult(best=best, mean=mean, reason=reason, means=self.pool.means())
 
@@ -145,13 +150,24 @@ class SearchState:
         origin = f", from {parents}" if parents else ""
         self.run.note(f"Candidate {candidate.number} ({candidate.source}{origin}): validation reward {mean:.3f}.")
 
-    async def ask_for_text(
-        self, parent: PromptCandidate, name: str, prompt: str, source: str
-    ) -> PromptCandidate | None:
-        """A candidate with the optimiser model's new text in place of the parent's; None, with a note that says why, where
-        the answer has none that can be used."""
-        self.asked += 1
-        answer = await self.run.ask(prompt, source, self.asked)
+    def numbers(self, wanted: int) -> range:
+        """Count so many requests for a new text, no more than may be made, and return their numbers."""
+        first = self.asked + 1
+        self.asked = min(self.asked + wanted, self.settings.max_proposals)
+        return range(first, self.asked + 1)
+
+    async def ask(self, prompts: Sequence[str], purpose: str, numbers: Sequence[int]) -> list[str]:
+        """The optimiser model's answers, all asked for side by side."""
+        asked = [self.run.ask(prompt, purpose, number) for prompt, number in zip(prompts, numbers, strict=True)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)  # none goes on once this has returned
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if isinstance(answer, str)]
+
+    async def changed(self, parent: PromptCandidate, name: str, answer: str, source: str) -> PromptCandidate | None:
+        """The candidate with the text of an answer in place of the parent's; None, with a note that says why, where it has
+        none that can be used."""
         text = new_text(answer)
         if text is None:
             self.failed += 1
@@ -159,6 +175,11 @@ class SearchState:
             self.run.note(f"The optimiser model's answer has no text between fences, and is left out: {quoted!r}.")
             return None
         return await self.propose({**parent.texts, name: text}, [parent], source)
+
+    async def edited(self, parent: PromptCandidate, name: str, prompt: str, source: str) -> PromptCandidate | None:
+        """The candidate that one request leads to, or None as in `changed`."""
+        [answer] = await self.ask([prompt], source, self.numbers(1))
+        return await self.changed(parent, name, answer, source)
 
     async def propose(
         self, texts: Mapping[str, str], parents: Sequence[PromptCandidate], source: str
