@@ -23,6 +23,7 @@ from agentlightning.config_base import parse_settings as parse_settings
 from agentlightning.config_engine import EngineConfig
 from agentlightning.config_external import ExternalModelConfig, agent_model, check_external_models, external_name
 from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig, check_limits
+from agentlightning.config_optimizer import OptimizeConfig, check_optimize
 from agentlightning.config_prompts import PromptsConfig
 from agentlightning.config_sandbox import SandboxConfig
 
@@ -351,6 +352,8 @@ class Config(Table):
     """Models that are not trained, by a name of your choice: a judge, a user simulator, an embedding."""
     prompts: PromptsConfig = PromptsConfig()
     """Prompt templates, and the agents whose system prompts they replace."""
+    optimize: OptimizeConfig | None = None
+    """What `agl optimize` searches, by what model and with what budget."""
     limits: LimitsConfig = LimitsConfig()
     """Bounds of what each attempt, and the run as a whole, may use."""
     policies: dict[str, PolicyConfig] = Field({})
@@ -403,6 +406,8 @@ class Config(Table):
                 raise ValueError(
                     f"prompts.templates.{name}: is the name of another resource of the run; choose another"
                 )
+        if self.optimize is not None:
+            check_optimize(self.optimize, self.prompts.templates, self.external)
         return self
 
     def _check_no_engine(self) -> None:

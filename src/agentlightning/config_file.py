@@ -18,7 +18,7 @@ from agentlightning.config import Config, parse_config
 from agentlightning.errors import ConfigError
 
 PATHS = re.compile(
-    r"/(model/path|agent/(run|reward(/\d+)?(/run)?)|data/(train|val)|air/rules/[^/]+/run|policies/[^/]+/model)"
+    r"/(model/path|agent/(run|reward(/\d+)?(/run)?)|data/(train|val)|air/rules/[^/]+/run|policies/[^/]+/model|optimize/grammar)"
 )
 CODE = re.compile(r"(/policies/[^/]+)?(/engine/name|/algorithm(/schedule/\d+)?/([^/]+|\w+_settings/[^/]+|agents/\d+))")
 """Settings that may name code, ``file.py:name``; there, a plain word is the name of a rule and never a file."""

@@ -360,7 +360,7 @@ class Resource:
 
     run_id: str
     name: str
-    kind: Literal["policy", "prompt_template", "external", "limits", "pause"]
+    kind: Literal["policy", "prompt_template", "prompt_candidate", "external", "limits", "pause"]
     value: JSON
     version: int = 0
     """Given by the store: 1 for the first, then one more each time, whatever was abandoned."""

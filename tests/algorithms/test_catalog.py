@@ -11,6 +11,7 @@ from agentlightning.algorithms.catalog import SETTINGS, catalog, named_in
 from agentlightning.algorithms.combinations import LOSSES
 from agentlightning.algorithms.credit import CREDIT
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
 from agentlightning.trainer.offline.settings import OFFLINE_ALGORITHMS
 
 FILE = Path(__file__).parents[2] / "examples" / "own_algorithm" / "own_algorithm.py"
@@ -19,7 +20,7 @@ FILE = Path(__file__).parents[2] / "examples" / "own_algorithm" / "own_algorithm
 def test_every_built_in_part_is_listed_with_a_source() -> None:
     found = {(entry.kind, entry.name) for entry in catalog() if entry.where == "built-in"}
     assert found == {
-        *(("algorithm", name) for name in ("lightning_rl", *OFFLINE_ALGORITHMS)),
+        *(("algorithm", name) for name in ("lightning_rl", *OFFLINE_ALGORITHMS, *PROMPT_ALGORITHMS)),
         *(("credit", name) for name in CREDIT),
         *(("advantage", name) for name in (*ADVANTAGES, "gae")),
         *(("loss", name) for name in LOSSES),

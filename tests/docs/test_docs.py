@@ -27,6 +27,7 @@ from agentlightning.config import AgentConfig, Config, PolicyConfig, RewardConfi
 from agentlightning.config_engine import EngineConfig, LoraConfig
 from agentlightning.config_external import ExternalModelConfig
 from agentlightning.config_limits import LimitConfig
+from agentlightning.config_optimizer import OptimizeConfig
 from agentlightning.config_sandbox import SandboxConfig
 from agentlightning.config_vllm import VllmConfig
 from agentlightning.store.summary_types import RolloutSummary
@@ -70,6 +71,8 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables |= {"agent": defaults(AgentConfig), "agent.reward": defaults(RewardConfig)}
         elif name == "sandbox":
             tables["sandbox"] = defaults(SandboxConfig)
+        elif name == "optimize":
+            tables["optimize"] = defaults(OptimizeConfig)
         elif name == "external":
             tables["external.NAME"] = defaults(ExternalModelConfig)
         elif name == "limits":

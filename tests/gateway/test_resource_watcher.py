@@ -34,9 +34,11 @@ class CountingStore(SqlLightningStore):
         """Holds back what was read until it is set."""
         self.held = 0
 
-    async def resources(self, run_id: str, name: str | None = None, latest: bool = True) -> list[Resource]:
+    async def resources(
+        self, run_id: str, name: str | None = None, latest: bool = True, version: int | None = None
+    ) -> list[Resource]:
         self.reads += 1
-        found = await super().resources(run_id, name, latest)
+        found = await super().resources(run_id, name, latest, version)
         if self.gate is not None:
             self.held += 1
             await self.gate.wait()

@@ -260,6 +260,9 @@ async def test_versions_of_resources_count_up_and_are_never_used_twice(store: Li
     assert [(r.name, r.version) for r in await store.resources(run_id)] == [("default", 7), ("system", 1)]
     assert [r.version for r in await store.resources(run_id, "default", latest=False)] == [1, 2, 3, 4, 5, 6, 7]
     assert (await store.resources(run_id, "system"))[0] == stored[1]
+    assert [(r.name, r.version) for r in await store.resources(run_id, "default", version=2)] == [("default", 2)]
+    assert [r.name for r in await store.resources(run_id, version=1)] == ["default", "system"]
+    assert await store.resources(run_id, "system", version=2) == []
     assert await store.resources(other) == []
     with pytest.raises(NotFoundError, match="nowhere"):
         await store.put_resources([Resource(run_id="nowhere", name="x", kind="policy", value={})])

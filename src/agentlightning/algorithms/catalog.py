@@ -17,6 +17,7 @@ from agentlightning.algorithms.credit import CREDIT
 from agentlightning.algorithms.credit.rule import Rule
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.preference import DPO, KTO
+from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
 from agentlightning.algorithms.supervised import RFT, SFT, Distill
 from agentlightning.code_loader import PluginKind, installed_plugins, is_code, load_plugin
 from agentlightning.errors import AgentLightningError
@@ -31,6 +32,9 @@ SOURCES: Mapping[PluginKind, Mapping[str, str]] = MappingProxyType(
             "distill": "Kim and Rush 2016, arXiv 1606.07947",
             "dpo": "Rafailov et al. 2023, arXiv 2305.18290",
             "kto": "Ethayarajh et al. 2024, arXiv 2402.01306",
+            "gepa": "Agrawal et al. 2025, arXiv 2507.19457",
+            "apo": "Pryzant et al. 2023, ProTeGi, arXiv 2305.03495",
+            "random_search": "the control of gepa and apo: edits without reflection",
         },
         "credit": {
             "uniform": "Luo et al. 2025, arXiv 2508.03680",
@@ -79,7 +83,7 @@ SETTINGS: Mapping[tuple[PluginKind, str], tuple[str, ...]] = MappingProxyType(
     }
 )
 """Settings of `[algorithm]` that belong to one built-in part alone."""
-CLASSES = (LightningRL, SFT, RFT, Distill, DPO, KTO)
+CLASSES = (LightningRL, SFT, RFT, Distill, DPO, KTO, *PROMPT_ALGORITHMS.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from agentlightning.cli import (
     evaluate,
     export,
     mcp,
+    optimize,
     prompts,
     record,
     rewards,
@@ -50,6 +51,7 @@ app.command("demo")(demo.demo)
 app.command("tiny")(tiny.tiny)
 app.command("train")(train.train)
 app.command("algorithms")(algorithms.algorithms)
+app.command("optimize")(optimize.optimize)
 app.command("check")(check.check)
 app.command("record")(record.record)
 app.command("eval")(evaluate.evaluate)

@@ -282,8 +282,10 @@ class LightningStore(abc.ABC):
         """Store each as the next version of (run_id, name); returns them with their versions."""
 
     @abc.abstractmethod
-    async def resources(self, run_id: str, name: str | None = None, latest: bool = True) -> list[Resource]:
-        """Resources of a run, the newest version of each or all versions in order."""
+    async def resources(
+        self, run_id: str, name: str | None = None, latest: bool = True, version: int | None = None
+    ) -> list[Resource]:
+        """Resources of a run, the newest version of each or all versions in order; with `version`, this one alone."""
 
     @abc.abstractmethod
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:

@@ -49,8 +49,8 @@ class TemplateReader:
         return self._known[key]
 
     async def _read(self, run_id: str, name: str, version: int) -> Template:
-        for resource in await self._store.resources(run_id, name, latest=False):
-            if resource.version == version and resource.kind == "prompt_template":
+        for resource in await self._store.resources(run_id, name, version=version):
+            if resource.kind == "prompt_template":
                 try:
                     return Template.parse(resource.value)
                 except InputError as cause:

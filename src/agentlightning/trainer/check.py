@@ -96,7 +96,7 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
     """One rollout on the first training task, then the base success over the first `tasks` ones."""
     if config.data.train is None:
         raise ConfigError("data.train: is required to check an agent; name training tasks")
-    if config.agent_model is None:
+    if config.agent_model is None and config.optimize is None:
         algorithms_of(config)  # what would stop training stops the check
     rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:tasks]
     config.prompts.check_fields(rows[0], config.agent.command is not None)

@@ -219,6 +219,11 @@ class Processes:
         self._stack.push_async_callback(self._supervisor.stop_workers)
         self._supervisor.start_workers(agent.workers, arguments, token)
 
+    @property
+    def server_url(self) -> str:
+        """Where the server of the run answers."""
+        return str(self._server)
+
     def hung(self) -> int:
         """Number of processes that hung and were killed."""
         return self._watchdog.kills.total()

@@ -20,12 +20,14 @@ from agentlightning.types import JSON, Mode, NewRollout, RetryPolicy, Run, Sampl
 
 CHECK = "check"
 """The name of a check's run, which lists leave out."""
-PURPOSES = (CHECK, "eval", "record", "verl")
-"""First words of the names of runs that train nothing."""
+OPTIMIZE = "optimize"
+"""First word of the names of runs that search for prompts."""
+PURPOSES = (CHECK, "eval", "record", "verl", OPTIMIZE, "optimizer")
+"""First words of the names of runs that train nothing; `optimizer` runs keep what the model of a search was asked."""
 
 
 def is_training(run: Run) -> bool:
-    """False for a run that `serve_model` made: it cannot be resumed."""
+    """False for a run that trains nothing: ``agl train`` cannot resume it."""
     return run.name.partition(" ")[0] not in PURPOSES
 
 

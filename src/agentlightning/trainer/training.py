@@ -134,6 +134,8 @@ class Training:
         data, seed = self._config.data, self._config.trainer.seed
         val = load_tasks(data.val, data.fields, seed)[: self._config.eval.tasks] if data.val else []
         needs, make_loop = self._offline(val) if self._config.offline else self._online(val)
+        if self._config.optimize is not None:
+            raise ConfigError("optimize: has no effect on training; agl optimize searches for prompts")
         config, folder, trackers = self._config, self._folder, self._config.trainer.trackers
         register = partial(self._enter, resume=resume, name=name)
         processes = Processes(

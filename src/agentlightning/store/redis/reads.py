@@ -302,17 +302,20 @@ async def put_resources(write: Write, resources: Sequence[Resource]) -> list[Res
 
 
 async def resources(
-    connection: RedisConnection, run_id: str, name: str | None = None, latest: bool = True
+    connection: RedisConnection, run_id: str, name: str | None = None, latest: bool = True, version: int | None = None
 ) -> list[Resource]:
-    if latest:
+    if version is not None and name is not None:
+        [row] = await connection.query([("HGET", f"resources:{run_id}", f"{version} {name}")])
+        return [] if row is None else [codec.read_resource(run_id, name, version, row)]
+    if latest and version is None:
         found = await _newest_resources(connection, {"run": run_id, "after": {}})
     else:
         [flat] = await connection.query([("HGETALL", f"resources:{run_id}")])
         found = []
         for place, row in zip(flat[::2], flat[1::2], strict=True):
-            version, _, of = place.decode().partition(" ")
-            found.append(codec.read_resource(run_id, of, int(version), row))
-    chosen = [each for each in found if name is None or each.name == name]
+            number, _, of = place.decode().partition(" ")
+            found.append(codec.read_resource(run_id, of, int(number), row))
+    chosen = [each for each in found if name in (None, each.name) and version in (None, each.version)]
     return sorted(chosen, key=lambda each: (each.name, each.version))
 
 

@@ -135,11 +135,15 @@ def read_rewards(connection: Connection, rollout_ids: Sequence[str]) -> list[Rew
     ]
 
 
-def read_resources(connection: Connection, run_id: str, name: str | None = None, latest: bool = True) -> list[Resource]:
+def read_resources(
+    connection: Connection, run_id: str, name: str | None = None, latest: bool = True, version: int | None = None
+) -> list[Resource]:
     query = select(resources).where(resources.c.run_id == run_id)
     if name is not None:
         query = query.where(resources.c.name == name)
-    if latest:
+    if version is not None:
+        query = query.where(resources.c.version == version)
+    elif latest:
         newest = and_(
             resource_versions.c.run_id == resources.c.run_id,
             resource_versions.c.name == resources.c.name,

@@ -246,7 +246,9 @@ class SqlLightningStore(WaitingStore):
     rewards = _reads(record.read_rewards)
 
     put_resources = _audited(record.put_resources)
-    resources = _reads(record.read_resources, lambda run_id, name=None, latest=True: latest)
+    resources = _reads(
+        record.read_resources, lambda run_id, name=None, latest=True, version=None: latest or version is not None
+    )
 
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
         now_ns = self._now_ns()

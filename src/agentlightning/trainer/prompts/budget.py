@@ -1,0 +1,73 @@
+"""Budget: what a search has used of its rollouts, tokens and money.
+
+Counted along the search's own path, from recorded calls: a search that is run again from its start counts the same, and ends
+where it would have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentlightning.config_external import ExternalModelConfig
+from agentlightning.config_optimizer import OptimizeConfig
+from agentlightning.errors import BudgetSpentError
+from agentlightning.trainer.external_cost import external_cost, used_tokens
+from agentlightning.types import Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens and money of some calls."""
+
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    cost: float = 0.0
+    """US dollars of external models that have prices."""
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            sampled_tokens=self.sampled_tokens + other.sampled_tokens,
+            cost=self.cost + other.cost,
+        )
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.sampled_tokens
+
+
+def usage_of(calls: Sequence[Call], external: Mapping[str, ExternalModelConfig]) -> Usage:
+    """What these calls used; an external model that reports no usage counts as nothing."""
+    tokens = [used_tokens(call) for call in calls]
+    return Usage(
+        prompt_tokens=sum(prompt for prompt, _ in tokens),
+        sampled_tokens=sum(sampled for _, sampled in tokens),
+        cost=external_cost(calls, external) or 0.0,
+    )
+
+
+@dataclass(slots=True)
+class Budget:
+    """The bounds of one search, and what it has used."""
+
+    bounds: OptimizeConfig
+    rollouts: int = 0
+    used: Usage = Usage()
+
+    def check(self, rollouts: int = 0) -> None:
+        """BudgetSpentError where so many more rollouts would pass their bound, or tokens or money are spent."""
+        bounds, used = self.bounds, self.used
+        if self.rollouts + rollouts > bounds.max_rollouts:
+            raise BudgetSpentError(
+                f"The budget of {bounds.max_rollouts} rollouts is spent: {self.rollouts} were run, and the next "
+                f"{rollouts} would pass it (optimize.max_rollouts)."
+            )
+        if bounds.max_tokens is not None and used.tokens >= bounds.max_tokens:
+            raise BudgetSpentError(
+                f"The budget of {bounds.max_tokens} tokens is spent: {used.tokens} were used (optimize.max_tokens)."
+            )
+        if bounds.max_cost is not None and used.cost >= bounds.max_cost:
+            raise BudgetSpentError(
+                f"The budget of ${bounds.max_cost:g} is spent: ${used.cost:.4f} were used (optimize.max_cost)."
+            )

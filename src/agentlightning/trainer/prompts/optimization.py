@@ -1,0 +1,255 @@
+"""Optimization: one search for prompts, its processes put together, run beside the algorithm, and its best texts promoted.
+
+The command line drives it. The algorithm is run from its start whenever the run goes on: what it asks for again is in the
+store. It loads neither torch nor a web server.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from agentlightning.algorithms.prompts.search import PromptAlgorithm, PromptCandidate, SearchResult, Split
+from agentlightning.config import Config, run_record, without_password
+from agentlightning.config_external import secret_variables
+from agentlightning.config_file import named_files
+from agentlightning.config_optimizer import POLICY, SCRIPTED, OptimizeConfig, model_name
+from agentlightning.errors import BudgetSpentError, ConfigError, ConflictError, InputError, NotFoundError
+from agentlightning.prompts.templates import Template
+from agentlightning.store.base import LightningStore
+from agentlightning.store.templates import promote_version
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.data.tasks import load_tasks
+from agentlightning.trainer.monitor.metric_logger import MetricLogger, TrackerProcesses
+from agentlightning.trainer.monitor.trace_export import TraceExport
+from agentlightning.trainer.monitor.trackers import check_trackers
+from agentlightning.trainer.policies import publish
+from agentlightning.trainer.processes import Processes
+from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.prompts.budget import Budget
+from agentlightning.trainer.prompts.candidates import CandidateBook
+from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress, OptimizerModel, scripted_model
+from agentlightning.trainer.prompts.settings import prompt_algorithm
+from agentlightning.trainer.prompts.store_search import StoreSearch
+from agentlightning.trainer.run_lease import RunLease
+from agentlightning.trainer.serving import OPTIMIZE
+from agentlightning.types import JSON
+
+CLIENT_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizeResult:
+    """Result of a search."""
+
+    run_id: str
+    folder: Path
+    seed: PromptCandidate
+    """The texts that it started from."""
+    best: PromptCandidate
+    mean: float | None
+    """Mean validation reward of the best; None where none was scored on all tasks."""
+    reason: str
+    """Sentence that says why it ended."""
+    finished: bool
+    """False where it was stopped."""
+    means: dict[int, float]
+    """Mean validation reward by candidate, of those that were scored on all tasks."""
+    rewards: tuple[dict[int, float], dict[int, float]]
+    """By validation task, rewards of the seed and of the best."""
+    promoted: dict[str, int]
+    """By template, the version that rollouts get from now on."""
+    rollouts: int
+    tokens: int
+    cost: float
+
+
+class Optimization:
+    """One configured search, from its start to its end."""
+
+    def __init__(self, config: Config, folder: RunFolder, progress: Progress, *, promote: bool = True) -> None:
+        """promote: make the best texts the newest versions; else those that it started from."""
+        self._config = config
+        self._folder = folder
+        self._progress = progress
+        self._promote = promote
+        self._stopping = False
+        self._search: StoreSearch | None = None
+        self._lease = RunLease(folder, progress.note)
+
+    def stop(self) -> None:
+        """Ask the search to end after the batch that is under way. From any thread."""
+        self._stopping = True
+        if self._search is not None:
+            self._search.stopping = True
+        self._progress.note("ending after this batch; Ctrl-C again ends at once")
+
+    async def run(self, *, resume: bool = False) -> OptimizeResult:
+        """Search as configured; with `resume`, go on with the run. Says how to go on with what did not end."""
+        lasting = self._config.store.url != "memory://"
+        go_on = f"what was found is kept; go on with: {optimize_line(self._folder.path)}"
+        try:
+            result = await self._optimize(resume)
+        except (ConflictError, NotFoundError):
+            raise
+        except BaseException as error:
+            if lasting and self._folder.has_config and not isinstance(error, InputError):
+                self._progress.note(go_on)
+            raise
+        if not result.finished:
+            self._progress.note(go_on if lasting else "its store was in memory and is gone")
+        return result
+
+    async def _optimize(self, resume: bool) -> OptimizeResult:
+        config, folder, trackers = self._config, self._folder, self._config.trainer.trackers
+        algorithm = prompt_algorithm(config)
+        assert config.optimize is not None  # the algorithm is not made without
+        tasks = load_splits(config)
+        if len(tasks["val"]) > config.optimize.max_rollouts:
+            raise ConfigError(
+                f"optimize.max_rollouts: expected at least {len(tasks['val'])}, one for each validation task, got "
+                f"{config.optimize.max_rollouts}: nothing could be scored"
+            )
+
+        async def register(store: LightningStore) -> None:
+            await self._enter(store, resume)
+
+        processes = Processes(config, folder, register=register, progress=self._progress)
+        check_trackers(trackers)
+        withhold = secret_variables(config.model_dump())
+        async with (
+            aclosing(self._lease),
+            processes,
+            TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending,
+            AsyncExitStack() as stack,
+        ):
+            store = processes.store
+            if processes.policies:
+                await publish(store, processes.engine, folder.run_id, processes.policies, step=0, parent=None)
+            logger = MetricLogger(run_id=folder.run_id, folder=folder, store=store, progress=self._progress, rules={})
+            logger.on_row = sending.poke
+            if resume:  # the search is run again from its start, and says everything again
+                await store.reopen_steps(folder.run_id, 0)
+                logger.resumed(0)
+            book = CandidateBook(store, folder.run_id, config.optimize.templates or tuple(config.prompts.templates))
+            search = self._search = StoreSearch(
+                config=config,
+                store=store,
+                collector=RolloutCollector(store, folder.run_id),
+                seed=await book.open(),
+                book=book,
+                model=await self._model(processes, stack, config.optimize),
+                budget=Budget(config.optimize),
+                tasks=tasks,
+                logger=logger,
+                progress=self._progress,
+                stopping=self._stopping,
+            )
+            await processes.start_workers(self._progress.note)
+            async with TraceExport(config.tracing.export, folder, store, self._progress.note):
+                found = await processes.beside(self._lease.during(_searched(algorithm, search, config.trainer.seed)))
+            result = await self._leave(store, search, found)
+            sending.state = "finished" if result.finished else "interrupted"
+            return result
+
+    async def _model(self, processes: Processes, stack: AsyncExitStack, optimize: OptimizeConfig) -> OptimizerModel:
+        if optimize.model == SCRIPTED:
+            assert optimize.grammar is not None  # a configuration has it with this model
+            return scripted_model(Path(optimize.grammar))
+        if optimize.model == POLICY:
+            model, protocol = str(processes.policy["model"]), "openai"
+        else:
+            external = self._config.external[optimize.model]
+            model, protocol = model_name(optimize.model, external), external.protocol
+        client = await stack.enter_async_context(httpx.AsyncClient(timeout=CLIENT_TIMEOUT_S, trust_env=False))
+        asked = GatewayModel(
+            processes.store,
+            self._folder.run_id,
+            ModelAddress(server_url=processes.server_url, model=model, protocol=protocol),
+            client,
+            self._config.external,
+        )
+        await asked.open(await processes.store.resources(self._folder.run_id))
+        stack.push_async_callback(asked.close)
+        return asked
+
+    async def _enter(self, store: LightningStore, resume: bool) -> None:
+        """The run as running in the store. A run that was killed before the store knew it is made when it is resumed."""
+        run_id = self._folder.run_id
+        for sentence in self._folder.changed_files(named_files(self._config)):
+            self._progress.note(sentence)
+        if resume and await store.runs(ids=[run_id]):
+            await self._lease.take(store)
+            await store.update_run(run_id, state="running")
+        elif resume and self._config.store.url == "memory://":
+            raise NotFoundError(f"{run_id}: the store {without_password('memory://')} ended with its process")
+        else:
+            agent = self._config.agent
+            name = Path(agent.run).name if agent.run is not None else str(agent.command)
+            await store.create_run(f"{OPTIMIZE} {name}", run_record(self._config), run_id)
+            await self._lease.take(store)
+
+    async def _leave(self, store: LightningStore, search: StoreSearch, found: SearchResult) -> OptimizeResult:
+        finished = not search.stopped
+        chosen = found.best if finished and self._promote else search.seed
+        promoted = await promote_candidate(store, self._folder.run_id, search.book.versions(chosen.number))
+        summary = {"prompts/best_mean": found.mean, "prompts/best": found.best.number} if finished else {}
+        await store.update_run(self._folder.run_id, state="finished" if finished else "interrupted", summary=summary)
+        return OptimizeResult(
+            run_id=self._folder.run_id,
+            folder=self._folder.path,
+            seed=search.seed,
+            best=found.best,
+            mean=found.mean,
+            reason=found.reason,
+            finished=finished,
+            means=dict(found.means),
+            rewards=(search.rewards(search.seed), search.rewards(found.best)),
+            promoted=promoted,
+            rollouts=search.budget.rollouts,
+            tokens=search.budget.used.tokens,
+            cost=search.budget.used.cost,
+        )
+
+
+async def _searched(algorithm: PromptAlgorithm, search: StoreSearch, seed: int) -> SearchResult:
+    try:
+        return await algorithm.search(search, seed)
+    except BudgetSpentError as spent:  # of an algorithm that leaves it to us: nothing better than the start is known
+        return SearchResult(best=search.seed, mean=None, reason=str(spent))
+
+
+def load_splits(config: Config) -> dict[Split, list[JSON]]:
+    """The tasks of both splits. ConfigError where a template needs a field that they do not have."""
+    data, seed = config.data, config.trainer.seed
+    assert data.train is not None
+    assert data.val is not None
+    found: dict[Split, list[JSON]] = {
+        "train": load_tasks(data.train, data.fields, seed),
+        "val": load_tasks(data.val, data.fields, seed)[: config.eval.tasks],
+    }
+    config.prompts.check_fields(found["train"][0], config.agent.command is not None)
+    return found
+
+
+async def promote_candidate(store: LightningStore, run_id: str, versions: Mapping[str, int]) -> dict[str, int]:
+    """Makes these versions the newest of their templates, unless the newest have the same texts; returns which are."""
+    newest = {}
+    for name, version in versions.items():
+        [chosen] = await store.resources(run_id, name, version=version)
+        [last] = await store.resources(run_id, name)
+        same = Template.parse(chosen.value).template == Template.parse(last.value).template
+        newest[name] = (last if same else await promote_version(store, chosen)).version
+    return newest
+
+
+def optimize_line(folder: Path) -> str:
+    """The command that goes on with the search of this folder."""
+    runs = [] if folder.parent == Path("runs") else ["--runs", str(folder.parent)]
+    return shlex.join(["agl", "optimize", "--resume", folder.name, *runs])

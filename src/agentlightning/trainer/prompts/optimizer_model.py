@@ -1,0 +1,208 @@
+"""OptimizerModel: the model that writes new texts, asked through the gateway as an agent would ask it.
+
+Each request is a rollout of a run beside the search's own, OPTIMIZER_RUN, so that its answer is in the store before it is
+used: a search that is run again from its start finds it there and pays nothing. The gateway has the keys, and tries again.
+Knows nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
+from agentlightning.backoff import Backoff
+from agentlightning.config_external import ExternalModelConfig
+from agentlightning.errors import ConfigError, ConflictError, EngineError, boundary
+from agentlightning.runner.attempt import status_here
+from agentlightning.store.base import LightningStore
+from agentlightning.trainer.prompts.budget import Usage, usage_of
+from agentlightning.trainer.prompts.rollout_traces import message_text
+from agentlightning.types import JSON, Call, Claim, Finish, NewRollout, Resource, RetryPolicy, Rollout, Sampling
+
+OPTIMIZER_RUN = "{run_id}-optimizer"
+"""Id of the run that keeps what the model of a search was asked."""
+MAX_TRIES = 5
+"""Requests for one answer, beside those that the gateway makes."""
+TIMEOUT_S = 900.0
+"""Seconds for one answer, and the lease of who asks: one that was killed is waited for by nobody."""
+ANTHROPIC_MAX_TOKENS = 8192
+"""That protocol has no request without a bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerAnswer:
+    """An answer and what it cost."""
+
+    text: str
+    usage: Usage
+
+
+class OptimizerModel(Protocol):
+    """A model that writes new texts."""
+
+    async def ask(self, prompt: str, purpose: str, number: int) -> OptimizerAnswer:
+        """The recorded answer to this request, else a new one, recorded. AgentLightningError where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedModel:
+    """Edits of a grammar, and no model: equal requests have equal answers, so that none is recorded."""
+
+    answer: ScriptedOptimiser
+
+    async def ask(self, prompt: str, purpose: str, number: int) -> OptimizerAnswer:
+        """As of `OptimizerModel`."""
+        return OptimizerAnswer(text=await self.answer(prompt, purpose, number), usage=Usage())
+
+
+def scripted_model(grammar: Path) -> ScriptedModel:
+    """The model of a JSON file with a grammar. ConfigError."""
+    try:
+        edits = json.loads(grammar.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as cause:
+        raise ConfigError(f"optimize.grammar: {grammar}: cannot be read: {cause}") from cause
+    if not isinstance(edits, dict):
+        raise ConfigError(f"optimize.grammar: {grammar}: expected an object with add, drop or replace")
+    with boundary(f"optimize.grammar: {grammar}", ConfigError):
+        return ScriptedModel(ScriptedOptimiser(edits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAddress:
+    """Where and how a model is asked."""
+
+    server_url: str
+    model: str
+    protocol: str = "openai"
+
+
+class GatewayModel:
+    """The optimiser model behind a gateway. Use from one event loop, after `open`."""
+
+    def __init__(
+        self,
+        store: LightningStore,
+        run_id: str,
+        address: ModelAddress,
+        client: httpx.AsyncClient,
+        external: Mapping[str, ExternalModelConfig],
+        first_pause_s: float = 1.0,
+    ) -> None:
+        """run_id: that of the search. first_pause_s: between the first two tries; then it doubles."""
+        self._store = store
+        self._search = run_id
+        self.run_id = OPTIMIZER_RUN.format(run_id=run_id)
+        self._address = address
+        self._client = client
+        self._external = external
+        self._first_pause_s = first_pause_s
+        self._claiming = asyncio.Lock()
+        self._answers: dict[str, asyncio.Future[OptimizerAnswer]] = {}
+
+    async def open(self, resources: list[Resource]) -> None:
+        """Make the run, or go on with it, with the models of the search's run: copies of `resources` that are policies or
+        external models."""
+        if await self._store.runs([self.run_id]):
+            await self._store.update_run(self.run_id, state="running")
+        else:
+            await self._store.create_run(f"optimizer {self._search}", {}, self.run_id)
+        known = {one.name: one.value for one in await self._store.resources(self.run_id)}
+        changed = [
+            Resource(run_id=self.run_id, name=one.name, kind=one.kind, value=one.value)
+            for one in resources
+            if one.kind in ("policy", "external") and known.get(one.name) != one.value
+        ]
+        if changed:
+            await self._store.put_resources(changed)
+
+    async def close(self) -> None:
+        """The run as finished; it goes on with the search."""
+        await self._store.update_run(self.run_id, state="finished")
+
+    async def ask(self, prompt: str, purpose: str, number: int) -> OptimizerAnswer:
+        """As of `OptimizerModel`. EngineError."""
+        group = f"{purpose}:{hashlib.sha256(prompt.encode()).hexdigest()}:{number}"
+        asking = self._answers.get(group)
+        if asking is None:  # equal requests side by side are one
+            asking = self._answers[group] = asyncio.ensure_future(self._ask(group, prompt))
+        try:
+            return await asking
+        except BaseException:
+            self._answers.pop(group, None)
+            raise
+
+    async def _ask(self, group: str, prompt: str) -> OptimizerAnswer:
+        for replica in count():
+            async with self._claiming:
+                new = NewRollout(
+                    run_id=self.run_id,
+                    task={"prompt": prompt},
+                    group_id=group,
+                    replica=replica,
+                    mode="eval",
+                    sampling=Sampling(),
+                    retry=RetryPolicy(max_attempts=1, timeout_s=TIMEOUT_S),
+                )
+                [rollout] = await self._store.enqueue([new])
+                if (found := await self._recorded(rollout)) is not None:
+                    return found
+                if rollout.state != "queued":  # it failed, or who asked was killed before there was an answer
+                    continue
+                claim = await self._claim(rollout)
+            return await self._send(claim, prompt)
+        raise AssertionError  # a further replica is always to be had
+
+    async def _claim(self, rollout: Rollout) -> Claim:
+        """The lease of this rollout; of others that a killed process left in the queue, the leases run out."""
+        while claims := await self._store.claim(status_here("optimizer", self.run_id, 0), lease_s=TIMEOUT_S):
+            if claims[0].rollout.id == rollout.id:
+                return claims[0]
+        raise ConflictError(f"{self.run_id}: another process asks the model of this search; end it first")
+
+    async def _recorded(self, rollout: Rollout) -> OptimizerAnswer | None:
+        calls: list[Call] = await self._store.calls([rollout.id]) if rollout.attempt else []
+        answers = [call for call in calls if call.learnable]
+        if not answers:
+            return None
+        return OptimizerAnswer(text=message_text(answers[-1].completion), usage=usage_of(calls, self._external))
+
+    async def _send(self, claim: Claim, prompt: str) -> OptimizerAnswer:
+        problem, backoff = "", Backoff(self._first_pause_s, max_s=8.0)
+        for number in range(MAX_TRIES):
+            if number:
+                await backoff.sleep()
+            try:
+                response = await self._client.post(**self._request(claim, prompt))
+                problem = "" if response.status_code == 200 else f"{response.status_code} {response.text:.300}"
+            except httpx.TransportError as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if problem and response.status_code != 429 and response.status_code < 500:
+                    break  # a refusal, which more tries will not change
+            # Read from the record, also where the response was lost on its way: what is used is what is found again.
+            found = await self._recorded(claim.rollout)
+            if found is not None:
+                await self._store.finish([Finish(lease=claim.lease, state="succeeded")])
+                return found
+            problem = problem or "its answer is not recorded"
+        sentence = f"optimize.model: {self._address.model} gives no answer: {problem}"
+        await self._store.finish([Finish(lease=claim.lease, state="failed", error=sentence)])
+        raise EngineError(sentence)
+
+    def _request(self, claim: Claim, prompt: str) -> dict[str, Any]:
+        root = f"{self._address.server_url.rstrip('/')}/r/{claim.rollout.id}/{claim.lease.attempt}/v1"
+        body: JSON = {"model": self._address.model, "messages": [{"role": "user", "content": prompt}]}
+        headers = {"Authorization": f"Bearer {claim.key}"}
+        if self._address.protocol == "anthropic":
+            body["max_tokens"] = ANTHROPIC_MAX_TOKENS
+            return {"url": f"{root}/messages", "json": body, "headers": headers}
+        return {"url": f"{root}/chat/completions", "json": body, "headers": headers}

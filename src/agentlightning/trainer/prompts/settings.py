@@ -1,0 +1,97 @@
+"""Settings of a prompt search: its algorithm by name, and an error for each setting without effect.
+
+``agl optimize`` asks before anything starts, and ``agl train`` what is not for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from agentlightning.algorithms.prompts.apo import APO
+from agentlightning.algorithms.prompts.gepa import GEPA
+from agentlightning.algorithms.prompts.random_search import RandomSearch
+from agentlightning.algorithms.prompts.search import PromptAlgorithm
+from agentlightning.code_loader import is_code, load_plugin
+from agentlightning.config import Config, EvalConfig, TrainerConfig
+from agentlightning.config_air import AirConfig
+from agentlightning.config_alerts import AlertsConfig
+from agentlightning.config_optimizer import POLICY, PROMPT_SEARCHES
+from agentlightning.errors import ConfigError, boundary
+
+PROMPT_ALGORITHMS: Mapping[str, type[PromptAlgorithm]] = MappingProxyType(
+    {kind.name: kind for kind in (RandomSearch, APO, GEPA)}
+)
+"""The built-in algorithms by name."""
+TRAINER_SETTINGS = frozenset({"seed", "start_timeout_s", "hang_timeout_s", "stall_timeout_s", "trackers"})
+"""Settings of [trainer] that have an effect here."""
+
+
+def prompt_algorithm(config: Config) -> PromptAlgorithm:
+    """The configured search. ConfigError for another algorithm, an unknown setting, or one that would be ignored."""
+    name = config.algorithm.get("name")
+    kind = _algorithm_class(name)
+    table = {setting: value for setting, value in config.algorithm.items() if setting != "name"}
+    known = [one.name for one in dataclasses.fields(kind) if one.init]
+    for setting in table:
+        if setting not in known:
+            raise ConfigError(
+                f"algorithm.{setting}: no such setting of {name!r}; known here: {', '.join(known) or 'none'}"
+            )
+    with boundary(f"algorithm.name: {name!r}", ConfigError):
+        algorithm = kind(**table)
+    _check_ignored(config)
+    return algorithm
+
+
+def _algorithm_class(name: object) -> type[PromptAlgorithm]:
+    known = ", ".join(PROMPT_SEARCHES)
+    if not isinstance(name, str) or not (name in PROMPT_SEARCHES or is_code(name)):
+        raise ConfigError(
+            f"algorithm.name: expected a search for prompts, one of {known}, or file.py:name of your own, got "
+            f"{name or 'lightning_rl'!r}; agl train runs the others"
+        )
+    if name in PROMPT_ALGORITHMS:
+        return PROMPT_ALGORITHMS[name]
+    found = load_plugin("algorithm", name, PROMPT_SEARCHES)
+    if not (isinstance(found, type) and issubclass(found, PromptAlgorithm) and dataclasses.is_dataclass(found)):
+        raise ConfigError(
+            f"algorithm.name: {name!r}: expected a dataclass derived from PromptAlgorithm, got "
+            f"{getattr(found, '__name__', type(found).__name__)}"
+        )
+    return found
+
+
+def _check_ignored(config: Config) -> None:
+    optimize = config.optimize
+    if optimize is None:
+        raise ConfigError("optimize.model: is required; name the model that writes new texts")
+    if config.data.train is None or config.data.val is None:
+        missing = "train" if config.data.train is None else "val"
+        raise ConfigError(
+            f"data.{missing}: is required to optimize prompts; name training tasks, and held-out ones that choose"
+        )
+    external = config.agent_model is not None
+    if external and optimize.temperature is not None:
+        raise ConfigError("optimize.temperature: has no effect on an external model, which samples as the agent asks")
+    if external and optimize.model == POLICY:
+        raise ConfigError(f"optimize.model: expected the NAME of an external model, as in {config.model.path!r}")
+    if config.policies:
+        raise ConfigError("policies: a search for prompts runs one model; expected model.path alone")
+    plain = TrainerConfig()
+    ignored = {
+        f"trainer.{name}": getattr(config.trainer, name) != getattr(plain, name)
+        for name in TrainerConfig.model_fields
+        if name not in TRAINER_SETTINGS
+    }
+    ignored |= {
+        "data.from_run": bool(config.data.from_run),
+        "agent.on_failure": config.agent.on_failure != "drop",
+        "eval": config.eval != EvalConfig(tasks=config.eval.tasks),
+        "air": config.air != AirConfig(),
+        "alerts": config.alerts != AlertsConfig(),
+    }
+    for name, given in ignored.items():
+        if given:
+            raise ConfigError(f"{name}: has no effect on a search for prompts, which trains nothing")

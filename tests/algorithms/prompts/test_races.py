@@ -1,0 +1,169 @@
+"""Races: the wealth of the sign test by hand, its error under the null with a look after every batch, and its bounds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import product
+
+import pytest
+
+from agentlightning.algorithms.prompts.races import Race, RaceRule, run_races, sign_test_wealth
+from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest
+
+PARENT = PromptCandidate(number=0, texts={"system": "old"})
+CHILD = PromptCandidate(number=1, texts={"system": "new"}, parents=(0,))
+RULE = RaceRule(alpha=0.1, batch=4, max_rollouts=96)
+
+
+def scores(rewards: Sequence[float]) -> list[RolloutScore]:
+    return [RolloutScore(task=task, reward=reward) for task, reward in enumerate(rewards)]
+
+
+def race(order: int = 100, rule: RaceRule = RULE) -> Race:
+    return Race(PARENT, CHILD, range(order), rule)
+
+
+def run(one: Race, differences: Sequence[float]) -> Race:
+    """Feeds the race these differences of reward until it is over or they are used up."""
+    left = list(differences)
+    while left and (wanted := one.wanted()) is not None:
+        size = len(wanted[0].tasks)
+        batch, left = left[:size], left[size:]
+        one.record(scores([0.0] * size), scores(batch))
+    return one
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "wealth"),
+    [
+        (0, 0, Fraction(1)),
+        (1, 0, Fraction(3, 2)),  # the mean of 2p over p in [1/2, 1]
+        (0, 1, Fraction(1, 2)),
+        (1, 1, Fraction(2, 3)),  # the mean of 4 p (1 - p): 8 (p²/2 - p³/3) from 1/2 to 1
+        (5, 0, Fraction(63, 6)),
+        (6, 1, Fraction(247, 56)),  # C(8, 0) + … + C(8, 6) = 247, over 8 * 7
+    ],
+)
+def test_the_wealth_by_hand(wins: int, losses: int, wealth: Fraction) -> None:
+    assert sign_test_wealth(wins, losses) == pytest.approx(float(wealth), rel=1e-12)
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(3, 0), (7, 2), (10, 10), (2, 9)])
+def test_the_wealth_is_the_mean_over_bets(wins: int, losses: int) -> None:
+    steps = 20_000
+    probabilities = [0.5 + (place + 0.5) / (2 * steps) for place in range(steps)]
+    pairs = wins + losses
+    integral = sum(2**pairs * p**wins * (1 - p) ** losses for p in probabilities) / steps
+    assert sign_test_wealth(wins, losses) == pytest.approx(integral, rel=1e-6)
+
+
+def test_the_wealth_is_a_martingale_where_both_are_equally_likely() -> None:
+    for wins, losses in product(range(12), range(12)):
+        after = (sign_test_wealth(wins + 1, losses) + sign_test_wealth(wins, losses + 1)) / 2
+        assert after == pytest.approx(sign_test_wealth(wins, losses), rel=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("chance", [0.5, 0.4])
+def test_the_wealth_seldom_reaches_its_bound_though_one_looks_after_every_pair(alpha: float, chance: float) -> None:
+    # Exact: every sequence of 300 pairs is followed, by the number of its wins.
+    running, reached = {0: 1.0}, 0.0
+    for pairs in range(1, 301):
+        following: dict[int, float] = {}
+        for wins, weight in running.items():
+            for more, probability in ((1, chance), (0, 1 - chance)):
+                following[wins + more] = following.get(wins + more, 0.0) + weight * probability
+        done = {wins for wins in following if sign_test_wealth(wins, pairs - wins) >= 1 / alpha}
+        reached += sum(following.pop(wins) for wins in done)
+        running = following
+    assert 0 < reached <= alpha
+
+
+def test_a_race_between_equals_is_seldom_won_exactly_counted() -> None:
+    # Every outcome of a race of 20 pairs in batches of 2: a pair is a win, a loss or equal with probability 1/4, 1/4, 1/2.
+    rule = RaceRule(alpha=0.2, batch=2, max_rollouts=40)
+    chances = {1.0: 0.25, -1.0: 0.25, 0.0: 0.5}
+
+    @cache
+    def accepted(wins: int, losses: int, ties: int) -> float:
+        total = 0.0
+        for first, second in product(chances, repeat=2):
+            one = race(rule=rule)
+            one.wins, one.losses, one.ties = wins, losses, ties
+            one.record(scores([0.0, 0.0]), scores([first, second]))
+            after = accepted(one.wins, one.losses, one.ties) if one.accepted is None else float(one.accepted)
+            total += chances[first] * chances[second] * after
+        return total
+
+    assert 0 < accepted(0, 0, 0) <= 0.2
+
+
+def test_five_wins_without_a_loss_decide_at_a_tenth() -> None:
+    assert run(race(), [1.0] * 4).accepted is None
+    won = run(race(), [1.0] * 8)
+    assert won.accepted
+    assert (won.wins, won.losses) == (8, 0)
+
+
+def test_equal_rewards_decide_nothing() -> None:
+    won = run(race(), [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+    assert won.accepted
+    assert (won.wins, won.losses, won.ties) == (5, 0, 7)
+
+
+def test_a_candidate_that_is_behind_is_out_after_one_batch() -> None:
+    assert run(race(), [1.0, -1.0, -1.0, 0.0]).accepted is False
+
+
+def test_a_candidate_that_is_no_different_is_out_after_two_batches() -> None:
+    even = race()
+    assert run(even, [0.0] * 4).accepted is None
+    assert run(even, [0.0] * 4).accepted is False
+
+
+def test_a_race_ends_where_the_rollouts_that_are_left_cannot_decide_it() -> None:
+    short = race(rule=RaceRule(alpha=0.1, batch=4, max_rollouts=14))
+    assert run(short, [1.0, 0.0, 0.0, 0.0]).accepted is False  # 5 wins would be needed, 3 pairs are left
+
+
+def test_a_race_wants_no_more_rollouts_than_its_bound() -> None:
+    for seed in range(200):
+        source = random.Random(seed)
+        one, asked = race(order=7), 0
+        while (wanted := one.wanted()) is not None:
+            asked += sum(len(request.tasks) for request in wanted)
+            size = len(wanted[0].tasks)
+            one.record(scores([0.0] * size), scores(source.choices([1.0, 0.0, -1.0], [0.3, 0.5, 0.2], k=size)))
+        assert asked <= RULE.max_rollouts
+        assert one.accepted is not None
+
+
+def test_both_run_on_the_same_tasks_and_replicas_and_tasks_come_again_as_further_replicas() -> None:
+    one = Race(PARENT, CHILD, [2, 0, 1], RaceRule(alpha=0.01, batch=2, max_rollouts=60))
+    seen = []
+    for _ in range(4):
+        wanted = one.wanted()
+        assert wanted is not None
+        before, after = wanted
+        assert (before.candidate, after.candidate) == (PARENT, CHILD)
+        assert (before.tasks, before.replica, before.split) == (after.tasks, after.replica, "val")
+        seen.append((before.tasks, before.replica))
+        one.record(scores([0.0] * len(before.tasks)), scores([1.0] * len(before.tasks)))
+    assert seen == [((2, 0), 0), ((1,), 0), ((2, 0), 1), ((1,), 1)]
+
+
+async def test_races_run_side_by_side_until_each_is_over() -> None:
+    asked: list[int] = []
+
+    async def evaluate(wanted: Sequence[ScoreRequest]) -> list[list[RolloutScore]]:
+        asked.append(len(wanted))
+        return [scores([float(request.candidate.texts["system"] == "new")] * len(request.tasks)) for request in wanted]
+
+    better, same = race(), Race(PARENT, PARENT, range(9), RULE)
+    await run_races([better, same], evaluate)
+
+    assert (better.accepted, same.accepted) == (True, False)
+    assert asked == [4, 4]

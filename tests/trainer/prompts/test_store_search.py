@@ -1,0 +1,295 @@
+"""A prompt search over a store: candidates, rollouts, answers and budgets are recorded, and a kill changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loop_doubles import EVERY, Countdown, Crash, Crashing
+from search_doubles import RUN, START, WORDS, GreedySearch, Writer, config, prompted_agents, searching, text_of
+
+from agentlightning.algorithms.prompts.search import ScoreRequest, SearchResult
+from agentlightning.errors import AgentError, BudgetSpentError, EngineError, InputError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
+from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.types import Rollout
+
+BEST = f"{START} verify cite plan"
+
+
+async def all_rollouts(store: LightningStore) -> list[Rollout]:
+    return await store.rollouts(RolloutQuery(run_id=RUN))
+
+
+async def whole_search(
+    store: Any, folder: Path, writer: Writer, rounds: int = len(WORDS), **optimize: Any
+) -> SearchResult:
+    async with searching(store, folder, writer, config(**optimize)) as search:
+        return await GreedySearch(rounds=rounds).search(search, 0)
+
+
+async def test_a_search_finds_the_words_that_are_rewarded(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        found = await whole_search(store, tmp_path, Writer(store))
+        rollouts = await all_rollouts(store)
+    assert (found.best.texts["system"], found.mean) == (BEST, 1.0)
+    assert {rollout.mode for rollout in rollouts} == {"eval"}
+
+
+async def test_every_rollout_has_the_versions_of_its_candidate(tmp_path: Path) -> None:
+    templates = {"system": START, "other": "Be kind."}
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        async with searching(store, tmp_path, Writer(store), config(templates, templates=["system"])) as search:
+            child = await search.propose({"system": f"{START} plan"}, [search.seed], "test")
+            await search.evaluate(
+                [ScoreRequest(candidate=one, split="val", tasks=(1,)) for one in (search.seed, child)]
+            )
+        first, second = await all_rollouts(store)
+        texts = [await text_of(store, rollout) for rollout in (first, second)]
+    assert texts == [START, f"{START} plan"]
+    assert (first.prompts, second.prompts) == ({"system": 1, "other": 1}, {"system": 2, "other": 1})
+
+
+async def test_candidates_are_recorded_with_their_parents_and_scores(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        await whole_search(store, tmp_path, Writer(store))
+        records = await read_candidates(store, RUN)
+        means = await validation_rewards(store, RUN)
+    assert [(each.number, each.parents, each.source) for each in records[:3]] == [
+        (0, (), "seed"),
+        (1, (0,), "greedy"),
+        (2, (1,), "greedy"),
+    ]
+    assert records[1].texts == {"system": f"{START} verify"}
+    assert set(means[0].values()) == {0.0}
+    assert means[1] == pytest.approx(dict.fromkeys(range(4), 1 / 3))
+
+
+async def test_versions_name_their_parent_versions(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store:
+        async with searching(store, tmp_path, Writer(store)) as search:
+            one = await search.propose({"system": f"{START} a"}, [search.seed], "test")
+            two = await search.propose({"system": f"{START} b"}, [search.seed], "test")
+            await search.propose({"system": f"{START} c"}, [one, two], "gepa merge")
+        [merged] = await store.resources(RUN, "system", version=4)
+    assert (merged.parent, merged.value["parents"], merged.value["source"]) == (2, [2, 3], "gepa merge")
+
+
+async def test_equal_texts_are_one_candidate(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store:
+        async with searching(store, tmp_path, Writer(store)) as search:
+            first = await search.propose({"system": f"{START} a"}, [search.seed], "test")
+            again = await search.propose({"system": f"{START} a"}, [search.seed], "other")
+            back = await search.propose({"system": START}, [first], "test")
+        assert (again, back) == (first, search.seed)
+        assert len(await store.resources(RUN, "system", latest=False)) == 2
+
+
+async def test_messages_are_searched_one_text_each(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "{question}"}]
+    settings = config({"system": {"messages": messages}})
+    async with InMemoryLightningStore() as store:
+        async with searching(store, tmp_path, Writer(store), settings) as search:
+            child = await search.propose({"system.0": "Think."}, [search.seed], "test")
+        [version] = await store.resources(RUN, "system", version=2)
+    assert child.texts == {"system.0": "Think.", "system.1": "{question}"}
+    assert [each["content"] for each in version.value["template"]] == ["Think.", "{question}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Answer {answer}.", "system: template: unknown placeholder 'answer'; expected only question"),
+        ("Answer.", "system: template: the placeholder 'question' is lost; expected only question"),
+        ("Answer {question", "system: template: expected '}' before end of string"),
+    ],
+)
+async def test_a_text_that_cannot_take_the_place_is_refused_in_a_sentence_that_is_recorded(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
+    async with InMemoryLightningStore() as store:
+        for _ in range(2):
+            async with searching(store, tmp_path, Writer(store)) as search:
+                with pytest.raises(InputError) as refused:
+                    await search.propose({"system": text}, [search.seed], "test")
+                assert str(refused.value).startswith(sentence)
+        [_, record] = await read_candidates(store, RUN)
+    assert (record.number, record.texts, record.refused) == (None, {"system": text}, str(refused.value))
+
+
+async def test_a_text_of_no_template_is_refused(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, searching(store, tmp_path, Writer(store)) as search:
+        with pytest.raises(InputError, match=r"user: expected a text of system"):
+            await search.propose({"user": "x"}, [search.seed], "test")
+
+
+async def test_rollouts_that_were_run_are_not_run_again_and_cost_nothing(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        async with searching(store, tmp_path, Writer(store), config(max_rollouts=4)) as search:
+            request = ScoreRequest(candidate=search.seed, split="val", tasks=(0, 1, 2, 3))
+            first = await search.evaluate([request])
+            assert await search.evaluate([request, request]) == [*first, *first]
+        assert len(await all_rollouts(store)) == 4
+
+
+async def test_replicas_of_a_task_are_rollouts_of_their_own(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        async with searching(store, tmp_path, Writer(store)) as search:
+            wanted = [ScoreRequest(candidate=search.seed, split="val", tasks=(0,), replica=one) for one in (0, 1)]
+            [[first], [second]] = await search.evaluate(wanted)
+        assert first.rollout_id != second.rollout_id
+
+
+async def test_a_batch_that_would_pass_the_budget_of_rollouts_is_not_begun(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        found = await whole_search(store, tmp_path, Writer(store), max_rollouts=12)
+        assert len(await all_rollouts(store)) == 10
+    assert found.reason == (
+        "The budget of 12 rollouts is spent: 10 were run, and the next 4 would pass it (optimize.max_rollouts)."
+    )
+    assert (found.best.number, found.mean) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("bound", "sentence"),
+    [({"max_tokens": 30}, "The budget of 30 tokens is spent"), ({"max_cost": 10.0}, "The budget of $10 is spent")],
+)
+async def test_tokens_and_money_are_counted_of_agents_and_of_the_model_that_writes(
+    tmp_path: Path, bound: dict[str, Any], sentence: str
+) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        writer = Writer(store)
+        found = await whole_search(store, tmp_path, writer, **bound)
+    assert found.reason.startswith(sentence)
+    assert len(writer.prompts) < 5
+
+
+async def test_the_budget_of_a_search_that_is_run_again_ends_it_where_it_did(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        first = await whole_search(store, tmp_path, Writer(store), max_tokens=100)
+        again = await whole_search(store, tmp_path, Writer(store), max_tokens=100)
+    assert first == again
+
+
+async def test_a_search_that_is_asked_to_end_ends_before_the_next_batch(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        async with searching(store, tmp_path, Writer(store)) as search:
+            await search.evaluate([ScoreRequest(candidate=search.seed, split="val", tasks=(0,))])
+            search.stopping = True
+            with pytest.raises(BudgetSpentError, match="asked to end"):
+                await search.evaluate([ScoreRequest(candidate=search.seed, split="val", tasks=(1,))])
+            assert search.stopped
+        assert len(await all_rollouts(store)) == 1
+
+
+@EVERY
+async def test_a_search_that_is_killed_anywhere_goes_on_and_asks_nothing_twice(tmp_path: Path, every: int) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        writer = Writer(store)
+        expected = await whole_search(store, tmp_path / "whole", writer, 2)
+        counted, asked = len(await all_rollouts(store)), writer.prompts
+        candidates = await read_candidates(store, RUN)
+    ticks = 0
+    while True:
+        ticks += every
+        async with InMemoryLightningStore() as store, prompted_agents(store):
+            writer, survived = Writer(store), True
+            try:
+                await whole_search(Crashing(store, Countdown(ticks)), tmp_path / f"{ticks}", writer, 2)
+            except Crash:
+                survived = False
+            assert await whole_search(store, tmp_path / f"{ticks}", writer, 2) == expected
+            assert writer.prompts == asked
+            assert len(await all_rollouts(store)) == counted
+            assert await read_candidates(store, RUN) == candidates
+        if survived:
+            return
+
+
+async def test_a_candidate_that_makes_the_agent_fail_scores_nothing_and_its_error_is_told(tmp_path: Path) -> None:
+    async with (
+        InMemoryLightningStore() as store,
+        prompted_agents(store, failed=lambda text: "hurry" in text),
+        searching(store, tmp_path, Writer(store)) as search,
+    ):
+        child = await search.propose({"system": f"{START} hurry verify"}, [search.seed], "test")
+        requests = [ScoreRequest(candidate=one, split="val", tasks=(0, 1)) for one in (search.seed, child)]
+        [_, scores] = await search.evaluate(requests)
+        assert [(one.reward, one.error) for one in scores] == [(0.0, "boom")] * 2
+
+
+async def test_an_agent_that_fails_with_the_first_prompts_ends_the_search_in_a_sentence(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store:
+        async with (
+            prompted_agents(store, failed=lambda text: True),
+            searching(store, tmp_path, Writer(store)) as search,
+        ):
+            with pytest.raises(AgentError, match="all 2 rollouts with the prompts that the search starts from failed"):
+                await search.evaluate([ScoreRequest(candidate=search.seed, split="val", tasks=(0, 1))])
+        # Once it is mended, the search that goes on makes other rollouts.
+        async with prompted_agents(store), searching(store, tmp_path, Writer(store)) as search:
+            [scores] = await search.evaluate([ScoreRequest(candidate=search.seed, split="val", tasks=(0, 1))])
+            assert [one.error for one in scores] == ["", ""]
+        async with searching(store, tmp_path, Writer(store)) as search:
+            assert await search.evaluate([ScoreRequest(candidate=search.seed, split="val", tasks=(0, 1))]) == [scores]
+        assert await validation_rewards(store, RUN) == {0: {0: 0.0, 1: 0.0}}
+
+
+async def test_traces_have_the_calls_of_their_rollouts(tmp_path: Path) -> None:
+    async with (
+        InMemoryLightningStore() as store,
+        prompted_agents(store),
+        searching(store, tmp_path, Writer(store)) as search,
+    ):
+        [scores] = await search.evaluate([ScoreRequest(candidate=search.seed, split="train", tasks=(2, 0))])
+        first, second = await search.traces(scores)
+    assert (first.task, second.task) == ('{"question": "t2"}', '{"question": "t0"}')
+    assert first.steps == ("model call:\n[assistant] x",)
+    assert [first.score, second.score] == scores
+
+
+async def test_batches_are_metrics_of_the_run(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        await whole_search(store, tmp_path, Writer(store))
+        found = {metric.name: metric.value for metric in await store.metrics(RUN)}
+        [run] = await store.runs([RUN])
+    assert (found["prompts/best_mean"], found["prompts/candidates"], found["prompts/rollouts"]) == (1.0, 6.0, 34.0)
+    assert found["prompts/tokens"] == 34 * 4 + 5 * 12
+    assert run.summary["step"] == 9
+
+
+async def test_equal_requests_with_other_numbers_are_asked_again(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, searching(store, tmp_path, writer := Writer(store)) as search:
+        for number in (0, 1, 0):
+            assert await search.ask("0 |text", "edit", number) == "text verify"
+    assert len(writer.prompts) == 2
+
+
+async def test_a_model_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store:
+        writer = Writer(store, refuse=[503, 429])
+        async with searching(store, tmp_path, writer) as search:
+            assert await search.ask("0 |text", "edit") == "text verify"
+
+
+async def test_a_model_that_stays_away_is_one_sentence_and_is_asked_again_by_the_search_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with InMemoryLightningStore() as store:
+        writer = Writer(store, refuse=[503] * 5)
+        async with searching(store, tmp_path, writer) as search:
+            with pytest.raises(EngineError, match=r"optimize\.model: w-1 gives no answer: 503 not now"):
+                await search.ask("0 |text", "edit")
+        async with searching(store, tmp_path, writer) as search:
+            assert await search.ask("0 |text", "edit") == "text verify"
+
+
+async def test_a_refusal_is_not_tried_again(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store:
+        writer = Writer(store, refuse=[401, 401])
+        async with searching(store, tmp_path, writer) as search:
+            with pytest.raises(EngineError, match="401 not now"):
+                await search.ask("0 |text", "edit")
+        assert writer.refuse == [401]
