@@ -13,8 +13,9 @@ from agentlightning.console.pages.models import prompts_page
 from agentlightning.console.reader import Reader
 from agentlightning.console.shell import create_app
 from agentlightning.prompts.templates import Template
+from agentlightning.store.prompt_candidates import CandidateRecord, group_id
 from agentlightning.store.templates import add_version
-from agentlightning.types import NewRollout, WorkerStatus
+from agentlightning.types import Finish, NewRollout, Reward, WorkerStatus
 
 HOST = "http://127.0.0.1:7860"
 ATTACK = "</pre><script>window.pwned = 1</script>"
@@ -101,3 +102,34 @@ async def test_the_page_offers_it_where_the_console_may_write_and_the_command_el
     assert "agl prompts promote alpha system@1" in told.text
     newest = Parsed(await prompts_page(writer, query | {"version": ["2"]}))
     assert "New rollouts get this version." in newest.text
+
+
+async def test_the_page_of_a_search_shows_its_candidates_with_parents_and_rewards(reader: Reader) -> None:
+    for place, text in enumerate(("Be brief.", "Think first.")):
+        await add_version(reader.store, "alpha", "system", Template.of(text))
+        parents = (0,) if place else ()
+        record = CandidateRecord(
+            number=place,
+            texts={"system": text},
+            versions={"system": place + 1},
+            parents=parents,
+            source=f"gepa {ATTACK}",
+        )
+        await reader.store.put_resources([record.resource("alpha")])
+    refused = CandidateRecord(
+        number=None, texts={"system": "{x}"}, source="gepa", refused=f"unknown placeholder {ATTACK}"
+    )
+    await reader.store.put_resources([refused.resource("alpha")])
+    group = group_id(1, "val", 0)
+    await reader.store.enqueue([NewRollout(run_id="alpha", task={}, group_id=group, mode="eval")])
+    worker = WorkerStatus(id="w", run_id="alpha", host="h", pid=1, running=0, seen_ns=0)
+    [claim] = await reader.store.claim(worker)
+    reward = Reward(id="v", run_id="alpha", rollout_id=claim.rollout.id, attempt=1, value=0.75)
+    await reader.store.finish([Finish(lease=claim.lease, state="succeeded", rewards=(reward,))])
+
+    parsed = check_harmless(await prompts_page(reader, {"run": ["alpha"]}))
+
+    assert "Candidates of the search" in parsed.text
+    assert "0.750" in parsed.text
+    assert f"refused: unknown placeholder {ATTACK}" in parsed.text
+    assert "/prompts?run=alpha&name=system&version=2" in parsed.values("href")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 
 import orjson
@@ -15,6 +16,7 @@ from agentlightning.console.parts import Query, clipped, first, number, run_link
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError, MissingExtraError
 from agentlightning.prompts.templates import Template
+from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
 from agentlightning.types import JSON, Checkpoint, Resource, Run
 
 MAX_ROWS = 200
@@ -72,6 +74,7 @@ async def prompts_page(reader: Reader, query: Query) -> Html:
             *_head("Prompts", run),
             table(["prompt", "version", "made from", "step", "made (UTC)"], rows, "Versions, the newest first"),
             _left_out(found),
+            await _candidates(reader, run),
             element("h2", f"{shown.name}, version {shown.version}"),
             element("pre", template_text(shown.value)),
             _promotion(reader, shown, found),
@@ -79,6 +82,41 @@ async def prompts_page(reader: Reader, query: Query) -> Html:
             await asyncio.to_thread(difference, template_text(parent.value), template_text(shown.value))
             if parent
             else None,
+        ]
+    )
+
+
+async def _candidates(reader: Reader, run: Run) -> Html | None:
+    """The candidates of the run's search, where it is one: their lineage, and their rewards on validation tasks."""
+    found = await read_candidates(reader.store, run.id)
+    if not found:
+        return None
+    async with reader.analyses:
+        rewards = await validation_rewards(reader.store, run.id)
+    rows = []
+    for one in found[:MAX_ROWS]:
+        own = rewards.get(one.number, {}) if one.number is not None else {}
+        versions = [
+            element("a", f"{name}@{version}", href=url("/prompts", {"run": run.id, "name": name, "version": version}))
+            for name, version in one.versions.items()
+        ]
+        rows.append(
+            [
+                "-" if one.number is None else str(one.number),
+                f"{statistics.fmean(own.values()):.3f}" if own else "-",
+                str(len(own)),
+                ", ".join(map(str, one.parents)) or "-",
+                clipped(one.source),
+                join(part for link in versions for part in (link, " ")) if versions else f"refused: {one.refused}",
+            ]
+        )
+    head = ["candidate", "reward", "validation tasks", "made from", "made by", "versions"]
+    more = len(found) - MAX_ROWS
+    return join(
+        [
+            element("h2", "Candidates of the search"),
+            table(head, rows, "Candidates of the search, in their order"),
+            element("p", f"{more} later candidates are left out", class_="none") if more > 0 else None,
         ]
     )
 
