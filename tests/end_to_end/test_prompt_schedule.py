@@ -138,7 +138,7 @@ async def test_a_schedule_searches_for_prompts_and_trains_the_weights_from_one_p
     metrics = rows_of(prepared.path / "runs" / run.id / "metrics.jsonl")
     by_step = {row["step"]: row for row in metrics if row["kind"] == "step"}
     assert all(by_step[step]["prompts/rollouts"] <= 60 for step in SEARCHED)
-    assert by_step[4]["reward/mean"] > by_step[1]["reward/mean"]
+    assert by_step[4]["train/reward_mean"] > by_step[1]["train/reward_mean"]
 
 
 async def test_a_search_that_is_killed_goes_on_in_its_step_and_runs_nothing_twice(prepared: Folder) -> None:

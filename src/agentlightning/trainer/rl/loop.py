@@ -233,7 +233,7 @@ class RLLoop(TrainingLoop):
 
     async def _search(self, step: int, search: SearchSteps) -> StepPlan:
         """Searches for prompts, and writes the list of the search's rollouts before the first update."""
-        with self._timed("search"):
+        with self._timed("collect"):
             found = await search.search(step)
         loaded = self.planner.load()
         with self._timed("prepare"):
