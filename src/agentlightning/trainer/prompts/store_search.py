@@ -23,7 +23,7 @@ from agentlightning.store.scan import read_calls
 from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded, nothing_to_learn
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.prompts.budget import Budget, Usage, usage_of
+from agentlightning.trainer.prompts.budget import Budget, SearchUsage, usage_of
 from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.prompts.optimizer_model import OptimizerModel
 from agentlightning.trainer.prompts.rollout_traces import rollout_trace
@@ -59,6 +59,8 @@ class StoreSearch:
     batches: int = 0
     sizes: Mapping[Split, int] = field(init=False)
     _scores: dict[Key, RolloutScore] = field(default_factory=dict)
+    _rewards: dict[tuple[int, Split], dict[int, list[float]]] = field(default_factory=dict)
+    """By candidate and split, rewards by task."""
     _asked: set[tuple[str, str, int]] = field(default_factory=set)
     _again: int = 0
     _best: float | None = None
@@ -117,10 +119,7 @@ class StoreSearch:
 
     def rewards(self, candidate: PromptCandidate, split: Split = "val") -> dict[int, float]:
         """By task, the mean reward of the rollouts of a candidate that this search has seen."""
-        found: dict[int, list[float]] = {}
-        for (number, of, task, _), score in self._scores.items():
-            if (number, of) == (candidate.number, split):
-                found.setdefault(task, []).append(score.reward)
+        found = self._rewards.get((candidate.number, split), {})
         return {task: statistics.fmean(values) for task, values in sorted(found.items())}
 
     def _check(self, rollouts: int) -> None:
@@ -132,7 +131,7 @@ class StoreSearch:
     async def _run(self, keys: Sequence[Key]) -> None:
         self.batches += 1
         rollouts = await (self._collect(keys) if self._scores else self._first(keys))
-        used, feedback = Usage(), list[str]()
+        used, feedback = SearchUsage(), list[str]()
         for start in range(0, len(rollouts), READ_BATCH):
             part = rollouts[start : start + READ_BATCH]
             used += usage_of(await read_calls(self.store, part), self.config.external)
@@ -140,7 +139,9 @@ class StoreSearch:
         self.budget.rollouts += len(rollouts)
         self.budget.used += used
         for key, rollout, words in zip(keys, rollouts, feedback, strict=True):
-            self._scores[key] = _score(key[2], rollout, words)
+            number, split, task, _ = key
+            score = self._scores[key] = _score(task, rollout, words)
+            self._rewards.setdefault((number, split), {}).setdefault(task, []).append(score.reward)
         await self._log(keys, used)
 
     async def _collect(self, keys: Sequence[Key]) -> list[Rollout]:
@@ -183,7 +184,7 @@ class StoreSearch:
             prompts=dict(self.book.versions(number)),
         )
 
-    async def _log(self, keys: Sequence[Key], used: Usage) -> None:
+    async def _log(self, keys: Sequence[Key], used: SearchUsage) -> None:
         """Records the numbers of a batch."""
         whole = range(len(self.tasks["val"]))
         means = {}
