@@ -216,7 +216,10 @@ def test_a_model_that_is_away_ends_the_search_in_a_sentence_that_says_how_to_go_
 
 def test_mistakes_of_the_configuration_are_one_sentence(prepared: Folder) -> None:
     for arguments, sentence in (
-        (["train", "optimize.toml"], "'apo' searches for prompts and trains nothing: run it with agl optimize"),
+        (
+            ["train", "optimize.toml", "--set", "model.path=m"],
+            "'apo' searches for prompts and trains nothing: run it with agl optimize",
+        ),
         (
             ["optimize", "optimize.toml", "--set", "optimize.max_rollouts=5"],
             "optimize.max_rollouts: expected at least 8",
