@@ -237,7 +237,7 @@ class _Columns:
         if sign == "is null":
             return missing, ~missing
         if texts:
-            true = np.isin(column, self._hashes(comparison))
+            true = _is_among(column, self._hashes(comparison))
         elif sign == "in":
             # Values of integers that are floats have a fraction, and equal none; beside one, an array would round others.
             whole = column.dtype.kind == "i"
@@ -256,3 +256,13 @@ class _Columns:
         chosen = condition(comparison, lambda _: summary_texts.c.text, sqlite)
         found = self._connection.execute(select(summary_texts.c.hash).where(and_(*known, chosen)))
         return np.array(found.scalars().all(), np.int64)
+
+
+def _is_among(column: Array, hashes: Array) -> Bools:
+    """The rows whose hash is one of these: compared are only those whose last 16 bits one of them has."""
+    last_bits = np.zeros(1 << 16, np.bool_)
+    last_bits[hashes & 0xFFFF] = True
+    among: Bools = last_bits[column & 0xFFFF]
+    likely = np.flatnonzero(among)
+    among[likely] = np.isin(column[likely], hashes)
+    return among

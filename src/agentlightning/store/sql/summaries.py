@@ -167,7 +167,7 @@ class _Page:
             chosen = run_id == self._run_id, condition(part, _table.c.__getitem__, self._sqlite)
             some = select(literal_column("1")).where(*chosen).limit(MAX_FEW + 1).subquery()
             if self._connection.execute(select(func.count()).select_from(some)).scalar_one() <= MAX_FEW:
-                few = select(_table).where(*chosen).limit(MAX_FEW).subquery()
+                few = self._by_id(*chosen).limit(MAX_FEW).subquery()
                 return self._fetch(self._filtered(few, few.c.__getitem__))
         return None
 
@@ -180,7 +180,7 @@ class _Page:
             return self._fetch(mine)
         order = self._name, self._descending
         found = columns.find(self._connection, self._run_id, self._tree, order, self._place, self._wanted)
-        rows = self._fetch(mine.where(_table.c.finished_seq > found.last) if found.last else mine)
+        rows = self._later(mine, found.last) if found.last else self._fetch(mine)
         chosen = found.rows
         for value, tied in found.ties:
             if len(tied) <= MAX_TIES:
@@ -188,10 +188,19 @@ class _Page:
             else:
                 rows += self._tied(value)
         if chosen:
-            by_place = select(_table).where(_table.c.run_id == self._run_id, _table.c.finished_seq.in_(chosen))
-            rows += self._fetch(by_place)
+            rows += self._fetch(self._by_id(_table.c.run_id == self._run_id, _table.c.finished_seq.in_(chosen)))
         several = {row.id: row for row in rows if is_after(row, self._place, self._query)}  # ties are found twice
         return first_rows(several.values(), self._query, self._wanted)
+
+    def _later(self, mine: Select[Any], last: int) -> list[RolloutSummary]:
+        """Those of the run's rows that finished after what chunks have. The upper bound tells a planner how few they are."""
+        newest = select(func.max(_table.c.finished_seq)).where(_table.c.run_id == self._run_id)
+        newest_seq = self._connection.execute(newest).scalar() or 0
+        return self._fetch(mine.where(_table.c.finished_seq.between(last + 1, newest_seq))) if newest_seq > last else []
+
+    def _by_id(self, *chosen: ColumnElement[bool]) -> Select[Any]:
+        """Rows that an index finds. First their ids, which are in it: for whole rows SQLite would read all of the run."""
+        return select(_table).where(_table.c.id.in_(select(_table.c.id).where(*chosen)))
 
     def _tied(self, value: float | None) -> list[RolloutSummary]:
         """The first rows of those with this value: so many match that a walk in the order of their ids meets them soon."""
