@@ -134,7 +134,7 @@ class Found:
     """The last place in the order of finished rollouts that chunks have; all rows after it are to be looked through."""
     rows: list[int]
     """On the page unless others come before them."""
-    ties: list[tuple[float | None, list[int]]]
+    ties: list[tuple[float | None, Array]]
     """Values that several rows have of which their ids decide, and those rows."""
 
 
@@ -159,13 +159,13 @@ def find(
 
 def _first(
     values: Array, places: Array, descending: bool, place: Place | None, count: int
-) -> tuple[list[int], list[tuple[float | None, list[int]]]]:
+) -> tuple[list[int], list[tuple[float | None, Array]]]:
     missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), np.bool_)
-    ties: list[tuple[float | None, list[int]]] = []
+    ties: list[tuple[float | None, Array]] = []
 
     def tie(value: float | None, tied: Bools) -> None:
         if tied.any():
-            ties.append((value, places[tied].tolist()))
+            ties.append((value, places[tied]))
 
     rest = ~missing
     if place is not None:

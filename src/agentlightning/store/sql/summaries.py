@@ -184,7 +184,7 @@ class _Page:
         chosen = found.rows
         for value, tied in found.ties:
             if len(tied) <= MAX_TIES:
-                chosen += tied
+                chosen += tied.tolist()
             else:
                 rows += self._tied(value)
         if chosen:
