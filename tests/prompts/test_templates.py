@@ -191,3 +191,8 @@ def test_the_difference_of_two_versions_is_by_lines() -> None:
     assert diff(old, new, ("system@1", "system@2")).splitlines()[:2] == ["--- system@1", "+++ system@2"]
     assert diff(old, new).splitlines()[3:] == [" one", "-two", "+2", " three"]
     assert diff(old, old) == ""
+
+
+def test_of_long_texts_the_beginnings_are_compared_and_the_difference_says_so() -> None:
+    old, new = (Template.parse({"format": "fstring", "template": "same\n" * 1500 + end}) for end in ("one", "two"))
+    assert diff(old, new).splitlines()[2:] == ["… of each the first 20000 characters and 1000 lines were compared"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, create_engine, insert, text
 from agentlightning.errors import InputError
 from agentlightning.store import codec
 from agentlightning.store.sql import tables
+from agentlightning.store.sql.columns import write_all_chunks
 from agentlightning.store.sql.summaries import read_summaries
 from agentlightning.store.summaries import check_query, first_rows, is_after, page_of
 from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
@@ -228,6 +230,7 @@ def holding(database: Connection, rows: list[RolloutSummary]) -> Iterator[None]:
     order_by=st.sampled_from(("finished", "reward", "step", "turns", "sampled_tokens", "duration")),
     descending=st.booleans(),
     limit=st.integers(1, 5),
+    chunk=st.sampled_from((None, 1, 3)),
 )
 def test_databases_page_through_what_python_finds(
     database: Connection,
@@ -237,13 +240,17 @@ def test_databases_page_through_what_python_finds(
     order_by: Any,
     descending: bool,
     limit: int,
+    chunk: int | None,
 ) -> None:
-    rows = [replace(row, id=f"id{number}") for number, row in enumerate(rows)]
+    places = {name: count(1) for name in RUNS}
+    rows = [replace(row, id=f"id{n}", finished_seq=next(places[row.run_id])) for n, row in enumerate(rows)]
     query = SummaryQuery(run_id=run_id, where=written(tree), order_by=order_by, descending=descending, limit=limit)
     mine = [row for row in rows if row.run_id == (run_id or row.run_id) and matches(tree, row)]
     expected = first_rows(mine, query, len(rows))
     found: list[RolloutSummary] = []
     with holding(database, rows):
+        if chunk is not None:
+            write_all_chunks(database, size=chunk)
         while True:
             place = check_query(query)
             page = page_of(read_summaries(database, query, parse(query.where), place), query)

@@ -127,9 +127,10 @@ class Reader:
         """The run of this id. NotFoundError."""
         return await find_run(self.store, run_id)
 
-    async def resources(self, run_id: str) -> list[Resource]:
-        """All versions of the run's resources, in order."""
-        return await self.store.resources(run_id, latest=False)
+    async def resources(self, run_id: str, kind: str) -> list[Resource]:
+        """All versions of the run's resources of this kind, in order."""
+        names = [one.name for one in await self.store.resources(run_id) if one.kind == kind]
+        return [each for name in names for each in await self.store.resources(run_id, name, latest=False)]
 
     async def checkpoints(self, run_id: str) -> list[Checkpoint]:
         """The run's checkpoints by step."""

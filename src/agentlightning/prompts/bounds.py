@@ -8,6 +8,9 @@ from agentlightning.errors import InputError
 
 MAX_TEMPLATE = 256 * 1024
 """Characters of a template."""
+MAX_DIFF_CHARS = 20_000
+"""Of each of two texts, from its beginning, that are compared."""
+MAX_DIFF_LINES = 1000
 MAX_RENDERED = 1024 * 1024
 """Characters that a template may become."""
 

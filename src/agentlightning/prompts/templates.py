@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, get_args
 
 from agentlightning.errors import InputError
 from agentlightning.prompts import jinja
-from agentlightning.prompts.bounds import MAX_TEMPLATE, Bounded, as_text
+from agentlightning.prompts.bounds import MAX_DIFF_CHARS, MAX_DIFF_LINES, MAX_TEMPLATE, Bounded, as_text
 
 JSON = dict[str, Any]
 Message = dict[str, str]
@@ -105,8 +105,18 @@ def check_candidate(old: Template, new: Template) -> None:
 
 def diff(old: Template, new: Template, names: tuple[str, str] = ("before", "after")) -> str:
     """The unified difference of two versions, '' where they are the same."""
-    lines = difflib.unified_diff(old.lines(), new.lines(), *names, lineterm="")
-    return "\n".join(lines)
+    lines = changed_lines("\n".join(old.lines()), "\n".join(new.lines()))
+    return "\n".join((f"--- {names[0]}", f"+++ {names[1]}", *lines)) if lines else ""
+
+
+def changed_lines(before: str, after: str) -> list[str]:
+    """The same of two texts, by line and without names. Of long texts the beginnings are compared, and a line says so:
+    the time that it takes grows with the square of their lines."""
+    old, new = (text[:MAX_DIFF_CHARS].splitlines()[:MAX_DIFF_LINES] for text in (before, after))
+    lines = list(difflib.unified_diff(old, new, lineterm=""))[2:]
+    if any(len(text) > MAX_DIFF_CHARS or len(text.splitlines()) > MAX_DIFF_LINES for text in (before, after)):
+        lines.append(f"… of each the first {MAX_DIFF_CHARS} characters and {MAX_DIFF_LINES} lines were compared")
+    return lines
 
 
 def _text(value: Any) -> str:

@@ -16,7 +16,7 @@ import math
 import operator
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -138,13 +138,24 @@ def _compare(comparison: Comparison, row: RolloutSummary) -> bool | None:
     value = getattr(row, comparison.field)
     if sign == "is null":
         return value is None
-    if value is None:
-        return None
+    return None if value is None else compare(value, sign, values)
+
+
+def compare(value: Any, sign: str, values: Sequence[Value]) -> bool:
+    """True where this holds of a value that is there."""
     if sign == "in":
         return value in values
     if sign == "~":
         return values[0] in value
     return COMPARISONS[sign](value, values[0])
+
+
+def fields_of(tree: Filter) -> set[str]:
+    """The fields that a filter names."""
+    if isinstance(tree, Comparison):
+        return {tree.field}
+    parts = (tree.part,) if isinstance(tree, Not) else tree.parts
+    return set().union(*map(fields_of, parts))
 
 
 class _Parser:

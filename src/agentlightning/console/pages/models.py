@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,15 +14,12 @@ from agentlightning.console.pages.choose import chosen_run
 from agentlightning.console.parts import Query, clipped, first, number, run_link, table, when
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError, MissingExtraError
-from agentlightning.prompts.templates import Template
+from agentlightning.prompts.templates import Template, changed_lines
 from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
 from agentlightning.types import JSON, Checkpoint, Resource, Run
 
 MAX_ROWS = 200
 """Versions that are listed, the newest; a run publishes one a step."""
-MAX_DIFF_CHARS = 20_000
-"""Of a prompt, from its beginning, that is compared with its parent's."""
-MAX_DIFF_LINES = 1000
 
 
 async def models_page(reader: Reader, query: Query) -> Html:
@@ -31,7 +27,7 @@ async def models_page(reader: Reader, query: Query) -> Html:
     run = await chosen_run(reader, query, "/models", "Models")
     if not isinstance(run, Run):
         return run
-    versions = [one for one in await reader.resources(run.id) if one.kind == "policy"]
+    versions = await reader.resources(run.id, "policy")
     checkpoints = await reader.checkpoints(run.id)
     saved = {one.version: one for one in checkpoints}
     head = ["policy", "version", "step", "made from", "model", "checkpoint", "published (UTC)"]
@@ -58,7 +54,7 @@ async def prompts_page(reader: Reader, query: Query) -> Html:
     run = await chosen_run(reader, query, "/prompts", "Prompts")
     if not isinstance(run, Run):
         return run
-    found = [one for one in await reader.resources(run.id) if one.kind == "prompt_template"]
+    found = await reader.resources(run.id, "prompt_template")
     if not found:
         none = f"this run has no prompt template; add one with: agl prompts add {run.id} NAME FILE"
         return join([*_head("Prompts", run), element("p", none, class_="none")])
@@ -186,8 +182,7 @@ def template_text(value: JSON) -> str:
 
 def difference(before: str, after: str) -> Html:
     """The lines that differ."""
-    old, new = (text[:MAX_DIFF_CHARS].splitlines()[:MAX_DIFF_LINES] for text in (before, after))
-    changed = list(difflib.unified_diff(old, new, lineterm=""))[2:]  # without the names of files
+    changed = changed_lines(before, after)
     if not changed:
         return element("p", "both have the same text", class_="none")
     tags: Mapping[str, str] = {"+": "ins", "-": "del"}

@@ -338,7 +338,7 @@ async def metrics(connection: RedisConnection, run_id: str, name: str | None = N
     after = 0
     while True:
         question = {"run": run_id, "after": str(after), "limit": MAX_METRICS_PER_READ}
-        entries, undone = await connection.read("read_metrics", question)
+        entries, undone, _ = await connection.read("read_metrics", question)
         portion = codec.read_metrics(run_id, entries, undone)
         found += [metric for metric in portion if name is None or metric.name == name]
         if len(portion) < MAX_METRICS_PER_READ:
@@ -350,20 +350,24 @@ async def metrics(connection: RedisConnection, run_id: str, name: str | None = N
 async def series(
     connection: RedisConnection, run_id: str, names: Sequence[str] | None, max_points: int, after_step: int | None
 ) -> dict[str, list[SeriesPoint]]:
-    """Metrics are a stream by time: all of a run's are read. NotFoundError if there is no such run."""
+    """Metrics are a stream by time: the server looks through all of a run's, and sends those asked for. NotFoundError if
+    there is no such run."""
     found: list[Metric] = []
-    after = 0
-    while portion := await later_metrics(connection, run_id, after, MAX_METRICS_PER_READ):
-        chosen = [each for each in portion if names is None or each.name in names]
-        found += [each for each in chosen if after_step is None or each.step > after_step]
-        after = portion[-1].seq
+    question: dict[str, Any] = {"run": run_id, "limit": MAX_METRICS_PER_READ, "exists": True}
+    question |= {} if names is None else {"names": list(names)}
+    question |= {} if after_step is None else {"after_step": after_step}
+    last = b"0"
+    while last:
+        after = last.partition(b"-")[0].decode()
+        entries, undone, last = await connection.read("read_metrics", {**question, "after": after})
+        found += codec.read_metrics(run_id, entries, undone)
     return downsampled(found, max_points)
 
 
 async def later_metrics(connection: RedisConnection, run_id: str, after: int, limit: int) -> list[Metric]:
     """In the order of `seq`. NotFoundError if there is no such run."""
     question = {"run": run_id, "after": str(after), "limit": limit, "exists": True}
-    entries, undone = await connection.read("read_metrics", question)
+    entries, undone, _ = await connection.read("read_metrics", question)
     return codec.read_metrics(run_id, entries, undone)
 
 

@@ -2,7 +2,7 @@
 
 Driven by lifecycle.py, which ends rollouts, and by the store's reads. A page is looked for in three ways, each bounded or
 the last: in the first rows of its order; among the few rows that one comparison of the filter leaves, where an index knows
-that it leaves few; in all rows of the run, in the order in which they lie. base.py says what the methods mean.
+that it leaves few; in all rows of the run, by their columns (columns.py). base.py says what the methods mean.
 """
 
 from __future__ import annotations
@@ -15,47 +15,38 @@ from typing import Any
 
 import orjson
 from sqlalchemy import (
-    BigInteger,
-    Boolean,
     ColumnElement,
     Connection,
-    Double,
     Select,
-    Text,
     and_,
     asc,
     desc,
     func,
-    literal,
     literal_column,
-    not_,
     or_,
     select,
-    true,
     tuple_,
 )
 from sqlalchemy.sql.selectable import FromClause
 
 from agentlightning.store import codec
 from agentlightning.store.sql import statements
+from agentlightning.store.sql.conditions import Columns, condition, typed
 from agentlightning.store.sql.prepared import execute, execute_many
-from agentlightning.store.sql.tables import SUMMARY_KEYS, SUMMARY_ORDERS, rollout_summaries, runs
-from agentlightning.store.summaries import COLUMNS, Place, failure_of, first_rows, task_key, title_of
+from agentlightning.store.sql.tables import ROWS_PER_CHUNK, SUMMARY_KEYS, SUMMARY_ORDERS, rollout_summaries, runs
+from agentlightning.store.summaries import COLUMNS, Place, failure_of, first_rows, is_after, task_key, title_of
 from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
-from agentlightning.store.where import AGENT, COMPARISONS, AllOf, Comparison, Filter, Not, Value
+from agentlightning.store.where import AllOf, Comparison, Filter
 
 FIRST_ROWS = 300
-MAX_WALKED = 5000
-"""First rows of an order that are looked through: a millisecond, in which filters that leave much find a page, and some
-tens, which are still less than all rows of a large run take."""
+"""First rows of an order that are looked through: a millisecond, in which filters that leave much find a page."""
 MAX_FEW = 2000
 """Rows that a comparison may leave, to be read by its index one by one."""
+MAX_TIES = 500
+"""Rows alike in the order that are read to be put in that of their ids."""
 INDEXED = frozenset({*SUMMARY_ORDERS, *SUMMARY_KEYS, "id", "finished_ns"})
 
 _table = rollout_summaries
-_TYPES: dict[type, Any] = {bool: Boolean(), int: BigInteger(), float: Double(), str: Text()}
-
-Columns = Callable[[str], ColumnElement[Any]]
 
 
 @dataclass(slots=True)
@@ -75,7 +66,8 @@ def add_summaries(connection: Connection, rollout_ids: Sequence[str]) -> None:
         return
     ids = {"ids": list(rollout_ids)}
     totals = _totals(connection, ids)
-    new = []
+    new: list[dict[str, Any]] = []
+    full: list[tuple[str, int]] = []
     for row in execute(connection, statements.TO_SUMMARIZE, ids):
         task, mine = orjson.loads(row.task), totals[row.id, row.attempt]
         summary = RolloutSummary(
@@ -95,7 +87,14 @@ def add_summaries(connection: Connection, rollout_ids: Sequence[str]) -> None:
             duration_s=0.0 if row.started_ns is None else (row.finished_ns - row.started_ns) / 1e9,
         )
         new.append(codec.SUMMARIES.columns(summary))
+        if summary.finished_seq % ROWS_PER_CHUNK == 0:
+            full.append((summary.run_id, summary.finished_seq // ROWS_PER_CHUNK - 1))
     execute_many(connection, statements.ADD_SUMMARY, new)
+    if full:
+        from agentlightning.store.sql.columns import write_chunk
+
+        for run_id, chunk in full:
+            write_chunk(connection, run_id, chunk)
 
 
 def _totals(connection: Connection, ids: dict[str, Any]) -> defaultdict[tuple[str, int], CallTotals]:
@@ -131,6 +130,7 @@ class _Page:
         self, connection: Connection, query: SummaryQuery, run_id: str, tree: Filter, place: Place | None
     ) -> None:
         self._connection = connection
+        self._query = query
         self._run_id = run_id
         self._tree = tree
         self._place = place
@@ -149,10 +149,7 @@ class _Page:
             return found
         rows = self._walk(FIRST_ROWS)
         rows = self._among_few() if rows is None else rows
-        rows = self._walk(MAX_WALKED) if rows is None else rows
-        if rows is not None:
-            return rows
-        return self._fetch(self._filtered(_table, self._unindexed).where(_table.c.run_id == self._run_id))
+        return self._scan() if rows is None else rows
 
     def _walk(self, count: int) -> list[RolloutSummary] | None:
         """Looks through the first rows of the order; None where they do not fill the page."""
@@ -170,9 +167,51 @@ class _Page:
             chosen = run_id == self._run_id, condition(part, _table.c.__getitem__, self._sqlite)
             some = select(literal_column("1")).where(*chosen).limit(MAX_FEW + 1).subquery()
             if self._connection.execute(select(func.count()).select_from(some)).scalar_one() <= MAX_FEW:
-                few = select(_table).where(*chosen).limit(MAX_FEW).subquery()
+                few = self._by_id(*chosen).limit(MAX_FEW).subquery()
                 return self._fetch(self._filtered(few, few.c.__getitem__))
         return None
+
+    def _scan(self) -> list[RolloutSummary]:
+        """Looks through all rows: by their columns as far as chunks have them, then through those that finished later."""
+        from agentlightning.store.sql import columns  # numpy takes longer to load than most stores to read
+
+        mine = self._filtered(_table, self._unindexed).where(_table.c.run_id == self._run_id)
+        if not columns.covers(self._tree):
+            return self._fetch(mine)
+        order = self._name, self._descending
+        found = columns.find(self._connection, self._run_id, self._tree, order, self._place, self._wanted)
+        rows = self._later(mine, found.last) if found.last else self._fetch(mine)
+        chosen = found.rows
+        for value, tied in found.ties:
+            if len(tied) <= MAX_TIES:
+                chosen += tied.tolist()
+            else:
+                rows += self._tied(value)
+        if chosen:
+            rows += self._fetch(self._by_id(_table.c.run_id == self._run_id, _table.c.finished_seq.in_(chosen)))
+        several = {row.id: row for row in rows if is_after(row, self._place, self._query)}  # ties are found twice
+        return first_rows(several.values(), self._query, self._wanted)
+
+    def _later(self, mine: Select[Any], last: int) -> list[RolloutSummary]:
+        """Those of the run's rows that finished after what chunks have. The upper bound tells a planner how few they are."""
+        newest = select(func.max(_table.c.finished_seq)).where(_table.c.run_id == self._run_id)
+        newest_seq = self._connection.execute(newest).scalar() or 0
+        return self._fetch(mine.where(_table.c.finished_seq.between(last + 1, newest_seq))) if newest_seq > last else []
+
+    def _by_id(self, *chosen: ColumnElement[bool]) -> Select[Any]:
+        """Rows that an index finds. First their ids, which are in it: for whole rows SQLite would read all of the run."""
+        return select(_table).where(_table.c.id.in_(select(_table.c.id).where(*chosen)))
+
+    def _tied(self, value: float | None) -> list[RolloutSummary]:
+        """The first rows of those with this value: so many match that a walk in the order of their ids meets them soon."""
+        column = _table.c[self._name]
+        tied = column.is_(None) if value is None else column == typed(value)
+        rows = select(_table).where(_table.c.run_id == self._run_id, tied)
+        rows = rows.where(condition(self._tree, self._unindexed, self._sqlite))
+        if (place := self._place) is not None and place.value == value:
+            rows = rows.where((operator.lt if self._descending else operator.gt)(_table.c.id, typed(place.id)))
+        turn: Callable[..., Any] = desc if self._descending else asc
+        return self._fetch(rows.order_by(turn(_table.c.id)).limit(self._wanted))
 
     def _parts_of_order(self) -> Iterator[Select[Any]]:
         """The rows after the place, as queries that indexes answer in order: those with a value, then those without."""
@@ -183,12 +222,12 @@ class _Page:
         if place is None or place.value is not None:
             valued = mine.where(column.is_not(None)) if column.nullable else mine
             if place is not None:
-                valued = valued.where(later(tuple_(column, row_id), tuple_(_typed(place.value), _typed(place.id))))
+                valued = valued.where(later(tuple_(column, row_id), tuple_(typed(place.value), typed(place.id))))
             yield valued.order_by(turn(column), turn(row_id))
         if column.nullable:
             rest = mine.where(column.is_(None))
             if place is not None and place.value is None:
-                rest = rest.where(later(row_id, _typed(place.id)))
+                rest = rest.where(later(row_id, typed(place.id)))
             yield rest.order_by(turn(row_id))
 
     def _filtered(self, source: FromClause, columns: Columns) -> Select[Any]:
@@ -197,10 +236,10 @@ class _Page:
         later = operator.lt if self._descending else operator.gt
         chosen = condition(self._tree, columns, self._sqlite)
         if (place := self._place) is not None:
-            after = and_(column.is_(None), later(row_id, _typed(place.id)))
+            after = and_(column.is_(None), later(row_id, typed(place.id)))
             if place.value is not None:
-                tied = and_(column == _typed(place.value), later(row_id, _typed(place.id)))
-                after = or_(later(column, _typed(place.value)), tied, column.is_(None))
+                tied = and_(column == typed(place.value), later(row_id, typed(place.id)))
+                after = or_(later(column, typed(place.value)), tied, column.is_(None))
             chosen = and_(chosen, after)
         order = (column.desc(), row_id.desc()) if self._descending else (column, row_id)
         selected = select(*(source.c[name] for name in codec.SUMMARIES.names))
@@ -213,40 +252,3 @@ class _Page:
 
     def _fetch(self, query: Select[Any]) -> list[RolloutSummary]:
         return [codec.SUMMARIES.of_row(row) for row in self._connection.execute(query)]
-
-
-def condition(tree: Filter, columns: Columns, sqlite: bool) -> ColumnElement[bool]:
-    """The filter as a condition on these columns; every value is a parameter."""
-    if isinstance(tree, Comparison):
-        return _comparison(tree, columns, sqlite)
-    if isinstance(tree, Not):
-        return not_(condition(tree.part, columns, sqlite))
-    parts = [condition(part, columns, sqlite) for part in tree.parts]
-    return and_(true(), *parts) if isinstance(tree, AllOf) else or_(*parts)
-
-
-def _comparison(comparison: Comparison, columns: Columns, sqlite: bool) -> ColumnElement[bool]:
-    sign = comparison.sign
-    find = func.instr if sqlite else func.strpos
-    if comparison.field == AGENT:
-        # A name begins behind a bracket or a comma of its JSON list, and a quote within one behind a backslash.
-        listed = columns("agents")
-        quoted = [orjson.dumps(value).decode() for value in comparison.values]
-        found = or_(*(find(listed, before + name) > 0 for name in quoted for before in "[,"))
-        return not_(found) if sign == "!=" else found
-    column = columns(comparison.field)
-    if sign == "is null":
-        return column.is_(None)
-    values = [_typed(value) for value in comparison.values]
-    if sign == "in":
-        return column.in_(values)
-    if sign == "~":
-        return find(column, values[0]) > 0
-    compare: Callable[..., Any] = COMPARISONS[sign]
-    compared: ColumnElement[bool] = compare(column, values[0])
-    return compared
-
-
-def _typed(value: Value | None) -> ColumnElement[Any]:
-    """A parameter of the value's own type: a column's would round a number that is no integer."""
-    return literal(value, _TYPES[type(value)])

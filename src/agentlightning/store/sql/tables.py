@@ -68,7 +68,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -195,11 +195,40 @@ rollout_summaries = Table(
 )
 """One narrow row a finished rollout, and nothing of its payloads: whatever filters rollouts reads these alone."""
 SUMMARY_ORDERS = ("reward", "step", "turns", "sampled_tokens", "duration_s")
-SUMMARY_KEYS = ("task_key", "group_id")
+SUMMARY_KEYS = ("task_key", "group_id", "finished_seq")
 for _name in SUMMARY_ORDERS:
     Index(f"summaries_by_{_name}", rollout_summaries.c.run_id, rollout_summaries.c[_name], rollout_summaries.c.id)
 for _name in SUMMARY_KEYS:
     Index(f"summaries_by_{_name}", rollout_summaries.c.run_id, rollout_summaries.c[_name])
+
+ROWS_PER_CHUNK = 2048
+"""Of a run, in the order in which they finished. Those of its last, which is not full, have no chunk yet."""
+SUMMARY_NUMBERS = (
+    *("step", "replica", "reward", "turns", "prompt_tokens", "sampled_tokens", "forks", "attempts", "lost", "refused"),
+    *("created_ns", "finished_ns", "finished_seq", "duration_s"),
+)
+SUMMARY_TEXTS = ("mode", "state", "group_id", "task_key", "title", "agents", "failure", "outcome")
+summary_chunks = Table(
+    "summary_chunks",
+    metadata,
+    _run(),
+    Column("field", _Text, nullable=False),
+    Column("chunk", _Int, nullable=False),
+    Column("kind", _Text, nullable=False),  # i1, i2, i4, i8 or f8: little-endian numbers of so many bytes
+    Column("data", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("run_id", "field", "chunk"),
+)
+"""Summaries once more, by column: what a filter without an index reads (columns.py)."""
+summary_texts = Table(
+    "summary_texts",
+    metadata,
+    _run(),
+    Column("field", _Text, nullable=False),
+    Column("hash", BigInteger, nullable=False),  # what chunks have in the place of the text
+    Column("text", _Text, nullable=False),
+    PrimaryKeyConstraint("run_id", "field", "hash"),
+    sqlite_with_rowid=False,
+)
 
 attempts = Table(
     "attempts",
