@@ -62,7 +62,7 @@ class ScoreRequest:
     split: Split
     tasks: tuple[int, ...]
     replica: int = 0
-    """Further rollouts of the same task have replicas of their own; equal replicas of two candidates share their seeds."""
+    """Further rollouts of the same task have replicas of their own."""
 
 
 class SearchRun(Protocol):
