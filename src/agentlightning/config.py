@@ -353,7 +353,7 @@ class Config(Table):
     prompts: PromptsConfig = PromptsConfig()
     """Prompt templates, and the agents whose system prompts they replace."""
     optimize: OptimizeConfig | None = None
-    """What `agl optimize` searches, by what model and with what budget."""
+    """Search for better prompts; None: there is none."""
     limits: LimitsConfig = LimitsConfig()
     """Bounds of what each attempt, and the run as a whole, may use."""
     policies: dict[str, PolicyConfig] = Field({})

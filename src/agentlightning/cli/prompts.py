@@ -62,6 +62,32 @@ def list_templates(run: RunId, as_json: Json = False, store: Store = None) -> No
     print_columns(screen(), rows) if found else screen().print("no prompt template yet; add one with: agl prompts add")
 
 
+@app.command("candidates")
+def list_candidates(run: RunId, as_json: Json = False, store: Store = None) -> None:
+    """List the candidates of a search (agl optimize) with their parents and validation rewards."""
+    from dataclasses import asdict
+    from statistics import fmean
+
+    from agentlightning.store.prompt_candidates import CandidateRecord, read_candidates, validation_rewards
+    from agentlightning.trainer.display import screen
+
+    async def work(opened: LightningStore) -> tuple[list[CandidateRecord], dict[int, dict[int, float]]]:
+        return await read_candidates(opened, run), await validation_rewards(opened, run)
+
+    found, rewards = with_store(store, work)
+    scored = [(each, rewards.get(-1 if each.number is None else each.number, {})) for each in found]
+    if as_json:
+        print_json([{**asdict(each), "rewards": own} for each, own in scored])
+        return
+    rows = [("candidate", "reward", "tasks", "from", "made by", "versions")]
+    for each, own in scored:
+        versions = ", ".join(f"{name}@{version}" for name, version in each.versions.items())
+        parents = ", ".join(map(str, each.parents)) or "-"
+        number, mean = "-" if each.number is None else str(each.number), f"{fmean(own.values()):.3f}" if own else "-"
+        rows.append((number, mean, str(len(own)), parents, each.source, versions or f"refused: {each.refused}"))
+    print_columns(screen(), rows) if found else screen().print(f"{run}: no search for prompts yet; see: agl optimize")
+
+
 @app.command("show")
 def show_template(run: RunId, version: Reference, as_json: Json = False, store: Store = None) -> None:
     """Print a version as it is stored."""
@@ -142,6 +168,9 @@ def compare_templates(
         float, typer.Option("--temperature", min=0, help="Sampling temperature; 0 is greedy.")
     ] = 0.0,
     transcripts: Annotated[int, typer.Option("--transcripts", min=0, help="Tasks to show side by side.")] = 1,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Other tasks than the run's: file, hub:NAME or file.py:name.")
+    ] = None,
     settings: Settings = None,
     as_json: Json = False,
     store: Store = None,
@@ -157,6 +186,8 @@ def compare_templates(
 
     folder = RunFolder(runs, run)
     config = own_config(folder, settings or [], store)
+    if data is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"val": data})})
 
     async def work(opened: LightningStore) -> tuple[list[Resource], list[Resource], str | None]:
         found = [await find_version(opened, run, each) for each in versions]

@@ -120,18 +120,20 @@ def tag_run(
 def state_of(run: Run, runs: Path) -> str:
     """The run's state; killed where it says that it runs, was trained in its folder here, and no process holds that.
 
-    A training that was killed or failed is listed with the line that resumes it.
+    A training, or a search for prompts, that was killed or failed is listed with the line that resumes it.
     """
     from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.prompts.optimization import optimize_line
     from agentlightning.trainer.run_lease import is_elsewhere
-    from agentlightning.trainer.serving import is_training
+    from agentlightning.trainer.serving import is_search, is_training
     from agentlightning.trainer.training import resume_line
 
     folder = RunFolder(runs, run.id)
     here = (folder.path / "lock").exists() and not is_elsewhere(run, folder)
     state = "killed" if run.state == "running" and here and not folder.is_held else run.state
-    resumable = here and state in ("killed", "failed") and is_training(run)
-    return f"{state}; {resume_line(folder.path)}" if resumable else state
+    if not here or state not in ("killed", "failed") or not (is_training(run) or is_search(run)):
+        return state
+    return f"{state}; {(optimize_line if is_search(run) else resume_line)(folder.path)}"
 
 
 def _number(value: object) -> str:

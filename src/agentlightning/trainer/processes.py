@@ -221,7 +221,7 @@ class Processes:
 
     @property
     def server_url(self) -> str:
-        """Where the server of the run answers."""
+        """Address of the run's server."""
         return str(self._server)
 
     def hung(self) -> int:

@@ -31,6 +31,11 @@ def is_training(run: Run) -> bool:
     return run.name.partition(" ")[0] not in PURPOSES
 
 
+def is_search(run: Run) -> bool:
+    """True for a run that searches for prompts, which ``agl optimize`` resumes."""
+    return run.name.partition(" ")[0] == OPTIMIZE
+
+
 def rollouts_of(
     config: Config, run_id: str, rows: Sequence[JSON], *, mode: Mode, group: str, replicas: int, max_attempts: int
 ) -> list[NewRollout]:

@@ -1,4 +1,4 @@
-"""Budget: what a search has used of its rollouts, tokens and money.
+"""Budget: the use that a search has made of its rollouts, tokens and money.
 
 Counted along the search's own path, from recorded calls: a search that is run again from its start counts the same, and ends
 where it would have ended.
@@ -17,7 +17,7 @@ from agentlightning.types import Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class SearchUsage:
     """Tokens and money of some calls."""
 
     prompt_tokens: int = 0
@@ -25,8 +25,8 @@ class Usage:
     cost: float = 0.0
     """US dollars of external models that have prices."""
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
+    def __add__(self, other: SearchUsage) -> SearchUsage:
+        return SearchUsage(
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             sampled_tokens=self.sampled_tokens + other.sampled_tokens,
             cost=self.cost + other.cost,
@@ -37,10 +37,10 @@ class Usage:
         return self.prompt_tokens + self.sampled_tokens
 
 
-def usage_of(calls: Sequence[Call], external: Mapping[str, ExternalModelConfig]) -> Usage:
-    """What these calls used; an external model that reports no usage counts as nothing."""
+def usage_of(calls: Sequence[Call], external: Mapping[str, ExternalModelConfig]) -> SearchUsage:
+    """Tokens and money of these calls; an external model that reports no usage counts as nothing."""
     tokens = [used_tokens(call) for call in calls]
-    return Usage(
+    return SearchUsage(
         prompt_tokens=sum(prompt for prompt, _ in tokens),
         sampled_tokens=sum(sampled for _, sampled in tokens),
         cost=external_cost(calls, external) or 0.0,
@@ -53,7 +53,7 @@ class Budget:
 
     bounds: OptimizeConfig
     rollouts: int = 0
-    used: Usage = Usage()
+    used: SearchUsage = SearchUsage()
 
     def check(self, rollouts: int = 0) -> None:
         """BudgetSpentError where so many more rollouts would pass their bound, or tokens or money are spent."""

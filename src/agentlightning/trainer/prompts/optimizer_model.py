@@ -24,7 +24,7 @@ from agentlightning.config_external import ExternalModelConfig
 from agentlightning.errors import ConfigError, ConflictError, EngineError, boundary
 from agentlightning.runner.attempt import status_here
 from agentlightning.store.base import LightningStore
-from agentlightning.trainer.prompts.budget import Usage, usage_of
+from agentlightning.trainer.prompts.budget import SearchUsage, usage_of
 from agentlightning.trainer.prompts.rollout_traces import message_text
 from agentlightning.types import JSON, Call, Claim, Finish, NewRollout, Resource, RetryPolicy, Rollout, Sampling
 
@@ -35,7 +35,7 @@ MAX_TRIES = 5
 TIMEOUT_S = 900.0
 """Seconds for one answer, and the lease of who asks: one that was killed is waited for by nobody."""
 ANTHROPIC_MAX_TOKENS = 8192
-"""That protocol has no request without a bound."""
+"""Tokens of one answer in a protocol that has no request without a bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class OptimizerAnswer:
     """An answer and what it cost."""
 
     text: str
-    usage: Usage
+    usage: SearchUsage
 
 
 class OptimizerModel(Protocol):
@@ -61,7 +61,7 @@ class ScriptedModel:
 
     async def ask(self, prompt: str, purpose: str, number: int) -> OptimizerAnswer:
         """As of `OptimizerModel`."""
-        return OptimizerAnswer(text=await self.answer(prompt, purpose, number), usage=Usage())
+        return OptimizerAnswer(text=await self.answer(prompt, purpose, number), usage=SearchUsage())
 
 
 def scripted_model(grammar: Path) -> ScriptedModel:
@@ -78,7 +78,7 @@ def scripted_model(grammar: Path) -> ScriptedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAddress:
-    """Where and how a model is asked."""
+    """Address at which a model is asked, and the protocol."""
 
     server_url: str
     model: str

@@ -35,7 +35,7 @@ def call_step(call: Call) -> str:
 
 
 def span_step(span: Span) -> str:
-    """What the agent did outside model calls, with its attributes, and with the error where it ended in one."""
+    """A step of the agent outside model calls, with its attributes, and with the error where it ended in one."""
     own = {name: value for name, value in span.attributes.items() if not name.startswith(("resource.", "scope."))}
     text = f"{span.name} {json.dumps(own, ensure_ascii=False, default=str)}" if own else span.name
     failures = [span.status_message or "failed"] if span.status == "error" else []

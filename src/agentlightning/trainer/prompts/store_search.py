@@ -23,7 +23,7 @@ from agentlightning.store.scan import read_calls
 from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded, nothing_to_learn
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.prompts.budget import Budget, Usage, usage_of
+from agentlightning.trainer.prompts.budget import Budget, SearchUsage, usage_of
 from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.prompts.optimizer_model import OptimizerModel
 from agentlightning.trainer.prompts.rollout_traces import rollout_trace
@@ -132,7 +132,7 @@ class StoreSearch:
     async def _run(self, keys: Sequence[Key]) -> None:
         self.batches += 1
         rollouts = await (self._collect(keys) if self._scores else self._first(keys))
-        used, feedback = Usage(), list[str]()
+        used, feedback = SearchUsage(), list[str]()
         for start in range(0, len(rollouts), READ_BATCH):
             part = rollouts[start : start + READ_BATCH]
             used += usage_of(await read_calls(self.store, part), self.config.external)
@@ -183,7 +183,7 @@ class StoreSearch:
             prompts=dict(self.book.versions(number)),
         )
 
-    async def _log(self, keys: Sequence[Key], used: Usage) -> None:
+    async def _log(self, keys: Sequence[Key], used: SearchUsage) -> None:
         """Records the numbers of a batch."""
         whole = range(len(self.tasks["val"]))
         means = {}

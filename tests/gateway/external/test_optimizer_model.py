@@ -1,0 +1,81 @@
+"""The model of a prompt search asked through a real gateway: OpenAI-compatible, Anthropic, and the policy itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from external_house import serve
+from external_server import ExternalServer
+from gateway_house import House
+
+from agentlightning.config_external import ExternalModelConfig
+from agentlightning.errors import EngineError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress
+
+
+@pytest.fixture
+async def writer(
+    make_house: Callable[[LightningStore], Awaitable[House]],
+) -> AsyncIterator[tuple[House, ExternalServer]]:
+    """A house with an external model `writer` of both protocols."""
+    server = await ExternalServer().start()
+    async with InMemoryLightningStore() as store:
+        house = await make_house(store)
+        for protocol in ("openai", "anthropic"):
+            await serve(house, protocol, url=server.url, protocol=protocol, models=[f"{protocol}-1"], max_retries=0)
+        yield house, server
+        await house.close()
+    await server.close()
+
+
+async def opened(house: House, model: str, protocol: str = "openai") -> GatewayModel:
+    prices = {"input_cost_per_token": 0.5, "output_cost_per_token": 1.0}
+    external = {"w": ExternalModelConfig(url="https://h/v1", models=("openai-1", "anthropic-1"), **prices)}
+    address = ModelAddress(server_url="http://gateway", model=model, protocol=protocol)
+    asked = GatewayModel(house.store, house.run_id, address, house.http(adds_keys=False), external, first_pause_s=0.0)
+    await asked.open(await house.store.resources(house.run_id))
+    return asked
+
+
+@pytest.mark.parametrize(("protocol", "path"), [("openai", "/v1/chat/completions"), ("anthropic", "/v1/messages")])
+async def test_an_external_model_answers_in_its_protocol_and_its_usage_is_counted(
+    writer: tuple[House, ExternalServer], protocol: str, path: str
+) -> None:
+    house, server = writer
+    model = await opened(house, f"{protocol}-1", protocol)
+    answer = await model.ask("Write better.", "edit", 1)
+    assert (answer.text, answer.usage.tokens, answer.usage.cost) == ("It is sunny.", 18, 12.5)
+    [request] = server.requests
+    assert (request.path, request.json["messages"]) == (path, [{"role": "user", "content": "Write better."}])
+
+
+async def test_the_policy_answers_through_the_gateway(house: House) -> None:
+    model = await opened(house, "policy")
+    answer = await model.ask("hi", "edit", 1)
+    assert (answer.text, answer.usage.cost) == ("It is sunny.", 0.0)
+    assert answer.usage.sampled_tokens > 0
+
+
+async def test_what_was_answered_is_not_asked_again_by_another_process(writer: tuple[House, ExternalServer]) -> None:
+    house, server = writer
+    first = await (await opened(house, "openai-1")).ask("Write better.", "edit", 1)
+    assert await (await opened(house, "openai-1")).ask("Write better.", "edit", 1) == first
+    assert len(server.requests) == 1
+    [rollout] = await house.store.rollouts(RolloutQuery(run_id=f"{house.run_id}-optimizer"))
+    assert (rollout.state, rollout.mode, rollout.task) == ("succeeded", "eval", {"prompt": "Write better."})
+
+
+async def test_a_connection_that_breaks_is_tried_again(writer: tuple[House, ExternalServer]) -> None:
+    house, server = writer
+    server.drop = 2
+    assert (await (await opened(house, "openai-1")).ask("Write better.", "edit", 1)).text == "It is sunny."
+
+
+async def test_a_model_that_is_away_is_a_sentence(writer: tuple[House, ExternalServer]) -> None:
+    house, server = writer
+    server.drop = 100
+    with pytest.raises(EngineError, match=r"optimize\.model: openai-1 gives no answer: 502 .*external model 'openai'"):
+        await (await opened(house, "openai-1")).ask("Write better.", "edit", 1)
