@@ -79,7 +79,10 @@ def judge(task: JSON, asked: list[str], text: str) -> JSON:
     if not asked:
         return {"score": 0.0, "feedback": "Wrong: a guess from memory. Nobody used find to look anything up."}
     if len(asked) < hops:
-        return {"score": 0.0, "feedback": "Wrong: it stopped half-way, at the boss, and did not go on to the second fact."}
+        return {
+            "score": 0.0,
+            "feedback": "Wrong: it stopped half-way, at the boss, and did not go on to the second fact.",
+        }
     return {"score": 0.0, "feedback": f"Wrong: it asked for {asked[-1]}, which is not what the question is about."}
 
 
@@ -87,10 +90,10 @@ def demonstrate(task: JSON, prompt: str, rng: Random) -> list[Message]:
     """The conversation of the demonstrator under a system prompt."""
     messages = [{"role": "system", "content": prompt}, {"role": "user", "content": task["question"]}]
     known, relations = task["plan"]["person"], task["plan"]["relations"]
-    look_up = (0.6 if LOOK_UP in prompt else 0.1) if FROM_MEMORY in prompt else (0.97 if LOOK_UP in prompt else 0.3)
+    look_up = (0.8 if LOOK_UP in prompt else 0.1) if FROM_MEMORY in prompt else (0.97 if LOOK_UP in prompt else 0.5)
     if rng.random() < look_up:
         for hop, relation in enumerate(relations):
-            if hop == 1 and rng.random() > (0.95 if GO_ON in prompt else 0.2):
+            if hop == 1 and rng.random() > (0.95 if GO_ON in prompt else 0.3):
                 break
             asked = relation if rng.random() < KNOWN[relation] else CONFUSED[relation]
             fact = lookup.find(task["corpus"], f"{known} {asked}")
@@ -100,8 +103,8 @@ def demonstrate(task: JSON, prompt: str, rng: Random) -> list[Message]:
             ]
             known = fact if fact in PEOPLE or hop == len(relations) - 1 else known
     else:
-        fact = rng.choice(lookup.VALUES[relations[-1]])
-    bare = (0.6 if BARE in prompt else 0.1) if SENTENCE in prompt else (0.97 if BARE in prompt else 0.35)
+        fact = rng.choice([value for values in lookup.VALUES.values() for value in values])
+    bare = (0.6 if BARE in prompt else 0.1) if SENTENCE in prompt else (0.97 if BARE in prompt else 0.4)
     messages.append({"role": "assistant", "content": fact if rng.random() < bare else f"I think that it is {fact}."})
     return messages
 

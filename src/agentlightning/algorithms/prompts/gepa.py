@@ -218,12 +218,14 @@ class _Adapter:
 
     def should_accept(self, proposal: Any, state: Any) -> bool:
         """True for a child that earned more on the minibatch and then won its race on validation tasks."""
-        before, after = (
-            sum(score.reward for score in part.outputs) for part in (proposal.eval_before, proposal.eval_after)
-        )
-        if after <= before:
-            return False
         parent, child = self._by_index[proposal.parent_program_ids[0]], self._by_texts[_key(proposal.candidate)]
+        parts = (proposal.eval_before, proposal.eval_after)
+        before, after = ([score.reward for score in part.outputs] for part in parts)
+        if sum(after) <= sum(before):
+            pairs = list(zip(before, after, strict=True))
+            wins, losses = sum(new > old for old, new in pairs), sum(new < old for old, new in pairs)
+            self.state.compared(parent, child, wins, losses, len(pairs) - wins - losses)
+            return False
         [race] = self.bridge.call(self.state.race([(parent, child)]))
         return bool(race.accepted)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field
@@ -89,7 +89,7 @@ class SearchState:
         self.failed = 0
         """Requests in a row without one that can be used."""
         self._known = {run.seed.number}
-        self._tried: dict[int, list[tuple[PromptCandidate, Race]]] = {}
+        self._tried: dict[int, list[tuple[PromptCandidate, TriedText]]] = {}
         self._train_order: list[int] = []
 
     async def start(self) -> None:
@@ -173,28 +173,44 @@ class SearchState:
             return None
         if candidate.number in self._known:
             self.failed += 1
+            for parent in parents:
+                self._proposed_again(parent, candidate)
             return None
         self.failed = 0
         self._known.add(candidate.number)
         return candidate
 
     def tried(self, parent: PromptCandidate, name: str) -> list[TriedText]:
-        """The texts that raced against this one, in order."""
+        """The texts that were compared with this one, in order; one that was proposed again since stands last."""
         return [
-            TriedText(text=child.texts[name], wins=race.wins, losses=race.losses, ties=race.ties)
-            for child, race in self._tried.get(parent.number, [])
+            replace(tried, text=child.texts[name])
+            for child, tried in self._tried.get(parent.number, [])
             if child.texts[name] != parent.texts[name]
         ]
+
+    def compared(self, parent: PromptCandidate, child: PromptCandidate, wins: int, losses: int, ties: int) -> None:
+        """Remember how a child did against its parent, for requests for further texts."""
+        told = TriedText(text="", wins=wins, losses=losses, ties=ties)
+        self._tried.setdefault(parent.number, []).append((child, told))
+
+    def _proposed_again(self, parent: PromptCandidate, child: PromptCandidate) -> None:
+        """Put it last: requests show the latest alone, and a model that is not told would propose it for ever."""
+        tried = self._tried.setdefault(parent.number, [])
+        found = next((one for one in tried if one[0].number == child.number), None)
+        if found is None:
+            self.compared(parent, child, wins=0, losses=0, ties=0)
+        else:
+            tried.remove(found)
+            tried.append(found)
 
     async def race(self, pairs: Sequence[tuple[PromptCandidate, PromptCandidate]]) -> list[Race]:
         """Race pairs of parent and child on validation tasks, side by side; those accepted are scored on all of them."""
         settings, size = self.settings, self.run.sizes["val"]
         rule = RaceRule(alpha=settings.race_alpha, batch=settings.minibatch, max_rollouts=settings.max_race_rollouts)
         races = [Race(parent, child, self.random.sample(range(size), size), rule) for parent, child in pairs]
-        for one in races:
-            self._tried.setdefault(one.parent.number, []).append((one.child, one))
         await run_races(races, self.evaluate)
         for one in races:
+            self.compared(one.parent, one.child, one.wins, one.losses, one.ties)
             if one.accepted:
                 await self.score_whole(one.child)
             else:
