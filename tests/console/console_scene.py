@@ -8,6 +8,7 @@ from typing import Any
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.feedback import feedback_span
+from agentlightning.store.prompt_candidates import CandidateRecord
 from agentlightning.types import (
     Call,
     Checkpoint,
@@ -166,6 +167,11 @@ async def _versions(store: LightningStore, run_id: str, text: str) -> None:
                 Resource(run_id=run_id, name=f"writer {text}", kind="prompt_template", value=prompt, parent=parent),
             ]
         )
+    proposals = [
+        CandidateRecord(number=0, texts={"writer": text}, versions={f"writer {text}": 1}),
+        CandidateRecord(number=None, texts={"writer": f"{text}!"}, source=text, refused=text),
+    ]
+    await store.put_resources([one.resource(run_id) for one in proposals])
     await store.put_checkpoint(Checkpoint(run_id=run_id, step=2, path=f"/runs/{text}", version=2))
 
 

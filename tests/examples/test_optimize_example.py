@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "optimize"
-BETTER = "Look up the order before you answer. Answer with the number alone."
 
 
 @pytest.fixture
@@ -24,6 +23,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         if file.is_file():
             shutil.copy(file, tmp_path)
     subprocess.run([sys.executable, "orders.py"], cwd=tmp_path, check=True)
+    (tmp_path / "blocked" / "torch").mkdir(parents=True)
+    (tmp_path / "blocked" / "torch" / "__init__.py").write_text("raise ImportError('no torch here')")
     command = [sys.executable, "stand_in.py", "0"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as stand_in:
         assert stand_in.stdout is not None
@@ -36,16 +37,21 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def agl(folder: Path, *words: str) -> Any:
-    """The last line that a command prints, which is JSON."""
+    """The last line that a command prints without torch, which is JSON."""
+    environment = {**os.environ, "PYTHONPATH": str(folder / "blocked")}
     command = [sys.executable, "-m", "agentlightning", *words, "--store", f"sqlite:///{folder}/agl.db"]
-    done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["template.toml", "rule.toml"])
-def test_the_prompt_decides_whether_the_agent_succeeds(folder: Path, name: str) -> None:
-    assert agl(folder, "eval", name)["as_asked"] == 0.0
-    better = ("--set", f"prompts.templates.system.text={BETTER}")
-    assert agl(folder, "eval", name, *better)["as_asked"] == 1.0
+def test_a_search_finds_the_prompt_under_which_the_agent_succeeds(folder: Path, name: str) -> None:
+    found = agl(folder, "optimize", name, "--json")
+    assert (found["finished"], found["before"], found["after"]) == (True, 0.0, 1.0)
+    assert "Look up the order" in found["texts"]["system"]
+    assert "number alone" in found["texts"]["system"]
+    assert found["cost"] > 0
+    tested = agl(folder, "prompts", "test", found["run_id"], "system@1", "system", "--json")
+    assert [one["reward_mean"] for one in tested["figures"]] == [0.0, 1.0]

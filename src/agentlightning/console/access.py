@@ -26,13 +26,18 @@ from agentlightning.console.markup import element
 from agentlightning.errors import AgentLightningError
 from agentlightning.gateway.access import cross_site_reason, presented_key
 from agentlightning.gateway.authentication import Authentication
+from agentlightning.gateway.roles import Caller
 
 SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 1000
 MAX_LOGIN_BYTES = 16_384
 LOGIN = "/login"
+PROMOTE = "/promote"
+ACTOR = "agl_actor"
+"""Of a request's scope: who asks to promote a version."""
+FORM = b"application/x-www-form-urlencoded"
 SERVED = re.compile(
-    r"/(|run|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|export|login"
+    r"/(|run|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|export|login|promote"
     r"|theme\.css|favicon\.ico|manifest\.json|gradio_api/queue/(join|data)|gradio_api/heartbeat/\w+|(assets|static)(/\w[\w.-]*)+)"
 )
 """Paths that the pages need. Gradio also takes uploads, serves files and fetches URLs: nobody gets to those."""
@@ -76,12 +81,17 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Lets requests through to `app`. Without `authentication` this machine may read."""
+    """Lets requests through to `app`. Without `authentication` this machine may read.
+
+    With `promotes` a form of the console's own pages may promote a prompt version: anybody's on this machine without
+    `authentication`, with it that of the server's key or an admin's token.
+    """
 
     app: ASGIApp
     authentication: Authentication | None
     sessions: Sessions
     cookie: str = "agl_console"
+    promotes: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve, or refuse."""
@@ -97,6 +107,8 @@ class Access:
     async def _refusal(self, request: Request) -> Response | None:
         """The response to a request that may not read; None where it may."""
         headers: Headers = list(request.scope["headers"])
+        if request.url.path == PROMOTE:
+            return await self._promotion_refusal(request, headers)
         if self.authentication is None:
             reason = cross_site_reason(request.method, _without_navigation(request.method, headers))
             return None if reason is None else PlainTextResponse(reason, 403)
@@ -110,6 +122,26 @@ class Access:
             return _login_page("", 401)
         return PlainTextResponse("the console wants the server's key or a reader's token", 401)
 
+    async def _promotion_refusal(self, request: Request, headers: Headers) -> Response | None:
+        """The response to a request that may not see what a promotion does, or may not promote; else None, and its scope
+        says who asks where they may promote."""
+        if not self.promotes:
+            return PlainTextResponse("this console only reads; start it with --allow-promote", 403)
+        if request.method == "POST" and (reason := _foreign_form(headers)):
+            return PlainTextResponse(reason, 403)
+        if self.authentication is None:
+            # What a form is was asked above; of its origin this asks once more, as of every request.
+            if reason := cross_site_reason("GET", _without_navigation(request.method, headers)):
+                return PlainTextResponse(reason, 403)
+            request.scope[ACTOR] = "somebody of this machine"
+            return None
+        caller = await self._caller(self._presented(headers))
+        if caller is not None and caller.role == "admin":
+            request.scope[ACTOR] = caller.actor.name
+        elif request.method == "POST" or not await self._may_read(self._presented(headers)):
+            return PlainTextResponse("promoting wants the server's key or an admin's token", 403)
+        return None
+
     def _presented(self, headers: Headers) -> bytes:
         jar: SimpleCookie = SimpleCookie()
         try:
@@ -121,14 +153,18 @@ class Access:
 
     async def _may_read(self, key: bytes) -> bool:
         """True for the server's key, and for tokens that read all runs."""
+        caller = await self._caller(key)
+        return caller is not None and caller.role in ("admin", "reader") and caller.run_id is None
+
+    async def _caller(self, key: bytes) -> Caller | None:
+        """The holder of a key; None where nobody is known by it."""
         assert self.authentication is not None
         if not key:
-            return False
+            return None
         try:
-            caller = await self.authentication.caller([(b"authorization", b"Bearer " + key)])
+            return await self.authentication.caller([(b"authorization", b"Bearer " + key)])
         except AgentLightningError:  # unknown; or a token, where the console itself may not look tokens up
-            return False
-        return caller.role in ("admin", "reader") and caller.run_id is None
+            return None
 
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":
@@ -171,8 +207,19 @@ def _foreign(method: str, headers: Headers, login: bool) -> str | None:
     if origin and origin.partition(b"://")[2] != host:
         return f"Origin: expected {host.decode('latin-1')!r:.80}, got {origin.decode('latin-1')!r:.80}"
     content_type = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    expected = b"application/x-www-form-urlencoded" if login else b"application/json"
+    expected = FORM if login else b"application/json"
     return None if content_type == expected else f"Content-Type: expected {expected.decode()}"
+
+
+def _foreign_form(headers: Headers) -> str | None:
+    """The reason why a form could be another site's, be that another port of this host; None if it cannot. Browsers tell the
+    Origin of every form that they send."""
+    given = dict(headers)
+    host, origin = given.get(b"host", b""), given.get(b"origin", b"")
+    if not host or origin.partition(b"://")[2] != host:
+        return f"Origin: expected {host.decode('latin-1')!r:.80}, got {origin.decode('latin-1')!r:.80}"
+    content_type = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    return None if content_type == FORM else f"Content-Type: expected {FORM.decode()}"
 
 
 def _login_page(wrong: str, status: int) -> HTMLResponse:

@@ -93,8 +93,11 @@ class Reader:
         store: LightningStore,
         clock: Callable[[], float] = time.monotonic,
         suggestions_timeout_s: float = SUGGESTIONS_TIMEOUT_S,
+        promotes: bool = False,
     ) -> None:
         self.store = store
+        self.promotes = promotes
+        """Pages offer to promote prompt versions."""
         self._suggestions_timeout_s = suggestions_timeout_s
         self.analyses = asyncio.Semaphore(MAX_ANALYSES)
         """Held by views that read many rollouts."""

@@ -1,6 +1,7 @@
 """The console's server: the pages and the exports over one store, behind `Access`.
 
-Driven by ``agl console`` and by the child process of a training. It opens the store for itself and writes nothing.
+Driven by ``agl console`` and by the child process of a training. It opens the store for itself and writes nothing, but for
+promoted prompt versions where that is allowed.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "TOKENIZE
 """Variables that keep libraries of this process from asking anybody for anything."""
 
 
-def run(url: str, listener: socket.socket, started: Callable[[], None] = lambda: None) -> None:
+def run(
+    url: str, listener: socket.socket, started: Callable[[], None] = lambda: None, *, promotes: bool = False
+) -> None:
     """Serve the store at `url` on a bound socket until SIGTERM or SIGINT; `started` is called when browsers are answered.
+
+    promotes: who may write may promote a prompt version by a button.
 
     MissingExtraError without Gradio, ConfigError where other hosts could connect and there is no key to ask them for, else
     whatever keeps the store from being read.
     """
     os.environ.update(OFFLINE)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(url, listener, started))
+        asyncio.run(_serve(url, listener, started, promotes))
 
 
 def asked_key(url: str) -> str:
@@ -44,7 +49,7 @@ def asked_key(url: str) -> str:
     return key
 
 
-async def _serve(url: str, listener: socket.socket, started: Callable[[], None]) -> None:
+async def _serve(url: str, listener: socket.socket, started: Callable[[], None], promotes: bool) -> None:
     try:
         import uvicorn
 
@@ -59,9 +64,10 @@ async def _serve(url: str, listener: socket.socket, started: Callable[[], None])
     async with existing_store(url) as store:
         await store.runs(limit=1)  # a wrong key or address is told here, not in a browser
         authentication = None if is_loopback(host) else Authentication(store, asked_key(url))
-        reader = Reader(store)
+        reader = Reader(store, promotes=promotes)
         try:
-            app = Access(create_app(reader), authentication, Sessions(), cookie=f"agl_console_{port}")
+            cookie = f"agl_console_{port}"
+            app = Access(create_app(reader), authentication, Sessions(), cookie, promotes)
             config = uvicorn.Config(
                 app,
                 access_log=False,

@@ -14,9 +14,11 @@ from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
 
+from agentlightning.console.access import ACTOR, PROMOTE
 from agentlightning.console.export import as_html, as_json, style_sheet
-from agentlightning.console.markup import Html, element, url
+from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.pages.alerts import alerts_page
 from agentlightning.console.pages.bottlenecks import bottlenecks_page
 from agentlightning.console.pages.compare import compare_page
@@ -29,6 +31,7 @@ from agentlightning.console.pages.runs import runs_page
 from agentlightning.console.pages.side import side_page
 from agentlightning.console.pages.suggestions import suggestions_page
 from agentlightning.console.parts import PLACES, Query, choice, first, number
+from agentlightning.console.promotion import bounded_body, promote, promotion_page, whole_page
 from agentlightning.console.reader import Reader
 from agentlightning.errors import AgentLightningError
 
@@ -68,6 +71,22 @@ def create_app(reader: Reader) -> FastAPI:
     @app.get("/export")
     async def export(request: Request) -> Response:
         return await _export(reader, _query(request))
+
+    @app.get(PROMOTE)
+    async def confirm(request: Request) -> Response:
+        try:
+            content = await promotion_page(reader, _query(request), ACTOR in request.scope)
+        except Exception as error:
+            return HTMLResponse(whole_page("Promote", join([element("h1", "Promote"), _wrong(error)])), _status(error))
+        return HTMLResponse(whole_page("Promote", content))
+
+    @app.post(PROMOTE)
+    async def promote_chosen(request: Request) -> Response:
+        try:
+            body = await bounded_body(request)
+            return RedirectResponse(await promote(reader, body, request.scope[ACTOR]), 303)
+        except Exception as error:
+            return HTMLResponse(whole_page("Promote", join([element("h1", "Promote"), _wrong(error)])), _status(error))
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "SSR mode", UserWarning)  # told of the mode that is off, too
@@ -151,6 +170,10 @@ def _wrong(error: Exception) -> Html:
         log.error("a page failed", exc_info=error)
         told = f"this page failed ({type(error).__name__}); what the console printed says where"
     return element("p", told, class_="wrong", role="alert")
+
+
+def _status(error: Exception) -> int:
+    return error.http_status if isinstance(error, AgentLightningError) else 500
 
 
 def _framed(path: str | None, content: Html) -> str:

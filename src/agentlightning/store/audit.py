@@ -22,8 +22,8 @@ AUDITED = frozenset(
     {"cancel", "create_token", "delete_runs", "drop_records", "put_resources", "revoke_token", "update_run"}
 )
 """Methods that write entries."""
-AUDITED_KINDS = frozenset({"policy", "external"})
-"""Kinds of resources that decide where agents' requests go."""
+AUDITED_KINDS = frozenset({"policy", "external", "prompt_template"})
+"""Kinds of resources that decide where agents' requests go, and what agents are told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,8 +127,8 @@ class Training:
     async def _train(self, resume: bool, name: str) -> TrainResult:
         if self._config.agent_model is not None:
             raise ConfigError(
-                f"model.path: expected a model that can be trained, got {self._config.model.path!r}; agl check, agl eval "
-                "and agl prompts test take an external model"
+                f"model.path: expected a model that can be trained, got {self._config.model.path!r}; agl optimize searches "
+                "for prompts over an external model, and agl check, agl eval and agl prompts test take one, too"
             )
         check_checkpoint_url(self._config.trainer)
         data, seed = self._config.data, self._config.trainer.seed

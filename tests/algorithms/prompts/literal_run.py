@@ -16,17 +16,11 @@ Rewards = Callable[[Mapping[str, str], Split, int, int], tuple[float, str, str]]
 
 SEED_TEXT = "Answer {question}. Be creative."
 GOOD = ("Reply in valid json.", "Read the schema first.", "State every unit.")
-IDLE = (
-    "Be polite.",
-    "Use short sentences.",
-    "Take a deep breath.",
-    "You are an expert.",
-    "Never apologise.",
-    "Write in English.",
-    "Mind the budget.",
-    "Prefer lists.",
-    "Number the pages.",
+_NOUNS = (
+    "budget tone order clock weather title margin colour summary index author reader cover chapter footer header "
+    "garden river window bridge market kitchen forest island harbour castle village mountain"
 )
+IDLE = tuple(f"Mind the {noun}." for noun in _NOUNS.split())
 GRAMMAR = {"add": [*GOOD, *IDLE], "drop": ["Be creative."]}
 COMPLAINTS = (
     "The output was no valid json.",

@@ -167,3 +167,15 @@ async def test_races_run_side_by_side_until_each_is_over() -> None:
 
     assert (better.accepted, same.accepted) == (True, False)
     assert asked == [4, 4]
+
+
+def test_a_race_that_is_resumed_goes_on_with_what_it_counted_and_one_that_is_hopeless_does_not() -> None:
+    one = run(race(), [1.0, -1.0, -1.0, 0.0])
+    one.resume()
+    run(one, [1.0] * 24)
+    assert one.accepted
+    assert one.losses == 2
+
+    short = run(race(rule=RaceRule(alpha=0.1, batch=4, max_rollouts=14)), [1.0, 0.0, 0.0, 0.0])
+    short.resume()
+    assert short.accepted is False

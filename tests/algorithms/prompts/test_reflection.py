@@ -64,14 +64,14 @@ def test_a_text_with_fences_is_shown_between_longer_ones_and_comes_back() -> Non
 
 
 def test_a_request_has_the_text_the_rollouts_and_what_was_tried_and_no_more_than_the_latest() -> None:
-    tried = [TriedText(text=f"text {number}", wins=number, losses=0, ties=4) for number in range(26)]
+    tried = [TriedText(text=f"text {number}", wins=number, losses=0, ties=4) for number in range(8)]
     prompt = reflection.reflection_prompt("system", "Answer {question}.", "ROLLOUTS", tried)
     assert "its text `system`" in prompt
     assert "```\nAnswer {question}.\n```" in prompt
     assert "ROLLOUTS" in prompt
     assert "2 earlier ones are left out." in prompt
     assert "text 1\n" not in prompt
-    assert "Better on 25 tasks, worse on 0, equal on 4:\n```\ntext 25\n```" in prompt
+    assert "Better on 7 tasks, worse on 0, equal on 4:\n```\ntext 7\n```" in prompt
 
 
 def test_the_control_is_told_nothing_of_rollouts() -> None:

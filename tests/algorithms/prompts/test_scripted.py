@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from agentlightning.algorithms.prompts.reflection import (
@@ -31,8 +33,17 @@ def rollouts(*outcomes: tuple[float, str]) -> str:
     )
 
 
-async def answered(prompt: str, number: int = 0) -> str | None:
-    return new_text(await ScriptedOptimiser(GRAMMAR)(prompt, "test", number))
+async def answers(prompt: str) -> Counter[str | None]:
+    """The new texts of 60 requests, by number."""
+    model = ScriptedOptimiser(GRAMMAR)
+    return Counter([new_text(await model(prompt, "test", number)) for number in range(60)])
+
+
+async def answered(prompt: str) -> str | None:
+    """The new text that it mostly answers."""
+    [(text, count)] = (await answers(prompt)).most_common(1)
+    assert count > 45
+    return text
 
 
 async def test_it_adds_the_sentence_that_shares_words_with_what_went_wrong() -> None:
@@ -49,32 +60,44 @@ async def test_it_replaces_what_rollouts_complain_of() -> None:
     assert await answered(prompt) == "Be careful."
 
 
-async def test_it_passes_over_texts_that_were_tried() -> None:
-    tried = [TriedText(text=f"{TEXT} Reply in valid json.", wins=0, losses=2, ties=2)]
-    outcomes = rollouts((0.0, "No json."), (0.0, "No json, and the schema was not read."))
-    assert await answered(reflection_prompt("system", TEXT, outcomes, tried)) == f"{TEXT} Read the schema."
+async def test_it_seldom_repeats_what_was_worse() -> None:
+    refused, other = f"{TEXT} Reply in valid json.", f"{TEXT} Read the schema."
+    outcomes = rollouts((0.0, "No json."), (0.0, "The schema was not read."))
+    before = await answers(reflection_prompt("system", TEXT, outcomes))
+    tried = [TriedText(text=refused, wins=0, losses=9, ties=2)]
+    after = await answers(reflection_prompt("system", TEXT, outcomes, tried))
+    assert after[refused] < before[refused] / 2
+    assert after[other] > before[other]
 
 
 async def test_its_critique_names_words_of_low_rewards_and_leads_its_edit() -> None:
     prompt = critique_prompt("system", TEXT, rollouts((0.0, "The schema was not read."), (1.0, "Valid json.")))
     critique = await ScriptedOptimiser(GRAMMAR)(prompt, "test", 0)
-    assert critique == "Rollouts with low rewards speak of: read, schema, the."
+    assert critique == "Rollouts with low rewards speak of: read, schema."
     assert await answered(edit_prompt("system", TEXT, critique)) == f"{TEXT} Read the schema."
 
 
 async def test_without_a_word_about_rollouts_its_edits_are_by_chance_and_repeatable() -> None:
     prompt = random_edit_prompt("system", TEXT)
-    found = [await answered(prompt, number) for number in range(60)]
-    assert found == [await answered(prompt, number) for number in range(60)]
-    assert len(set(found)) == 4  # three to add, one to drop
+    found = await answers(prompt)
+    assert found == await answers(prompt)
+    assert len(found) == 4  # three to add, one to drop
+    assert max(found.values()) < 30
 
 
 async def test_words_of_tasks_steps_and_successes_lead_nobody() -> None:
-    prompt = reflection_prompt("system", TEXT, rollouts((0.0, "No."), (1.0, "A polite answer.")))
-    assert len({await answered(prompt, number) for number in range(60)}) == 4
+    found = await answers(reflection_prompt("system", TEXT, rollouts((0.0, "No."), (1.0, "A polite answer."))))
+    assert len(found) == 4
+    assert max(found.values()) < 30
 
 
-async def test_when_every_edit_was_tried_the_answer_has_no_text() -> None:
+async def test_another_seed_draws_other_edits() -> None:
+    prompt = random_edit_prompt("system", TEXT)
+    drawn = [[await ScriptedOptimiser(GRAMMAR, seed)(prompt, "test", number) for number in range(9)] for seed in (0, 1)]
+    assert drawn[0] != drawn[1]
+
+
+async def test_where_the_grammar_has_no_edit_of_a_text_the_answer_has_none() -> None:
     model = ScriptedOptimiser({"drop": ["gone"]})
     assert new_text(await model(random_edit_prompt("system", TEXT), "test", 0)) is None
 

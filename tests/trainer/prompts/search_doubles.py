@@ -134,6 +134,8 @@ async def prompted_agents(
 ) -> AsyncIterator[None]:
     """Agents that survive the search's crashes; those whose prompt is `failed` end in an error."""
     worker = WorkerStatus(id="w", run_id=RUN, host="h", pid=1, running=0, seen_ns=0)
+    if not await store.runs([RUN]):
+        await store.create_run("optimize test", {}, RUN)  # nobody works for a run that is not there
 
     async def work() -> None:
         while True:

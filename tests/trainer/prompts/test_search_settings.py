@@ -83,6 +83,11 @@ def test_an_own_search_is_found_in_its_file(tmp_path: Path) -> None:
             "optimize.temperature: has no effect on an external model",
         ),
         (
+            {"model": {"path": "m", "temperature": 0.5}, "optimize": {"model": "writer", "temperature": 0}},
+            "model.temperature: has no effect beside optimize.temperature",
+        ),
+        ({"monitor": {"keep_credit": 5}}, "monitor: has no effect on a search"),
+        (
             {"model": {"path": "external:writer"}, "optimize": {"model": "policy"}},
             "optimize.model: expected the NAME of an external model",
         ),

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from agentlightning.algorithms.prompts.raced_search import RacedSearch, SearchState
 from agentlightning.algorithms.prompts.reflection import critique_prompt, edit_prompt, rollouts_text
-from agentlightning.algorithms.prompts.search import PromptCandidate
+from agentlightning.algorithms.prompts.search import PromptCandidate, ScoreRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,25 +30,35 @@ class APO(RacedSearch):
     async def improve(self, state: SearchState) -> str:
         beam = [state.run.seed]
         while (reason := state.end()) is None:
-            pairs = []
-            for parent in beam:
-                for _ in range(self.branch_factor):
-                    if state.end() is None and (child := await self._child(state, parent)) is not None:
-                        pairs.append((parent, child))
-            races = await state.race(pairs)
+            races = await state.race(await self._children(state, beam))
             beam += [race.child for race in races if race.accepted]
             means = state.pool.means()
             beam = sorted(beam, key=lambda one: (-means[one.number], one.number))[: self.beam_width]
         return reason
 
-    async def _child(self, state: SearchState, parent: PromptCandidate) -> PromptCandidate | None:
-        names = sorted(parent.texts)
-        name = names[state.asked % len(names)]
-        scores = await state.score(parent, "train", state.minibatch())
-        if state.teaches_nothing(scores):
-            state.failed += 1
-            return None
-        rollouts = rollouts_text(await state.run.traces(scores))
-        critique = await state.run.ask(critique_prompt(name, parent.texts[name], rollouts), "apo gradient", state.asked)
-        prompt = edit_prompt(name, parent.texts[name], critique, state.tried(parent, name))
-        return await state.ask_for_text(parent, name, prompt, "apo edit")
+    async def _children(
+        self, state: SearchState, beam: list[PromptCandidate]
+    ) -> list[tuple[PromptCandidate, PromptCandidate]]:
+        """The new candidates of a round, each with its parent; its rollouts and its requests run side by side."""
+        parents = [parent for parent in beam for _ in range(self.branch_factor)]
+        found = await state.evaluate(
+            [ScoreRequest(candidate=parent, split="train", tasks=state.minibatch()) for parent in parents]
+        )
+        taught = [pair for pair in zip(parents, found, strict=True) if not state.teaches_nothing(pair[1])]
+        state.failed += len(parents) - len(taught)
+        numbers, names = state.numbers(len(taught)), sorted(state.run.seed.texts)
+        jobs = []
+        for number, (parent, scores) in zip(numbers, taught, strict=False):  # fewer numbers near max_proposals
+            name = names[number % len(names)]
+            rollouts = rollouts_text(await state.run.traces(scores))
+            jobs.append((parent, name, critique_prompt(name, parent.texts[name], rollouts)))
+        critiques = await state.ask([prompt for *_, prompt in jobs], "apo gradient", numbers)
+        edits = [
+            edit_prompt(name, parent.texts[name], critique, state.tried(parent, name))
+            for (parent, name, _), critique in zip(jobs, critiques, strict=True)
+        ]
+        children: dict[int, tuple[PromptCandidate, PromptCandidate]] = {}
+        for (parent, name, _), answer in zip(jobs, await state.ask(edits, "apo edit", numbers), strict=True):
+            if (child := await state.changed(parent, name, answer, "apo edit")) is not None:
+                children.setdefault(child.number, (parent, child))
+        return list(children.values())

@@ -2,8 +2,8 @@
 
 Agrawal et al. 2025, arXiv 2507.19457. The package's engine is synchronous and runs in a thread; rollouts and requests run in
 the event loop. Its cache of evaluations stays off: it names an evaluation by the task's position alone, so that rewards of
-training tasks would count as those of validation tasks (gepa issue 425). What was run before costs nothing all the same,
-since the search's record has it.
+training tasks would count as those of validation tasks (its pull request 425, in no release yet). What was run before costs
+nothing all the same, since the search's record has it.
 """
 
 from __future__ import annotations
@@ -181,9 +181,8 @@ class _Adapter:
             return EvaluationBatch(outputs=[None] * len(batch), scores=nothing, trajectories=None)
         self._by_texts[_key(candidate)] = found
         [split] = {split for split, _ in batch}
-        tasks = list(
-            dict.fromkeys(task for _, task in batch)
-        )  # the package fills up a minibatch with tasks that it has
+        # The package fills up the last minibatch of an epoch with tasks that it has already.
+        tasks = list(dict.fromkeys(task for _, task in batch))
         scores = {score.task: score for score in self.bridge.call(self.state.score(found, split, tasks))}
         rollouts = [scores[task] for _, task in batch]
         rewards = [_shifted(one.reward) for one in rollouts]
@@ -209,7 +208,7 @@ class _Adapter:
         with self.bridge.kept():
             name, parent = str(component), self._by_texts[_key(candidate)]
             prompt = reflection_prompt(name, parent.texts[name], shown["rollouts"], self.state.tried(parent, name))
-            child = self.bridge.call(self.state.ask_for_text(parent, name, prompt, "gepa reflection"))
+            child = self.bridge.call(self.state.edited(parent, name, prompt, "gepa reflection"))
             if child is None:
                 return {}
             self._idle = 0
@@ -218,14 +217,12 @@ class _Adapter:
 
     def should_accept(self, proposal: Any, state: Any) -> bool:
         """True for a child that earned more on the minibatch and then won its race on validation tasks."""
-        parent, child = self._by_index[proposal.parent_program_ids[0]], self._by_texts[_key(proposal.candidate)]
-        parts = (proposal.eval_before, proposal.eval_after)
-        before, after = ([score.reward for score in part.outputs] for part in parts)
-        if sum(after) <= sum(before):
-            pairs = list(zip(before, after, strict=True))
-            wins, losses = sum(new > old for old, new in pairs), sum(new < old for old, new in pairs)
-            self.state.compared(parent, child, wins, losses, len(pairs) - wins - losses)
+        before, after = (
+            sum(score.reward for score in part.outputs) for part in (proposal.eval_before, proposal.eval_after)
+        )
+        if after <= before:
             return False
+        parent, child = self._by_index[proposal.parent_program_ids[0]], self._by_texts[_key(proposal.candidate)]
         [race] = self.bridge.call(self.state.race([(parent, child)]))
         return bool(race.accepted)
 

@@ -6,10 +6,11 @@ Whatever ends it, a budget that is spent among them, the best candidate so far i
 
 from __future__ import annotations
 
+import asyncio
 import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -41,7 +42,7 @@ class RacedSearch(PromptAlgorithm):
     """Training tasks that a candidate is made from, and validation tasks between two looks at a race."""
     race_alpha: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Probability at most that a candidate which is no better than its parent replaces it."""
-    max_race_rollouts: Annotated[int, Field(ge=2)] = 96
+    max_race_rollouts: Annotated[int, Field(ge=2)] = 160
     """Rollouts of one race at most, those of both candidates together; those that were run before count, too."""
     perfect_reward: float = 1.0
     """Reward that nothing exceeds: a candidate with it on all validation tasks ends the search, a minibatch with it on all
@@ -49,7 +50,7 @@ class RacedSearch(PromptAlgorithm):
     max_proposals: Annotated[int, Field(ge=1)] = 200
     """Requests for a new text after which the search ends."""
     patience: Annotated[int, Field(ge=1)] = 20
-    """Requests in a row without a new text that can be used after which the search ends."""
+    """Tries in a row without a new text that can be used after which the search ends."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -87,9 +88,8 @@ class SearchState:
         self.asked = 0
         """Requests for a new text."""
         self.failed = 0
-        """Requests in a row without one that can be used."""
-        self._known = {run.seed.number}
-        self._tried: dict[int, list[tuple[PromptCandidate, TriedText]]] = {}
+        """Tries in a row without one that can be used."""
+        self._races: dict[tuple[int, int], Race] = {}
         self._train_order: list[int] = []
 
     async def start(self) -> None:
@@ -103,12 +103,16 @@ class SearchState:
         if mean is not None and min(self.pool.rewards(best.number).values()) >= settings.perfect_reward:
             return f"Candidate {best.number} earns {mean:g} on every validation task: nothing is left (perfect_reward)."
         if self.failed >= settings.patience:
-            return f"{self.failed} requests in a row brought no new text that can be used (patience)."
+            return f"{self.failed} tries in a row brought no new text that can be used (patience)."
         if self.asked >= settings.max_proposals:
             return f"All {self.asked} requests for a new text were made (max_proposals)."
         return None
 
     def result(self, reason: str) -> SearchResult:
+        counts = self.pool.front_counts()
+        if len(counts) > 1:
+            leading = ", ".join(f"{number} on {count}" for number, count in counts.items())
+            self.run.note(f"Candidates that are best on validation tasks (Pareto front): {leading}.")
         best, mean = self.pool.best()
         return SearchResult(best=best, mean=mean, reason=reason, means=self.pool.means())
 
@@ -146,13 +150,24 @@ class SearchState:
         origin = f", from {parents}" if parents else ""
         self.run.note(f"Candidate {candidate.number} ({candidate.source}{origin}): validation reward {mean:.3f}.")
 
-    async def ask_for_text(
-        self, parent: PromptCandidate, name: str, prompt: str, source: str
-    ) -> PromptCandidate | None:
-        """A candidate with the optimiser model's new text in place of the parent's; None, with a note that says why, where
-        the answer has none that can be used."""
-        self.asked += 1
-        answer = await self.run.ask(prompt, source, self.asked)
+    def numbers(self, wanted: int) -> range:
+        """Count so many requests for a new text, no more than may be made, and return their numbers."""
+        first = self.asked + 1
+        self.asked = min(self.asked + wanted, self.settings.max_proposals)
+        return range(first, self.asked + 1)
+
+    async def ask(self, prompts: Sequence[str], purpose: str, numbers: Sequence[int]) -> list[str]:
+        """The optimiser model's answers, all asked for side by side."""
+        asked = [self.run.ask(prompt, purpose, number) for prompt, number in zip(prompts, numbers, strict=True)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)  # none goes on once this has returned
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if isinstance(answer, str)]
+
+    async def changed(self, parent: PromptCandidate, name: str, answer: str, source: str) -> PromptCandidate | None:
+        """The candidate with the text of an answer in place of the parent's; None, with a note that says why, where it has
+        none that can be used."""
         text = new_text(answer)
         if text is None:
             self.failed += 1
@@ -161,56 +176,44 @@ class SearchState:
             return None
         return await self.propose({**parent.texts, name: text}, [parent], source)
 
+    async def edited(self, parent: PromptCandidate, name: str, prompt: str, source: str) -> PromptCandidate | None:
+        """The candidate that one request leads to, or None as in `changed`."""
+        [answer] = await self.ask([prompt], source, self.numbers(1))
+        return await self.changed(parent, name, answer, source)
+
     async def propose(
         self, texts: Mapping[str, str], parents: Sequence[PromptCandidate], source: str
     ) -> PromptCandidate | None:
-        """The new candidate with these texts; None where it is refused, which a note says, or was there before."""
+        """The candidate with these texts; None where it is refused, which a note says, or nothing is open about it."""
         try:
             candidate = await self.run.propose(texts, parents, source)
         except InputError as refused:
             self.failed += 1
             self.run.note(f"A candidate is refused: {refused}")
             return None
-        if candidate.number in self._known:
+        raced = self._races.get((parents[0].number, candidate.number))
+        if candidate.number in self.pool.accepted or (raced is not None and raced.hopeless):
             self.failed += 1
-            for parent in parents:
-                self._proposed_again(parent, candidate)
             return None
         self.failed = 0
-        self._known.add(candidate.number)
         return candidate
 
     def tried(self, parent: PromptCandidate, name: str) -> list[TriedText]:
-        """The texts that were compared with this one, in order; one that was proposed again since stands last."""
+        """The texts that raced against this one, in order."""
         return [
-            replace(tried, text=child.texts[name])
-            for child, tried in self._tried.get(parent.number, [])
-            if child.texts[name] != parent.texts[name]
+            TriedText(text=race.child.texts[name], wins=race.wins, losses=race.losses, ties=race.ties)
+            for race in self._races.values()
+            if race.parent.number == parent.number and race.child.texts[name] != parent.texts[name]
         ]
 
-    def compared(self, parent: PromptCandidate, child: PromptCandidate, wins: int, losses: int, ties: int) -> None:
-        """Remember how a child did against its parent, for requests for further texts."""
-        told = TriedText(text="", wins=wins, losses=losses, ties=ties)
-        self._tried.setdefault(parent.number, []).append((child, told))
-
-    def _proposed_again(self, parent: PromptCandidate, child: PromptCandidate) -> None:
-        """Put it last: requests show the latest alone, and a model that is not told would propose it for ever."""
-        tried = self._tried.setdefault(parent.number, [])
-        found = next((one for one in tried if one[0].number == child.number), None)
-        if found is None:
-            self.compared(parent, child, wins=0, losses=0, ties=0)
-        else:
-            tried.remove(found)
-            tried.append(found)
-
     async def race(self, pairs: Sequence[tuple[PromptCandidate, PromptCandidate]]) -> list[Race]:
-        """Race pairs of parent and child on validation tasks, side by side; those accepted are scored on all of them."""
-        settings, size = self.settings, self.run.sizes["val"]
-        rule = RaceRule(alpha=settings.race_alpha, batch=settings.minibatch, max_rollouts=settings.max_race_rollouts)
-        races = [Race(parent, child, self.random.sample(range(size), size), rule) for parent, child in pairs]
+        """Race pairs of parent and child on validation tasks, side by side; those accepted are scored on all of them.
+
+        A pair that raced before goes on with what was counted.
+        """
+        races = [self._race_of(parent, child) for parent, child in pairs]
         await run_races(races, self.evaluate)
         for one in races:
-            self.compared(one.parent, one.child, one.wins, one.losses, one.ties)
             if one.accepted:
                 await self.score_whole(one.child)
             else:
@@ -218,3 +221,14 @@ class SearchState:
                     f"Candidate {one.child.number} does not replace {one.parent.number}: {one.sentence()} validation tasks."
                 )
         return races
+
+    def _race_of(self, parent: PromptCandidate, child: PromptCandidate) -> Race:
+        key = (parent.number, child.number)
+        if key not in self._races:
+            settings, size = self.settings, self.run.sizes["val"]
+            rule = RaceRule(
+                alpha=settings.race_alpha, batch=settings.minibatch, max_rollouts=settings.max_race_rollouts
+            )
+            self._races[key] = Race(parent, child, self.random.sample(range(size), size), rule)
+        self._races[key].resume()
+        return self._races[key]

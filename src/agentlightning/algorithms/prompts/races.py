@@ -47,7 +47,8 @@ class Race:
 
     Pairs with equal rewards say nothing. It ends with `accepted` where the wealth reaches 1 / alpha, and without where
     the candidate is behind at the end of a batch, or still not ahead after more tasks than one batch has, or where the
-    rollouts that are left could not decide it: ending it early makes no wrong acceptance.
+    rollouts that are left could not decide it. Ending it early makes no wrong acceptance, and neither does resuming it
+    with what it has counted.
     """
 
     def __init__(self, parent: PromptCandidate, child: PromptCandidate, order: Sequence[int], rule: RaceRule) -> None:
@@ -78,6 +79,16 @@ class Race:
             self.ties += after.reward == before.reward
         self.accepted = self._decision()
 
+    @property
+    def hopeless(self) -> bool:
+        """True where not even wins on all tasks that are left would decide it."""
+        return sign_test_wealth(self.wins + max(0, self._left()), self.losses) < 1 / self._rule.alpha
+
+    def resume(self) -> None:
+        """Go on where it was left, unless it is decided or hopeless."""
+        if self.accepted is False and not self.hopeless:
+            self.accepted = None
+
     def sentence(self) -> str:
         """The count, in words."""
         return f"better on {self.wins}, worse on {self.losses}, equal on {self.ties}"
@@ -89,13 +100,11 @@ class Race:
         return self._rule.max_rollouts // 2 - self._counted()
 
     def _decision(self) -> bool | None:
-        enough = 1 / self._rule.alpha
-        if sign_test_wealth(self.wins, self.losses) >= enough:
+        if sign_test_wealth(self.wins, self.losses) >= 1 / self._rule.alpha:
             return True
         behind = self.wins < self.losses
         even = self.wins == self.losses and self._counted() > self._rule.batch
-        hopeless = sign_test_wealth(self.wins + max(0, self._left()), self.losses) < enough
-        return False if behind or even or hopeless else None
+        return False if behind or even or self.hopeless else None
 
 
 Evaluate = Callable[[Sequence[ScoreRequest]], Awaitable[list[list[RolloutScore]]]]

@@ -23,9 +23,7 @@ class RandomSearch(RacedSearch):
         best, names = state.run.seed, sorted(state.run.seed.texts)
         while (reason := state.end()) is None:
             name = names[state.asked % len(names)]
-            child = await state.ask_for_text(
-                best, name, random_edit_prompt(name, best.texts[name]), "random_search edit"
-            )
+            child = await state.edited(best, name, random_edit_prompt(name, best.texts[name]), "random_search edit")
             if child is None:
                 continue
             tasks = state.minibatch()

@@ -17,7 +17,7 @@ MAX_ROLLOUTS_CHARACTERS = 24_000
 MAX_ROLLOUT_CHARACTERS = 8_000
 MAX_TRIED_CHARACTERS = 2_000
 """Of each text that was tried before."""
-MAX_TRIED = 24
+MAX_TRIED = 6
 """Texts that one request shows, those tried last."""
 MAX_CRITIQUE_CHARACTERS = 8_000
 MAX_CUT_NOTE = 40

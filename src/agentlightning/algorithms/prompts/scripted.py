@@ -1,7 +1,7 @@
 """A scripted optimiser model, for tests, benchmarks and the demo: it edits by a small grammar and is no language model.
 
-It reads nothing but the request that it is sent. Where that has rollouts, a critique or texts that were tried, it takes the
-edit for which they speak most; where it has none, an edit by chance, the same for the same request and number.
+It reads nothing but the request that it is sent, and draws one edit, the same for the same request and number. Where the
+request has rollouts, a critique or texts that were tried, an edit is the likelier the more they speak for it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from random import Random
 from typing import Any
 
 from agentlightning.algorithms.prompts.reflection import (
+    ANSWER_WITH_CRITIQUE,
     ANSWER_WITH_TEXT,
     CRITIQUE,
     CURRENT,
@@ -27,7 +29,13 @@ from agentlightning.errors import ConfigError
 
 _FENCED = re.compile(r"^(`{3,})\n(.*?)\n\1$", re.MULTILINE | re.DOTALL)
 _ROLLOUT = re.compile(r"^## Rollout \d+, reward (\S+)$", re.MULTILINE)
+_TRIED = re.compile(
+    r"^Better on (\d+) tasks, worse on (\d+), equal on \d+:\n(`{3,})\n(.*?)\n\3$", re.MULTILINE | re.DOTALL
+)
+_COMMON = frozenset({"and", "are", "but", "for", "has", "not", "that", "the", "this", "was", "with", "you"})
 MAX_CRITIQUE_WORDS = 12
+MIN_WEIGHT = 0.01
+"""Of an edit for which nothing speaks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +71,9 @@ class EditGrammar:
 class ScriptedOptimiser:
     """Answers as an optimiser model would, from a grammar: the sentences of it that share words with what went wrong."""
 
-    def __init__(self, grammar: EditGrammar | Mapping[str, Any]) -> None:
+    def __init__(self, grammar: EditGrammar | Mapping[str, Any], seed: int = 0) -> None:
         """ConfigError where the grammar has another key than add, drop and replace, or no edit."""
+        self._seed = seed
         if not isinstance(grammar, EditGrammar):
             unknown = sorted(set(grammar) - {"add", "drop", "replace"})
             if unknown:
@@ -82,29 +91,32 @@ class ScriptedOptimiser:
         found = _FENCED.search(prompt, prompt.find(CURRENT) + 1)
         if found is None:
             return "The request has no text."
-        text = found.group(2)
-        complaints, tried = _complaints(prompt[found.end() :]), _tried(prompt[found.end() :])
-        ranked = []
-        for place, (edited, put_in, taken_out) in enumerate(self.grammar.edits(text)):
-            if edited in tried:
-                continue
+        text, rest = found.group(2), prompt[found.end() :].replace(ANSWER_WITH_TEXT, "")
+        complaints, tried = _complaints(rest), _tried(rest)
+        edits, weights = [], []
+        for edited, put_in, taken_out in self.grammar.edits(text):
             evidence = self._shared(put_in, complaints) + self._shared(taken_out, complaints)
-            ranked.append((evidence, _chance(prompt, number, place), edited))
-        return fenced(max(ranked)[2]) if ranked else "Every edit was tried."
+            wins, losses = tried.get(edited, (0, 0))
+            edits.append(edited)
+            weights.append((MIN_WEIGHT + evidence) * (1 + wins) / (1 + wins + losses))
+        if not edits:
+            return "There is no edit."
+        chance = Random(blake2b(f"{self._seed} {number} {prompt}".encode()).digest())
+        return fenced(chance.choices(edits, weights)[0])
 
     def _critique(self, prompt: str) -> str:
-        complaints = _complaints(prompt)
+        complaints = _complaints(prompt.replace(ANSWER_WITH_CRITIQUE, ""))
         known = {word: weight for word, weight in complaints.items() if word in self._spread}
         words = sorted(known, key=lambda word: (-known[word] / self._spread[word], word))[:MAX_CRITIQUE_WORDS]
         return f"Rollouts with low rewards speak of: {', '.join(words)}." if words else "No fault is to be seen."
 
     def _shared(self, passage: str, complaints: Mapping[str, float]) -> float:
         """The words that a passage shares with the complaints; one that many passages have tells little."""
-        return sum(complaints.get(word, 0.0) / self._spread[word] for word in _words(passage))
+        return sum(complaints.get(word, 0.0) / self._spread[word] ** 2 for word in sorted(_words(passage)))
 
 
 def _words(text: str) -> set[str]:
-    return set(re.findall(r"\w{3,}", text.casefold()))
+    return set(re.findall(r"\w{3,}", text.casefold())) - _COMMON
 
 
 def _complaints(text: str) -> dict[str, float]:
@@ -122,11 +134,7 @@ def _complaints(text: str) -> dict[str, float]:
     return {word: float(count) for word, count in found.items()}
 
 
-def _tried(text: str) -> set[str]:
-    """The texts that the request says were tried already."""
-    section = text.partition(f"{TRIED}")[2]
-    return {found.group(2) for found in _FENCED.finditer(section)}
-
-
-def _chance(prompt: str, number: int, place: int) -> int:
-    return int.from_bytes(blake2b(f"{number} {place} {prompt}".encode(), digest_size=8).digest())
+def _tried(text: str) -> dict[str, tuple[int, int]]:
+    """The texts that the request says were tried, each with the tasks on which it was better, and worse."""
+    found = _TRIED.findall(text.partition(TRIED)[2])
+    return {tried: (int(wins), int(losses)) for wins, losses, _, tried in found}

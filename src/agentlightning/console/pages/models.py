@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 
 import orjson
@@ -14,6 +16,7 @@ from agentlightning.console.parts import Query, clipped, first, number, run_link
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError, MissingExtraError
 from agentlightning.prompts.templates import Template
+from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
 from agentlightning.types import JSON, Checkpoint, Resource, Run
 
 MAX_ROWS = 200
@@ -71,12 +74,68 @@ async def prompts_page(reader: Reader, query: Query) -> Html:
             *_head("Prompts", run),
             table(["prompt", "version", "made from", "step", "made (UTC)"], rows, "Versions, the newest first"),
             _left_out(found),
+            await _candidates(reader, run),
             element("h2", f"{shown.name}, version {shown.version}"),
-            element("pre", _text(shown.value)),
+            element("pre", template_text(shown.value)),
+            _promotion(reader, shown, found),
             element("h3", f"Difference from version {parent.version}") if parent else None,
-            await asyncio.to_thread(_difference, _text(parent.value), _text(shown.value)) if parent else None,
+            await asyncio.to_thread(difference, template_text(parent.value), template_text(shown.value))
+            if parent
+            else None,
         ]
     )
+
+
+async def _candidates(reader: Reader, run: Run) -> Html | None:
+    """The candidates of the run's search, where it is one: their lineage, and their rewards on validation tasks."""
+    found = await read_candidates(reader.store, run.id)
+    if not found:
+        return None
+    async with reader.analyses:
+        rewards = await validation_rewards(reader.store, run.id)
+    rows = []
+    for one in found[:MAX_ROWS]:
+        own = rewards.get(one.number, {}) if one.number is not None else {}
+        versions = [
+            element("a", f"{name}@{version}", href=url("/prompts", {"run": run.id, "name": name, "version": version}))
+            for name, version in one.versions.items()
+        ]
+        rows.append(
+            [
+                "-" if one.number is None else str(one.number),
+                f"{statistics.fmean(own.values()):.3f}" if own else "-",
+                str(len(own)),
+                ", ".join(map(str, one.parents)) or "-",
+                clipped(one.source),
+                join(part for link in versions for part in (link, " ")) if versions else f"refused: {one.refused}",
+            ]
+        )
+    head = ["candidate", "reward", "validation tasks", "made from", "made by", "versions"]
+    more = len(found) - MAX_ROWS
+    return join(
+        [
+            element("h2", "Candidates of the search"),
+            table(head, rows, "Candidates of the search, in their order"),
+            element("p", f"{more} later candidates are left out", class_="none") if more > 0 else None,
+        ]
+    )
+
+
+def _promotion(reader: Reader, shown: Resource, found: Sequence[Resource]) -> Html:
+    """The way to make the shown version the newest, where it is not."""
+    newest = max(one.version for one in found if one.name == shown.name)
+    if newest == shown.version:
+        return element("p", "New rollouts get this version.", class_="note")
+    if not reader.promotes:
+        return promotion_command(shown)
+    href = url("/promote", {"run": shown.run_id, "name": shown.name, "version": shown.version})
+    return element("p", element("a", f"Promote version {shown.version}…", href=href))
+
+
+def promotion_command(version: Resource) -> Html:
+    """The command that makes this version the newest, for who may only read here."""
+    words = ["agl", "prompts", "promote", version.run_id, f"{version.name}@{version.version}"]
+    return element("p", "Promote it with: ", element("code", shlex.join(words)))
 
 
 def _head(title: str, run: Run) -> list[Html]:
@@ -117,7 +176,7 @@ def _shown(found: Sequence[Resource], name: str, version: int | None) -> Resourc
     return _newest(fitting)[0]
 
 
-def _text(value: JSON) -> str:
+def template_text(value: JSON) -> str:
     """The template's text, or its messages; a value that is no template as JSON."""
     try:
         return "\n".join(Template.parse(value).lines())
@@ -125,7 +184,8 @@ def _text(value: JSON) -> str:
         return orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode()
 
 
-def _difference(before: str, after: str) -> Html:
+def difference(before: str, after: str) -> Html:
+    """The lines that differ."""
     old, new = (text[:MAX_DIFF_CHARS].splitlines()[:MAX_DIFF_LINES] for text in (before, after))
     changed = list(difflib.unified_diff(old, new, lineterm=""))[2:]  # without the names of files
     if not changed:

@@ -20,6 +20,8 @@ from agentlightning.types import Run
 
 CHARTS: Sequence[tuple[str, Mapping[str, str]]] = (
     ("Reward", {TRAIN: "training", HELD_OUT: "held-out, greedy", "eval/sampled/reward_mean": "held-out, T = 1"}),
+    ("Validation reward of prompts", {"prompts/best_mean": "best so far", "prompts/batch_mean": "batch"}),
+    ("Rollouts of a search", {"prompts/rollouts": "rollouts"}),
     ("Entropy (nats per token)", {"policy/entropy": "entropy"}),
     ("KL (nats per token)", {"policy/kl": "sampler and policy", "policy/ref_kl": "reference"}),
     ("Loss", {"train/loss": "training", "eval/loss": "held-out"}),

@@ -14,7 +14,7 @@ from agentlightning.algorithms.prompts.gepa import GEPA
 from agentlightning.algorithms.prompts.random_search import RandomSearch
 from agentlightning.algorithms.prompts.search import PromptAlgorithm
 from agentlightning.code_loader import is_code, load_plugin
-from agentlightning.config import Config, EvalConfig, TrainerConfig
+from agentlightning.config import Config, EvalConfig, ModelConfig, MonitorConfig, TrainerConfig
 from agentlightning.config_air import AirConfig
 from agentlightning.config_alerts import AlertsConfig
 from agentlightning.config_optimizer import POLICY, PROMPT_SEARCHES
@@ -75,6 +75,9 @@ def _check_ignored(config: Config) -> None:
     external = config.agent_model is not None
     if external and optimize.temperature is not None:
         raise ConfigError("optimize.temperature: has no effect on an external model, which samples as the agent asks")
+    own = config.model.temperature != ModelConfig.model_fields["temperature"].default
+    if own and optimize.temperature is not None:
+        raise ConfigError("model.temperature: has no effect beside optimize.temperature; give one of the two")
     if external and optimize.model == POLICY:
         raise ConfigError(f"optimize.model: expected the NAME of an external model, as in {config.model.path!r}")
     if config.policies:
@@ -91,6 +94,7 @@ def _check_ignored(config: Config) -> None:
         "eval": config.eval != EvalConfig(tasks=config.eval.tasks),
         "air": config.air != AirConfig(),
         "alerts": config.alerts != AlertsConfig(),
+        "monitor": config.monitor != MonitorConfig(tags=config.monitor.tags),
     }
     for name, given in ignored.items():
         if given:

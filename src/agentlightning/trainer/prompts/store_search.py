@@ -59,6 +59,8 @@ class StoreSearch:
     batches: int = 0
     sizes: Mapping[Split, int] = field(init=False)
     _scores: dict[Key, RolloutScore] = field(default_factory=dict)
+    _rewards: dict[tuple[int, Split], dict[int, list[float]]] = field(default_factory=dict)
+    """By candidate and split, rewards by task."""
     _asked: set[tuple[str, str, int]] = field(default_factory=set)
     _again: int = 0
     _best: float | None = None
@@ -117,10 +119,7 @@ class StoreSearch:
 
     def rewards(self, candidate: PromptCandidate, split: Split = "val") -> dict[int, float]:
         """By task, the mean reward of the rollouts of a candidate that this search has seen."""
-        found: dict[int, list[float]] = {}
-        for (number, of, task, _), score in self._scores.items():
-            if (number, of) == (candidate.number, split):
-                found.setdefault(task, []).append(score.reward)
+        found = self._rewards.get((candidate.number, split), {})
         return {task: statistics.fmean(values) for task, values in sorted(found.items())}
 
     def _check(self, rollouts: int) -> None:
@@ -140,7 +139,9 @@ class StoreSearch:
         self.budget.rollouts += len(rollouts)
         self.budget.used += used
         for key, rollout, words in zip(keys, rollouts, feedback, strict=True):
-            self._scores[key] = _score(key[2], rollout, words)
+            number, split, task, _ = key
+            score = self._scores[key] = _score(task, rollout, words)
+            self._rewards.setdefault((number, split), {}).setdefault(task, []).append(score.reward)
         await self._log(keys, used)
 
     async def _collect(self, keys: Sequence[Key]) -> list[Rollout]:

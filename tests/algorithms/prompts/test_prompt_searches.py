@@ -1,0 +1,229 @@
+"""Every search over prompts: it finds what helps, repeats itself exactly, and ends anywhere with the best so far."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from statistics import fmean
+
+import pytest
+from literal_run import GOOD, GRAMMAR, SEED_TEXT, LiteralRun, planted
+
+from agentlightning.algorithms.prompts import APO, GEPA, PROMPT_ALGORITHMS, RandomSearch
+from agentlightning.algorithms.prompts.raced_search import RacedSearch
+from agentlightning.algorithms.prompts.reflection import fenced
+from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
+from agentlightning.algorithms.prompts.search import Split
+from agentlightning.errors import ConfigError, DataError, EngineError
+
+every_search = pytest.mark.parametrize("kind", [RandomSearch, APO, GEPA], ids=lambda kind: kind.name)
+
+
+def noisy(texts: Mapping[str, str], split: Split, task: int, replica: int) -> tuple[float, str, str]:
+    """The planted task, where one rollout in five goes the other way, in two candidates of one replica alike."""
+    reward, feedback, error = planted(texts, split, task, replica)
+    flipped = random.Random(f"{split} {task} {replica}").random() < 0.2
+    return (1.0 - reward, "", "") if flipped else (reward, feedback, error)
+
+
+def silent(texts: Mapping[str, str], split: Split, task: int, replica: int) -> tuple[float, str, str]:
+    """No text earns anything."""
+    return 0.0, "", ""
+
+
+@every_search
+async def test_it_finds_the_planted_words(kind: type[RacedSearch]) -> None:
+    run = LiteralRun()
+    result = await kind(max_proposals=1000, patience=200).search(run, seed=1)
+    assert result.mean == 1.0
+    assert all(sentence in result.best.texts["system"] for sentence in GOOD)
+    assert "creative" not in result.best.texts["system"]
+    assert result.means[0] == 0.0
+    assert (
+        result.reason
+        == f"Candidate {result.best.number} earns 1 on every validation task: nothing is left (perfect_reward)."
+    )
+
+
+@every_search
+async def test_it_finds_them_through_noise(kind: type[RacedSearch]) -> None:
+    run = LiteralRun(noisy, sizes=(40, 40))
+    result = await kind(max_proposals=400, patience=200).search(run, seed=0)
+    good = sum(sentence in result.best.texts["system"] for sentence in GOOD)
+    assert good + ("creative" not in result.best.texts["system"]) >= 3
+
+
+@every_search
+async def test_the_same_seed_makes_the_same_requests(kind: type[RacedSearch]) -> None:
+    first, second, other = (LiteralRun(noisy, rollouts=300) for _ in range(3))
+    assert await kind().search(first, seed=3) == await kind().search(second, seed=3)
+    assert first.log == second.log
+    assert first.notes == second.notes
+    await kind().search(other, seed=4)
+    assert other.log != first.log
+
+
+@every_search
+async def test_run_again_over_the_record_it_asks_for_nothing_new(kind: type[RacedSearch]) -> None:
+    settings = kind(max_proposals=12)
+    run = LiteralRun(noisy)
+    result = await settings.search(run, seed=2)
+    again = LiteralRun(noisy, rollouts=0, record=run.record)
+    assert await settings.search(again, seed=2) == result
+    assert again.new == again.spent == 0
+
+
+@every_search
+async def test_killed_anywhere_and_run_again_it_ends_as_if_nothing_had_been(kind: type[RacedSearch]) -> None:
+    settings = kind(max_proposals=8)
+    whole = LiteralRun(noisy)
+    result = await settings.search(whole, seed=5)
+    for requests in range(0, len(whole.log), 7):
+        killed = LiteralRun(noisy, requests=requests)
+        await settings.search(killed, seed=5)
+        resumed = LiteralRun(noisy, record=killed.record)
+        assert await settings.search(resumed, seed=5) == result
+        assert resumed.log == whole.log
+        assert resumed.spent == whole.spent - killed.spent
+
+
+@every_search
+async def test_a_budget_may_end_at_every_request(kind: type[RacedSearch]) -> None:
+    settings = kind(max_proposals=8)
+    whole = LiteralRun()
+    end = await settings.search(whole, seed=1)
+    assert end.mean is not None
+    best = -1.0
+    for requests in range(len(whole.log)):
+        run = LiteralRun(requests=requests)
+        result = await settings.search(run, seed=1)
+        assert result.reason == f"The budget of {requests} requests is spent."
+        assert len(run.log) == requests
+        assert (result.mean is None) == (requests == 0)
+        if result.mean is not None:
+            assert result.mean == result.means[result.best.number]
+            assert best <= result.mean <= end.mean
+            best = result.mean
+
+
+@every_search
+async def test_a_budget_of_rollouts_may_end_at_every_number_of_them(kind: type[RacedSearch]) -> None:
+    for rollouts in range(0, 130, 3):
+        run = LiteralRun(rollouts=rollouts)
+        result = await kind().search(run, seed=1)
+        assert run.spent <= rollouts
+        assert result.reason == f"The budget of {rollouts} rollouts is spent."
+        assert (result.mean is None) == (rollouts < 16)
+
+
+@every_search
+async def test_where_nothing_helps_the_seed_is_the_best(kind: type[RacedSearch]) -> None:
+    run = LiteralRun(silent, rollouts=400)
+    result = await kind(patience=5).search(run, seed=0)
+    assert result.best == run.seed
+    assert result.mean == 0.0
+
+
+@every_search
+async def test_answers_without_a_text_cost_one_request_and_one_sentence_each(kind: type[RacedSearch]) -> None:
+    async def babbling(prompt: str, purpose: str, number: int) -> str:
+        return "I am sorry, Dave."
+
+    run = LiteralRun(optimiser=babbling)
+    result = await kind(patience=6).search(run, seed=0)
+    assert result.best == run.seed
+    assert result.reason == "6 tries in a row brought no new text that can be used (patience)."
+    sentence = "The optimiser model's answer has no text between fences, and is left out: 'I am sorry, Dave.'."
+    assert run.notes[1:] == [sentence] * 6
+    assert run.candidates == [run.seed]
+
+
+@every_search
+async def test_a_refused_candidate_is_a_sentence_and_the_search_goes_on(kind: type[RacedSearch]) -> None:
+    async def forgetful(prompt: str, purpose: str, number: int) -> str:
+        return fenced("Answer." if number % 2 else f"{SEED_TEXT} {GOOD[0]}")
+
+    run = LiteralRun(optimiser=forgetful)
+    result = await kind(patience=4).search(run, seed=0)
+    assert "A candidate is refused: prompts.templates.system: expected the placeholders ['{question}']" in run.notes
+    assert GOOD[0] in result.best.texts["system"]
+
+
+@every_search
+async def test_an_agent_that_fails_under_a_candidate_earns_nothing_and_its_error_is_shown(
+    kind: type[RacedSearch],
+) -> None:
+    def failing(texts: Mapping[str, str], split: Split, task: int, replica: int) -> tuple[float, str, str]:
+        return (1.0, "", "") if GOOD[0] in texts["system"] else (0.0, "", "agent failed: ValueError: no valid json.")
+
+    run = LiteralRun(failing)
+    result = await kind(max_proposals=500, patience=100).search(run, seed=0)
+    assert result.mean == 1.0
+    shown = any("agent failed: ValueError: no valid json." in key[1] for key in run.log if key[0] == "ask")
+    assert shown == (kind is not RandomSearch)
+
+
+@every_search
+async def test_an_optimiser_model_that_is_away_ends_the_search_with_its_error(kind: type[RacedSearch]) -> None:
+    async def away(prompt: str, purpose: str, number: int) -> str:
+        raise EngineError("external.optimiser: no answer after 5 tries")
+
+    with pytest.raises(EngineError, match="no answer after 5 tries"):
+        await kind().search(LiteralRun(optimiser=away), seed=0)
+
+
+@every_search
+async def test_minibatches_on_which_nothing_is_left_to_learn_end_a_search(kind: type[RacedSearch]) -> None:
+    def easy(texts: Mapping[str, str], split: Split, task: int, replica: int) -> tuple[float, str, str]:
+        return (1.0 if split == "train" else 0.5), "", ""
+
+    run = LiteralRun(easy)
+    result = await kind(patience=5, max_proposals=50).search(run, seed=0)
+    assert result.mean == 0.5
+    assert "(patience)" in result.reason or "(max_proposals)" in result.reason
+
+
+@every_search
+@pytest.mark.parametrize(("sizes", "split"), [((0, 4), "train"), ((4, 0), "val")])
+async def test_a_search_without_tasks_is_refused(kind: type[RacedSearch], sizes: tuple[int, int], split: str) -> None:
+    with pytest.raises(DataError, match=rf"^data\.{split}: a prompt search needs tasks"):
+        await kind().search(LiteralRun(sizes=sizes), seed=0)
+
+
+@every_search
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 2), (5, 7)])
+async def test_few_tasks_are_enough(kind: type[RacedSearch], sizes: tuple[int, int]) -> None:
+    run = LiteralRun(sizes=sizes)
+    result = await kind(max_proposals=300, patience=100).search(run, seed=0)
+    assert result.mean is not None
+    assert result.mean > 0
+
+
+async def test_gepa_and_apo_beat_random_search_at_equal_rollouts_over_20_seeds() -> None:
+    means = {}
+    for kind in PROMPT_ALGORITHMS.values():
+        results = [
+            await kind().search(LiteralRun(optimiser=ScriptedOptimiser(GRAMMAR, seed), rollouts=300), seed)
+            for seed in range(20)
+        ]
+        means[kind.name] = fmean(result.mean or 0.0 for result in results)
+    assert means["apo"] > means["random_search"] + 0.1
+    assert means["gepa"] >= means["apo"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "named"),
+    [
+        (GEPA, {"minibatch": 0}, "algorithm.minibatch"),
+        (GEPA, {"merge": "yes"}, "algorithm.merge"),
+        (APO, {"beam_width": 0}, "algorithm.beam_width"),
+        (APO, {"race_alpha": 1.0}, "algorithm.race_alpha"),
+        (RandomSearch, {"patience": "4"}, "algorithm.patience"),
+        (RandomSearch, {"race_alpha": 0.1, "max_race_rollouts": 8}, "algorithm.max_race_rollouts"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_that_names_it(
+    kind: type[RacedSearch], settings: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
+        kind(**settings)  # type: ignore[arg-type]
