@@ -42,7 +42,7 @@ DISTRACTORS = (
 GRAMMAR: JSON = {"add": [SENTENCE, LOOK_UP, GO_ON, BARE, *DISTRACTORS], "drop": [FROM_MEMORY]}
 """All edits of the scripted optimiser: four of them help."""
 
-KNOWN = {"boss": 0.95, "city": 0.95, "job": 0.2, "pet": 0.2}
+KNOWN = {"boss": 0.97, "city": 0.97, "job": 0.2, "pet": 0.2}
 """Probability that the demonstrator asks for the relation of the question."""
 CONFUSED = {"city": "boss", "boss": "city", "job": "pet", "pet": "job"}
 
@@ -90,10 +90,10 @@ def demonstrate(task: JSON, prompt: str, rng: Random) -> list[Message]:
     """The conversation of the demonstrator under a system prompt."""
     messages = [{"role": "system", "content": prompt}, {"role": "user", "content": task["question"]}]
     known, relations = task["plan"]["person"], task["plan"]["relations"]
-    look_up = (0.8 if LOOK_UP in prompt else 0.1) if FROM_MEMORY in prompt else (0.97 if LOOK_UP in prompt else 0.5)
+    look_up = (0.85 if LOOK_UP in prompt else 0.08) if FROM_MEMORY in prompt else (0.98 if LOOK_UP in prompt else 0.6)
     if rng.random() < look_up:
         for hop, relation in enumerate(relations):
-            if hop == 1 and rng.random() > (0.95 if GO_ON in prompt else 0.3):
+            if hop == 1 and rng.random() > (0.97 if GO_ON in prompt else 0.1):
                 break
             asked = relation if rng.random() < KNOWN[relation] else CONFUSED[relation]
             fact = lookup.find(task["corpus"], f"{known} {asked}")
@@ -104,7 +104,7 @@ def demonstrate(task: JSON, prompt: str, rng: Random) -> list[Message]:
             known = fact if fact in PEOPLE or hop == len(relations) - 1 else known
     else:
         fact = rng.choice([value for values in lookup.VALUES.values() for value in values])
-    bare = (0.6 if BARE in prompt else 0.1) if SENTENCE in prompt else (0.97 if BARE in prompt else 0.4)
+    bare = (0.5 if BARE in prompt else 0.05) if SENTENCE in prompt else (0.97 if BARE in prompt else 0.15)
     messages.append({"role": "assistant", "content": fact if rng.random() < bare else f"I think that it is {fact}."})
     return messages
 

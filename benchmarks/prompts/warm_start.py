@@ -21,7 +21,7 @@ from agentlightning.demo import lookup, tiny_model
 from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 from agentlightning.demo.tasks import rows
 
-DEMONSTRATIONS, STEPS = 9_000, 280
+DEMONSTRATIONS, STEPS = 9_000, 240
 TRAIN, VAL, HELD_OUT = 512, 48, 200
 HELD_OUT_SEED = 12345
 

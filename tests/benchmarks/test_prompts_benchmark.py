@@ -79,7 +79,7 @@ def test_each_good_edit_helps_the_demonstrator_and_idle_ones_do_not() -> None:
     for sentence in (instructed.LOOK_UP, instructed.GO_ON, instructed.BARE):
         assert demonstrated(good.replace(sentence, "")) < best - 0.08
     for sentence in (instructed.FROM_MEMORY, instructed.SENTENCE):
-        assert demonstrated(f"{good} {sentence}") < best - 0.08
+        assert demonstrated(f"{good} {sentence}") < best - 0.03
     assert demonstrated(f"{good} {' '.join(instructed.DISTRACTORS)}") == best
     assert best < 0.65, "the rest is for weights to learn"
 
