@@ -68,6 +68,8 @@ SIZES: dict[str, dict[str, int]] = {
     },
 }
 """Shapes of Qwen2.5, whose sizes they are; tiny is nobody's."""
+MICROBATCH = {"tiny": 16384, "0.5b": 16384, "1.5b": 8192}
+"""Padded tokens: 80 GB hold the sampler's keys and values and the learner's activations side by side."""
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
 """Dense bfloat16 operations a second, from NVIDIA's data sheets."""
 RATE = 1e-6
@@ -91,7 +93,7 @@ SMALL = Work(rollouts=4, prompt=32, answer=8, tool=8)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="0.5b", help="of a model with random weights")
-    parser.add_argument("--model", help="hub name or folder of a real one instead")
+    parser.add_argument("--model", help="hub name or folder of a real one instead, of about --size")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--engines", nargs="+", choices=("local", "vllm"), default=["local"])
     parser.add_argument("--vllm-python", type=Path, help="the Python of vLLM's environment")
@@ -150,7 +152,8 @@ async def measure(name: str, model: str, work: Work, given: argparse.Namespace, 
 
 
 def engine_config(name: str, given: argparse.Namespace) -> EngineConfig:
-    settings: dict[str, Any] = {"device": given.device, "max_num_seqs": 256, "max_tokens_per_microbatch": 16384}
+    settings: dict[str, Any] = {"device": given.device, "max_num_seqs": 256}
+    settings["max_tokens_per_microbatch"] = MICROBATCH[given.size]
     if name == "vllm":
         settings |= {"sampler": "vllm", "vllm": {"python": str(given.vllm_python)}}
     return EngineConfig(**settings)

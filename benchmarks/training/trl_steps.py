@@ -3,9 +3,9 @@
     python benchmarks/training/trl_steps.py MODEL_FOLDER WORKLOAD_JSON
 
 Prints a JSON line when it is ready and one a step: {"step_s", "generate_s", "train_s", "lengths"}, in CPU seconds of the
-process; with a CUDA "device" in the workload (benchmarks/gpu.py) in seconds, by vLLM on the same device, in bfloat16. It has
-what its documentation names for speed on a CPU: SDPA attention, a fused AdamW, no gradient checkpointing
-(which it turns on by itself), no reference model, no logging, float32 like ours.
+process; with a CUDA "device" in the workload (benchmarks/gpu.py) in seconds, in bfloat16, by vLLM on the same device where
+its environment has it. It has what its documentation names for speed on a CPU: SDPA attention, a fused AdamW, no gradient
+checkpointing (which it turns on by itself), no reference model, no logging, float32 like ours.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from importlib.util import find_spec
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -95,7 +96,7 @@ def main() -> None:
         beta=0.0,
         bf16=cuda,
         use_cpu=not cuda,
-        **({"use_vllm": True, "vllm_mode": "colocate"} if cuda else {}),
+        **({"use_vllm": True, "vllm_mode": "colocate"} if cuda and find_spec("vllm") else {}),
         gradient_checkpointing=False,
         logging_strategy="no",
         save_strategy="no",

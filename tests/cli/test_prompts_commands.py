@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
 from agentlightning.store.open import open_store
-from agentlightning.types import NewRollout, Resource, Rollout, WorkerStatus
+from agentlightning.store.prompt_candidates import CandidateRecord, group_id
+from agentlightning.types import Finish, NewRollout, Resource, Rollout, WorkerStatus
 
 
 @pytest.fixture
@@ -115,3 +116,37 @@ def test_a_mistake_is_one_sentence_and_changes_nothing(
     assert sentence in str(result.exception)
     assert "\n" not in str(result.exception)
     assert [(each["name"], each["version"]) for each in found(url, "list", "r")] == [("system", 1)]
+
+
+def test_candidates_of_a_search_are_listed_with_parents_and_rewards(url: str) -> None:
+    assert prompts(url, "candidates", "r").output == "r: no search for prompts yet; see: agl optimize\n"
+
+    async def search() -> None:
+        async with open_store(url) as store:
+            await store.put_resources(
+                [
+                    record.resource("r")
+                    for record in (
+                        CandidateRecord(number=0, texts={"system": "a"}, versions={"system": 1}, source="seed"),
+                        CandidateRecord(
+                            number=1, texts={"system": "b"}, versions={"system": 2}, parents=(0,), source="apo edit"
+                        ),
+                        CandidateRecord(
+                            number=None, texts={"system": "{"}, parents=(1,), source="apo edit", refused="no template"
+                        ),
+                    )
+                ]
+            )
+            await store.enqueue([NewRollout(run_id="r", task={}, group_id=group_id(1, "val", 3), mode="eval")])
+            worker = WorkerStatus(id="w", run_id="r", host="h", pid=1, running=0, seen_ns=0)
+            [claim] = await store.claim(worker)
+            await store.finish([Finish(lease=claim.lease, state="failed", error="boom")])
+
+    asyncio.run(search())
+    lines = [line.split() for line in prompts(url, "candidates", "r").output.splitlines()]
+    assert lines[1:] == [
+        ["0", "-", "0", "-", "seed", "system@1"],
+        ["1", "0.000", "1", "0", "apo", "edit", "system@2"],
+        ["-", "-", "0", "1", "apo", "edit", "refused:", "no", "template"],
+    ]
+    assert [each["rewards"] for each in found(url, "candidates", "r")] == [{}, {"3": 0.0}, {}]

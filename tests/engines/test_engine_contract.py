@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agentlightning.testing.engine_contract import *  # noqa: F403
 
@@ -16,12 +17,19 @@ ENGINES: dict[str, dict[str, Any]] = {
     "local-tree": {"learner_threads": 1, "packing": "prefix_tree"},
     "fsdp": {"learner_threads": 1, "learner": "fsdp", "learner_processes": 2},
     "example": {"name": f"{EXAMPLE}:PlainTorch"},
+    "local-cuda": {"device": "cuda"},
+    "local-tree-cuda": {"device": "cuda", "packing": "prefix_tree"},
 }
 SLOW = {"fsdp"}
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ENGINES]
-)
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    found = [pytest.mark.slow] if name in SLOW else []
+    if name.endswith("-cuda"):
+        found.append(pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
+    return found
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=marks(name)) for name in ENGINES])
 def engine_settings(request: pytest.FixtureRequest) -> dict[str, Any]:
     return ENGINES[request.param]

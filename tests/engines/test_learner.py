@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentlightning.engines.local.learner import Learner
@@ -183,6 +184,17 @@ def test_bfloat16_computes_close_to_float32_with_float32_weights(llama: Path) ->
         exact.forward_backward(sequences, SFT)["nll"], rel=0.05
     )
     assert all(p.dtype == torch.float32 for p in rough.model.parameters())
+
+
+@pytest.mark.parametrize("form", ["weights", "sealed"])
+def test_our_own_sampler_gets_bfloat16_where_that_is_computed_in_and_others_the_whole_weights(
+    llama: Path, tmp_path: Path, form: Any
+) -> None:
+    Learner(llama, LearnerOptions(dtype="bfloat16")).export(tmp_path / "new", form)
+    first, exported = (load_file(each / "model.safetensors") for each in (llama, tmp_path / "new"))
+    assert exported.keys() == first.keys()
+    for name, value in first.items():
+        assert torch.equal(exported[name], value.to(torch.bfloat16) if form == "weights" else value)
 
 
 def test_sequences_without_sampled_tokens_add_nothing(llama: Path) -> None:

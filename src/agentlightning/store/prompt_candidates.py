@@ -37,27 +37,40 @@ class CandidateRecord:
     source: str = ""
     refused: str = ""
     """Sentence that says why it is no candidate."""
+    step: int = 0
+    """The training step whose search it is of, which has numbers of its own; 0: the run is one search."""
 
     def resource(self, run_id: str) -> Resource:
         return Resource(run_id=run_id, name=CANDIDATES, kind="prompt_candidate", value=asdict(self))
 
 
-def group_id(number: int, split: str, task: int, again: int = 0) -> str:
+def group_id(number: int, split: str, task: int, again: int = 0, step: int = 0) -> str:
     """The group of a candidate's rollouts on one task; its replicas are rollouts of it.
 
     again: of the candidate that a search starts from, counted up where all its rollouts failed and the search with them.
+    step: the training step that the search is of, or 0.
     """
-    return f"{GROUP}:{number}:{split}:{task}" + (f":{again}" if again else "")
+    return f"{GROUP}:{number}:{split}:{task}" + (f":{again}:{step}" if step else f":{again}" if again else "")
 
 
-async def read_candidates(store: LightningStore, run_id: str) -> list[CandidateRecord]:
-    """The proposals of a run's search in their order, refused ones among them; none where it had no search. One that was
-    recorded twice, by a store that was cut off, is read once. NotFoundError where there is no such run."""
+def shared_group_id(step: int, task: int) -> str:
+    """The group of all candidates' rollouts on one task in a training step whose policy learns from them."""
+    return f"{GROUP}:{step}:{task}"
+
+
+async def read_candidates(store: LightningStore, run_id: str, step: int | None = None) -> list[CandidateRecord]:
+    """The proposals of a run's search in their order, refused ones among them; none where it had no search.
+
+    step: the training step whose search is meant; None: the latest search. One that was recorded twice, by a store that was
+    cut off, is read once. NotFoundError where there is no such run.
+    """
     await find_run(store, run_id)
+    records = [_parsed(each) for each in await store.resources(run_id, CANDIDATES, latest=False)]
+    wanted = max((each.step for each in records), default=0) if step is None else step
     known: dict[tuple[tuple[str, str], ...], CandidateRecord] = {}
-    for resource in await store.resources(run_id, CANDIDATES, latest=False):
-        record = _parsed(resource)
-        known.setdefault(tuple(sorted(record.texts.items())), record)
+    for record in records:
+        if record.step == wanted:
+            known.setdefault(tuple(sorted(record.texts.items())), record)
     return list(known.values())
 
 
@@ -71,15 +84,19 @@ def _parsed(resource: Resource) -> CandidateRecord:
         ) from cause
 
 
-async def validation_rewards(store: LightningStore, run_id: str) -> dict[int, dict[int, float]]:
-    """By candidate, the mean reward of its finished rollouts on each validation task; a rollout that failed counts as 0."""
+async def validation_rewards(store: LightningStore, run_id: str, step: int = 0) -> dict[int, dict[int, float]]:
+    """By candidate, the mean reward of its finished rollouts on each validation task; a rollout that failed counts as 0.
+
+    step: the training step whose search is meant, or 0.
+    """
     rewards: defaultdict[tuple[int, int], defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     async for portion in read_rollouts(store, RolloutQuery(run_id=run_id, mode="eval", states=["succeeded", "failed"])):
         for rollout in portion:
             group, *place = rollout.group_id.split(":")
             if group == GROUP and place[1] == "val":
-                number, _, task, again = *place[:3], *(place[3:] or ["0"])
-                rewards[int(number), int(again)][int(task)].append(rollout.reward or 0.0)
+                number, _, task, again, of = (*place, "0", "0")[:5]
+                if int(of) == step:
+                    rewards[int(number), int(again)][int(task)].append(rollout.reward or 0.0)
     return {  # of a start that was made again the last counts
         number: {task: statistics.fmean(values) for task, values in sorted(by_task.items())}
         for (number, _), by_task in sorted(rewards.items())

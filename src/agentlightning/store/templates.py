@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
 
 from agentlightning.errors import InputError, NotFoundError
@@ -110,3 +111,14 @@ async def promote_version(store: LightningStore, chosen: Resource) -> Resource:
         [replace(chosen, value=template.value(), parent=chosen.version, version=0, created_ns=0)]
     )
     return stored
+
+
+async def promote_candidate(store: LightningStore, run_id: str, versions: Mapping[str, int]) -> dict[str, int]:
+    """Makes these versions the newest of their templates, unless the newest have the same texts; returns which are."""
+    newest = {}
+    for name, version in versions.items():
+        [chosen] = await store.resources(run_id, name, version=version)
+        [last] = await store.resources(run_id, name)
+        same = Template.parse(chosen.value).template == Template.parse(last.value).template
+        newest[name] = (last if same else await promote_version(store, chosen)).version
+    return newest

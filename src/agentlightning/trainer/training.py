@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, nullcontext
+from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
+from agentlightning.algorithms.prompts.search import PromptAlgorithm
 from agentlightning.algorithms.selection import selection
 from agentlightning.config import Config, run_record, without_password
 from agentlightning.config_external import secret_variables
@@ -57,6 +58,10 @@ from agentlightning.trainer.policies import (
 )
 from agentlightning.trainer.processes import Processes, engine_support
 from agentlightning.trainer.progress import Progress, Silent
+from agentlightning.trainer.prompts.open_model import open_model
+from agentlightning.trainer.prompts.optimizer_model import OptimizerModel
+from agentlightning.trainer.prompts.prompt_steps import PromptSteps
+from agentlightning.trainer.prompts.settings import scheduled_search, searches
 from agentlightning.trainer.rl.air_metrics import check_air
 from agentlightning.trainer.rl.credit_inputs import check_credit_inputs
 from agentlightning.trainer.rl.loop import RLLoop
@@ -98,6 +103,8 @@ class Training:
         self._stopping = False
         self._loop: RLLoop | OfflineLoop | None = None
         self._lease = RunLease(folder, self._progress.note)
+        self._stack = AsyncExitStack()
+        self._model: OptimizerModel | None = None
 
     def stop(self) -> None:
         """Ask the run to end after the step that is under way, with a checkpoint. From any thread."""
@@ -134,8 +141,6 @@ class Training:
         data, seed = self._config.data, self._config.trainer.seed
         val = load_tasks(data.val, data.fields, seed)[: self._config.eval.tasks] if data.val else []
         needs, make_loop = self._offline(val) if self._config.offline else self._online(val)
-        if self._config.optimize is not None:
-            raise ConfigError("optimize: has no effect on training; agl optimize searches for prompts")
         config, folder, trackers = self._config, self._folder, self._config.trainer.trackers
         register = partial(self._enter, resume=resume, name=name)
         processes = Processes(
@@ -149,6 +154,7 @@ class Training:
             processes,
             TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending,
             AlertSender(config.alerts, folder.run_id, folder.path, self._progress.note, withhold) as alerts,
+            self._stack,
         ):
             loop = self._loop = make_loop(processes)
             loop.stopping = self._stopping
@@ -196,9 +202,28 @@ class Training:
                 for number, part in enumerate(schedule)
                 if isinstance(part.algorithm, OfflineAlgorithm)
             }
+            loop.searches = {
+                number: PromptSteps(
+                    algorithm=part.algorithm,
+                    config=part.config,
+                    store=processes.store,
+                    collector=loop.collector,
+                    progress=self._progress,
+                    tasks={"train": train, "val": val},
+                    open_model=partial(self._optimizer_model, processes),
+                )
+                for schedule in schedules.values()
+                for number, part in enumerate(schedule)
+                if isinstance(part.algorithm, PromptAlgorithm)
+            }
             return loop
 
         return {alias: needs_of(schedule) for alias, schedule in schedules.items()}, make_loop
+
+    async def _optimizer_model(self, processes: Processes) -> OptimizerModel:
+        if self._model is None:
+            self._model = await open_model(self._config, self._folder.run_id, processes, self._stack)
+        return self._model
 
     def _offline(self, val: list[JSON]) -> tuple[dict[str, EngineNeeds], MakeLoop]:
         """Offline training on the rollouts of other runs."""
@@ -321,7 +346,9 @@ def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
     return schedules
 
 
-def _checked(part: Config) -> LightningRL | OfflineAlgorithm:
+def _checked(part: Config) -> LightningRL | OfflineAlgorithm | PromptAlgorithm:
+    if searches(part):
+        return scheduled_search(part)
     if issubclass(algorithm_class(part), OfflineAlgorithm):
         offline = offline_algorithm(part)
         check_offline(offline, engine_support(part, EngineNeeds(reference=offline.needs_reference)))
@@ -334,14 +361,30 @@ def _checked(part: Config) -> LightningRL | OfflineAlgorithm:
 def _check_parts(config: Config, schedule: Sequence[ScheduledAlgorithm]) -> None:
     """ConfigError where parts of a schedule do not go together."""
     sampling = online_algorithms(schedule)
+    searching = [part for part in schedule if isinstance(part.algorithm, PromptAlgorithm)]
+    if not sampling and searching:
+        raise ConfigError(
+            f"algorithm.name: {schedule[0].config.algorithm['name']!r} searches for prompts and trains nothing: run it with "
+            "agl optimize, or have a part of algorithm.schedule train the weights"
+        )
     if not sampling:
         raise ConfigError("algorithm: learns from recorded rollouts alone; leave out data.train")
-    if config.data.from_run and len(sampling) == len(schedule):
+    if config.optimize is not None and not searching:
+        raise ConfigError(
+            "optimize: has no effect on training without a part of algorithm.schedule that searches for prompts; "
+            "agl optimize does nothing else"
+        )
+    if searching and any(one.incomplete_groups != "train" for one in sampling):
+        raise ConfigError(
+            'algorithm.incomplete_groups: expected "train" beside a search for prompts, whose groups have the size that '
+            "it gives them"
+        )
+    if config.data.from_run and len(sampling) + len(searching) == len(schedule):
         raise ConfigError(
             "data.from_run: has no effect beside data.train without a part of algorithm.schedule that "
             f"learns from recorded rollouts: {', '.join(OFFLINE_ALGORITHMS)}"
         )
-    samples = [isinstance(part.algorithm, LightningRL) for part in schedule]
+    samples = [not isinstance(part.algorithm, OfflineAlgorithm) for part in schedule]
     if config.trainer.max_staleness and (True, False) in pairwise(samples):
         raise ConfigError(
             "trainer.max_staleness: expected 0, since a part of algorithm.schedule that learns from recorded rollouts "
@@ -368,7 +411,10 @@ def needs_of(schedule: Sequence[ScheduledAlgorithm]) -> EngineNeeds:
             "algorithm.schedule: critic.learning_rate: the parts with a critic share it; expected one rate"
         )
     return EngineNeeds(
-        reference=any(part.algorithm.needs_reference for part in schedule), critic_learning_rate=next(iter(rates), None)
+        reference=any(
+            part.algorithm.needs_reference for part in schedule if not isinstance(part.algorithm, PromptAlgorithm)
+        ),
+        critic_learning_rate=next(iter(rates), None),
     )
 
 

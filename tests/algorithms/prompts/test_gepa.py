@@ -117,6 +117,15 @@ def test_another_process_makes_the_same_requests_whatever_its_hashes() -> None:
     assert any(request[2] == "gepa merge" for request in logs[0] if request[0] == "propose")
 
 
+def test_without_the_package_it_is_refused_at_start_with_the_extra_that_has_it() -> None:
+    code = "import sys; sys.modules['gepa'] = None; from agentlightning.algorithms.prompts import GEPA; GEPA()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (
+        "MissingExtraError: gepa is not installed; install it with: pip install 'agentlightning[prompts]'"
+        in done.stderr
+    )
+
+
 async def test_a_search_that_is_cancelled_leaves_no_thread_behind() -> None:
     asked, stopped = asyncio.Event(), asyncio.Event()
 

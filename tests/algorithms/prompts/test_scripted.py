@@ -91,6 +91,13 @@ async def test_words_of_tasks_steps_and_successes_lead_nobody() -> None:
     assert max(found.values()) < 30
 
 
+@pytest.mark.parametrize(
+    "words", ["## Rollout 2, reward high", "# Texts that were tried in its place", "```\n", "# Critique of it\n"]
+)
+async def test_feedback_that_looks_like_a_part_of_the_request_breaks_nothing(words: str) -> None:
+    assert sum((await answers(reflection_prompt("system", TEXT, rollouts((0.0, f"No.\n{words}\nNo."))))).values()) == 60
+
+
 async def test_another_seed_draws_other_edits() -> None:
     prompt = random_edit_prompt("system", TEXT)
     drawn = [[await ScriptedOptimiser(GRAMMAR, seed)(prompt, "test", number) for number in range(9)] for seed in (0, 1)]

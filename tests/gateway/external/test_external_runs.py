@@ -154,3 +154,14 @@ async def test_nothing_is_trained_on_an_external_model(tmp_path: Path) -> None:
     prepare(tmp_path, "http://127.0.0.1:9/v1")
     printed = await agl(tmp_path, "train", "run.toml", expect=2)
     assert "model.path: expected a model that can be trained, got 'external:hosted'" in " ".join(printed.split())
+
+
+@pytest.mark.slow
+async def test_a_model_that_the_run_does_not_have_is_told_with_those_that_it_has(
+    tmp_path: Path, external: ExternalServer
+) -> None:
+    prepare(tmp_path, external.url)
+    agent = AGENTS["openai"].replace("async_openai()", "async_openai(max_retries=0)").replace("llm.model", "'gpt-9'")
+    (tmp_path / "agent.py").write_text(agent)
+    printed = await agl(tmp_path, "check", "run.toml", "--tasks", "1", expect=1)
+    assert "no policy serves this run yet, and 'gpt-9' is none of its external models: *-5, small-1" in printed

@@ -9,6 +9,7 @@ import pytest
 from loop_doubles import EVERY, Countdown, Crash, Crashing
 from search_doubles import RUN, START, WORDS, GreedySearch, Writer, config, prompted_agents, searching, text_of
 
+from agentlightning.algorithms.prompts.random_search import RandomSearch
 from agentlightning.algorithms.prompts.search import ScoreRequest, SearchResult
 from agentlightning.errors import AgentError, BudgetSpentError, EngineError, InputError
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -293,3 +294,12 @@ async def test_a_refusal_is_not_tried_again(tmp_path: Path) -> None:
             with pytest.raises(EngineError, match="401 not now"):
                 await search.ask("0 |text", "edit")
         assert writer.refuse == [401]
+
+
+async def test_a_model_that_answers_nonsense_ends_the_search_with_what_it_started_from(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        writer = Writer(store, answer=lambda prompt: "I would rather not.")
+        async with searching(store, tmp_path, writer) as search:
+            found = await RandomSearch(patience=3).search(search, 0)
+    assert (found.best.number, found.mean, len(writer.prompts)) == (0, 0.0, 3)
+    assert "(patience)" in found.reason

@@ -9,6 +9,7 @@ nothing all the same, since the search's record has it.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -41,11 +42,13 @@ class GEPA(RacedSearch):
     max_merges: int = 5
     """Merges that are accepted at most."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if importlib.util.find_spec("gepa") is None:
+            raise MissingExtraError("gepa", "prompts")
+
     async def improve(self, state: SearchState) -> str:
-        try:
-            import gepa
-        except ModuleNotFoundError as cause:
-            raise MissingExtraError("gepa", "prompts") from cause
+        import gepa
 
         bridge = _Bridge(state)
         adapter = _Adapter(state, bridge)
@@ -216,11 +219,11 @@ class _Adapter:
             return {component: child.texts[name]}
 
     def should_accept(self, proposal: Any, state: Any) -> bool:
-        """True for a child that earned more on the minibatch and then won its race on validation tasks."""
+        """True for a child that earned no less on the minibatch and then won its race on validation tasks."""
         before, after = (
             sum(score.reward for score in part.outputs) for part in (proposal.eval_before, proposal.eval_after)
         )
-        if after <= before:
+        if after < before:
             return False
         parent, child = self._by_index[proposal.parent_program_ids[0]], self._by_texts[_key(proposal.candidate)]
         [race] = self.bridge.call(self.state.race([(parent, child)]))

@@ -28,7 +28,7 @@ from agentlightning.algorithms.settings import check_settings
 from agentlightning.errors import ConfigError
 
 _FENCED = re.compile(r"^(`{3,})\n(.*?)\n\1$", re.MULTILINE | re.DOTALL)
-_ROLLOUT = re.compile(r"^## Rollout \d+, reward (\S+)$", re.MULTILINE)
+_ROLLOUT = re.compile(r"^## Rollout \d+, reward (-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)$", re.MULTILINE)
 _TRIED = re.compile(
     r"^Better on (\d+) tasks, worse on (\d+), equal on \d+:\n(`{3,})\n(.*?)\n\3$", re.MULTILINE | re.DOTALL
 )

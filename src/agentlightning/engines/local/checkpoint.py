@@ -9,21 +9,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from agentlightning.disk import sync
 from agentlightning.engines.local.models import LLAVA
+from agentlightning.engines.local.ranks import Ranks
+from agentlightning.engines.local.sharding import whole_state
 from agentlightning.engines.models import check_model, first_line
 from agentlightning.engines.saved_folders import replace_folder, seal
-from agentlightning.errors import InputError, ModelError
+from agentlightning.errors import EngineError, InputError, ModelError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
+"""Errors that Python, safetensors and torch.save raise on a full disk."""
 
 
 def read_config(folder: Path) -> Any:
@@ -113,3 +118,23 @@ def write_model(
             sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def first_writes(
+    model: torch.nn.Module, ranks: Ranks, write: Callable[[dict[str, Tensor]], None], problem: str
+) -> None:
+    """Have the first rank write something of the whole weights; EngineError of all where it cannot."""
+    weights = whole_state(model, ranks.rank == 0)
+    with ranks.keep_errors():
+        if ranks.rank == 0:
+            try:
+                write(weights)
+            except NOT_WRITTEN as cause:
+                raise EngineError(f"{problem}: {first_line(cause)}") from cause
+    ranks.gather(None)
+
+
+def narrowed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights in bfloat16; tied ones stay one tensor."""
+    narrow = {id(value): value.to(torch.bfloat16) for value in weights.values()}
+    return {name: narrow[id(value)] for name, value in weights.items()}

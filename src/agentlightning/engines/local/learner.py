@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from agentlightning.engines.corrections import Tokens, call_ratios, needs_calls
@@ -23,7 +22,7 @@ from agentlightning.engines.local import layers
 from agentlightning.engines.local.adapter import FOLDER as ADAPTER
 from agentlightning.engines.local.adapter import Adapter
 from agentlightning.engines.local.batches import Batch, batches, check_sequences
-from agentlightning.engines.local.checkpoint import has_sight, load_model, write_model
+from agentlightning.engines.local.checkpoint import first_writes, has_sight, load_model, narrowed, write_model
 from agentlightning.engines.local.decoding import BatchRules, batch_rules
 from agentlightning.engines.local.device import check_device, settle
 from agentlightning.engines.local.llama import LLAMA_SHAPED
@@ -31,12 +30,12 @@ from agentlightning.engines.local.models import LLAVA
 from agentlightning.engines.local.optimizer import Optimizer
 from agentlightning.engines.local.options import LearnerOptions, WeightsForm
 from agentlightning.engines.local.ranks import Ranks
-from agentlightning.engines.local.sharding import copy_into, hidden_states, reshard, shard, whole, whole_state
+from agentlightning.engines.local.sharding import copy_into, hidden_states, reshard, shard, whole
 from agentlightning.engines.local.threads import half_of_the_cores, threads_here
 from agentlightning.engines.local.value_head import ValueHead
 from agentlightning.engines.local.vision import Sight
 from agentlightning.engines.losses import sampled_numbers, sampled_token_loss, summary
-from agentlightning.engines.models import copy_tokenizer, first_line
+from agentlightning.engines.models import copy_tokenizer
 from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.engines.saved_folders import LEARNER_STATE
 from agentlightning.engines.trained_tokens import known_tokens, over_all_tokens
@@ -45,8 +44,7 @@ from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.rendering.model_folder import end_ids
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TokenNumbers, TrainingSequence
 
-NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
-"""Errors that Python, safetensors and torch.save raise on a full disk."""
+LOGITS_AT_ONCE, CUDA_LOGITS_AT_ONCE = 1 << 25, 1 << 28
 
 
 class Learner:
@@ -54,9 +52,10 @@ class Learner:
 
     Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Sequences are bucketed by length into
     micro-batches, padded on the right: with causal attention no mask is needed. dropout is residual dropout (embeddings,
-    attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist at a time (128 MB as float32):
-    a vocabulary is large. on_progress: called before each micro-batch. ranks: where this is one of several processes, each
-    of which has a part of the weights and computes a share of the sequences; what they return is of all of them.
+    attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist at a time (by default 128 MB as
+    float32, on CUDA 1 GB): a vocabulary is large. on_progress: called before each micro-batch. ranks: where this is one of
+    several processes, each of which has a part of the weights and computes a share of the sequences; what they return is of
+    all of them.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Learner:
         model_dir: str | Path,
         options: LearnerOptions | None = None,
         *,
-        logits_at_once: int = 1 << 25,
+        logits_at_once: int | None = None,
         on_progress: Callable[[], None] = lambda: None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -84,7 +83,8 @@ class Learner:
         self._grammars = Grammars(self._folder, end_ids(self._folder), vocab)
         self._cuts = [0, 0]
         """Tokens of this forward_backward whose own cut took out what was sampled, and tokens with a cut."""
-        self._piece = max(1, logits_at_once // self.model.config.get_text_config().vocab_size)
+        at_once = logits_at_once or (CUDA_LOGITS_AT_ONCE if self._device.startswith("cuda") else LOGITS_AT_ONCE)
+        self._piece = max(1, at_once // vocab)
         self._numbers: list[tuple[list[bool], Tensor | None]] = []
         """Each sequence of the last forward_backward: its mask, and ratios and entropies of its masked tokens (None: another
         rank's)."""
@@ -359,18 +359,26 @@ class Learner:
         return Sight(self.model, self._folder, tower=self._options.train_vision_tower)
 
     def export(self, folder: str | Path, form: WeightsForm = "weights") -> None:
-        """Write what samplers take, whole or not at all: no state of the learner."""
+        """Write what samplers take, whole or not at all: no state of the learner. Our own sampler, which computes in the
+        learner's number format, gets it in that: half the bytes under bfloat16."""
         folder, adapter = Path(folder), self._adapter
         problem = f"weights cannot be written to {folder}"
         if form == "adapter" and adapter is not None:
-            self._first_writes(lambda weights: adapter.export(folder, weights), problem)
+            first_writes(self.model, self.ranks, lambda weights: adapter.export(folder, weights), problem)
         else:
-            self._write(folder, lambda *_: None, problem, durable=form == "sealed")
+            narrow = form == "weights" and self._autocast
+            self._write(folder, lambda *_: None, problem, durable=form == "sealed", narrow=narrow)
 
     def _write(
-        self, folder: Path, complete: Callable[[Path, dict[str, Tensor]], None], problem: str, *, durable: bool = False
+        self,
+        folder: Path,
+        complete: Callable[[Path, dict[str, Tensor]], None],
+        problem: str,
+        *,
+        durable: bool = False,
+        narrow: bool = False,
     ) -> None:
-        """A transformers folder with merged weights where an adapter is trained."""
+        """A transformers folder with merged weights where an adapter is trained; narrow: in bfloat16."""
 
         def write(weights: dict[str, Tensor]) -> None:
             def add(new: Path) -> None:
@@ -378,20 +386,9 @@ class Learner:
                 complete(new, weights)
 
             merged = weights if self._adapter is None else self._adapter.merged(weights)
-            write_model(self.model, folder, add, merged, durable=durable)
+            write_model(self.model, folder, add, narrowed(merged) if narrow else merged, durable=durable)
 
-        self._first_writes(write, problem)
-
-    def _first_writes(self, write: Callable[[dict[str, Tensor]], None], problem: str) -> None:
-        """Have the first rank write something of the whole weights; EngineError of all where it cannot."""
-        weights = whole_state(self.model, self.ranks.rank == 0)
-        with self.ranks.keep_errors():
-            if self.ranks.rank == 0:
-                try:
-                    write(weights)
-                except NOT_WRITTEN as cause:
-                    raise EngineError(f"{problem}: {first_line(cause)}") from cause
-        self.ranks.gather(None)
+        first_writes(self.model, self.ranks, write, problem)
 
     def _backward(self, batch: Batch, loss: Loss) -> tuple[list[Tensor], Tensor]:
         """Reports of its pieces, and ratios and entropies of its masked tokens."""

@@ -24,6 +24,10 @@ from agentlightning.errors import EngineError
 
 PREFILL_TOKENS = 640
 """Padded tokens of one prefill: activations of tiny models stay in a 2 MB cache."""
+CUDA_PREFILL_TOKENS = 16_384
+CUDA_PREFILL_SCORES = 1 << 24
+"""Of one prefill on CUDA, which wants large products: padded tokens, and tokens times those that they attend to, so that the
+scores of a head take 32 MB in bfloat16."""
 CHUNK = 512
 """New tokens of a row in one operation, at most; bounds the memory of attention scores."""
 KEPT_PROMPT = 32
@@ -103,6 +107,8 @@ class Scheduler:
         self._decode_text = decode_text
         self._cache_bytes = cache_bytes - cache_bytes // 5
         self._device = device
+        self._draws_on = "cpu" if device.startswith("mps") else device  # which has no float64
+        self._cuda = device.startswith("cuda")
         self._waiting: deque[SamplingRequest] = deque()
         self._active: list[SamplingRequest] = []
         self._prefixes = PrefixCache(cache_bytes // 5)
@@ -181,12 +187,18 @@ class Scheduler:
             reach = max([each[2], *(other[2] for other in group)]) + new
             rows = len({other[1] for other in group} | {each[1]})  # equal prompts are computed once
             alone = each[4].unscored or any(other[4].unscored for other in group)
-            if group and (alone or rows * new > PREFILL_TOKENS or reach > self._decoder.context):
+            if group and (alone or self._too_much(rows * new, reach) or reach > self._decoder.context):
                 self._prefill(group, updated)
                 group = []
             group.append(each)
         if group:
             self._prefill(group, updated)
+
+    def _too_much(self, tokens: int, reach: int) -> bool:
+        """True where one prefill should not have so many padded tokens, each of which attends to up to `reach`."""
+        if not self._cuda:
+            return tokens > PREFILL_TOKENS
+        return tokens > CUDA_PREFILL_TOKENS or tokens * reach > CUDA_PREFILL_SCORES
 
     def _prefill(
         self, group: list[tuple[list[int], bytes, int, object, SamplingRequest]], updated: list[SamplingRequest]
@@ -272,17 +284,14 @@ class Scheduler:
     def _accept(self, first: int, logits: torch.Tensor, updated: list[SamplingRequest]) -> None:
         """Draw a token for the rows from `first` on, and let go of those that end with it."""
         rows = slice(first, first + len(logits))
-        logits = self._adjusted(first, logits)
+        logits = self._adjusted(first, logits.to(self._draws_on))
         noise = uniforms(self._streams[rows], self._lengths[rows] - self._starts[rows])
-        drawn = draw(
-            logits.cpu(),
-            torch.from_numpy(noise),
-            torch.from_numpy(self._temperatures[rows]),
-            torch.from_numpy(self._top_ps[rows]),
-        )
+        columns = (noise, self._temperatures[rows], self._top_ps[rows])
+        # Where the logits are: those of a large vocabulary take longer to another device than a model takes to make them.
+        drawn = draw(logits, *(torch.from_numpy(column).to(logits.device) for column in columns))
         self._note_alternatives(first, logits)
-        self._tokens[rows] = drawn[0].numpy()
         tokens, logprobs = drawn[0].tolist(), drawn[1].tolist()
+        self._tokens[rows] = tokens
         ended: list[int] = []
         for row, (request, token, logprob) in enumerate(zip(self._active[rows], tokens, logprobs, strict=True), first):
             if logprob != logprob or request.error is not None:  # not a number
@@ -314,7 +323,7 @@ class Scheduler:
                 rules.append(None)
         if not any(rules):
             return logits
-        return adjusted(logits.cpu(), rules, self._temperatures[first : first + len(logits)].tolist())
+        return adjusted(logits, rules, self._temperatures[first : first + len(logits)].tolist())
 
     def _note_alternatives(self, first: int, logits: torch.Tensor) -> None:
         """For the rows whose requests ask for them; the others pay nothing."""
@@ -322,9 +331,9 @@ class Scheduler:
         if not asking:
             return
         tokens, logprobs = alternatives(
-            logits[[row - first for row in asking]].cpu(),
-            torch.from_numpy(self._temperatures[asking]),
-            torch.from_numpy(self._top_ps[asking]),
+            logits[[row - first for row in asking]],
+            torch.from_numpy(self._temperatures[asking]).to(logits.device),
+            torch.from_numpy(self._top_ps[asking]).to(logits.device),
             max(self._active[row].alternatives for row in asking),
         )
         for row, ids, values in zip(asking, tokens.tolist(), logprobs.tolist(), strict=True):

@@ -7,22 +7,17 @@ store. It loads neither torch nor a web server.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
-from agentlightning.algorithms.prompts.search import PromptAlgorithm, PromptCandidate, SearchResult, Split
+from agentlightning.algorithms.prompts.search import PromptCandidate, SearchResult, Split
 from agentlightning.config import Config, run_record, without_password
 from agentlightning.config_external import secret_variables
 from agentlightning.config_file import named_files
-from agentlightning.config_optimizer import POLICY, SCRIPTED, OptimizeConfig, model_name
-from agentlightning.errors import BudgetSpentError, ConfigError, ConflictError, InputError, NotFoundError
-from agentlightning.prompts.templates import Template
+from agentlightning.errors import ConfigError, ConflictError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.templates import promote_version
+from agentlightning.store.templates import promote_candidate
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
@@ -34,7 +29,8 @@ from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.prompts.budget import Budget
 from agentlightning.trainer.prompts.candidates import CandidateBook
-from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress, OptimizerModel, scripted_model
+from agentlightning.trainer.prompts.open_model import open_model
+from agentlightning.trainer.prompts.prompt_steps import searched
 from agentlightning.trainer.prompts.settings import prompt_algorithm
 from agentlightning.trainer.prompts.store_search import StoreSearch
 from agentlightning.trainer.run_lease import RunLease
@@ -144,7 +140,7 @@ class Optimization:
                 collector=RolloutCollector(store, folder.run_id),
                 seed=await book.open(),
                 book=book,
-                model=await self._model(processes, stack, config.optimize),
+                model=await open_model(config, folder.run_id, processes, stack),
                 budget=Budget(config.optimize),
                 tasks=tasks,
                 logger=logger,
@@ -153,31 +149,10 @@ class Optimization:
             )
             await processes.start_workers(self._progress.note)
             async with TraceExport(config.tracing.export, folder, store, self._progress.note):
-                found = await processes.beside(self._lease.during(_searched(algorithm, search, config.trainer.seed)))
+                found = await processes.beside(self._lease.during(searched(algorithm, search, config.trainer.seed)))
             result = await self._leave(store, search, found)
             sending.state = "finished" if result.finished else "interrupted"
             return result
-
-    async def _model(self, processes: Processes, stack: AsyncExitStack, optimize: OptimizeConfig) -> OptimizerModel:
-        if optimize.model == SCRIPTED:
-            assert optimize.grammar is not None  # a configuration has it with this model
-            return scripted_model(Path(optimize.grammar))
-        if optimize.model == POLICY:
-            model, protocol = str(processes.policy["model"]), "openai"
-        else:
-            external = self._config.external[optimize.model]
-            model, protocol = model_name(optimize.model, external), external.protocol
-        client = await stack.enter_async_context(httpx.AsyncClient(timeout=CLIENT_TIMEOUT_S, trust_env=False))
-        asked = GatewayModel(
-            processes.store,
-            self._folder.run_id,
-            ModelAddress(server_url=processes.server_url, model=model, protocol=protocol),
-            client,
-            self._config.external,
-        )
-        await asked.open(await processes.store.resources(self._folder.run_id))
-        stack.push_async_callback(asked.close)
-        return asked
 
     async def _enter(self, store: LightningStore, resume: bool) -> None:
         """The run as running in the store. A run that was killed before the store knew it is made when it is resumed."""
@@ -218,13 +193,6 @@ class Optimization:
         )
 
 
-async def _searched(algorithm: PromptAlgorithm, search: StoreSearch, seed: int) -> SearchResult:
-    try:
-        return await algorithm.search(search, seed)
-    except BudgetSpentError as spent:  # of an algorithm that leaves it to us: nothing better than the start is known
-        return SearchResult(best=search.seed, mean=None, reason=str(spent))
-
-
 def load_splits(config: Config) -> dict[Split, list[JSON]]:
     """The tasks of both splits. ConfigError where a template needs a field that they do not have."""
     data, seed = config.data, config.trainer.seed
@@ -236,17 +204,6 @@ def load_splits(config: Config) -> dict[Split, list[JSON]]:
     }
     config.prompts.check_fields(found["train"][0], config.agent.command is not None)
     return found
-
-
-async def promote_candidate(store: LightningStore, run_id: str, versions: Mapping[str, int]) -> dict[str, int]:
-    """Makes these versions the newest of their templates, unless the newest have the same texts; returns which are."""
-    newest = {}
-    for name, version in versions.items():
-        [chosen] = await store.resources(run_id, name, version=version)
-        [last] = await store.resources(run_id, name)
-        same = Template.parse(chosen.value).template == Template.parse(last.value).template
-        newest[name] = (last if same else await promote_version(store, chosen)).version
-    return newest
 
 
 def optimize_line(folder: Path) -> str:

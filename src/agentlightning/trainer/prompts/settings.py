@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from agentlightning.algorithms.prompts.apo import APO
@@ -19,6 +20,7 @@ from agentlightning.config_air import AirConfig
 from agentlightning.config_alerts import AlertsConfig
 from agentlightning.config_optimizer import POLICY, PROMPT_SEARCHES
 from agentlightning.errors import ConfigError, boundary
+from agentlightning.trainer.prompts.optimizer_model import scripted_model
 
 PROMPT_ALGORITHMS: Mapping[str, type[PromptAlgorithm]] = MappingProxyType(
     {kind.name: kind for kind in (RandomSearch, APO, GEPA)}
@@ -30,6 +32,45 @@ TRAINER_SETTINGS = frozenset({"seed", "start_timeout_s", "hang_timeout_s", "stal
 
 def prompt_algorithm(config: Config) -> PromptAlgorithm:
     """The configured search. ConfigError for another algorithm, an unknown setting, or one that would be ignored."""
+    algorithm = _made(config)
+    _check_ignored(config)
+    return algorithm
+
+
+def searches(config: Config) -> bool:
+    """True where `algorithm.name` names a search for prompts."""
+    name = config.algorithm.get("name")
+    if not isinstance(name, str) or not is_code(name):
+        return name in PROMPT_SEARCHES
+    found = load_plugin("algorithm", name, PROMPT_SEARCHES)
+    return isinstance(found, type) and issubclass(found, PromptAlgorithm)
+
+
+def scheduled_search(config: Config) -> PromptAlgorithm:
+    """The search of a part of a training schedule. ConfigError for an unknown setting, or what it lacks."""
+    algorithm = _made(config)
+    optimize, trainer = config.optimize, config.trainer
+    if optimize is not None and optimize.grammar is not None:
+        scripted_model(Path(optimize.grammar))
+    if optimize is None:
+        raise ConfigError("optimize.model: is required; name the model that writes new texts")
+    if config.data.val is None:
+        raise ConfigError("data.val: is required to search for prompts; name held-out tasks, which choose")
+    if config.policies:
+        raise ConfigError("policies: a search for prompts runs one model; expected model.path alone")
+    if trainer.max_staleness:
+        raise ConfigError(
+            "trainer.max_staleness: expected 0, since rollouts that run ahead of a search for prompts would have its "
+            f"candidates; got {trainer.max_staleness}"
+        )
+    if optimize.temperature is not None and optimize.temperature != config.model.temperature:
+        raise ConfigError(
+            "optimize.temperature: expected model.temperature, since the weights learn from the same rollouts; leave it out"
+        )
+    return algorithm
+
+
+def _made(config: Config) -> PromptAlgorithm:
     name = config.algorithm.get("name")
     kind = _algorithm_class(name)
     table = {setting: value for setting, value in config.algorithm.items() if setting != "name"}
@@ -40,9 +81,7 @@ def prompt_algorithm(config: Config) -> PromptAlgorithm:
                 f"algorithm.{setting}: no such setting of {name!r}; known here: {', '.join(known) or 'none'}"
             )
     with boundary(f"algorithm.name: {name!r}", ConfigError):
-        algorithm = kind(**table)
-    _check_ignored(config)
-    return algorithm
+        return kind(**table)
 
 
 def _algorithm_class(name: object) -> type[PromptAlgorithm]:

@@ -18,7 +18,7 @@ from agentlightning.config import Config
 from agentlightning.errors import AgentError, BudgetSpentError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.feedback import read_feedback
-from agentlightning.store.prompt_candidates import group_id
+from agentlightning.store.prompt_candidates import group_id, shared_group_id
 from agentlightning.store.scan import read_calls
 from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded, nothing_to_learn
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
@@ -31,6 +31,8 @@ from agentlightning.types import JSON, NewRollout, RetryPolicy, Rollout, Samplin
 
 READ_BATCH = 200
 """Rollouts whose records are read at a time."""
+MAX_REPLICAS = 1000
+"""Rollouts of one candidate on one task, at most, where those of all candidates on it are a group."""
 MAX_ERROR = 2000
 """Characters of a rollout's failure that a search sees: the end of a traceback says what it was."""
 
@@ -50,8 +52,11 @@ class StoreSearch:
     budget: Budget
     tasks: Mapping[Split, Sequence[JSON]]
     seed: PromptCandidate
-    logger: MetricLogger
+    logger: MetricLogger | None
+    """Of the metrics of each batch; None: nobody records them."""
     progress: Progress
+    step: int = 0
+    """The training step that it is a part of: its rollouts on training tasks are then to be learned from. 0: none."""
     stopping: bool = False
     """Set to end before the next batch."""
     stopped: bool = False
@@ -59,6 +64,7 @@ class StoreSearch:
     batches: int = 0
     sizes: Mapping[Split, int] = field(init=False)
     _scores: dict[Key, RolloutScore] = field(default_factory=dict)
+    _own: list[Key] = field(default_factory=list)
     _rewards: dict[tuple[int, Split], dict[int, list[float]]] = field(default_factory=dict)
     """By candidate and split, rewards by task."""
     _asked: set[tuple[str, str, int]] = field(default_factory=set)
@@ -122,6 +128,20 @@ class StoreSearch:
         found = self._rewards.get((candidate.number, split), {})
         return {task: statistics.fmean(values) for task, values in sorted(found.items())}
 
+    def know(self, rewards: Mapping[Key, RolloutScore]) -> None:
+        """Scores of rollouts that were run for another reason; they cost nothing."""
+        for key, score in rewards.items():
+            self._keep(key, score)
+
+    def rollout_ids(self, split: Split) -> list[str]:
+        """Its own rollouts on the tasks of a split, without those that it only knows of."""
+        return [self._scores[key].rollout_id for key in self._own if key[1] == split]
+
+    def _keep(self, key: Key, score: RolloutScore) -> None:
+        number, split, task, _ = key
+        self._scores[key] = score
+        self._rewards.setdefault((number, split), {}).setdefault(task, []).append(score.reward)
+
     def _check(self, rollouts: int) -> None:
         if self.stopping:
             self.stopped = True
@@ -139,9 +159,8 @@ class StoreSearch:
         self.budget.rollouts += len(rollouts)
         self.budget.used += used
         for key, rollout, words in zip(keys, rollouts, feedback, strict=True):
-            number, split, task, _ = key
-            score = self._scores[key] = _score(task, rollout, words)
-            self._rewards.setdefault((number, split), {}).setdefault(task, []).append(score.reward)
+            self._keep(key, rollout_score(key[2], rollout, words))
+        self._own += keys
         await self._log(keys, used)
 
     async def _collect(self, keys: Sequence[Key]) -> list[Rollout]:
@@ -172,13 +191,16 @@ class StoreSearch:
         model, agent, optimize = self.config.model, self.config.agent, self.config.optimize
         own = None if optimize is None else optimize.temperature
         temperature = model.temperature if own is None else own
+        again = 0 if number else self._again
+        learned = split == "train" and self.step > 0
         return NewRollout(
             run_id=self.collector.run_id,
             task=self.tasks[split][task],
-            group_id=group_id(number, split, task, 0 if number else self._again),
-            replica=replica,
-            mode="eval",
-            step=self.batches,
+            # What is learned from is compared with the rollouts of the same task, whatever prompt they had.
+            group_id=(shared_group_id(self.step, task) if learned else group_id(number, split, task, again, self.step)),
+            replica=number * MAX_REPLICAS + replica + again if learned else replica,
+            mode="train" if learned else "eval",
+            step=self.step or self.batches,
             sampling=Sampling(temperature=temperature, max_tokens=model.max_tokens),
             retry=RetryPolicy(max_attempts=agent.max_attempts, timeout_s=agent.timeout_s),
             prompts=dict(self.book.versions(number)),
@@ -186,34 +208,42 @@ class StoreSearch:
 
     async def _log(self, keys: Sequence[Key], used: SearchUsage) -> None:
         """Records the numbers of a batch."""
+        metrics = self.metrics() | {
+            "prompts/batch_mean": statistics.fmean(self._scores[key].reward for key in keys),
+            "cost/prompt_tokens": float(used.prompt_tokens),
+            "cost/sampled_tokens": float(used.sampled_tokens),
+        }
+        if "prompts/cost_usd" in metrics:
+            metrics["cost/external_usd"] = used.cost
+        if self.logger is not None:
+            await self.logger.record(self.batches, "prompts", metrics)
+        self.progress.phase("rollouts", self.budget.rollouts, self.budget.bounds.max_rollouts)
+        best = metrics.get("prompts/best_mean")
+        if self.logger is not None and best is not None and best != self._best:
+            self._best = best
+            self.progress.evaluated(self.batches, "best prompts", best)
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the search so far."""
         whole = range(len(self.tasks["val"]))
         means = {}
         for candidate in self.book.proposed:
             rewards = self.rewards(candidate)
             if len(rewards) == len(whole):
                 means[candidate.number] = statistics.fmean(rewards.values())
-        batch = [self._scores[key].reward for key in keys]
         metrics = {
-            "prompts/batch_mean": statistics.fmean(batch),
             "prompts/candidates": float(len(self.book.proposed)),
             "prompts/rollouts": float(self.budget.rollouts),
             "prompts/tokens": float(self.budget.used.tokens),
-            "cost/prompt_tokens": float(used.prompt_tokens),
-            "cost/sampled_tokens": float(used.sampled_tokens),
         }
         if any(one.input_cost_per_token is not None for one in self.config.external.values()):
-            metrics |= {"prompts/cost_usd": self.budget.used.cost, "cost/external_usd": used.cost}
-        best = max(means.values(), default=None)
-        if best is not None:
-            metrics["prompts/best_mean"] = best
-        await self.logger.record(self.batches, "prompts", metrics)
-        self.progress.phase("rollouts", self.budget.rollouts, self.budget.bounds.max_rollouts)
-        if best is not None and best != self._best:
-            self._best = best
-            self.progress.evaluated(self.batches, "best prompts", best)
+            metrics["prompts/cost_usd"] = self.budget.used.cost
+        if means:
+            metrics["prompts/best_mean"] = max(means.values())
+        return metrics
 
 
-def _score(task: int, rollout: Rollout, feedback: str) -> RolloutScore:
+def rollout_score(task: int, rollout: Rollout, feedback: str) -> RolloutScore:
     failed = rollout.state != "succeeded"
     return RolloutScore(
         task=task,

@@ -29,7 +29,7 @@ from agentlightning.trainer.rl.staleness import PublishedVersions, Staleness
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs
 from agentlightning.trainer.rl.step_planner import StepPlan, StepPlanner
 from agentlightning.trainer.rl.utilisation import TimeTally, slots_of
-from agentlightning.trainer.training_loop import TrainingLoop
+from agentlightning.trainer.training_loop import SearchedStep, TrainingLoop
 from agentlightning.types import JSON, Consumed, Outcome, Resource, Rollout, Sampling, Step
 
 MAX_RESAMPLING = 10
@@ -46,6 +46,12 @@ class OfflineSteps(Protocol):
     async def evaluate(self, step: int) -> None: ...
 
     def learning_rate(self, step: int) -> float: ...
+
+
+class SearchSteps(Protocol):
+    """Steps that search for prompts: `prompts.prompt_steps.PromptSteps`."""
+
+    async def search(self, step: int) -> SearchedStep: ...
 
 
 @dataclass(kw_only=True)
@@ -66,6 +72,10 @@ class RLLoop(TrainingLoop):
     planner: StepPlanner = field(init=False)
     offline: Mapping[int, OfflineSteps] = field(default_factory=dict)
     """Parts of the schedule, by number, that learn from recorded rollouts."""
+    searches: Mapping[int, SearchSteps] = field(default_factory=dict)
+    """Parts of the schedule, by number, that search for prompts."""
+    _prompts: dict[str, int] = field(default_factory=dict)
+    """Versions of the prompts that the weights go with."""
     _stored: dict[int, Step] = field(default_factory=dict)
     """Steps to execute again from their lists, by number."""
 
@@ -91,11 +101,13 @@ class RLLoop(TrainingLoop):
             trainer=self.config.trainer,
             sampling=Sampling(temperature=model.temperature, max_tokens=model.max_tokens),
             retry=self.retry(),
+            others=self.config.optimize.max_rollouts if self.config.optimize else 0,
         )
 
     @property
     def policy_values(self) -> Mapping[str, JSON]:
-        return {alias: trained.value for alias, trained in self.policies.items()}
+        stamp = {"prompts": self._prompts} if self._prompts else {}
+        return {alias: trained.value | stamp for alias, trained in self.policies.items()}
 
     async def prepare(self) -> None:
         self.scheduler.forget()
@@ -118,6 +130,9 @@ class RLLoop(TrainingLoop):
         return await self.planner.success(name, rollouts)
 
     async def publish(self, step: int, parent: int | None) -> list[Resource]:
+        if self.config.prompts.templates:
+            newest = await self.store.resources(self.run_id)
+            self._prompts = {one.name: one.version for one in newest if one.kind == "prompt_template"}
         resources = await super().publish(step, parent)
         self.versions.record(resources[:1])
         return resources
@@ -134,7 +149,8 @@ class RLLoop(TrainingLoop):
         if steps := self._offline_at(step):
             metrics = await self._learn_offline(steps, step, stored)
         else:
-            metrics = await self._learn(step, stored)
+            search = next(iter(self.policies.values())).search_at(step)
+            metrics = await self._learn(step, stored, None if search is None else self.searches[search])
         for alias, policy in self.policies.items():
             if policy.schedule[1:]:
                 name = path_of("schedule_entry", alias if len(self.policies) > 1 else "")
@@ -163,9 +179,12 @@ class RLLoop(TrainingLoop):
             await self.store.close_step(self.run_id, step, self.version)
         return metrics | {"learning_rate": steps.learning_rate(step)}
 
-    async def _learn(self, step: int, stored: Step | None) -> Metrics:
+    async def _learn(self, step: int, stored: Step | None, search: SearchSteps | None) -> Metrics:
         self.planner = self.planner.at(step)
-        plan = await (self._collect(step) if stored is None else self._again(stored))
+        if stored is not None:
+            plan = await self._again(stored)
+        else:
+            plan = await (self._collect(step) if search is None else self._search(step, search))
         with self._timed("update"):
             updates = await self.planner.update(plan, self.learning_rate(step))
         with self._timed("publish"):
@@ -210,6 +229,24 @@ class RLLoop(TrainingLoop):
             inputs = {key: loaded.inputs.get(key) for key, outcome in outcomes.items() if outcome not in DISCARDED}
             consumed = [Consumed(rollout_id=key, outcome=one, inputs=inputs.get(key)) for key, one in outcomes.items()]
             await self.store.open_step(self.run_id, step, consumed)
+        return _with_counts(plan, outcomes.values())
+
+    async def _search(self, step: int, search: SearchSteps) -> StepPlan:
+        """Searches for prompts, and writes the list of the search's rollouts before the first update."""
+        with self._timed("collect"):
+            found = await search.search(step)
+        loaded = self.planner.load()
+        with self._timed("prepare"):
+            if found.rollouts:
+                await loaded.add(found.rollouts)
+            plan = await self.planner.plan(step, loaded)
+            outcomes = {rollout.id: plan.outcomes.get(rollout.id, "invalid") for rollout in found.rollouts}
+            consumed = [
+                Consumed(rollout_id=key, outcome=one, inputs=loaded.inputs.get(key)) for key, one in outcomes.items()
+            ]
+            await self.store.open_step(self.run_id, step, consumed)
+        self.times = loaded.times
+        plan.metrics.update(found.metrics)
         return _with_counts(plan, outcomes.values())
 
     async def _add(

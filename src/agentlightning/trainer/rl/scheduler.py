@@ -23,6 +23,8 @@ from agentlightning.trainer.data.tasks import TaskOrder
 from agentlightning.trainer.rl.staleness import Staleness
 from agentlightning.types import FINAL_STATES, JSON, NewRollout, Outcome, RetryPolicy, Rollout, Sampling
 
+GROUP = "train"
+"""First part of the ids of groups."""
 OnProgress = Callable[[int, int], None]
 MIN_WAIT_S = 0.01
 
@@ -81,6 +83,8 @@ class GroupScheduler:
     trainer: TrainerConfig
     sampling: Sampling
     retry: RetryPolicy
+    others: int = 0
+    """Training rollouts that somebody else enqueues in one step, at most: those of a search for prompts."""
     clock: Callable[[], float] = time.monotonic
     _outstanding: dict[int, _Group] = field(default_factory=dict)
     _next: int = 0
@@ -143,11 +147,12 @@ class GroupScheduler:
         # after the reading, it would be missed and waited for without end.
         await self.collector.begin()
         of_run = RolloutQuery(run_id=self.run_id, mode="train", unconsumed=True)
-        self._hold(await self.store.rollouts(of_run))
+        self._hold([each for each in await self.store.rollouts(of_run) if _is_ours(each)])
         # The newest group may be consumed already, and then is not among the outstanding ones; numbers only grow, so one
         # group's worth of the newest rollouts holds the highest number.
-        newest = RolloutQuery(run_id=self.run_id, mode="train", newest_first=True, limit=self.group_size)
-        known = [self._number(rollout) for rollout in await self.store.rollouts(newest)]
+        most = self.group_size + self.others
+        newest = RolloutQuery(run_id=self.run_id, mode="train", newest_first=True, limit=most)
+        known = [self._number(rollout) for rollout in await self.store.rollouts(newest) if _is_ours(rollout)]
         self._next = 1 + max([*known, *self._outstanding], default=-1)
         self._read = True
 
@@ -181,7 +186,7 @@ class GroupScheduler:
             NewRollout(
                 run_id=self.run_id,
                 task=self.tasks[position],
-                group_id=f"train:{step + 1}:{place}",
+                group_id=f"{GROUP}:{step + 1}:{place}",
                 replica=replica,
                 step=step + 1,
                 sampling=self.sampling,
@@ -287,6 +292,10 @@ class GroupScheduler:
     async def _cancel(self, rollout_ids: Sequence[str]) -> None:
         if rollout_ids:
             await self.store.cancel(rollout_ids)
+
+
+def _is_ours(rollout: Rollout) -> bool:
+    return rollout.group_id.startswith(f"{GROUP}:")
 
 
 def _too_old(rollout: Rollout, staleness: Staleness | None) -> bool:

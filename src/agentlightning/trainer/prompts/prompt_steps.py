@@ -1,0 +1,114 @@
+"""PromptSteps: training steps that search for prompts, one search each, with the weights of their step.
+
+The training loop drives it. One pool of rollouts feeds both: rollouts of the step before score the prompt that the search
+starts from, and the policy learns from the search's rollouts on training tasks, which are groups by task, whatever prompt
+they had. All that a search asks for is in the store, so that a step that was killed finds it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentlightning.algorithms.prompts.search import PromptAlgorithm, RolloutScore, SearchResult, Split
+from agentlightning.config import Config
+from agentlightning.errors import BudgetSpentError, ConfigError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.feedback import read_feedback
+from agentlightning.store.templates import promote_candidate
+from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.prompts.budget import Budget
+from agentlightning.trainer.prompts.candidates import CandidateBook
+from agentlightning.trainer.prompts.optimizer_model import OptimizerModel
+from agentlightning.trainer.prompts.store_search import Key, StoreSearch, rollout_score
+from agentlightning.trainer.training_loop import SearchedStep
+from agentlightning.types import JSON
+
+
+@dataclass(kw_only=True)
+class PromptSteps:
+    """One part of a schedule."""
+
+    algorithm: PromptAlgorithm
+    config: Config
+    """With the budget of each search, `optimize`."""
+    store: LightningStore
+    collector: RolloutCollector
+    progress: Progress
+    tasks: Mapping[Split, Sequence[JSON]]
+    open_model: Callable[[], Awaitable[OptimizerModel]]
+    """Makes the model that writes new texts, or finds the one that was made."""
+
+    def __post_init__(self) -> None:
+        """ConfigError where no candidate could be scored."""
+        assert self.config.optimize is not None  # a part is not made without
+        if len(self.tasks["val"]) > self.config.optimize.max_rollouts:
+            raise ConfigError(
+                f"optimize.max_rollouts: expected at least {len(self.tasks['val'])}, one for each validation task, got "
+                f"{self.config.optimize.max_rollouts}: nothing could be scored"
+            )
+
+    async def search(self, step: int) -> SearchedStep:
+        """Searches from the newest prompts, and makes the best its rollouts' from now on."""
+        optimize, run_id = self.config.optimize, self.collector.run_id
+        assert optimize is not None
+        book = CandidateBook(self.store, run_id, optimize.templates or tuple(self.config.prompts.templates), step)
+        run = StoreSearch(
+            config=self.config,
+            store=self.store,
+            collector=self.collector,
+            seed=await book.open(),
+            book=book,
+            model=await self.open_model(),
+            budget=Budget(optimize),
+            tasks=self.tasks,
+            logger=None,
+            progress=self.progress,
+            step=step,
+        )
+        run.know(await self._scored(step, book.versions(run.seed.number)))
+        found = await searched(self.algorithm, run, self.config.trainer.seed * 1_000_003 + step)
+        versions = await promote_candidate(self.store, run_id, book.versions(found.best.number))
+        named = ", ".join(f"{name}@{version}" for name, version in versions.items())
+        mean = "" if found.mean is None else f", validation reward {found.mean:.3f}"
+        self.progress.note(f"step {step}: candidate {found.best.number}{mean}, is {named}. {found.reason}")
+        ids = run.rollout_ids("train")
+        known = {each.id: each for each in await self.store.rollouts(RolloutQuery(ids=ids))} if ids else {}
+        metrics = run.metrics() | {"prompts/best": float(found.best.number)}
+        return SearchedStep(rollouts=[known[each] for each in ids], metrics=metrics)
+
+    async def _scored(self, step: int, versions: Mapping[str, int]) -> dict[Key, RolloutScore]:
+        """Scores of the prompt that the search starts from, of rollouts that the step before learned from."""
+        places: defaultdict[str, list[int]] = defaultdict(list)
+        for place, task in enumerate(self.tasks["train"]):
+            places[_key(task)].append(place)
+        found: dict[Key, RolloutScore] = {}
+        for before in await self.store.steps(self.collector.run_id, after=step - 2, limit=1):
+            if before.step != step - 1 or before.state != "closed" or not before.consumed:
+                continue
+            ids = [one.rollout_id for one in before.consumed]
+            rollouts = [
+                each
+                for each in await self.store.rollouts(RolloutQuery(ids=ids))
+                if each.state == "succeeded" and dict(each.prompts) == dict(versions)
+            ]
+            for rollout, words in zip(rollouts, await read_feedback(self.store, rollouts), strict=True):
+                for place in places[_key(rollout.task)]:
+                    replica = sum(key[2] == place for key in found)
+                    found[0, "train", place, replica] = rollout_score(place, rollout, words)
+        return found
+
+
+async def searched(algorithm: PromptAlgorithm, run: StoreSearch, seed: int) -> SearchResult:
+    """The result of a search, where its algorithm leaves a spent budget to us, too."""
+    try:
+        return await algorithm.search(run, seed)
+    except BudgetSpentError as spent:  # nothing better than the start is known
+        return SearchResult(best=run.seed, mean=None, reason=str(spent))
+
+
+def _key(task: JSON) -> str:
+    return json.dumps(task, sort_keys=True)
