@@ -1,6 +1,6 @@
 """Does a search for prompts help, and prompts together with weights? Every arm has the same number of rollouts.
 
-    python benchmarks/prompts.py [--seeds 5] [--arms gepa,both] [--work FOLDER] [--quick]
+    python benchmarks/prompts.py [--seeds 5] [--arms gepa,both] [--work FOLDER] [--parallel 1] [--quick]
 
 A tiny model imitates a demonstrator that does what its system prompt says, so that sentences of the prompt matter, and that
 confuses two relations whatever it says (benchmarks/prompts/instructed.py). The agent starts from a poor prompt. No language
@@ -30,6 +30,7 @@ import sqlite3
 import statistics
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,8 @@ class Seed:
     budget: Budget
     progress: Progress
 
-    def arm(self, name: str) -> tuple[str | None, dict[str, Any]]:
-        """Runs an arm, if it is not finished: the folder of its policy, None for the warm start's, and its prompt and
-        rollouts."""
+    def arm(self, name: str) -> dict[str, Any]:
+        """Runs an arm, if it is not finished; its prompt, rollouts and, where it trains, the folder of its policy."""
         kept = self.work / f"{name}.result.json"
         if not kept.exists():
             folder = self.work / name
@@ -88,8 +88,7 @@ class Seed:
             folder.mkdir()
             found = self._searched(name) if name in SEARCHES else self._trained(name)
             write_whole(kept, json.dumps(found))
-        found = json.loads(kept.read_text())
-        return found.get("policy"), found
+        return dict(json.loads(kept.read_text()))
 
     def _searched(self, name: str) -> dict[str, Any]:
         settings = self._settings("val") | {"algorithm.name": name, "optimize.max_rollouts": self.budget.rollouts}
@@ -113,7 +112,7 @@ class Seed:
         training: dict[str, Any] = {"group_size": GROUP, "minibatches": 4}
         if name == "both":
             searching = {"from_step": 2, "name": "gepa", **SEARCH}
-            settings |= {"algorithm.schedule": [searching, {"from_step": 3, "name": "lightning_rl", **training}]}
+            settings |= {"algorithm.schedule": [searching, {"from_step": 3}]}
             settings |= {"optimize.max_rollouts": self.budget.searched} | self._scripted()
         settings |= {f"algorithm.{key}": value for key, value in training.items()}
         execute(self.work / name, "train", self._command("train", name, settings), lambda: None)
@@ -189,21 +188,21 @@ def rewards(store: Path) -> dict[str, Scores]:
     return {arm: {mode: statistics.fmean(by_mode[mode]) for mode in MODES} for arm, by_mode in found.items()}
 
 
-def run_seed(seed: Seed, arms: Sequence[str], quick: bool) -> tuple[dict[str, Scores], dict[str, int]]:
+def run_seed(seed: Seed, arms: Sequence[str], quick: bool, parallel: int) -> tuple[dict[str, Scores], dict[str, int]]:
     """Held-out rewards and rollouts by arm."""
     seed.work.mkdir(parents=True, exist_ok=True)
     make = [sys.executable, str(FOLDER / "warm_start.py"), "--seed", str(seed.number), "--to", str(seed.work)]
     json_of(seed.work, "warm_start", [*make, *(["--quick"] * quick)], seed.progress, seed.number)
-    found = {name: seed.arm(name)[1] for name in arms}
-    start = str(seed.work / "model")
-    poor = {
-        "before": first_prompt(),
-        **{name: one["prompt"] for name, one in found.items() if name in SEARCHES},
-    }
-    scores = seed.evaluate("-".join(["prompts", *(name for name in poor if name != "before")]), start, poor)
-    for name in TRAINED:
-        if name in found:
-            scores |= seed.evaluate(name, found[name]["policy"], {name: found[name]["prompt"]})
+    with ThreadPoolExecutor(parallel) as pool:
+        found = dict(zip(arms, pool.map(seed.arm, arms), strict=True))
+        searched = [name for name in found if name in SEARCHES]
+        prompts = {"before": first_prompt(), **{name: found[name]["prompt"] for name in searched}}
+        start = str(seed.work / "model")
+        wanted = [("-".join(["prompts", *searched]), start, prompts)]
+        wanted += [(name, one["policy"], {name: one["prompt"]}) for name, one in found.items() if name in TRAINED]
+        scores: dict[str, Scores] = {}
+        for part in pool.map(lambda one: seed.evaluate(*one), wanted):
+            scores |= part
     return scores, {name: one["rollouts"] for name, one in found.items()}
 
 
@@ -262,6 +261,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0, help="the set-up was chosen on seeds from 100 on")
     parser.add_argument("--arms", default=",".join(ARMS), help="comma between them; all: %(default)s")
     parser.add_argument("--work", type=Path, help="where everything is kept [runs/prompts]")
+    parser.add_argument("--parallel", type=int, default=1, help="commands of a seed at a time")
     parser.add_argument("--quick", action="store_true", help="whether it runs, not what it finds")
     given = parser.parse_args()
     arms = given.arms.split(",")
@@ -273,7 +273,7 @@ def main() -> None:
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
         for number in range(given.first_seed, given.first_seed + given.seeds):
             seed = Seed(number, work / f"seed-{number}", budget, progress)
-            scores, rollouts = run_seed(seed, arms, given.quick)
+            scores, rollouts = run_seed(seed, arms, given.quick, given.parallel)
             found.append(scores)
             used.append(rollouts)
     print(table(found, used), flush=True)
