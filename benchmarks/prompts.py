@@ -56,9 +56,9 @@ Scores = dict[str, float]
 class Budget:
     """Rollouts of every arm, and how those that train divide them."""
 
-    rollouts: int = 1024
+    rollouts: int = 2048
     tasks_per_step: int = 16
-    searched: int = 384
+    searched: int = 1024
     """Of `both`: in its second step; those before and after it train the weights."""
 
     def steps(self, arm: str) -> int:
