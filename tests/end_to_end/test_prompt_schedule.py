@@ -58,6 +58,7 @@ minibatches = 2
 [[algorithm.schedule]]
 from_step = 2
 name = "random_search"
+race_alpha = 0.5
 [[algorithm.schedule]]
 from_step = 4
 name = "lightning_rl"
