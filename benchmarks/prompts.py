@@ -219,11 +219,11 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), error
 
 
-def table(found: Sequence[dict[str, Scores]], used: Sequence[dict[str, int]]) -> str:
+def table(seeds: Sequence[int], found: Sequence[dict[str, Scores]], used: Sequence[dict[str, int]]) -> str:
     """Each arm's held-out reward, greedy of every seed and at temperature 1, with the rollouts that it used."""
     head = [
         "held-out reward",
-        *(f"seed {number}" for number in range(len(found))),
+        *(f"seed {number}" for number in seeds),
         "greedy ± se",
         "T = 1 ± se",
         "rollouts",
@@ -269,14 +269,15 @@ def main() -> None:
         parser.error(f"--arms: expected some of {', '.join(ARMS)}, got {unknown[0]!r}")
     work = (given.work or REPOSITORY / "runs" / f"prompts{'-quick' * given.quick}").resolve()
     budget = QUICK if given.quick else Budget()
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
     found, used = [], []
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
-        for number in range(given.first_seed, given.first_seed + given.seeds):
+        for number in seeds:
             seed = Seed(number, work / f"seed-{number}", budget, progress)
             scores, rollouts = run_seed(seed, arms, given.quick, given.parallel)
             found.append(scores)
             used.append(rollouts)
-    print(table(found, used), flush=True)
+    print(table(seeds, found, used), flush=True)
     print(json.dumps(figures(found, used, budget.rollouts)))
 
 
