@@ -85,6 +85,7 @@ def test_each_good_edit_helps_the_demonstrator_and_idle_ones_do_not() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_quick_run_of_every_arm_prints_every_figure_within_its_rollouts(tmp_path: Path) -> None:
     done = benchmark("--quick", "--seeds", "1", "--work", str(tmp_path), timeout_s=800)
     assert done.returncode == 0, done.stdout + done.stderr
