@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
@@ -73,6 +74,12 @@ async def test_a_form_that_is_sent_twice_promotes_once(writer: Reader, client: h
     assert len(await versions(writer)) == 3
 
 
+async def test_a_form_that_is_sent_twice_at_once_promotes_once(writer: Reader, client: httpx.AsyncClient) -> None:
+    answered = await asyncio.gather(*(client.post("/promote", data=FORM) for _ in range(2)))
+    assert sorted(one.status_code for one in answered) == [303, 409]
+    assert len(await versions(writer)) == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "status"),
     [
@@ -104,7 +111,8 @@ async def test_the_page_offers_it_where_the_console_may_write_and_the_command_el
     assert "New rollouts get this version." in newest.text
 
 
-async def test_the_page_of_a_search_shows_its_candidates_with_parents_and_rewards(reader: Reader) -> None:
+@pytest.mark.parametrize("step", [0, 7], ids=["of_optimize", "of_a_schedule"])
+async def test_the_page_of_a_search_shows_its_candidates_with_parents_and_rewards(reader: Reader, step: int) -> None:
     for place, text in enumerate(("Be brief.", "Think first.")):
         await add_version(reader.store, "alpha", "system", Template.of(text))
         parents = (0,) if place else ()
@@ -114,13 +122,14 @@ async def test_the_page_of_a_search_shows_its_candidates_with_parents_and_reward
             versions={"system": place + 1},
             parents=parents,
             source=f"gepa {ATTACK}",
+            step=step,
         )
         await reader.store.put_resources([record.resource("alpha")])
     refused = CandidateRecord(
-        number=None, texts={"system": "{x}"}, source="gepa", refused=f"unknown placeholder {ATTACK}"
+        number=None, texts={"system": "{x}"}, source="gepa", refused=f"unknown placeholder {ATTACK}", step=step
     )
     await reader.store.put_resources([refused.resource("alpha")])
-    group = group_id(1, "val", 0)
+    group = group_id(1, "val", 0, step=step)
     await reader.store.enqueue([NewRollout(run_id="alpha", task={}, group_id=group, mode="eval")])
     worker = WorkerStatus(id="w", run_id="alpha", host="h", pid=1, running=0, seen_ns=0)
     [claim] = await reader.store.claim(worker)

@@ -21,6 +21,7 @@ from agentlightning.store.scan import find_run, read_rollouts
 from agentlightning.trainer.offline.settings import algorithm_class, make_algorithm
 from agentlightning.trainer.policies import policy_configs, schedule_configs
 from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.prompts.settings import searches
 from agentlightning.trainer.rl.credit_inputs import CreditInputReader
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen_by
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs
@@ -117,7 +118,10 @@ def _algorithm(config: Config, policy: str | None, step: int) -> tuple[str, Conf
     alias = next(iter(configs)) if policy is None else policy
     if alias not in configs:
         raise ConfigError(f"policy: expected one of {', '.join(configs)}, got {alias!r}")
-    part = [one for start, one in schedule_configs(configs[alias]) if start <= max(1, step)][-1]
+    parts = schedule_configs(configs[alias])
+    part = [one for start, one in parts if start <= max(1, step)][-1]
+    if searches(part):  # the weights learn from its rollouts as the first part that samples has it
+        part = next(one for _, one in parts if not searches(one) and issubclass(algorithm_class(one), LightningRL))
     kind = algorithm_class(part)
     if not issubclass(kind, LightningRL):
         raise ConfigError(f"step {step}: was trained by {part.algorithm['name']!r}, which gives calls no credit")

@@ -31,6 +31,7 @@ from agentlightning.config import parse_config
 from agentlightning.errors import ConfigError, MissingExtraError
 from agentlightning.trainer.offline.settings import algorithm_class, make_algorithm
 from agentlightning.trainer.policies import policy_configs, schedule_configs
+from agentlightning.trainer.prompts.settings import searches
 from agentlightning.types import JSON
 
 if TYPE_CHECKING:
@@ -239,7 +240,8 @@ def _is_possible(record: JSON, settings: Mapping[str, Any]) -> bool:
     try:
         for own in policy_configs(parse_config(table)).values():
             for _, part in schedule_configs(own):
-                make_algorithm(part, algorithm_class(part))
+                if not searches(part):
+                    make_algorithm(part, algorithm_class(part))
     except ConfigError:
         return False
     return True

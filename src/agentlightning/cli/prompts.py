@@ -72,7 +72,8 @@ def list_candidates(run: RunId, as_json: Json = False, store: Store = None) -> N
     from agentlightning.trainer.display import screen
 
     async def work(opened: LightningStore) -> tuple[list[CandidateRecord], dict[int, dict[int, float]]]:
-        return await read_candidates(opened, run), await validation_rewards(opened, run)
+        candidates = await read_candidates(opened, run)
+        return candidates, await validation_rewards(opened, run, candidates[0].step if candidates else 0)
 
     found, rewards = with_store(store, work)
     scored = [(each, rewards.get(-1 if each.number is None else each.number, {})) for each in found]

@@ -55,14 +55,15 @@ async def promote(reader: Reader, body: bytes, actor: str) -> str:
     """Makes the version of a sent form the newest; returns the address of the new one. ConflictError where another became
     the newest since the form was made: a form that is sent twice promotes once."""
     query: Query = parse_qs(body.decode("utf-8", "replace"))
-    chosen = await _chosen(reader, query)
-    if chosen.newest.version != number(query, "newest"):
-        raise ConflictError(
-            f"{chosen.newest.name}@{chosen.newest.version} became the newest meanwhile: look at it before you promote "
-            "another"
-        )
-    with acting_as(Actor(name=f"{actor}, through the console")):
-        stored = await promote_version(reader.store, chosen.version)
+    async with reader.promoting:
+        chosen = await _chosen(reader, query)
+        if chosen.newest.version != number(query, "newest"):
+            raise ConflictError(
+                f"{chosen.newest.name}@{chosen.newest.version} became the newest meanwhile: look at it before you promote "
+                "another"
+            )
+        with acting_as(Actor(name=f"{actor}, through the console")):
+            stored = await promote_version(reader.store, chosen.version)
     return url("/prompts", {"run": stored.run_id, "name": stored.name, "version": stored.version})
 
 

@@ -98,6 +98,8 @@ class Reader:
         self.store = store
         self.promotes = promotes
         """Pages offer to promote prompt versions."""
+        self.promoting = asyncio.Lock()
+        """Held by a promotion: of a form that is sent twice at once, the second sees what the first did."""
         self._suggestions_timeout_s = suggestions_timeout_s
         self.analyses = asyncio.Semaphore(MAX_ANALYSES)
         """Held by views that read many rollouts."""

@@ -10,6 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -53,8 +54,9 @@ def group_id(number: int, split: str, task: int, again: int = 0, step: int = 0) 
     return f"{GROUP}:{number}:{split}:{task}" + (f":{again}:{step}" if step else f":{again}" if again else "")
 
 
-def shared_group_id(step: int, task: int) -> str:
-    """The group of all candidates' rollouts on one task in a training step whose policy learns from them."""
+def shared_group_id(step: int, task: int | Literal[""]) -> str:
+    """The group of all candidates' rollouts on one task in a training step whose policy learns from them; of task "", what
+    all groups of the step begin with."""
     return f"{GROUP}:{step}:{task}"
 
 

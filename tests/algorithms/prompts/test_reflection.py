@@ -78,3 +78,8 @@ def test_the_control_is_told_nothing_of_rollouts() -> None:
     prompt = reflection.random_edit_prompt("system", "Answer {question}.")
     assert reflection.ROLLOUTS not in prompt
     assert reflection.TRIED not in prompt
+
+
+def test_a_line_that_is_almost_a_fence_is_read_in_linear_time() -> None:
+    """Twice the length took four times as long: a megabyte of spaces held the process for hours."""
+    assert new_text("```" + " " * 1_000_000 + "!\n```\na\n```") == "a"

@@ -12,9 +12,13 @@ from search_doubles import RUN, START, WORDS, GreedySearch, Writer, config, prom
 from agentlightning.algorithms.prompts.random_search import RandomSearch
 from agentlightning.algorithms.prompts.search import ScoreRequest, SearchResult
 from agentlightning.errors import AgentError, BudgetSpentError, EngineError, InputError
+from agentlightning.prompts.templates import Template
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.store.templates import add_version, promote_candidate
+from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.prompts.prompt_steps import searched
 from agentlightning.types import Rollout
 
 BEST = f"{START} verify cite plan"
@@ -303,3 +307,26 @@ async def test_a_model_that_answers_nonsense_ends_the_search_with_what_it_starte
             found = await RandomSearch(patience=3).search(search, 0)
     assert (found.best.number, found.mean, len(writer.prompts)) == (0, 0.0, 3)
     assert "(patience)" in found.reason
+
+
+class Told(Silent):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+async def test_a_version_that_somebody_adds_while_a_search_runs_is_mixed_into_nothing_and_told(tmp_path: Path) -> None:
+    told = Told()
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        async with searching(store, tmp_path, Writer(store), progress=told) as search:
+            mine = await add_version(store, RUN, "system", Template.of("Mine: {question}."))
+            found = await searched(GreedySearch(rounds=1), search, 0)
+            await promote_candidate(store, RUN, search.book.versions(found.best.number))
+        rollouts = await all_rollouts(store)
+    [line] = [note for note in told.notes if "added" in note]
+    assert line.startswith(f"system@{mine.version} was added while the search ran, and is not the newest after it")
+    assert mine.version not in {rollout.prompts["system"] for rollout in rollouts}

@@ -73,7 +73,7 @@ def new_text(answer: str) -> str | None:
     A word after the opening fence, such as ``text``, names a language and is left out. Fences inside stay.
     """
     lines = answer.splitlines()
-    fences = [place for place, line in enumerate(lines) if re.fullmatch(r"\s*`{3,}\s*[\w-]*\s*", line)]
+    fences = [place for place, line in enumerate(lines) if re.fullmatch(r"`{3,}\s*[\w-]*", line.strip())]
     if len(fences) < 2:
         return None
     return "\n".join(lines[fences[0] + 1 : fences[-1]]).strip() or None

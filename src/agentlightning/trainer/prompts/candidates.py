@@ -79,6 +79,17 @@ class CandidateBook:
                 raise InputError(known.refused)
             return self._met(known)
 
+    async def added_meanwhile(self) -> list[str]:
+        """NAME@VERSION of what somebody else added since the search began: no candidate has its text."""
+        known = {(name, version) for each in self._records.values() for name, version in each.versions.items()}
+        found = []
+        for each in await self._store.resources(self._run_id, latest=False):
+            if each.kind == "prompt_template" and each.version > self._versions[0].get(each.name, 0):
+                content = _content(Template.parse(each.value))
+                if (each.name, self._stored.get(each.name, {}).get(content, each.version)) not in known:
+                    found.append(f"{each.name}@{each.version}")
+        return found
+
     async def _new(self, texts: Mapping[str, str], parents: Sequence[PromptCandidate], source: str) -> CandidateRecord:
         numbers = tuple(each.number for each in parents)
         record = CandidateRecord(number=None, texts=texts, parents=numbers, source=source)

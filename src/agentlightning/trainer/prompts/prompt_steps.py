@@ -103,11 +103,16 @@ class PromptSteps:
 
 
 async def searched(algorithm: PromptAlgorithm, run: StoreSearch, seed: int) -> SearchResult:
-    """The result of a search, where its algorithm leaves a spent budget to us, too."""
+    """The result of a search, where its algorithm leaves a spent budget to us, too. Says which versions of somebody else are
+    not the newest after it."""
     try:
-        return await algorithm.search(run, seed)
+        found = await algorithm.search(run, seed)
     except BudgetSpentError as spent:  # nothing better than the start is known
-        return SearchResult(best=run.seed, mean=None, reason=str(spent))
+        found = SearchResult(best=run.seed, mean=None, reason=str(spent))
+    for version in await run.book.added_meanwhile():
+        line = f"agl prompts promote {run.collector.run_id} {version}"
+        run.note(f"{version} was added while the search ran, and is not the newest after it; make it so with: {line}")
+    return found
 
 
 def _key(task: JSON) -> str:

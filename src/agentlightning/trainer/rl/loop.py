@@ -20,6 +20,8 @@ from typing import Protocol
 
 from agentlightning.engines.base import Metrics
 from agentlightning.store.base import RolloutQuery
+from agentlightning.store.prompt_candidates import shared_group_id
+from agentlightning.trainer.collect import nothing_to_learn
 from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.rl.credit_record import CreditRecorder
@@ -30,7 +32,7 @@ from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs
 from agentlightning.trainer.rl.step_planner import StepPlan, StepPlanner
 from agentlightning.trainer.rl.utilisation import TimeTally, slots_of
 from agentlightning.trainer.training_loop import SearchedStep, TrainingLoop
-from agentlightning.types import JSON, Consumed, Outcome, Resource, Rollout, Sampling, Step
+from agentlightning.types import FINAL_STATES, JSON, Consumed, Outcome, Resource, Rollout, Sampling, Step
 
 MAX_RESAMPLING = 10
 """Times tasks_per_step groups after which a step goes on with the groups that it has, as in DAPO's recipe."""
@@ -237,10 +239,14 @@ class RLLoop(TrainingLoop):
             found = await search.search(step)
         loaded = self.planner.load()
         with self._timed("prepare"):
-            if found.rollouts:
+            if not nothing_to_learn(found.rollouts):
                 await loaded.add(found.rollouts)
+            elif found.rollouts:
+                # No error: the same rollouts would be found again by whoever resumes, and a later step has others.
+                self.progress.note(f"step {step}: nothing can be learned from the {len(found.rollouts)} of the search")
             plan = await self.planner.plan(step, loaded)
             outcomes = {rollout.id: plan.outcomes.get(rollout.id, "invalid") for rollout in found.rollouts}
+            outcomes |= dict.fromkeys(await self._unasked(step, found.rollouts), "overprovisioned")
             consumed = [
                 Consumed(rollout_id=key, outcome=one, inputs=loaded.inputs.get(key)) for key, one in outcomes.items()
             ]
@@ -248,6 +254,18 @@ class RLLoop(TrainingLoop):
         self.times = loaded.times
         plan.metrics.update(found.metrics)
         return _with_counts(plan, outcomes.values())
+
+    async def _unasked(self, step: int, rollouts: Sequence[Rollout]) -> list[str]:
+        """Rollouts to learn from that a search of this step enqueued before it was killed, and did not ask for again; they
+        are ended. A search of somebody's own may choose otherwise the second time."""
+        of_run = RolloutQuery(run_id=self.run_id, mode="train", unconsumed=True)
+        asked, group = {one.id for one in rollouts}, shared_group_id(step, "")
+        left = [
+            one for one in await self.store.rollouts(of_run) if one.group_id.startswith(group) and one.id not in asked
+        ]
+        if running := [one.id for one in left if one.state not in FINAL_STATES]:
+            await self.store.cancel(running)
+        return [one.id for one in left]
 
     async def _add(
         self, step: int, loaded: LoadedTrajectories, batch: StepBatch, wanted: int, staleness: Staleness | None
@@ -268,8 +286,10 @@ class RLLoop(TrainingLoop):
         found = {rollout.id: rollout for rollout in await self.store.rollouts(RolloutQuery(ids=ids))}
         staleness = self._staleness(step.step, math.inf)  # what was too stale is not among them
         loaded = self.planner.load()
+        rollouts = [found[rollout_id] for rollout_id in ids]
         with self._timed("prepare"):
-            await loaded.add([found[rollout_id] for rollout_id in ids], fixed_inputs(step))
+            if not nothing_to_learn(rollouts):  # as those of a search may be
+                await loaded.add(rollouts, fixed_inputs(step))
             plan = await self.planner.plan(step.step, loaded, staleness)
         return _with_counts(plan, [one.outcome for one in step.consumed])
 
