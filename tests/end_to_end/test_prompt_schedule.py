@@ -127,8 +127,9 @@ async def check_prompts(store: LightningStore, run: Run) -> None:
     assert policies[-1].value["prompts"] == {"system": newest.version}, (
         "weights are stamped with the prompts they go with"
     )
-    for rollout in await store.rollouts(RolloutQuery(run_id=run.id, mode="train", step=STEPS)):
-        assert dict(rollout.prompts) == {"system": newest.version}
+    [last] = await store.steps(run.id, after=STEPS - 1)
+    learned = await store.rollouts(RolloutQuery(ids=[each.rollout_id for each in last.consumed]))
+    assert [dict(each.prompts) for each in learned] == [{"system": newest.version}] * TASKS * GROUP
 
 
 async def test_a_schedule_searches_for_prompts_and_trains_the_weights_from_one_pool(prepared: Folder) -> None:

@@ -6,6 +6,7 @@ of the run's prompt templates, which rollouts name. Whoever shows a search reads
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ CANDIDATES = "prompt:candidates"
 """Name of the resource; no template's, which has no colon."""
 GROUP = "optimize"
 """First part of the group ids of a search's rollouts."""
+_VALIDATION = re.compile(rf"{GROUP}:(\d{{1,9}}):val:(\d{{1,9}})(?::(\d{{1,9}})(?::(\d{{1,9}}))?)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +96,12 @@ async def validation_rewards(store: LightningStore, run_id: str, step: int = 0) 
     rewards: defaultdict[tuple[int, int], defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     async for portion in read_rollouts(store, RolloutQuery(run_id=run_id, mode="eval", states=["succeeded", "failed"])):
         for rollout in portion:
-            group, *place = rollout.group_id.split(":")
-            if group == GROUP and place[1] == "val":
-                number, _, task, again, of = (*place, "0", "0")[:5]
-                if int(of) == step:
-                    rewards[int(number), int(again)][int(task)].append(rollout.reward or 0.0)
+            found = _VALIDATION.fullmatch(rollout.group_id)  # others, which whoever may enqueue can name, are none
+            if found is None:
+                continue
+            number, task, again, of = (int(each or 0) for each in found.groups())
+            if of == step:
+                rewards[number, again][task].append(rollout.reward or 0.0)
     return {  # of a start that was made again the last counts
         number: {task: statistics.fmean(values) for task, values in sorted(by_task.items())}
         for (number, _), by_task in sorted(rewards.items())

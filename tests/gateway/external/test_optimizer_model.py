@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -11,9 +12,11 @@ from gateway_house import House
 
 from agentlightning.config_external import ExternalModelConfig
 from agentlightning.errors import EngineError
+from agentlightning.runner.attempt import status_here
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress
+from agentlightning.types import Finish, NewRollout, RetryPolicy
 
 
 @pytest.fixture
@@ -66,6 +69,54 @@ async def test_what_was_answered_is_not_asked_again_by_another_process(writer: t
     assert len(server.requests) == 1
     [rollout] = await house.store.rollouts(RolloutQuery(run_id=f"{house.run_id}-optimizer"))
     assert (rollout.state, rollout.mode, rollout.task) == ("succeeded", "eval", {"prompt": "Write better."})
+
+
+async def test_a_request_that_was_under_way_when_its_process_was_killed_is_given_up_for_ever(
+    writer: tuple[House, ExternalServer],
+) -> None:
+    house, server = writer
+    model = await opened(house, "openai-1")
+    prompt = "Write better."
+    left = NewRollout(
+        run_id=model.run_id,
+        task={"prompt": prompt},
+        group_id=f"edit:{hashlib.sha256(prompt.encode()).hexdigest()}:1",
+        mode="eval",
+        retry=RetryPolicy(max_attempts=1, timeout_s=900.0),
+    )
+    await house.store.enqueue([left])
+    [claim] = await house.store.claim(status_here("killed", model.run_id, 0), lease_s=900.0)
+    first = await model.ask(prompt, "edit", 1)
+    states = {one.replica: one.state for one in await house.store.rollouts(RolloutQuery(run_id=model.run_id))}
+    assert states == {0: "cancelled", 1: "succeeded"}
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])  # too late
+    assert await (await opened(house, "openai-1")).ask(prompt, "edit", 1) == first
+    assert len(server.requests) == 1
+
+
+async def test_an_answer_is_found_in_an_earlier_attempt_of_its_rollout(writer: tuple[House, ExternalServer]) -> None:
+    house, server = writer
+    model = await opened(house, "openai-1")
+    prompt = "Write better."
+    new = NewRollout(
+        run_id=model.run_id,
+        task={"prompt": prompt},
+        group_id=f"edit:{hashlib.sha256(prompt.encode()).hexdigest()}:1",
+        mode="eval",
+        retry=RetryPolicy(max_attempts=1, timeout_s=900.0),
+    )
+    await house.store.enqueue([new])
+    [claim] = await house.store.claim(status_here("killed", model.run_id, 0), lease_s=0.001)
+    body = {"model": "openai-1", "messages": [{"role": "user", "content": prompt}]}
+    url = f"http://gateway/r/{claim.rollout.id}/1/v1/chat/completions"
+    async with house.http(adds_keys=False) as client:
+        answer = await client.post(url, json=body, headers={"Authorization": f"Bearer {claim.key}"})
+    assert answer.status_code == 200
+    assert await house.store.expire_leases() == 1
+    [claim] = await house.store.claim(status_here("another", model.run_id, 0), lease_s=900.0)
+    assert claim.lease.attempt == 2
+    assert (await model.ask(prompt, "edit", 1)).text == "It is sunny."
+    assert len(server.requests) == 1, "it is not asked again"
 
 
 async def test_a_connection_that_breaks_is_tried_again(writer: tuple[House, ExternalServer]) -> None:

@@ -13,13 +13,14 @@ from agentlightning.algorithms.prompts.random_search import RandomSearch
 from agentlightning.algorithms.prompts.search import ScoreRequest, SearchResult
 from agentlightning.errors import AgentError, BudgetSpentError, EngineError, InputError
 from agentlightning.prompts.templates import Template
+from agentlightning.runner.attempt import status_here
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.templates import add_version, promote_candidate
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.prompts.prompt_steps import searched
-from agentlightning.types import Rollout
+from agentlightning.types import Finish, NewRollout, Rollout
 
 BEST = f"{START} verify cite plan"
 
@@ -330,3 +331,13 @@ async def test_a_version_that_somebody_adds_while_a_search_runs_is_mixed_into_no
     [line] = [note for note in told.notes if "added" in note]
     assert line.startswith(f"system@{mine.version} was added while the search ran, and is not the newest after it")
     assert mine.version not in {rollout.prompts["system"] for rollout in rollouts}
+
+
+async def test_groups_that_somebody_else_named_like_a_searchs_are_none() -> None:
+    async with InMemoryLightningStore() as store:
+        await store.create_run("test", {}, RUN)
+        groups = ("optimize:0:val:1", "optimize:x:val:1", "optimize:0:val:", "optimize:0:val:0:0:0:0", "optimize")
+        await store.enqueue([NewRollout(run_id=RUN, task={}, group_id=group, mode="eval") for group in groups])
+        claims = await store.claim(status_here("worker", RUN, 0), lease_s=60.0, limit=len(groups))
+        await store.finish([Finish(lease=claim.lease, state="succeeded") for claim in claims])
+        assert await validation_rewards(store, RUN) == {0: {1: 0.0}}

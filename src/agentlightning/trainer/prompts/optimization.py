@@ -37,8 +37,6 @@ from agentlightning.trainer.run_lease import RunLease
 from agentlightning.trainer.serving import OPTIMIZE
 from agentlightning.types import JSON
 
-CLIENT_TIMEOUT_S = 900.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizeResult:

@@ -153,9 +153,14 @@ class GatewayModel:
                     retry=RetryPolicy(max_attempts=1, timeout_s=TIMEOUT_S),
                 )
                 [rollout] = await self._store.enqueue([new])
+                if rollout.state in ("failed", "cancelled"):
+                    continue
                 if (found := await self._recorded(rollout)) is not None:
                     return found
-                if rollout.state != "queued":  # it failed, or who asked was killed before there was an answer
+                if rollout.state != "queued":
+                    # Who asked was killed before there was an answer. Cancelled, so that one that comes after all is never
+                    # taken for the one that the search went on with.
+                    await self._store.cancel([rollout.id])
                     continue
                 claim = await self._claim(rollout)
             return await self._send(claim, prompt)
@@ -169,11 +174,12 @@ class GatewayModel:
         raise ConflictError(f"{self.run_id}: another process asks the model of this search; end it first")
 
     async def _recorded(self, rollout: Rollout) -> OptimizerAnswer | None:
-        calls: list[Call] = await self._store.calls([rollout.id]) if rollout.attempt else []
-        answers = [call for call in calls if call.learnable]
-        if not answers:
-            return None
-        return OptimizerAnswer(text=message_text(answers[-1].completion), usage=usage_of(calls, self._external))
+        """The first answer of the first attempt that has one: one that was killed after it is followed by others."""
+        for attempt in range(1, rollout.attempt + 1):
+            calls: list[Call] = await self._store.calls([rollout.id], attempt)
+            if answers := [call for call in calls if call.learnable]:
+                return OptimizerAnswer(text=message_text(answers[0].completion), usage=usage_of(calls, self._external))
+        return None
 
     async def _send(self, claim: Claim, prompt: str) -> OptimizerAnswer:
         problem, backoff = "", Backoff(self._first_pause_s, max_s=8.0)
