@@ -95,7 +95,9 @@ class ChildHeartbeat:
             await asyncio.sleep(self._beat_s)
 
     def start(self) -> None:
-        """Beat until the process ends."""
+        """Beat at once, so that the parent knows of it whatever happens next, and then until the process ends."""
+        if not self._send(ALIVE):
+            return
         threading.Thread(target=self._beat_for_ever, name="heartbeat-to-parent", daemon=True).start()
 
     def _beat_for_ever(self) -> None:
@@ -104,13 +106,19 @@ class ChildHeartbeat:
             if self._progressed or not self.working:
                 self._progressed = False
                 stalled.reset()
-            try:
-                os.write(self._descriptor, STALLED if stalled.tick() > self._stall_timeout_s else ALIVE)
-            except BlockingIOError:
-                pass  # the parent is stopped, and has more than enough to read
-            except OSError:
+            if not self._send(STALLED if stalled.tick() > self._stall_timeout_s else ALIVE):
                 return
             time.sleep(self._beat_s)
+
+    def _send(self, beat: bytes) -> bool:
+        """False where nobody reads any more."""
+        try:
+            os.write(self._descriptor, beat)
+        except BlockingIOError:
+            pass  # the parent is stopped, and has more than enough to read
+        except OSError:
+            return False
+        return True
 
 
 def beat_to_parent() -> ChildHeartbeat:
