@@ -17,8 +17,6 @@ POLICY = "policy"
 """The model that the agents use as the one that writes new texts."""
 SCRIPTED = "scripted"
 """No model: edits of a grammar."""
-PROMPT_SEARCHES = ("random_search", "apo", "gepa")
-"""Names of the built-in algorithms that search for prompts."""
 
 
 class OptimizeConfig(Table):

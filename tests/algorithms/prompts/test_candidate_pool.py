@@ -70,10 +70,3 @@ def test_a_dominated_candidate_is_not_on_the_front_though_it_is_best_on_a_task()
 
 def test_equal_candidates_do_not_dominate_each_other() -> None:
     assert pool((1.0, 1.0), (1.0, 1.0)).front_counts() == {0: 2, 1: 2}
-
-
-def test_the_lineage_has_every_ancestor_once_the_nearest_first() -> None:
-    made = pool((0.0,))
-    for one in (candidate(1, 0), candidate(2, 0), candidate(3, 1, 2)):
-        made.add(one)
-    assert made.lineage(3) == (1, 2, 0)

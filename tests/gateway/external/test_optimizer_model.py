@@ -43,6 +43,17 @@ async def opened(house: House, model: str, protocol: str = "openai") -> GatewayM
     return asked
 
 
+def left_behind(model: GatewayModel, prompt: str) -> NewRollout:
+    """The request of a process that was killed."""
+    return NewRollout(
+        run_id=model.run_id,
+        task={"prompt": prompt},
+        group_id=f"edit:{hashlib.sha256(prompt.encode()).hexdigest()}:1",
+        mode="eval",
+        retry=RetryPolicy(max_attempts=1, timeout_s=900.0),
+    )
+
+
 @pytest.mark.parametrize(("protocol", "path"), [("openai", "/v1/chat/completions"), ("anthropic", "/v1/messages")])
 async def test_an_external_model_answers_in_its_protocol_and_its_usage_is_counted(
     writer: tuple[House, ExternalServer], protocol: str, path: str
@@ -77,14 +88,7 @@ async def test_a_request_that_was_under_way_when_its_process_was_killed_is_given
     house, server = writer
     model = await opened(house, "openai-1")
     prompt = "Write better."
-    left = NewRollout(
-        run_id=model.run_id,
-        task={"prompt": prompt},
-        group_id=f"edit:{hashlib.sha256(prompt.encode()).hexdigest()}:1",
-        mode="eval",
-        retry=RetryPolicy(max_attempts=1, timeout_s=900.0),
-    )
-    await house.store.enqueue([left])
+    await house.store.enqueue([left_behind(model, prompt)])
     [claim] = await house.store.claim(status_here("killed", model.run_id, 0), lease_s=900.0)
     first = await model.ask(prompt, "edit", 1)
     states = {one.replica: one.state for one in await house.store.rollouts(RolloutQuery(run_id=model.run_id))}
@@ -98,14 +102,7 @@ async def test_an_answer_is_found_in_an_earlier_attempt_of_its_rollout(writer: t
     house, server = writer
     model = await opened(house, "openai-1")
     prompt = "Write better."
-    new = NewRollout(
-        run_id=model.run_id,
-        task={"prompt": prompt},
-        group_id=f"edit:{hashlib.sha256(prompt.encode()).hexdigest()}:1",
-        mode="eval",
-        retry=RetryPolicy(max_attempts=1, timeout_s=900.0),
-    )
-    await house.store.enqueue([new])
+    await house.store.enqueue([left_behind(model, prompt)])
     [claim] = await house.store.claim(status_here("killed", model.run_id, 0), lease_s=0.001)
     body = {"model": "openai-1", "messages": [{"role": "user", "content": prompt}]}
     url = f"http://gateway/r/{claim.rollout.id}/1/v1/chat/completions"

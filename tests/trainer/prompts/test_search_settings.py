@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
 from agentlightning.config import parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.offline.settings import algorithm_class
 from agentlightning.trainer.prompts.optimization import load_splits
 from agentlightning.trainer.prompts.optimizer_model import scripted_model
-from agentlightning.trainer.prompts.settings import PROMPT_ALGORITHMS, prompt_algorithm
+from agentlightning.trainer.prompts.settings import prompt_algorithm
 
 TABLE: dict[str, Any] = {
     "model": {"path": "m"},

@@ -1,4 +1,4 @@
-"""The candidates of a prompt search with their rewards on each validation task: means, lineage, and the Pareto front.
+"""The candidates of a prompt search with their rewards on each validation task: means and the Pareto front.
 
 Searches drive it. Pure: it asks nobody for anything, and knows neither stores nor models.
 """
@@ -63,16 +63,6 @@ class CandidatePool:
             return self.seed, None
         number = max(means, key=lambda one: (means[one], -one))
         return self.candidates[number], means[number]
-
-    def lineage(self, number: int) -> tuple[int, ...]:
-        """The numbers of its ancestors that are in the pool, the nearest first."""
-        found: dict[int, None] = {}
-        generation = [number]
-        while generation:
-            parents = [parent for one in generation for parent in self.candidates[one].parents]
-            generation = [one for one in dict.fromkeys(parents) if one in self.candidates and one not in found]
-            found.update(dict.fromkeys(generation))
-        return tuple(found)
 
     def front(self) -> dict[int, frozenset[int]]:
         """For each validation task the accepted candidates with the highest reward on it, less those that are dominated.

@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.preference import DPO, KTO, PreferenceAlgorithm
-from agentlightning.algorithms.prompts.search import PromptAlgorithm
+from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS, PromptAlgorithm
 from agentlightning.algorithms.selection import selection
 from agentlightning.algorithms.supervised import RFT, SFT, Distill, SupervisedAlgorithm
 from agentlightning.code_loader import load_plugin, path_of_code
 from agentlightning.config import Config, EvalConfig, ModelConfig
-from agentlightning.config_optimizer import PROMPT_SEARCHES
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.support import Support, check_loss, check_preference_loss
 from agentlightning.errors import ConfigError, boundary
@@ -69,7 +68,7 @@ def algorithm_class(config: Config) -> type[LightningRL | OfflineAlgorithm]:
         return OFFLINE_ALGORITHMS[name]
     if not isinstance(name, str):
         raise ConfigError(f"algorithm.name: expected a name, got {name!r}")
-    found = None if name in PROMPT_SEARCHES else load_plugin("algorithm", name, (ONLINE, *OFFLINE_ALGORITHMS))
+    found = None if name in PROMPT_ALGORITHMS else load_plugin("algorithm", name, (ONLINE, *OFFLINE_ALGORITHMS))
     if found is None or (isinstance(found, type) and issubclass(found, PromptAlgorithm)):
         raise ConfigError(f"algorithm.name: {name!r} searches for prompts and trains nothing: run it with agl optimize")
     bases = (LightningRL, SupervisedAlgorithm, PreferenceAlgorithm)

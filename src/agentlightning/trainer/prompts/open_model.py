@@ -10,9 +10,13 @@ import httpx
 from agentlightning.config import Config
 from agentlightning.config_optimizer import POLICY, SCRIPTED, model_name
 from agentlightning.trainer.processes import Processes
-from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress, OptimizerModel, scripted_model
-
-CLIENT_TIMEOUT_S = 900.0
+from agentlightning.trainer.prompts.optimizer_model import (
+    TIMEOUT_S,
+    GatewayModel,
+    ModelAddress,
+    OptimizerModel,
+    scripted_model,
+)
 
 
 async def open_model(config: Config, run_id: str, processes: Processes, stack: AsyncExitStack) -> OptimizerModel:
@@ -27,7 +31,7 @@ async def open_model(config: Config, run_id: str, processes: Processes, stack: A
     else:
         external = config.external[optimize.model]
         model, protocol = model_name(optimize.model, external), external.protocol
-    client = await stack.enter_async_context(httpx.AsyncClient(timeout=CLIENT_TIMEOUT_S, trust_env=False))
+    client = await stack.enter_async_context(httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False))
     asked = GatewayModel(
         processes.store,
         run_id,

@@ -15,7 +15,7 @@ from agentlightning.algorithms.prompts.search import PromptCandidate, SearchResu
 from agentlightning.config import Config, run_record, without_password
 from agentlightning.config_external import secret_variables
 from agentlightning.config_file import named_files
-from agentlightning.errors import ConfigError, ConflictError, InputError, NotFoundError
+from agentlightning.errors import ConflictError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import promote_candidate
 from agentlightning.trainer.checkpoint import RunFolder
@@ -31,7 +31,7 @@ from agentlightning.trainer.prompts.budget import Budget
 from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.prompts.open_model import open_model
 from agentlightning.trainer.prompts.prompt_steps import searched
-from agentlightning.trainer.prompts.settings import prompt_algorithm
+from agentlightning.trainer.prompts.settings import check_budget, prompt_algorithm
 from agentlightning.trainer.prompts.store_search import StoreSearch
 from agentlightning.trainer.run_lease import RunLease
 from agentlightning.trainer.serving import OPTIMIZE
@@ -105,11 +105,7 @@ class Optimization:
         algorithm = prompt_algorithm(config)
         assert config.optimize is not None  # the algorithm is not made without
         tasks = load_splits(config)
-        if len(tasks["val"]) > config.optimize.max_rollouts:
-            raise ConfigError(
-                f"optimize.max_rollouts: expected at least {len(tasks['val'])}, one for each validation task, got "
-                f"{config.optimize.max_rollouts}: nothing could be scored"
-            )
+        check_budget(config.optimize, tasks["val"])
 
         async def register(store: LightningStore) -> None:
             await self._enter(store, resume)

@@ -8,13 +8,13 @@ they had. All that a search asks for is in the store, so that a step that was ki
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentlightning.algorithms.prompts.search import PromptAlgorithm, RolloutScore, SearchResult, Split
 from agentlightning.config import Config
-from agentlightning.errors import BudgetSpentError, ConfigError
+from agentlightning.errors import BudgetSpentError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.feedback import read_feedback
 from agentlightning.store.templates import promote_candidate
@@ -23,6 +23,7 @@ from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.prompts.budget import Budget
 from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.prompts.optimizer_model import OptimizerModel
+from agentlightning.trainer.prompts.settings import check_budget
 from agentlightning.trainer.prompts.store_search import Key, StoreSearch, rollout_score
 from agentlightning.trainer.training_loop import SearchedStep
 from agentlightning.types import JSON
@@ -45,11 +46,7 @@ class PromptSteps:
     def __post_init__(self) -> None:
         """ConfigError where no candidate could be scored."""
         assert self.config.optimize is not None  # a part is not made without
-        if len(self.tasks["val"]) > self.config.optimize.max_rollouts:
-            raise ConfigError(
-                f"optimize.max_rollouts: expected at least {len(self.tasks['val'])}, one for each validation task, got "
-                f"{self.config.optimize.max_rollouts}: nothing could be scored"
-            )
+        check_budget(self.config.optimize, self.tasks["val"])
 
     async def search(self, step: int) -> SearchedStep:
         """Searches from the newest prompts, and makes the best its rollouts' from now on."""
@@ -86,6 +83,7 @@ class PromptSteps:
         for place, task in enumerate(self.tasks["train"]):
             places[_key(task)].append(place)
         found: dict[Key, RolloutScore] = {}
+        replicas = Counter[int]()
         for before in await self.store.steps(self.collector.run_id, after=step - 2, limit=1):
             if before.step != step - 1 or before.state != "closed" or not before.consumed:
                 continue
@@ -97,8 +95,8 @@ class PromptSteps:
             ]
             for rollout, words in zip(rollouts, await read_feedback(self.store, rollouts), strict=True):
                 for place in places[_key(rollout.task)]:
-                    replica = sum(key[2] == place for key in found)
-                    found[0, "train", place, replica] = rollout_score(place, rollout, words)
+                    found[0, "train", place, replicas[place]] = rollout_score(place, rollout, words)
+                    replicas[place] += 1
         return found
 
 

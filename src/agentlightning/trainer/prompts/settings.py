@@ -6,26 +6,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 
-from agentlightning.algorithms.prompts.apo import APO
-from agentlightning.algorithms.prompts.gepa import GEPA
-from agentlightning.algorithms.prompts.random_search import RandomSearch
-from agentlightning.algorithms.prompts.search import PromptAlgorithm
+from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS, PromptAlgorithm
 from agentlightning.code_loader import is_code, load_plugin
 from agentlightning.config import Config, EvalConfig, ModelConfig, MonitorConfig, TrainerConfig
 from agentlightning.config_air import AirConfig
 from agentlightning.config_alerts import AlertsConfig
-from agentlightning.config_optimizer import POLICY, PROMPT_SEARCHES
+from agentlightning.config_optimizer import POLICY, OptimizeConfig
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.trainer.prompts.optimizer_model import scripted_model
+from agentlightning.types import JSON
 
-PROMPT_ALGORITHMS: Mapping[str, type[PromptAlgorithm]] = MappingProxyType(
-    {kind.name: kind for kind in (RandomSearch, APO, GEPA)}
-)
-"""The built-in algorithms by name."""
 TRAINER_SETTINGS = frozenset({"seed", "start_timeout_s", "hang_timeout_s", "stall_timeout_s", "trackers"})
 """Settings of [trainer] that have an effect here."""
 
@@ -41,8 +34,8 @@ def searches(config: Config) -> bool:
     """True where `algorithm.name` names a search for prompts."""
     name = config.algorithm.get("name")
     if not isinstance(name, str) or not is_code(name):
-        return name in PROMPT_SEARCHES
-    found = load_plugin("algorithm", name, PROMPT_SEARCHES)
+        return name in PROMPT_ALGORITHMS
+    found = load_plugin("algorithm", name, PROMPT_ALGORITHMS)
     return isinstance(found, type) and issubclass(found, PromptAlgorithm)
 
 
@@ -50,10 +43,10 @@ def scheduled_search(config: Config) -> PromptAlgorithm:
     """The search of a part of a training schedule. ConfigError for an unknown setting, or what it lacks."""
     algorithm = _made(config)
     optimize, trainer = config.optimize, config.trainer
-    if optimize is not None and optimize.grammar is not None:
-        scripted_model(Path(optimize.grammar))
     if optimize is None:
         raise ConfigError("optimize.model: is required; name the model that writes new texts")
+    if optimize.grammar is not None:
+        scripted_model(Path(optimize.grammar))
     if config.data.val is None:
         raise ConfigError("data.val: is required to search for prompts; name held-out tasks, which choose")
     if config.policies:
@@ -68,6 +61,15 @@ def scheduled_search(config: Config) -> PromptAlgorithm:
             "optimize.temperature: expected model.temperature, since the weights learn from the same rollouts; leave it out"
         )
     return algorithm
+
+
+def check_budget(optimize: OptimizeConfig, val: Sequence[JSON]) -> None:
+    """ConfigError where no candidate could be scored on all validation tasks."""
+    if len(val) > optimize.max_rollouts:
+        raise ConfigError(
+            f"optimize.max_rollouts: expected at least {len(val)}, one for each validation task, got "
+            f"{optimize.max_rollouts}: nothing could be scored"
+        )
 
 
 def _made(config: Config) -> PromptAlgorithm:
@@ -85,15 +87,15 @@ def _made(config: Config) -> PromptAlgorithm:
 
 
 def _algorithm_class(name: object) -> type[PromptAlgorithm]:
-    known = ", ".join(PROMPT_SEARCHES)
-    if not isinstance(name, str) or not (name in PROMPT_SEARCHES or is_code(name)):
+    known = ", ".join(PROMPT_ALGORITHMS)
+    if not isinstance(name, str) or not (name in PROMPT_ALGORITHMS or is_code(name)):
         raise ConfigError(
             f"algorithm.name: expected a search for prompts, one of {known}, or file.py:name of your own, got "
             f"{name or 'lightning_rl'!r}; agl train runs the others"
         )
     if name in PROMPT_ALGORITHMS:
         return PROMPT_ALGORITHMS[name]
-    found = load_plugin("algorithm", name, PROMPT_SEARCHES)
+    found = load_plugin("algorithm", name, PROMPT_ALGORITHMS)
     if not (isinstance(found, type) and issubclass(found, PromptAlgorithm) and dataclasses.is_dataclass(found)):
         raise ConfigError(
             f"algorithm.name: {name!r}: expected a dataclass derived from PromptAlgorithm, got "
