@@ -212,6 +212,32 @@ async def test_a_checkpoint_that_is_damaged_or_elsewhere_is_not_copied(tmp_path:
     assert copied == ["step-000000"]
 
 
+async def test_a_checkpoint_that_is_being_deleted_while_it_is_copied_is_passed_over(tmp_path: Path) -> None:
+    url, runs, to = f"sqlite:///{tmp_path}/agl.db", tmp_path / "runs", tmp_path / "backup"
+    async with open_store(url) as store:
+        claim = await a_trained_run(store, runs)
+        run_id = claim.rollout.run_id
+        (old,) = await store.checkpoints(run_id)
+        files = [Path(old.path) / f"part-{number}" for number in range(2000)]
+        for file in files:
+            file.write_bytes(bytes(100))
+        await store.put_checkpoint(a_checkpoint(runs, run_id, 1))
+        copy = to.with_name("backup.partial") / "runs" / run_id / "checkpoints" / Path(old.path).name
+
+        def delete() -> None:
+            """Delete some of what is about to be copied; the folder stays, as it does while a trainer is at it."""
+            while not any(copy.glob("part-*")):
+                pass
+            for file in files:
+                if not (copy / file.name).exists():
+                    file.unlink()
+
+        deleting = asyncio.create_task(asyncio.to_thread(delete))
+        assert (await backup(url, runs, to, quiet)).checkpoints == 1
+        await deleting
+    assert [path.name for path in (to / "runs" / run_id / "checkpoints").iterdir()] == ["step-000001"]
+
+
 async def test_a_checkpoint_of_an_earlier_version_has_no_manifest_and_is_copied(tmp_path: Path) -> None:
     url, runs, to = f"sqlite:///{tmp_path}/agl.db", tmp_path / "runs", tmp_path / "backup"
     async with open_store(url) as store:

@@ -141,22 +141,27 @@ def _own(path: Path, folder: RunFolder) -> bool:
 
 
 def _copied(checkpoint: Path, to: Path) -> bool:
-    """Copy a checkpoint that is as it was written; False where it is not, or is deleted meanwhile.
+    """Copy a checkpoint that is as it was written; False where it is not, or where any of it is deleted meanwhile.
 
     One of an earlier version has no manifest: it is whole where nothing was deleted of it until it was copied.
     """
     copy = to / "checkpoints" / checkpoint.name
     shutil.rmtree(copy, ignore_errors=True)
-    names = sorted(checkpoint.rglob("*"))
+    names = _names(checkpoint)
     try:
         shutil.copytree(checkpoint, copy)
-        if names == sorted(checkpoint.rglob("*")) and checkpoint_damage(copy) is None:
+        if names == _names(checkpoint) and checkpoint_damage(copy) is None:
             return True
     except (FileNotFoundError, shutil.Error):
-        if checkpoint.exists():
+        if names == _names(checkpoint):  # nothing was deleted: the disk is full, or a file may not be read
             raise
     shutil.rmtree(copy, ignore_errors=True)
     return False
+
+
+def _names(folder: Path) -> list[str]:
+    """Lists all files and folders in it; those that are deleted at this moment may be missing."""
+    return sorted(os.path.join(at, name) for at, folders, files in os.walk(folder) for name in (*folders, *files))
 
 
 def _about(source: Path) -> JSON:
