@@ -40,7 +40,7 @@ from agentlightning.types import (
 )
 
 KEY = "sk-agl-server-of-this-test"
-ADMINS_ONLY = {"drop_records", "delete_runs", "expire_leases", "find_token", "mark_delivered"}
+ADMINS_ONLY = {"open_session", "drop_records", "delete_runs", "expire_leases", "find_token", "mark_delivered"}
 
 
 @pytest.fixture

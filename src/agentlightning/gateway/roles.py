@@ -137,6 +137,7 @@ RULES: Mapping[str, MethodRule] = {
     "calls": _rule(_ALL_READ, _rollouts),
     "spans": _rule(_ALL_READ, _rollouts),
     "record_rewards": _rule("trainer worker", _each("rewards", rollouts=True)),
+    "record_feedback": _rule("trainer", _each("rewards", rollouts=True)),
     "rewards": _rule(_ALL_READ, _rollouts),
     "put_resources": _rule("trainer", _each("resources")),
     "resources": _rule(_ALL_READ, _run),
@@ -161,8 +162,8 @@ RULES: Mapping[str, MethodRule] = {
     "revoke_token": _rule("trainer", lambda given: Touched(tokens=[given["token_id"]])),
     "audit": _rule(_READ, _run, "run_id"),
 }
-"""By method of the store. Left to admins: drop_records, delete_runs, expire_leases, mark_delivered, find_token,
-signing_secret."""
+"""By method of the store. Left to admins: drop_records, delete_runs, expire_leases, mark_delivered, open_session,
+find_token, signing_secret. Clients may call none: they ask the served model (sessions/)."""
 
 
 class Permissions:

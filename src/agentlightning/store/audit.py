@@ -22,7 +22,7 @@ AUDITED = frozenset(
     {"cancel", "create_token", "delete_runs", "drop_records", "put_resources", "revoke_token", "update_run"}
 )
 """Methods that write entries."""
-AUDITED_KINDS = frozenset({"policy", "external", "prompt_template"})
+AUDITED_KINDS = frozenset({"policy", "external", "prompt_template", "routes"})
 """Kinds of resources that decide where agents' requests go, and what agents are told."""
 
 

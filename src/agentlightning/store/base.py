@@ -10,6 +10,8 @@ Life of a rollout::
       ^                  |  `--finish(failed | timed_out)--> queued again while the retry policy allows, else failed
       `--- lease expires | finish(lost) ---'                 (lost attempts are counted apart, up to retry.max_lost)
     queued | running --cancel--> cancelled
+
+A session (session_store.py) begins as running, and has succeeded when its lease expires.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from agentlightning.background import BackgroundTasks
 from agentlightning.errors import RewardError
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.sentences import reason
+from agentlightning.store.session_store import SessionStore
 from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole
 from agentlightning.types import (
@@ -84,7 +87,7 @@ class RolloutQuery:
     newest_first: bool = False
 
 
-class LightningStore(abc.ABC):
+class LightningStore(SessionStore, abc.ABC):
     """The abstract store. Every method may raise StoreError when the store cannot serve."""
 
     background: BackgroundTasks | None = None
@@ -103,7 +106,7 @@ class LightningStore(abc.ABC):
     async def close(self) -> None:
         """Finish what was accepted and disconnect; a second call does nothing."""
 
-    def watch_commits(self, heard: Callable[[float, int], None]) -> None:  # noqa: B027  # stores elsewhere tell nothing
+    def watch_commits(self, heard: Callable[[float, int], None]) -> None:  # stores elsewhere tell nothing
         """Call `heard` from now on after every commit of writes, from any thread: seconds since the first of them was asked
         for, and how many they were. For stores of this process; others have nothing to tell.
         """
