@@ -25,6 +25,7 @@ from typing import Any, Self
 from agentlightning.background import BackgroundTasks
 from agentlightning.errors import RewardError
 from agentlightning.store.audit import AuditEntry
+from agentlightning.store.model_registry import ModelRegistry
 from agentlightning.store.sentences import reason
 from agentlightning.store.session_store import SessionStore
 from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
@@ -87,7 +88,7 @@ class RolloutQuery:
     newest_first: bool = False
 
 
-class LightningStore(SessionStore, abc.ABC):
+class LightningStore(ModelRegistry, SessionStore):
     """The abstract store. Every method may raise StoreError when the store cannot serve."""
 
     background: BackgroundTasks | None = None
@@ -351,7 +352,8 @@ class LightningStore(SessionStore, abc.ABC):
 
         In portions, so that nobody else waits long; the run itself goes last, so that an interrupted deletion can be
         repeated. A run that is deleted while others write to it, or wait for it, is deleted all the same: they get
-        NotFoundError. Ids that do not exist are ignored.
+        NotFoundError. Ids that do not exist are ignored. Its model versions stay as entries whose weights were deleted;
+        ConflictError, and nothing is deleted, where one of them is pinned, leased or named by an alias.
         """
 
     # --- access ---------------------------------------------------------------------------------------------------
@@ -382,7 +384,8 @@ class LightningStore(SessionStore, abc.ABC):
         """Entries of the audit log whose `seq` is greater than `after`, oldest first, at most `limit`.
 
         Written in the transaction of the act: deleted runs, dropped records, cancelled rollouts, changed states of runs,
-        new versions of policies and external models, tokens that were made or revoked. Kept when their run is deleted.
+        new versions of policies and external models, tokens that were made or revoked, aliases of models that were moved,
+        models whose weights were deleted. Kept when their run is deleted.
         """
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""Leads from version 17: tokens have the role client, too."""
+"""Leads from version 18: tokens have the role client, too."""
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0018"
-down_revision = "0017"
+revision = "0019"
+down_revision = "0018"
 
 
 def upgrade() -> None:
