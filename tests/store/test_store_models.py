@@ -54,6 +54,15 @@ async def test_a_version_is_registered_once_and_read_as_it_was_written(store: Li
     assert await store.models("another") == await store.models(run_id="nowhere") == []
 
 
+async def test_weights_that_were_moved_are_known_by_their_hash(store: LightningStore) -> None:
+    [version] = await registered(store, 10)
+    other = await store.register_model(replace(version, weights={**version.weights, "manifest_hash": "cd"}))
+    assert other == version
+    weights = {**version.weights, "url": "s3://bucket/10"}
+    assert await store.register_model(replace(version, weights=weights)) == replace(version, weights=weights)
+    assert await store.models() == [replace(version, weights=weights)]
+
+
 async def test_numbers_of_a_name_go_on_over_its_runs(store: LightningStore) -> None:
     first, second = await a_run(store), await a_run(store)
     assert [(await store.register_model(a_version(first, step))).number for step in (10, 20)] == [10, 20]

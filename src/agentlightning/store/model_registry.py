@@ -21,7 +21,8 @@ class ModelRegistry(abc.ABC):
         """Registers a version whose weights are whole; returns it with its number and time.
 
         One that is registered already, by run, policy and step, is returned as it is; where its weights had been deleted it
-        gets those given, and keeps its number, tags and notes. NotFoundError if there is no such run.
+        gets those given, and keeps its number, tags and notes, and where the same weights (by manifest_hash) have another
+        URL now, that. NotFoundError if there is no such run.
         """
 
     @abc.abstractmethod

@@ -81,7 +81,7 @@ class ModelAlias:
 
 
 class ModelReference(NamedTuple):
-    """What ``NAME@NUMBER`` or ``NAME@ALIAS`` says."""
+    """The parts of ``NAME@NUMBER`` or ``NAME@ALIAS``."""
 
     name: str
     number: int | None
@@ -171,3 +171,9 @@ def next_number(taken: Sequence[int], own: tuple[int, int] | None, step: int) ->
     offset = highest if own is None else own[0] - own[1]
     number = offset + step
     return highest + 1 if number < 0 or number in taken else number
+
+
+def same_weights(one: JSON, other: JSON) -> bool:
+    """True for the same weights at different URLs."""
+    manifest_hash = one.get("manifest_hash")
+    return bool(manifest_hash) and manifest_hash == other.get("manifest_hash") and one != other

@@ -21,7 +21,7 @@ from agentlightning.types import JSON
 
 MAX_VERSIONS_PER_READ = 500
 
-_SCRIPTS = ("name", "number", "tags", "notes", "pinned", "deleted", "created_ns")
+_SCRIPTS = ("name", "number", "weights", "tags", "notes", "pinned", "deleted", "created_ns")
 """Fields that scripts look at or change, and keep by themselves."""
 
 Write = Callable[[str, Any], Awaitable[Any]]
@@ -35,6 +35,8 @@ async def register(write: Write, version: ModelVersion) -> ModelVersion:
         "policy": version.policy,
         "step": whole(version.step),
         "fixed": dump(fixed, "version"),
+        "weights": dump(version.weights, "weights"),
+        "manifest_hash": str(version.weights.get("manifest_hash") or ""),
         "tags": _flat(version.tags),
         "notes": text(version.notes),
         "pinned": str(int(version.pinned)),
@@ -118,6 +120,7 @@ def _read(name: str, number: str, flat: Sequence[Any], tags: Sequence[Any]) -> M
         **orjson.loads(known["fixed"]),
         name=name,
         number=int(number),
+        weights=orjson.loads(known["weights"]),
         tags=dict(sorted(codec.pairs(tags).items())),
         notes=known["notes"],
         pinned=known["pinned"] == "1",

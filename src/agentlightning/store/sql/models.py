@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, or_, select, u
 
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor
-from agentlightning.store.model_versions import ModelAlias, ModelVersion, next_number
+from agentlightning.store.model_versions import ModelAlias, ModelVersion, next_number, same_weights
 from agentlightning.store.notifier import ALIASES
 from agentlightning.store.sentences import in_use, refusal
 from agentlightning.store.sql.access import note
@@ -37,7 +37,7 @@ def register_model(transaction: Transaction, version: ModelVersion) -> ModelVers
     if row is not None:
         known = _VERSIONS.of_row(row)
         if not known.deleted:
-            return known
+            return _moved(connection, known, version)
         kept = {name: getattr(known, name) for name in _OWN}
         again = replace(version, **kept, deleted=False, created_ns=transaction.now_ns)
         connection.execute(_update(again.name, again.number).values(_VERSIONS.columns(again)))
@@ -157,6 +157,15 @@ def read_aliases(connection: Connection, name: str | None = None) -> list[ModelA
 
 
 _ORDER = model_versions.c.name, model_versions.c.number
+
+
+def _moved(connection: Connection, known: ModelVersion, version: ModelVersion) -> ModelVersion:
+    """The version as it is, with the URL at which the same weights are now."""
+    if not same_weights(known.weights, version.weights):
+        return known
+    moved = replace(known, weights=version.weights)
+    connection.execute(_update(known.name, known.number).values(_VERSIONS.columns(moved)))
+    return moved
 
 
 def _find(connection: Connection, name: str, number: int) -> ModelVersion:

@@ -1,5 +1,5 @@
--- register_model: request {name, run_id, policy, step, fixed, tags, notes, pinned}, numbers as text, tags names and values;
--- answers {name, number, fields, tags}.
+-- register_model: request {name, run_id, policy, step, fixed, weights, manifest_hash, tags, notes, pinned}, numbers as text, tags
+-- names and values; answers {name, number, fields, tags}.
 
 local function next_number(name, own, step)
   local last = call('ZREVRANGE', store .. 'models:' .. name, 0, 0)[1]
@@ -23,6 +23,10 @@ local function last_own(name, run, policy)
   return own
 end
 
+local function put_weights(key, request)
+  call('HSET', key, 'weights', request.weights, 'manifest_hash', request.manifest_hash)
+end
+
 return answer_each(function(request)
   local run, name = request.run_id, request.name
   local refusal = refuse_missing_runs({ run })
@@ -35,6 +39,9 @@ return answer_each(function(request)
     if call('HGET', key, 'deleted') == '1' then
       call('HDEL', key, 'deleted')
       call('HSET', key, 'fixed', request.fixed, 'created_ns', now)
+      put_weights(key, request)
+    elseif request.manifest_hash ~= '' and call('HGET', key, 'manifest_hash') == request.manifest_hash then
+      put_weights(key, request)
     end
     return model_of(its_name, number)
   end
@@ -43,6 +50,7 @@ return answer_each(function(request)
     'HSET', model_key(name, number), 'run_id', run, 'policy', request.policy, 'step', request.step,
     'fixed', request.fixed, 'notes', request.notes, 'pinned', request.pinned, 'created_ns', now
   )
+  put_weights(model_key(name, number), request)
   for position = 1, #request.tags, 2 do
     call('HSET', store .. 'model_tags:' .. name .. ':' .. number, request.tags[position], request.tags[position + 1])
   end
