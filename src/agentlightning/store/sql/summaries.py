@@ -41,7 +41,10 @@ from agentlightning.store.where import AllOf, Comparison, Filter
 FIRST_ROWS = 300
 """First rows of an order that are looked through: a millisecond, in which filters that leave much find a page."""
 MAX_FEW = 2000
-"""Rows that a comparison may leave, to be read by its index one by one."""
+"""Rows that a comparison may leave, to be read by its index one by one; fewer in a run of less than MAX_FEW * ROWS_PER_READ."""
+MIN_FEW = 100
+ROWS_PER_READ = 300
+"""Rows that are looked through by column in the time in which one is found by an index and read."""
 MAX_TIES = 500
 """Rows alike in the order that are read to be put in that of their ids."""
 INDEXED = frozenset({*SUMMARY_ORDERS, *SUMMARY_KEYS, "id", "finished_ns"})
@@ -159,15 +162,16 @@ class _Page:
 
     def _among_few(self) -> list[RolloutSummary] | None:
         """Looks through the rows that one comparison leaves; None where none is known to leave few."""
+        few_rows = max(MIN_FEW, min(MAX_FEW, self._newest_seq() // ROWS_PER_READ))
         for part in self._tree.parts if isinstance(self._tree, AllOf) else (self._tree,):
             if not isinstance(part, Comparison) or part.field not in INDEXED or part.sign in ("!=", "~"):
                 continue
             # By its id a row is found whatever its run: SQLite would take all rows of the run for few.
             run_id = self._unindexed("run_id") if part.field == "id" else _table.c.run_id
             chosen = run_id == self._run_id, condition(part, _table.c.__getitem__, self._sqlite)
-            some = select(literal_column("1")).where(*chosen).limit(MAX_FEW + 1).subquery()
-            if self._connection.execute(select(func.count()).select_from(some)).scalar_one() <= MAX_FEW:
-                few = self._by_id(*chosen).limit(MAX_FEW).subquery()
+            some = select(literal_column("1")).where(*chosen).limit(few_rows + 1).subquery()
+            if self._connection.execute(select(func.count()).select_from(some)).scalar_one() <= few_rows:
+                few = self._by_id(*chosen).limit(few_rows).subquery()
                 return self._fetch(self._filtered(few, few.c.__getitem__))
         return None
 
@@ -194,9 +198,13 @@ class _Page:
 
     def _later(self, mine: Select[Any], last: int) -> list[RolloutSummary]:
         """Those of the run's rows that finished after what chunks have. The upper bound tells a planner how few they are."""
-        newest = select(func.max(_table.c.finished_seq)).where(_table.c.run_id == self._run_id)
-        newest_seq = self._connection.execute(newest).scalar() or 0
+        newest_seq = self._newest_seq()
         return self._fetch(mine.where(_table.c.finished_seq.between(last + 1, newest_seq))) if newest_seq > last else []
+
+    def _newest_seq(self) -> int:
+        """The place of the run's last finished rollout in their order, which is about their number."""
+        newest = select(func.max(_table.c.finished_seq)).where(_table.c.run_id == self._run_id)
+        return self._connection.execute(newest).scalar() or 0
 
     def _by_id(self, *chosen: ColumnElement[bool]) -> Select[Any]:
         """Rows that an index finds. First their ids, which are in it: for whole rows SQLite would read all of the run."""
