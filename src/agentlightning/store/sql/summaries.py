@@ -41,7 +41,7 @@ from agentlightning.store.where import AllOf, Comparison, Filter
 FIRST_ROWS = 300
 """First rows of an order that are looked through: a millisecond, in which filters that leave much find a page."""
 MAX_FEW = 2000
-"""Rows that a comparison may leave, to be read by its index one by one; fewer in a run of less than MAX_FEW * ROWS_PER_READ."""
+"""Rows that a comparison may leave, to be read by its index one by one, in a run of MAX_FEW * ROWS_PER_READ and more."""
 MIN_FEW = 100
 ROWS_PER_READ = 300
 """Rows that are looked through by column in the time in which one is found by an index and read."""
