@@ -125,12 +125,14 @@ def agent_setting(agent: str) -> str:
     return "agent.run" if named or whole else "agent.command"
 
 
-def run_and_report(config: Config, folder: RunFolder, *, resume: bool = False, console: bool = False) -> None:
+def run_and_report(
+    config: Config, folder: RunFolder, *, resume: bool = False, name: str = "", console: bool = False
+) -> None:
     """Train under a live display, then say where things are."""
     from agentlightning.trainer.display import Display
 
     with Display(folder.run_id) as display:
-        result = supervised(config, folder, display, resume=resume, console=console)
+        result = supervised(config, folder, display, resume=resume, name=name, console=console)
     report(display.console, result)
 
 

@@ -39,8 +39,8 @@ async def find_run(store: LightningStore, run_id: str) -> Run:
 
 
 async def find_model_version(store: LightningStore, reference: str, where: str = "model") -> ModelVersion:
-    """The version that ``NAME@NUMBER`` or ``NAME@ALIAS`` names now. InputError, which names `where` it stands, for other text;
-    NotFoundError where the store has none."""
+    """The version that ``NAME@NUMBER`` or ``NAME@ALIAS`` names now. InputError, which names `where` it stands, for other
+    text; NotFoundError where the store has none."""
     name, number, alias = parse_reference(reference, where)
     if alias is not None:
         named = [one.number for one in await store.aliases(name) if one.alias == alias]

@@ -95,9 +95,9 @@ async def _folders(store: str, wanted: dict[str, str], runs: Path) -> dict[str, 
 def export_version(version: ModelVersion, folder: Path, to: Path, format: ExportFormat) -> Path:
     """Write a version's weights to the new folder `to`; returns it, or the file in it.
 
-    hf: a folder that transformers and vLLM load. peft: the low-rank adapter alone, which peft loads over the base model. gguf:
-    one file for llama.cpp, by its converter. folder: that of the weights. ConfigError where `to` is not empty, or there is no
-    such form of this version.
+    hf: a folder that transformers and vLLM load. peft: the low-rank adapter alone, which peft loads over the base model.
+    gguf: one file for llama.cpp, by its converter. folder: that of the weights. ConfigError where `to` is not empty, or
+    there is no such form of this version.
     """
     if format == "hf":
         return export_policy(folder, to)
@@ -131,8 +131,8 @@ def _export_gguf(version: ModelVersion, folder: Path, to: Path) -> Path:
     program = next((found for name in GGUF_PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
         raise ConfigError(
-            f"--format: gguf needs llama.cpp's converter, and none of {', '.join(GGUF_PROGRAMS)} is on the PATH; put it there "
-            "(https://github.com/ggml-org/llama.cpp), or export hf and convert that"
+            f"--format: gguf needs llama.cpp's converter, and none of {', '.join(GGUF_PROGRAMS)} is on the PATH; put it "
+            "there (https://github.com/ggml-org/llama.cpp), or export hf and convert that"
         )
     whole = to.with_name(f".{to.name}.hf")
     shutil.rmtree(whole, ignore_errors=True)  # of an export that was killed
