@@ -171,11 +171,12 @@ def export_model(
 ) -> None:
     """Write a version's weights as files that other programs load."""
     from agentlightning.store.scan import find_model_version
-    from agentlightning.trainer.model_weights import export_version, weights_folder
+    from agentlightning.trainer.model_files import version_folder
+    from agentlightning.trainer.model_weights import export_version
 
     async def work(opened: LightningStore) -> tuple[ModelVersion, Path]:
         version = await find_model_version(opened, reference)
-        return version, await weights_folder(version, runs)
+        return version, await version_folder(version, runs)
 
     version, folder = with_store(store, work)
     typer.echo(f"{version.reference}: {export_version(version, folder, to, format)}")
