@@ -1,6 +1,7 @@
 """Model files: the folder of a registered version's weights on this host, copied from its URL where it is at one.
 
-Driven by whoever serves, evaluates, trains on from or exports a version. Weights that are not as they were registered are refused.
+Driven by whoever serves, evaluates, trains on from or exports a version. Weights that are not as they were
+registered are refused.
 """
 
 from __future__ import annotations
