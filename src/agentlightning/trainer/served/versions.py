@@ -62,7 +62,7 @@ class ServedVersions:
         run = await find_run(self._store, version.run_id)
         trained = policy_configs(recorded_config(run))
         own = trained.get(version.policy) or next(iter(trained.values()))
-        folder = await version_folder(self._store, version, self._runs)
+        folder = await version_folder(version, self._runs)
         return served_config(own, self._file, folder, version.reference)
 
     async def load(self, number: int) -> None:
