@@ -51,6 +51,8 @@ class Touched:
     runs: Iterable[str | None] = ()
     rollouts: Iterable[str] = ()
     tokens: Iterable[str] = ()
+    models: Iterable[tuple[str, int]] = ()
+    """Name and number of model versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,16 @@ def _run(given: Arguments) -> Touched:
     return Touched(runs=[given["run_id"]])
 
 
+def _all_runs(_: Arguments) -> Touched:
+    return Touched(runs=[None])
+
+
 def _rollouts(given: Arguments) -> Touched:
     return Touched(rollouts=given["rollout_ids"])
+
+
+def _model(given: Arguments) -> Touched:
+    return Touched(models=[(given["name"], given["number"])])
 
 
 def _each(name: str, rollouts: bool = False) -> Callable[[Arguments], Touched]:
@@ -145,7 +155,7 @@ RULES: Mapping[str, MethodRule] = {
     "series": _rule(_READ, _run),
     "wait_resources": _rule(_READ, _run),
     "follow_metrics": _rule(_READ, _run),
-    "statistics": _rule("reader", lambda _: Touched(runs=[None])),
+    "statistics": _rule("reader", _all_runs),
     "sizes": _rule(_READ, lambda given: Touched(runs=given["run_ids"]), "run_ids"),
     "open_step": _rule("trainer", _run),
     "close_step": _rule("trainer", _run),
@@ -160,9 +170,17 @@ RULES: Mapping[str, MethodRule] = {
     "tokens": _rule(_READ, _run, "run_id"),
     "revoke_token": _rule("trainer", lambda given: Touched(tokens=[given["token_id"]])),
     "audit": _rule(_READ, _run, "run_id"),
+    "register_model": _rule("trainer", lambda given: Touched(runs=[given["version"].run_id])),
+    "models": _rule(_READ, _run, "run_id"),
+    "describe_model": _rule("trainer", _model),
+    "lease_model": _rule("trainer", _model),
+    "release_model": _rule("trainer", _model),
+    "delete_model": _rule("trainer", _model),
+    "aliases": _rule("reader", _all_runs),
+    "wait_aliases": _rule("reader", _all_runs),
 }
 """By method of the store. Left to admins: drop_records, delete_runs, expire_leases, mark_delivered, find_token,
-signing_secret."""
+set_alias, signing_secret."""
 
 
 class Permissions:
@@ -218,6 +236,9 @@ class Permissions:
         named = set(touched.tokens)
         tokens = {each.id: each.role for each in await self._store.tokens(run_id)} if named else {}
         others |= {f"token {each}" for each in named - tokens.keys()}
+        for name, number in touched.models:
+            if number not in {each.number for each in await self._store.models(name, run_id)}:
+                others.add(f"model version {name}@{number}")
         if others:
             raise RoleError(f"{method}: {min(others)}: this token opens run {run_id} only")
         if kept := [each for each in named if tokens[each] != "worker"]:

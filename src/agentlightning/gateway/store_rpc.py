@@ -48,7 +48,7 @@ RESOURCE_SETTINGS: Mapping[str, type[Table]] = {"external": ExternalModelConfig,
 """By kind of resource, the settings that it holds. They are checked before they are stored: the stores know no settings, and
 JSON of theirs has no NaN, so that a bound or a price of NaN would be read as none."""
 
-LONG_POLLS = frozenset({"claim", "wait", "wait_resources", "follow_metrics"})
+LONG_POLLS = frozenset({"claim", "wait", "wait_aliases", "wait_resources", "follow_metrics"})
 
 After = Callable[[str, dict[str, Any], Any], None]
 """Called with a method that was executed: its name, arguments and result."""

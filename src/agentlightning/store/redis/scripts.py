@@ -17,6 +17,7 @@ from agentlightning.store.sentences import REASONS
 _ENDING = ("prelude", "records", "ending")
 _RECORDS = ("prelude", "records")
 _STEPS = ("prelude", "reopen")
+_MODELS = ("prelude", "models")
 
 _WRITING = {
     "prepare": ("prelude",),
@@ -42,9 +43,15 @@ _WRITING = {
     "record_credit": ("prelude",),
     "drop_credit": ("prelude",),
     "drop_records": ("prelude", "files"),
-    "delete_run": ("prelude", "files"),
+    "delete_run": ("prelude", "files", "models"),
     "add_token": ("prelude",),
     "revoke_token": ("prelude",),
+    "register_model": _MODELS,
+    "describe_model": _MODELS,
+    "set_alias": _MODELS,
+    "lease_model": _MODELS,
+    "release_model": ("prelude",),
+    "delete_model": _MODELS,
 }
 _READING = (
     "read_runs",

@@ -20,7 +20,9 @@ from agentlightning.errors import StoreError
 from agentlightning.store.audit import current_actor
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.codec import dump, text
+from agentlightning.store.model_versions import ModelAlias, ModelVersion
 from agentlightning.store.redis import codec, reads, scripts
+from agentlightning.store.redis import models as registry
 from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.checks import check_server, prepare_data
 from agentlightning.store.redis.codec import Request, whole
@@ -314,6 +316,32 @@ class RedisLightningStore(WaitingStore):
 
     async def drop_credit(self, run_id: str, before: int) -> None:
         await self._write("drop_credit", {"run_id": run_id, "before": whole(before)})
+
+    # --- models ---------------------------------------------------------------------------------------------------
+
+    async def _register_model(self, version: ModelVersion) -> ModelVersion:
+        return await registry.register(self._write, version)
+
+    models = _reads(registry.read)
+
+    async def _describe_model(
+        self, name: str, number: int, tags: dict[str, str] | None, notes: str | None, pinned: bool | None
+    ) -> ModelVersion:
+        return await registry.describe(self._write, name, number, tags, notes, pinned)
+
+    async def _set_alias(self, name: str, alias: str, number: int | None, reason: JSON) -> ModelAlias:
+        return await registry.set_alias(self._write, name, alias, number, reason)
+
+    aliases = _reads(registry.aliases)
+
+    async def _lease_model(self, name: str, number: int, holder: str, lifetime_s: float) -> None:
+        await registry.lease(self._write, name, number, holder, lifetime_s)
+
+    async def release_model(self, name: str, number: int, holder: str) -> None:
+        await registry.release(self._write, name, number, holder)
+
+    async def delete_model(self, name: str, number: int) -> None:
+        await registry.delete(self._write, name, number)
 
     # --- how ------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ Driven by whoever owns the database: a server, or a test. Methods that write are
 commits them in groups; methods that read use threads of their own: two for what is looked up by key, as for every call of
 an agent, and two for lists, so that a long one delays neither calls nor leases. The writer notifies those who wait
 (waiting.py) after a commit, and a listener does for commits of other processes. What the methods do in SQL is in
-lifecycle.py, record.py, history.py, retention.py, access.py and stats.py; what differs between databases, in database.py.
+lifecycle.py, record.py, history.py, retention.py, access.py, models.py and stats.py; what differs between databases, in
+database.py.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from agentlightning.store import codec
 from agentlightning.store.audit import Actor, current_actor
 from agentlightning.store.base import LEASE_S, reward_number
 from agentlightning.store.sql import access, history, lifecycle, record, retention, stats, tables
+from agentlightning.store.sql import models as registry
 from agentlightning.store.sql.credit import drop_credit, read_credit, record_credit
 from agentlightning.store.sql.database import Database, database_at
 from agentlightning.store.sql.files import put_files, read_files
@@ -316,6 +318,22 @@ class SqlLightningStore(WaitingStore):
     record_credit = _writes(record_credit)
     credit = _reads(read_credit)
     drop_credit = _writes(drop_credit)
+
+    # --- models ---------------------------------------------------------------------------------------------------
+
+    _register_model = _writes(registry.register_model)
+    models = _reads(registry.read_models, _always)
+    _describe_model = _writes(registry.describe_model)
+    _set_alias = _audited(registry.set_alias)
+    aliases = _reads(registry.read_aliases, _always)
+    _lease_model = _writes(registry.lease_model)
+    release_model = _writes(registry.release_model)
+    _delete_model = _audited(registry.delete_model)
+
+    async def delete_model(self, name: str, number: int) -> None:
+        await self._delete_model(name, number)
+        # Once this returns its files are removed: a power cut must not leave a store that takes them for whole.
+        await asyncio.to_thread(self._database.sync)
 
     # --- how ------------------------------------------------------------------------------------------------------
 
