@@ -41,7 +41,15 @@ from agentlightning.types import (
 )
 
 KEY = "sk-agl-server-of-this-test"
-ADMINS_ONLY = {"drop_records", "delete_runs", "expire_leases", "find_token", "mark_delivered", "set_alias"}
+ADMINS_ONLY = {
+    "drop_records",
+    "delete_runs",
+    "expire_leases",
+    "find_token",
+    "mark_delivered",
+    "open_session",
+    "set_alias",
+}
 OF_ALL_RUNS = {"aliases", "statistics", "wait_aliases"}
 
 
@@ -149,6 +157,11 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "runs": {"ids": [run_id]},
         "enqueue": {"rollouts": [NewRollout(run_id=run_id, task={}, group_id="more")]},
         "claim": {"worker": a_worker(run_id)},
+        "open_session": {
+            "session": NewRollout(run_id=run_id, task={}, group_id="session:tok:anna"),
+            "lease_s": 60.0,
+        },
+        "record_feedback": {"rewards": [a_reward(run_id, rollout_id)]},
         "heartbeat": {"worker": a_worker(run_id), "leases": [lease]},
         "finish": {
             "finishes": [Finish(lease=lease, state="succeeded", rewards=(a_reward(run_id, rollout_id),))],

@@ -147,6 +147,7 @@ RULES: Mapping[str, MethodRule] = {
     "calls": _rule(_ALL_READ, _rollouts),
     "spans": _rule(_ALL_READ, _rollouts),
     "record_rewards": _rule("trainer worker", _each("rewards", rollouts=True)),
+    "record_feedback": _rule("trainer", _each("rewards", rollouts=True)),
     "rewards": _rule(_ALL_READ, _rollouts),
     "put_resources": _rule("trainer", _each("resources")),
     "resources": _rule(_ALL_READ, _run),
@@ -179,8 +180,8 @@ RULES: Mapping[str, MethodRule] = {
     "aliases": _rule("reader", _all_runs),
     "wait_aliases": _rule("reader", _all_runs),
 }
-"""By method of the store. Left to admins: drop_records, delete_runs, expire_leases, mark_delivered, find_token,
-set_alias, signing_secret."""
+"""By method of the store. Left to admins: drop_records, delete_runs, expire_leases, mark_delivered, open_session,
+find_token, set_alias, signing_secret. Clients may call none: they ask the served model (sessions/)."""
 
 
 class Permissions:

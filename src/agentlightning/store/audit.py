@@ -23,7 +23,7 @@ AUDITED = frozenset(
     | {"set_alias", "update_run"}
 )
 """Methods that write entries."""
-AUDITED_KINDS = frozenset({"policy", "external", "prompt_template"})
+AUDITED_KINDS = frozenset({"policy", "external", "prompt_template", "routes"})
 """Kinds of resources that decide where agents' requests go, and what agents are told."""
 
 

@@ -10,6 +10,8 @@ Life of a rollout::
       ^                  |  `--finish(failed | timed_out)--> queued again while the retry policy allows, else failed
       `--- lease expires | finish(lost) ---'                 (lost attempts are counted apart, up to retry.max_lost)
     queued | running --cancel--> cancelled
+
+A session (session_store.py) begins as running, and has succeeded when its lease expires.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from agentlightning.errors import RewardError
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.model_registry import ModelRegistry
 from agentlightning.store.sentences import reason
+from agentlightning.store.session_store import SessionStore
 from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole
 from agentlightning.types import (
@@ -85,7 +88,7 @@ class RolloutQuery:
     newest_first: bool = False
 
 
-class LightningStore(ModelRegistry):
+class LightningStore(ModelRegistry, SessionStore):
     """The abstract store. Every method may raise StoreError when the store cannot serve."""
 
     background: BackgroundTasks | None = None

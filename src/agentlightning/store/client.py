@@ -147,6 +147,7 @@ class LightningStoreClient(LightningStore):
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
         return list(await self._append("finish", "finishes", [_storable(finish) for finish in finishes]) or ())
 
+    open_session = _request(LightningStore.open_session)
     cancel = _request(LightningStore.cancel)
     expire_leases = _request(LightningStore.expire_leases)
     rollouts = _request(LightningStore.rollouts)
@@ -175,6 +176,7 @@ class LightningStoreClient(LightningStore):
             reward_number(reward.value, reward.name)
         await self._append("record_rewards", "rewards", rewards)
 
+    record_feedback = _request(LightningStore.record_feedback)
     rewards = _request(LightningStore.rewards)
     put_resources = _request(LightningStore.put_resources)
     resources = _request(LightningStore.resources)

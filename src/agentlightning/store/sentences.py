@@ -19,6 +19,7 @@ _REFUSALS: dict[str, tuple[type[StoreError], str]] = {
     "token_has_run": (ConflictError, "token {0} has its run already, or was revoked; it creates no other"),
     "no_template": (NotFoundError, "prompts: run {0} has no prompt template {1!r} of version {2}"),
     "no_file_user": (NotFoundError, "files: there is no rollout {0} in run {1}"),
+    "no_session": (NotFoundError, "rewards: rollout {0} is no session of run {1}"),
     "no_attempt": (NotFoundError, "{0}: rollout {1} has no attempt {2}"),
     "no_call": (
         NotFoundError,

@@ -11,6 +11,8 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+import uuid_utils
+
 from agentlightning.background import BackgroundTasks
 from agentlightning.errors import InputError
 from agentlightning.store import keys
@@ -30,7 +32,18 @@ from agentlightning.store.summaries import Place, check_points, check_query, pag
 from agentlightning.store.summary_types import RolloutSummary, SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole, check_token, hash_of, new_secret, new_token_id
 from agentlightning.store.where import Filter, parse
-from agentlightning.types import JSON, Claim, Lease, Metric, Resource, Rollout, RunSize, WorkerStatus
+from agentlightning.types import (
+    JSON,
+    SESSION,
+    Claim,
+    Lease,
+    Metric,
+    NewRollout,
+    Resource,
+    Rollout,
+    RunSize,
+    WorkerStatus,
+)
 
 R = TypeVar("R")
 
@@ -64,6 +77,15 @@ class WaitingStore(LightningStore):
             Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt))
             for rollout, lease in taken
         ]
+
+    async def open_session(self, session: NewRollout, lease_s: float) -> Claim:
+        if not session.group_id.startswith(SESSION):
+            raise InputError(f"group_id: expected one that begins with {SESSION}, got {session.group_id[:80]!r}")
+        rollout_id = str(uuid_utils.uuid7())
+        rollout = await self._open_session(session, rollout_id, keys.session_token(self._secret, rollout_id), lease_s)
+        token = keys.session_token(self._secret, rollout.id)
+        lease = Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=token)
+        return Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt))
 
     async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
         goal = after + at_least
@@ -152,6 +174,10 @@ class WaitingStore(LightningStore):
     @abstractmethod
     async def _take(self, worker: WorkerStatus, limit: int, lease_s: float) -> Sequence[tuple[Rollout, Lease]]:
         """Begins attempts of rollouts that are queued now."""
+
+    @abstractmethod
+    async def _open_session(self, session: NewRollout, rollout_id: str, token: str, lease_s: float) -> Rollout:
+        """Returns the running rollout of the group; one that begins has this id and its lease this token."""
 
     @abstractmethod
     async def _last_finished(self, run_id: str) -> int:

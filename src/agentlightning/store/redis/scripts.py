@@ -14,7 +14,7 @@ import orjson
 
 from agentlightning.store.sentences import REASONS
 
-_ENDING = ("prelude", "records", "ending")
+_ENDING = ("prelude", "records", "ending", "settle")
 _RECORDS = ("prelude", "records")
 _STEPS = ("prelude", "reopen")
 _MODELS = ("prelude", "models")
@@ -28,7 +28,9 @@ _WRITING = {
     "heartbeat": ("prelude", "ending", "see_worker"),
     "finish": _ENDING,
     "cancel": ("prelude", "ending"),
-    "expire": ("prelude", "ending"),
+    "expire": _ENDING,
+    "open_session": ("prelude", "templates"),
+    "record_feedback": _ENDING,
     "append_calls": _RECORDS,
     "replace_calls": ("prelude",),
     "put_files": ("prelude",),

@@ -20,6 +20,7 @@ from agentlightning.errors import StoreError
 from agentlightning.store.audit import current_actor
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.codec import dump, text
+from agentlightning.store.gateway_events import IGNORED_BASE_URL, NO_CALLS
 from agentlightning.store.model_versions import ModelAlias, ModelVersion
 from agentlightning.store.redis import codec, reads, scripts
 from agentlightning.store.redis import models as registry
@@ -29,6 +30,7 @@ from agentlightning.store.redis.codec import Request, whole
 from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.store.redis.writer import RedisWriter
 from agentlightning.store.run_ids import check_run_id, run_ids
+from agentlightning.store.session_store import HOLDER
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
 from agentlightning.types import (
@@ -186,7 +188,13 @@ class RedisLightningStore(WaitingStore):
 
     async def expire_leases(self, within_s: float | None = None) -> int:
         until = "" if within_s is None else str(await reads.now_ns(self._opened(), self._now_ns) + int(within_s * 1e9))
-        return int(await self._write("expire", {"until_ns": until}))
+        return int(await self._write("expire", {"until_ns": until, "silence": f"{NO_CALLS}: {IGNORED_BASE_URL}"}))
+
+    async def _open_session(self, session: NewRollout, rollout_id: str, token: str, lease_s: float) -> Rollout:
+        row, blob = codec.new_rollout(session, rollout_id)
+        request = {"rollout": row, "token": token, "lease_ns": codec.nanoseconds(lease_s), "holder": HOLDER}
+        pins = sorted((session.run_id, *pin) for pin in session.prompts.items())
+        return codec.read_rollout(await self._write("open_session", request | {"templates": pins}, [blob]))
 
     rollouts = _reads(reads.rollouts)
     count = _reads(reads.count)
@@ -224,6 +232,9 @@ class RedisLightningStore(WaitingStore):
 
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
         await self._append("record_rewards", [(codec.reward_row(reward),) for reward in rewards])
+
+    async def record_feedback(self, rewards: Sequence[Reward]) -> None:
+        await self._append("record_feedback", [(codec.reward_row(reward),) for reward in rewards])
 
     rewards = _reads(reads.rewards)
 

@@ -3,7 +3,8 @@
 Driven by the transactions that finish rollouts, which write a chunk whenever a run has so many more, and by summaries.py,
 which reads here what no index answers. A chunk holds the values of one field as a packed array. Texts are kept once per run
 (`summary_texts`), and columns hold their hashes: the database compares the texts, as everywhere, and arrays their hashes.
-Only `outcome` changes once a rollout is finished; its column is then written anew in the same transaction.
+Only `outcome`, and `reward` of a session, change once a rollout is finished; the column is then written anew in the same
+transaction.
 """
 
 from __future__ import annotations
@@ -74,18 +75,20 @@ def write_chunk(
     connection.execute(insert(summary_chunks), written)
 
 
-def write_outcomes(connection: Connection, run_id: str, rollout_ids: Sequence[str]) -> None:
-    """Write the outcomes of these rollouts anew where chunks have them."""
+def rewrite_columns(
+    connection: Connection, run_id: str, rollout_ids: Sequence[str], fields: Sequence[str] = ("outcome",)
+) -> None:
+    """Write these fields of these rollouts anew where chunks have them."""
     places = {
         (row.finished_seq - 1) // ROWS_PER_CHUNK
         for part in codec.chunks(rollout_ids)
         for row in connection.execute(select(_table.c.finished_seq).where(_table.c.id.in_(part)))
     }
     known = select(summary_chunks.c.chunk).where(
-        summary_chunks.c.run_id == run_id, summary_chunks.c.field == "outcome", summary_chunks.c.chunk.in_(places)
+        summary_chunks.c.run_id == run_id, summary_chunks.c.field == fields[0], summary_chunks.c.chunk.in_(places)
     )
     for chunk in connection.execute(known).scalars().all():
-        write_chunk(connection, run_id, chunk, ["outcome"])
+        write_chunk(connection, run_id, chunk, fields)
 
 
 def write_all_chunks(connection: Connection, size: int = ROWS_PER_CHUNK) -> None:

@@ -30,7 +30,7 @@ from agentlightning.errors import ConflictError, InputError, StoreError
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor, current_actor
 from agentlightning.store.base import LEASE_S, reward_number
-from agentlightning.store.sql import access, history, lifecycle, record, retention, stats, tables
+from agentlightning.store.sql import access, history, lifecycle, record, retention, sessions, stats, tables
 from agentlightning.store.sql import models as registry
 from agentlightning.store.sql.credit import drop_credit, read_credit, record_credit
 from agentlightning.store.sql.database import Database, database_at
@@ -211,6 +211,10 @@ class SqlLightningStore(WaitingStore):
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
         return await self._write(lifecycle.finish, finishes)
 
+    async def _open_session(self, session: NewRollout, rollout_id: str, token: str, lease_s: float) -> Rollout:
+        new = codec.new_rollout(replace(session, replica=0), rollout_id, self._now_ns())
+        return await self._write(sessions.open_sessions, sessions.SessionRequest(new, token, lease_s))
+
     cancel = _audited(access.cancel)
 
     async def expire_leases(self, within_s: float | None = None) -> int:
@@ -219,11 +223,11 @@ class SqlLightningStore(WaitingStore):
     rollouts = _reads(lifecycle.read_rollouts, lambda query: query.ids is not None and len(query.ids) <= MAX_LOOKUP_IDS)
     count = _reads(lifecycle.read_counts)
     _summaries = _reads(read_summaries)
-    attempts = _reads(lifecycle.read_attempts)
+    attempts = _reads(stats.read_attempts)
 
     _last_finished = _reads(lifecycle.read_last_finished, _always)
     _finished = _reads(lifecycle.read_finished)
-    workers = _reads(lifecycle.read_workers)
+    workers = _reads(stats.read_workers)
 
     # --- the record -----------------------------------------------------------------------------------------------
 
@@ -244,6 +248,13 @@ class SqlLightningStore(WaitingStore):
         now_ns = self._now_ns()
         new = [codec.REWARDS.row(_settled(reward, now_ns)) for reward in rewards]
         await self._append(self._appender, record.record_rewards, tables.rewards, new)
+
+    async def record_feedback(self, rewards: Sequence[Reward]) -> None:
+        now_ns = self._now_ns()
+        new = [codec.REWARDS.row(_settled(reward, now_ns)) for reward in rewards]
+        await self._append(
+            self._writer, sessions.record_feedback, tables.rewards, new
+        )  # in turn with what ends sessions
 
     rewards = _reads(record.read_rewards)
 
