@@ -11,6 +11,8 @@ from pydantic import Field, model_validator
 
 from agentlightning.config_base import Table
 
+Measure = Literal["reward", "error", "slow"]
+
 
 class CanaryConfig(Table):
     """Rules by which a canary is promoted or rolled back.
@@ -30,7 +32,7 @@ class CanaryConfig(Table):
     """Seconds after which a call is slow; a session is slow where one of its calls is. None: time decides nothing."""
     slow_margin: float = Field(0.05, gt=0, lt=0.5)
     """Of the share of sessions that are not slow."""
-    alpha: float = Field(0.05, gt=0, lt=0.5)
+    alpha: float = Field(0.02, gt=0, lt=0.5)
     """Probability at most that a version which is worse in no measure is ever rolled back, and at most that one which is
     worse by more than a margin is ever promoted, though the rule looks after every session."""
     min_sessions: int = Field(50, ge=1)
@@ -53,8 +55,8 @@ class CanaryConfig(Table):
         return self
 
     @property
-    def margins(self) -> dict[str, float]:
-        """By measure, how much worse a canary may be and still be promoted: `reward`, `error`, `slow`."""
+    def margins(self) -> dict[Measure, float]:
+        """By measure, how much worse a canary may be and still be promoted."""
         slow = None if self.slow_s is None else self.slow_margin
-        found = {"reward": self.reward_margin, "error": self.error_margin, "slow": slow}
+        found: dict[Measure, float | None] = {"reward": self.reward_margin, "error": self.error_margin, "slow": slow}
         return {name: margin for name, margin in found.items() if margin is not None}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agentlightning.config_canary import CanaryConfig
+from agentlightning.config_canary import CanaryConfig, Measure
 from agentlightning.errors import ConfigError
-from agentlightning.trainer.canary.rule import CanaryRule, Measure, Verdict
+from agentlightning.trainer.canary.rule import CanaryRule, Verdict
 
-REWARDS_ALONE = CanaryConfig(reward_margin=0.1, error_margin=None, min_sessions=20, max_sessions=400)
+REWARDS_ALONE = CanaryConfig(reward_margin=0.1, error_margin=None, alpha=0.05, min_sessions=20, max_sessions=400)
 
 
 def alternating(config: CanaryConfig, measure: Measure, stable: float, canary: float, pairs: int = 1000) -> CanaryRule:
@@ -52,29 +52,29 @@ def test_a_canary_that_always_succeeds_is_promoted_with_the_least_sessions() -> 
 def test_it_is_undecided_after_the_most_sessions_and_the_rule_goes_on() -> None:
     config = CanaryConfig(reward_margin=0.01, error_margin=None, min_sessions=5, max_sessions=10)
     rule = alternating(config, "reward", 0.5, 0.5)
-    assert rule.verdict == "undecided"
+    verdicts = [rule.verdict]
     for _ in range(40):
         rule.record("reward", 1.0, canary=False)
         rule.record("reward", 0.0, canary=True)
-    assert rule.verdict == "roll_back"
+    assert [*verdicts, rule.verdict] == ["undecided", "roll_back"]
 
 
 def test_every_measure_has_to_be_shown_for_a_promotion_and_one_is_enough_to_roll_back() -> None:
-    config = CanaryConfig(reward_margin=0.1, error_margin=0.05, slow_s=2.0, min_sessions=20)
+    config = CanaryConfig(reward_margin=0.1, error_margin=0.05, slow_s=2.0, alpha=0.05, min_sessions=20)
     rule = CanaryRule(config)
     for _ in range(300):
         for canary in (False, True):
             rule.record("reward", float(canary), canary=canary)
             rule.record("error", 1.0, canary=canary)
-    assert rule.verdict is None  # nothing is known of the time yet
+    verdicts = [rule.verdict]  # nothing is known of the time yet
     for _ in range(300):
         for canary in (False, True):
             rule.record("slow", 1.0, canary=canary)
-    assert rule.verdict == "promote"
+    verdicts.append(rule.verdict)
     for _ in range(60):
         rule.record("error", 1.0, canary=False)
         rule.record("error", 0.0, canary=True)
-    assert rule.verdict == "roll_back"
+    assert [*verdicts, rule.verdict] == [None, "promote", "roll_back"]
     assert rule.figures()["error"]["worse"]["bound"] == 60
 
 
@@ -92,7 +92,10 @@ def test_rewards_are_scaled_into_their_range() -> None:
     [
         ({"reward_range": (1.0, 1.0)}, "reward_range: expected the lowest reward, then a higher one"),
         ({"slow_margin": 0.1}, "slow_margin: has no effect without slow_s"),
-        ({"reward_margin": None, "error_margin": None}, "expected at least one of reward_margin, error_margin and slow_s"),
+        (
+            {"reward_margin": None, "error_margin": None},
+            "expected at least one of reward_margin, error_margin and slow_s",
+        ),
         ({"min_sessions": 9, "max_sessions": 8}, "min_sessions: expected no more than max_sessions"),
         ({"reward_margin": 0.5}, "reward_margin: expected a number less than 0.5"),
     ],

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentlightning.algorithms.sequential_tests import MeanDifferenceTest
-from agentlightning.config_canary import CanaryConfig
+from agentlightning.config_canary import CanaryConfig, Measure
 from agentlightning.types import JSON
 
 Verdict = Literal["promote", "roll_back", "undecided"]
-Measure = Literal["reward", "error", "slow"]
 
 
 @dataclass(slots=True)
