@@ -26,7 +26,7 @@ class HeaderRoute(Table):
 
 
 class RoutesConfig(Table):
-    """Which versions of the model new sessions get, by number."""
+    """The versions of the model that new sessions get, by number."""
 
     stable: int = Field(ge=1)
     canary: int | None = Field(None, ge=1)
@@ -48,7 +48,7 @@ class RoutesConfig(Table):
 
 
 class ServeConfig(Table):
-    """How users are served, and what is kept of what they say."""
+    """The way that users are served, and what is kept of what they say."""
 
     model: str = Field("", max_length=100)
     """Name of the registered model; its versions are policies such as ``support-40``."""

@@ -41,7 +41,7 @@ Without it the message would continue the recorded completion, reasoning include
 nothing by it."""
 
 SESSION: Final = "session:"
-"""How the group ids of sessions begin: conversations of users with a served model, each a rollout that nobody's worker
+"""Beginning of the group ids of sessions: conversations of users with a served model, each a rollout that nobody's worker
 claimed. `LightningStore.open_session` makes them."""
 
 FINAL_STATES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})

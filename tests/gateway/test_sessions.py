@@ -154,6 +154,12 @@ async def test_a_header_chooses_the_canary(served: ServedHouse) -> None:
     assert [rollout.step for rollout in await served.rollouts()] == [50, 40]
 
 
+async def test_a_canary_that_is_not_loaded_yet_gets_nobody(served: ServedHouse) -> None:
+    await served.route(stable=40, canary=60, weight=1.0)
+    await served.said("anna")
+    assert [rollout.step for rollout in await served.rollouts()] == [40]
+
+
 @pytest.mark.parametrize(
     "body", [{"user": "anna"}, {"metadata": {"session_id": "anna"}, "user": "app"}], ids=["user", "metadata"]
 )

@@ -35,7 +35,8 @@ def create_token(
 ) -> None:
     """Make a token and print its secret, once; the store keeps its hash.
 
-    A worker needs a run, and so does a client, which asks the model that its run serves. A trainer without one gets the first run that it creates; a reader without one reads all runs.
+    A worker needs a run, and so does a client, which asks the model that its run serves. A trainer without one gets the
+    first run that it creates; a reader without one reads all runs.
     """
     lifetime_s = seconds_of(expires, "--expires")
     made = with_store(one_store(store, server), lambda opened: opened.create_token(name or role, role, run, lifetime_s))

@@ -39,7 +39,7 @@ from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.sessions.session_api import SessionApi
-from agentlightning.gateway.sessions.sessions import Sessions
+from agentlightning.gateway.sessions.sessions import UserSessions
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols import chat, generate_content, messages
@@ -101,7 +101,7 @@ class App:
             self._settings.external_keys,
         )
         directory = ExternalDirectory(self._watcher, self._settings.external_keys)
-        sessions = Sessions(store, self._attempts, self._watcher)
+        sessions = UserSessions(store, self._attempts, self._watcher)
         recorder = Recorder(store, sessions, self._settings.redactions)
         self._external = ExternalCalls(store, self._attempts, directory, self._metrics, recorder, grace_s=grace_s)
         self._limits = CallLimits(store, self._watcher, directory, self._settings.limits)

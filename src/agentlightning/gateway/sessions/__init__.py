@@ -1,1 +1,1 @@
-"""Sessions: users of a served model, each conversation a rollout that keeps one version of the model."""
+"""UserSessions: users of a served model, each conversation a rollout that keeps one version of the model."""

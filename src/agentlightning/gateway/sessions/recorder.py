@@ -16,7 +16,7 @@ from typing import Any
 
 from agentlightning.config_serve import ServeConfig
 from agentlightning.gateway.attempts import TrackedAttempt
-from agentlightning.gateway.sessions.sessions import Sessions
+from agentlightning.gateway.sessions.sessions import UserSessions
 from agentlightning.protocols.base import ApiError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import JSON, SESSION, Call, Rollout
@@ -29,7 +29,7 @@ must not be kept."""
 class Recorder:
     """`redactions`: the operator's functions by the names that runs have for them."""
 
-    def __init__(self, store: LightningStore, sessions: Sessions, redactions: Mapping[str, Redact]) -> None:
+    def __init__(self, store: LightningStore, sessions: UserSessions, redactions: Mapping[str, Redact]) -> None:
         self._store = store
         self._sessions = sessions
         self._redactions = redactions
@@ -85,7 +85,7 @@ class Recorder:
         return _without_tokens(call, redacted, attempt)
 
     async def _redacted(self, name: str, given: JSON) -> JSON:
-        """What the operator's function makes of a copy. ApiError where it fails: then nothing is kept and nothing sent."""
+        """Calls the operator's function with a copy. ApiError where it fails: then nothing is kept and nothing sent."""
         try:
             redacted: Any = await asyncio.to_thread(self._redactions[name], copy.deepcopy(given))
         except Exception as cause:

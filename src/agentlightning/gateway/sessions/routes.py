@@ -61,6 +61,11 @@ def pinned_alias(rollout: Rollout) -> str | None:
     return version_alias(name, int(number))
 
 
+def is_served(resources: Sequence[Resource], alias: str) -> bool:
+    """True where a run's resources have a policy of this alias that has not been released."""
+    return any(one.name == alias and one.kind == "policy" and not one.value.get("released") for one in resources)
+
+
 def find_routes(resources: Sequence[Resource]) -> RoutesConfig:
     """The routes among a run's resources. Raises ApiError where there are none, or none that can be read."""
     found = next((one for one in resources if one.kind == "routes"), None)

@@ -18,7 +18,7 @@ from agentlightning.gateway.authentication import Authentication, ServerKeyError
 from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.sessions.recorder import Recorder
-from agentlightning.gateway.sessions.sessions import OpenSession, Sessions
+from agentlightning.gateway.sessions.sessions import OpenSession, UserSessions
 from agentlightning.protocols.base import ApiError, read_object
 from agentlightning.store.base import LightningStore, reward_number
 from agentlightning.store.tokens import Token
@@ -39,7 +39,7 @@ class SessionApi:
     def __init__(
         self,
         store: LightningStore,
-        sessions: Sessions,
+        sessions: UserSessions,
         recorder: Recorder,
         authentication: Authentication,
         limits: CallLimits,
@@ -141,7 +141,7 @@ def _parts(route: str) -> tuple[str, str, str]:
 
 
 def _shown(rollout: Rollout) -> JSON:
-    """What a client is told of its session."""
+    """The session as its client sees it."""
     return {
         "object": "session",
         "id": rollout.task["session"],

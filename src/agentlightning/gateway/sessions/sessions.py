@@ -1,4 +1,4 @@
-"""Sessions: opens and continues the conversations of users who call with a serving key, each an attempt of its own.
+"""UserSessions: opens and continues the conversations of users who call with a serving key, each an attempt of its own.
 
 Driven by the proxy, before everything that it does for attempts: from here on a call of a session is a call of an attempt.
 The version of the model is chosen when a session opens, and recorded on its rollout by the same transaction, which is the
@@ -25,7 +25,7 @@ from agentlightning.errors import ConfigError, StoreError
 from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.resource_watcher import ResourceWatcher
-from agentlightning.gateway.sessions.routes import choose_version, find_routes
+from agentlightning.gateway.sessions.routes import choose_version, find_routes, is_served, version_alias
 from agentlightning.gateway.sessions.session_ids import session_group, session_of_body, shown_id
 from agentlightning.protocols.base import ApiError
 from agentlightning.store import keys
@@ -60,7 +60,7 @@ class OpenSession:
         return self.served.idle_s / RENEWALS
 
 
-class Sessions:
+class UserSessions:
     """Use from one event loop."""
 
     def __init__(self, store: LightningStore, attempts: AttemptCache, watcher: ResourceWatcher) -> None:
@@ -125,7 +125,7 @@ class Sessions:
         return rollout
 
     async def served(self, run_id: str) -> ServeConfig:
-        """How a run serves its users, which is fixed for good. Raises ApiError where it serves none."""
+        """The way that a run serves its users, which is fixed for good. Raises ApiError where it serves none."""
         return (await self._settings(run_id))[0]
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -133,8 +133,11 @@ class Sessions:
     async def _opened(self, token: Token, session_id: str, incoming: AgentRequest) -> OpenSession:
         run_id = str(token.run_id)
         served, sampling = await self._settings(run_id)
-        routes = find_routes(await self._watcher.resources(run_id))
+        resources = await self._watcher.resources(run_id)
+        routes = find_routes(resources)
         number = choose_version(session_id, routes, incoming.headers)
+        if number != routes.stable and not is_served(resources, version_alias(served.model, number)):
+            number = routes.stable  # the canary is still being loaded
         asked_s = time.monotonic()
         claim = await self._store.open_session(
             NewRollout(
