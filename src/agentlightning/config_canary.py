@@ -13,6 +13,8 @@ from agentlightning.config_base import Table
 
 Measure = Literal["reward", "error", "slow"]
 
+SLOW_MARGIN = 0.05
+
 
 class CanaryConfig(Table):
     """Rules by which a canary is promoted or rolled back.
@@ -30,8 +32,8 @@ class CanaryConfig(Table):
     """Of the share of sessions without a failed call. None: failed calls decide nothing."""
     slow_s: float | None = Field(None, gt=0)
     """Seconds after which a call is slow; a session is slow where one of its calls is. None: time decides nothing."""
-    slow_margin: float = Field(0.05, gt=0, lt=0.5)
-    """Of the share of sessions that are not slow."""
+    slow_margin: float | None = Field(None, gt=0, lt=0.5)
+    """Of the share of sessions that are not slow. None: 0.05, where there is `slow_s`."""
     alpha: float = Field(0.02, gt=0, lt=0.5)
     """Probability at most that a version which is worse in no measure is ever rolled back, and at most that one which is
     worse by more than a margin is ever promoted, though the rule looks after every session."""
@@ -46,7 +48,7 @@ class CanaryConfig(Table):
     def _check(self) -> CanaryConfig:
         if self.reward_range[0] >= self.reward_range[1]:
             raise ValueError("reward_range: expected the lowest reward, then a higher one")
-        if self.slow_s is None and "slow_margin" in self.model_fields_set:
+        if self.slow_s is None and self.slow_margin is not None:
             raise ValueError("slow_margin: has no effect without slow_s")
         if not self.margins:
             raise ValueError("expected at least one of reward_margin, error_margin and slow_s")
@@ -57,6 +59,6 @@ class CanaryConfig(Table):
     @property
     def margins(self) -> dict[Measure, float]:
         """By measure, how much worse a canary may be and still be promoted."""
-        slow = None if self.slow_s is None else self.slow_margin
+        slow = None if self.slow_s is None else self.slow_margin or SLOW_MARGIN
         found: dict[Measure, float | None] = {"reward": self.reward_margin, "error": self.error_margin, "slow": slow}
         return {name: margin for name, margin in found.items() if margin is not None}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class CanaryTrial:
     version: int
     """Of the newest routes."""
     started_ns: int
-    """When these two versions came together."""
+    """When the canary got its first share of new sessions beside this stable version."""
 
 
 class CanaryController:
@@ -108,8 +109,9 @@ class CanaryController:
                 return
 
     async def _decide(self, trial: CanaryTrial, config: CanaryConfig, verdict: Verdict, figures: JSON) -> None:
-        routes, decision = trial.routes, _decision(verdict, config)
+        routes, decision = trial.routes, config.undecided if verdict == "undecided" else verdict
         reason = {
+            "decided_ns": time.time_ns(),
             "decision": decision,
             "stable": f"{self._model}@{routes.stable}",
             "canary": f"{self._model}@{routes.canary}",
@@ -143,7 +145,8 @@ async def read_trial(store: LightningStore, run_id: str) -> CanaryTrial:
     newest = parse_settings(RoutesConfig, dict(history[-1].value), f"routes of {run_id}", ".")
     started_ns = history[-1].created_ns
     for each in reversed(history):
-        if (each.value.get("stable"), each.value.get("canary")) != (newest.stable, newest.canary):
+        same = (each.value.get("stable"), each.value.get("canary")) == (newest.stable, newest.canary)
+        if not same or not (each.value.get("weight") or each.value.get("header")):
             break
         started_ns = each.created_ns
     return CanaryTrial(routes=newest, version=history[-1].version, started_ns=started_ns)
@@ -163,10 +166,6 @@ async def read_figures(store: LightningStore, run_id: str, trial: CanaryTrial) -
 
 async def put_routes(store: LightningStore, run_id: str, routes: RoutesConfig) -> Resource:
     """Store new routes, which gateways follow at once. Audited, with what they say."""
-    value = routes.model_dump(mode="json", exclude_unset=True)
+    value = routes.model_dump(mode="json")
     [stored] = await store.put_resources([Resource(run_id=run_id, name=ROUTES_RESOURCE, kind="routes", value=value)])
     return stored
-
-
-def _decision(verdict: Verdict, config: CanaryConfig) -> str:
-    return config.undecided if verdict == "undecided" else verdict
