@@ -47,7 +47,7 @@ def start(
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Load a version beside the stable one, then give it its share of new sessions. Sessions that are open stay as they are."""
+    """Load a version beside the stable one, then give it its share of new sessions. Open sessions stay as they are."""
     from agentlightning.config_canary import CanaryConfig
     from agentlightning.config_file import read_toml
     from agentlightning.config_serve import RoutesConfig
@@ -119,7 +119,7 @@ def status(
         decides = "a person decides" if routes.rule is None else f"verdict so far: {found['verdict'] or 'none'}"
         typer.echo(f"{name}@{routes.canary} gets {routes.weight:.0%} beside {name}@{routes.stable}; {decides}")
     if figures:
-        rows = [("measure", "stable", "sessions", "canary", "sessions", "worse", "not worse")]
+        rows: list[tuple[str, ...]] = [("measure", "stable", "sessions", "canary", "sessions", "worse", "not worse")]
         rows += [_row(measure, one) for measure, one in figures.items()]
         print_columns(screen(), rows)
 
