@@ -41,6 +41,11 @@ class ModelConfig(Table):
     path: str
     """Hub name or local folder of a transformers causal language model with a chat template; or ``external:NAME``: agents
     ask the external model of that name, no engine is started, and nothing can be trained."""
+    name: (
+        Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits and _ . -")] | None
+    ) = None
+    """Name of the model's versions in the registry, over all runs that give it: ``support`` for ``support@40``. None: the
+    run's id. Of several policies each has its own name behind it: ``support-ALIAS``."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of training rollouts; evaluation is greedy and at temperature 1."""
     max_tokens: int | None = Field(None, ge=1)
@@ -48,8 +53,12 @@ class ModelConfig(Table):
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
+        if external_name(self.path) is None:
+            return self
+        if self.name is not None:
+            raise ValueError("name: has no effect on an external model, of which no version is made")
         for name in ("temperature", "max_tokens"):
-            if external_name(self.path) is not None and getattr(self, name) != ModelConfig.model_fields[name].default:
+            if getattr(self, name) != ModelConfig.model_fields[name].default:
                 raise ValueError(f"{name}: has no effect on an external model, which samples as the agent asks")
         return self
 

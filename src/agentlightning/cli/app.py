@@ -20,6 +20,7 @@ from agentlightning.cli import (
     evaluate,
     export,
     mcp,
+    models,
     optimize,
     prompts,
     record,
@@ -65,6 +66,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(rewards.app, name="rewards")
 app.add_typer(prompts.app, name="prompts")
+app.add_typer(models.app, name="models")
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(store.app, name="store")
 app.add_typer(tokens.app, name="tokens")

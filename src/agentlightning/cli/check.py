@@ -25,8 +25,9 @@ def check(
     from agentlightning.trainer.check import check_agent
     from agentlightning.trainer.display import screen
     from agentlightning.trainer.external_cost import external_cost, used_tokens
+    from agentlightning.trainer.model_weights import with_versions
 
-    loaded = load_config(config, settings or [], store_setting(store))
+    loaded = with_versions(load_config(config, settings or [], store_setting(store)), runs)
     checked = run_shown(f"check {config}", runs, lambda folder, display: check_agent(loaded, folder, display, tasks))
     print_rollout(
         screen(),

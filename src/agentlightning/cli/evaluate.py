@@ -25,10 +25,11 @@ def evaluate(
     from agentlightning.config_file import load_config
     from agentlightning.trainer.check import evaluate_model
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
+    from agentlightning.trainer.model_weights import with_versions
     from agentlightning.trainer.policies import with_models
 
     if target.endswith(".toml"):
-        config = load_config(Path(target), settings or [], store_setting(store))
+        config = with_versions(load_config(Path(target), settings or [], store_setting(store)), runs)
     else:
         folder = RunFolder(runs, target)
         config = own_config(folder, settings or [], store)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli import bottlenecks, compare, retention
+from agentlightning.cli import bottlenecks, compare, rerun, retention
 from agentlightning.cli.options import RunId, Runs, Store, with_store
 from agentlightning.cli.quantities import shown_bytes
 
@@ -21,6 +21,7 @@ app.command("export")(retention.export)
 app.command("archive")(retention.archive)
 app.command("delete")(retention.delete)
 app.command("prune")(retention.prune)
+app.command("rerun")(rerun.rerun)
 app.command("bottlenecks")(bottlenecks.show_bottlenecks)
 
 

@@ -64,13 +64,15 @@ def train(
     With --from-run and no file, the model, its engine and the agent that is evaluated are those of that run.
     """
     from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.model_weights import with_versions
     from agentlightning.trainer.training import new_run_id
 
     url = one_store(store, server)
     options = {"data.train": tasks, "data.val": val, "agent.reward": reward, "model.path": model}
     given = _given(agent, options | {"algorithm.name": algorithm, "data.from_run": from_run or None})
     if resume is None:
-        run_and_report(_fresh(config, given, settings or [], url), RunFolder(runs, new_run_id()), console=console)
+        fresh = with_versions(_fresh(config, given, settings or [], url), runs)
+        run_and_report(fresh, RunFolder(runs, new_run_id()), console=console)
     else:
         folder = RunFolder(runs, resume)
         if config is not None or given:
@@ -123,12 +125,14 @@ def agent_setting(agent: str) -> str:
     return "agent.run" if named or whole else "agent.command"
 
 
-def run_and_report(config: Config, folder: RunFolder, *, resume: bool = False, console: bool = False) -> None:
+def run_and_report(
+    config: Config, folder: RunFolder, *, resume: bool = False, name: str = "", console: bool = False
+) -> None:
     """Train under a live display, then say where things are."""
     from agentlightning.trainer.display import Display
 
     with Display(folder.run_id) as display:
-        result = supervised(config, folder, display, resume=resume, console=console)
+        result = supervised(config, folder, display, resume=resume, name=name, console=console)
     report(display.console, result)
 
 

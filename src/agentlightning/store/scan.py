@@ -15,6 +15,7 @@ from typing import TypeVar
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.codec import portions
+from agentlightning.store.model_versions import ModelVersion, parse_reference
 from agentlightning.types import Call, Metric, Reward, Rollout, Run, Span, Step
 
 R = TypeVar("R", Call, Span, Reward)
@@ -35,6 +36,21 @@ async def find_run(store: LightningStore, run_id: str) -> Run:
     if not found:
         raise NotFoundError(f"{run_id}: no such run; see: agl runs list")
     return found[0]
+
+
+async def find_model_version(store: LightningStore, reference: str, where: str = "model") -> ModelVersion:
+    """The version that ``NAME@NUMBER`` or ``NAME@ALIAS`` names now. InputError, which names `where` it stands, for other
+    text; NotFoundError where the store has none."""
+    name, number, alias = parse_reference(reference, where)
+    if alias is not None:
+        named = [one.number for one in await store.aliases(name) if one.alias == alias]
+        if not named:
+            raise NotFoundError(f"{where}: no such alias: {reference}; see: agl models list {name}")
+        number = named[0]
+    for version in await store.models(name):
+        if version.number == number:
+            return version
+    raise NotFoundError(f"{where}: no such model version: {reference}; see: agl models list")
 
 
 async def read_rollouts(store: LightningStore, query: RolloutQuery) -> AsyncIterator[list[Rollout]]:

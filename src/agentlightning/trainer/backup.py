@@ -91,6 +91,8 @@ async def restore(source: Path, url: str, runs: Path) -> BackedUp:
         await asyncio.to_thread(snapshot.load, file, url, about)
         async with open_store(url) as store:
             ids = [run.id for run in await store.runs()]
+            for run_id in ids:
+                await _move_models(store, run_id, Path(about["runs"]), runs)
             copied = sum([await _move_checkpoints(store, run_id, Path(about["runs"]), runs) for run_id in ids])
             for run in await store.runs():
                 if run.summary.get(LEASE):  # who holds it trains over the store that this is a copy of
@@ -218,6 +220,17 @@ async def _move_checkpoints(store: LightningStore, run_id: str, former: Path, ru
         if Path(one.path).parent == former / run_id / "checkpoints" != here:
             await store.put_checkpoint(replace(one, path=str(here / Path(one.path).name)))
     return sum((here / local_folder(one, RunFolder(runs, run_id)).name).is_dir() for one in found)
+
+
+async def _move_models(store: LightningStore, run_id: str, former: Path, runs: Path) -> None:
+    """Tell the store where the weights of the run's model versions are now."""
+    was, here = f"file://{former / run_id}/", f"file://{(runs / run_id).resolve()}/"
+    for version in await store.models(run_id=run_id):
+        url = str(version.weights["url"])
+        if url.startswith(was) and not version.deleted:
+            await store.register_model(
+                replace(version, weights={**version.weights, "url": here + url.removeprefix(was)})
+            )
 
 
 def described(done: BackedUp) -> str:

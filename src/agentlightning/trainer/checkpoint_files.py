@@ -19,7 +19,7 @@ from agentlightning.disk import file_hash, sync
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.saved_folders import MANIFEST, damage, seal
 from agentlightning.engines.url_folder import UrlFolder
-from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_damage, checkpoint_folders
 from agentlightning.types import Checkpoint
@@ -51,7 +51,8 @@ async def save_checkpoint(
 ) -> Checkpoint:
     """Save weights and learner state, then record them: a checkpoint in the store is whole and on the disk, or at its URL.
 
-    Keeps the last `settings.keep_checkpoints`. Killed before the record, the next save of this step does it again.
+    Keeps the last `settings.keep_checkpoints`, and those of model versions that are in use. Killed before the record, the
+    next save of this step does it again.
     """
     path = (folder.path / "checkpoints" / _name(step)).resolve()
     for policy, one in checkpoint_folders(path, policies).items():
@@ -66,14 +67,17 @@ async def save_checkpoint(
         place = f"{copy.url}{HASH}{await copy.upload(path)}"
     checkpoint = Checkpoint(run_id=folder.run_id, step=step, path=place, version=version)
     await store.put_checkpoint(checkpoint)
-    await _delete_old(await store.checkpoints(folder.run_id), step, folder, settings)
+    await _delete_old(store, step, folder, settings)
     return checkpoint
 
 
-async def _delete_old(recorded: Sequence[Checkpoint], step: int, folder: RunFolder, settings: TrainerConfig) -> None:
+async def _delete_old(store: LightningStore, step: int, folder: RunFolder, settings: TrainerConfig) -> None:
     """Delete what is not among the last ones up to this step, of this run: who may write to the store must not choose what
     goes here. Later ones stay: where they are damaged, the run went on from before them and saves them again."""
+    recorded = await store.checkpoints(folder.run_id)
     old = [one for one in recorded if one.step <= step][: -settings.keep_checkpoints]
+    used = await _in_use(store, folder.run_id, {one.step for one in old})
+    old = [one for one in old if one.step not in used]
     for one in old:
         path = local_folder(one, folder)
         if path.resolve().parent == (folder.path / "checkpoints").resolve():
@@ -88,6 +92,18 @@ async def _delete_old(recorded: Sequence[Checkpoint], step: int, folder: RunFold
                 await copies.delete(name)
     except StoreError as why:
         log.warning("old checkpoints stay until the next one is saved: %s", why)
+
+
+async def _in_use(store: LightningStore, run_id: str, steps: set[int]) -> set[int]:
+    """Marks the model versions of these steps as deleted, before their files go; returns the steps of those in use."""
+    used = set()
+    for version in await store.models(run_id=run_id):
+        if version.step in steps and not version.deleted:
+            try:
+                await store.delete_model(version.name, version.number)
+            except ConflictError:  # leased, pinned or named by an alias: looked at again with the next checkpoint
+                used.add(version.step)
+    return used
 
 
 async def last_checkpoint(store: LightningStore, folder: RunFolder) -> Checkpoint | None:

@@ -26,6 +26,7 @@ from agentlightning.trainer.checkpoint import RunFolder, export_policy, policies
 from agentlightning.trainer.data.tasks import Source, load_tasks
 from agentlightning.trainer.display import Display
 from agentlightning.trainer.interrupts import run_interruptible
+from agentlightning.trainer.model_weights import with_versions
 from agentlightning.trainer.offline.settings import algorithm_class, make_algorithm, name_of
 from agentlightning.trainer.policies import with_models
 from agentlightning.trainer.progress import Progress, Silent
@@ -250,7 +251,9 @@ class Trainer:
                 data[name] = self._tasks(name, tasks, folder, known)
         if from_run is not None:
             data["from_run"] = from_run
-        return parse_config(table, "Trainer") if known is None else _resumed(known, table, folder.run_id)
+        if known is None:
+            return with_versions(parse_config(table, "Trainer"), self._runs)
+        return _resumed(known, table, folder.run_id)
 
     def _tasks(self, name: str, tasks: Source, folder: RunFolder, known: Config | None) -> str:
         """The tasks as a setting; rows are kept with the run. ConfigError where a resumed run has others."""

@@ -32,6 +32,7 @@ from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders
 from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_checkpoint
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
+from agentlightning.trainer.fingerprint import Fingerprint, take_fingerprint
 from agentlightning.trainer.monitor.alert_rules import alert_checks
 from agentlightning.trainer.monitor.alert_sender import AlertSender
 from agentlightning.trainer.monitor.curve import draw_curve
@@ -105,6 +106,7 @@ class Training:
         self._lease = RunLease(folder, self._progress.note)
         self._stack = AsyncExitStack()
         self._model: OptimizerModel | None = None
+        self._made_of = Fingerprint()
 
     def stop(self) -> None:
         """Ask the run to end after the step that is under way, with a checkpoint. From any thread."""
@@ -141,6 +143,8 @@ class Training:
         data, seed = self._config.data, self._config.trainer.seed
         val = load_tasks(data.val, data.fields, seed)[: self._config.eval.tasks] if data.val else []
         needs, make_loop = self._offline(val) if self._config.offline else self._online(val)
+        if self._config.offline:
+            self._made_of = take_fingerprint(self._config, [])
         config, folder, trackers = self._config, self._folder, self._config.trainer.trackers
         register = partial(self._enter, resume=resume, name=name)
         processes = Processes(
@@ -178,6 +182,7 @@ class Training:
         assert self._config.data.train is not None  # a configuration has one of the two
         train = load_tasks(self._config.data.train, self._config.data.fields, self._config.trainer.seed)
         self._config.prompts.check_fields(train[0], self._config.agent.command is not None)
+        self._made_of = take_fingerprint(self._config, train)
         self._config = self._config.with_steps(len(train))
         configs = policy_configs(self._config)
         schedules = schedules_of(self._config)
@@ -271,6 +276,7 @@ class Training:
             "collector": RolloutCollector(processes.store, self._folder.run_id),
             "val": val,
             "progress": self._progress,
+            "made_of": self._made_of,
         }
 
     async def _enter(self, store: LightningStore, resume: bool, name: str) -> None:
@@ -280,7 +286,7 @@ class Training:
             self._progress.note(sentence)
         if resume and await store.runs(ids=[run_id]):
             await self._lease.take(store)
-            await store.update_run(run_id, state="running")
+            await store.update_run(run_id, state="running", summary=self._made_of.summary())
         elif resume and self._folder.has_checkpoint():
             why = "it ended with its process" if url == "memory://" else "name the one it was trained with: --store URL"
             raise NotFoundError(f"{run_id}: the store {without_password(url)} does not know this run; {why}")
@@ -288,6 +294,7 @@ class Training:
             name = name or _name(self._config)
             await store.create_run(name, run_record(self._config), run_id)
             await self._lease.take(store)
+            await store.update_run(run_id, summary=self._made_of.summary())
 
     async def _leave(self, store: LightningStore, step: int) -> TrainResult:
         folder = self._folder

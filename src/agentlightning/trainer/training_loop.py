@@ -21,11 +21,13 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.checkpoint_files import last_checkpoint, load_checkpoint, save_checkpoint
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.evaluate import Kind, run_held_out, summarize
+from agentlightning.trainer.fingerprint import Fingerprint
 from agentlightning.trainer.monitor.alert_rules import alert_checks
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.registration import Registrar
 from agentlightning.types import JSON, Resource, RetryPolicy, Rollout, Step
 
 MAX_LEARNERS_LOST = 3
@@ -63,6 +65,8 @@ class TrainingLoop(ABC):
     """The latest step that was ever completed here."""
     hung_processes: Callable[[], int] = lambda: 0
     """Counts those that were killed because they hung."""
+    made_of: Fingerprint = field(default_factory=Fingerprint)
+    """Of what the run's model versions are made."""
     metric_logger: MetricLogger = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,6 +138,7 @@ class TrainingLoop(ABC):
             return await self.begin()
         await load_checkpoint(self.engine, checkpoint, list(self.policy_values))
         self.version = checkpoint.version
+        await self._register(checkpoint.step)  # where the trainer was killed before it did
         again = await self.store.reopen_steps(self.run_id, checkpoint.step)
         self.metric_logger.resumed(checkpoint.step)
         return await self.go_back(checkpoint.step, again)
@@ -185,6 +190,15 @@ class TrainingLoop(ABC):
     async def save_checkpoint(self, step: int) -> None:
         settings, policies = self.config.trainer, list(self.policy_values)
         await save_checkpoint(self.store, self.engine, self.folder, step, self.version, settings, policies)
+        await self._register(step)
+
+    async def _register(self, step: int) -> None:
+        """Registers the checkpoint of a step, which is recorded, as model versions."""
+        policies = list(self.policy_values)
+        registrar = Registrar(
+            store=self.store, config=self.config, folder=self.folder, policies=policies, made_of=self.made_of
+        )
+        await registrar.register(step)
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then linear decay to `final_learning_rate` of the rate at the end."""

@@ -1,0 +1,154 @@
+"""Weights of model versions: found on this host, or fetched from their URL; a model setting that names one; exports.
+
+Driven by the command line and `Trainer`, before a run starts. A version whose weights are not as they were registered is
+refused. Knows what saved folders hold, nothing of engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Literal, assert_never
+
+import orjson
+
+from agentlightning.config import Config
+from agentlightning.disk import file_hash, make_private_folder
+from agentlightning.engines.saved_folders import MANIFEST, damage
+from agentlightning.engines.url_folder import UrlFolder
+from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
+from agentlightning.store.model_versions import ModelVersion, is_reference
+from agentlightning.store.open import existing_store
+from agentlightning.store.scan import find_model_version
+from agentlightning.trainer.checkpoint import export_policy
+from agentlightning.trainer.interrupts import run_interruptible
+from agentlightning.trainer.registration import ADAPTER
+
+ExportFormat = Literal["hf", "peft", "gguf"]
+FETCHED = ".models"
+"""Folder beside those of the runs for weights that were fetched from a URL."""
+GGUF_PROGRAMS = ("convert_hf_to_gguf.py", "convert_hf_to_gguf", "convert-hf-to-gguf")
+"""Names under which llama.cpp's converter is installed."""
+
+
+async def weights_folder(version: ModelVersion, runs: Path) -> Path:
+    """The folder of a version's weights on this host; those at a URL of an object store are copied to `runs` once.
+
+    ConflictError where they were deleted, NotFoundError where they are not here, StoreError where they are not as they were.
+    """
+    if version.deleted:
+        raise ConflictError(f"{version.reference}: its weights were deleted")
+    url, known = str(version.weights["url"]), version.weights.get("manifest_hash") or None
+    local = Path(url.removeprefix("file://")) if url.startswith("file://") else None
+    folder = local or (runs / FETCHED / f"{version.name}-{version.number}").resolve()
+    if local is None and known is not None and not await asyncio.to_thread(_is_whole, folder, known):
+        make_private_folder(folder.parent)
+        if (found := await UrlFolder(url).download(known, folder)) is not None:
+            raise StoreError(
+                f"{version.reference}: its weights at {url} are not as they were: {found or 'nothing is there'}"
+            )
+    if not folder.is_dir():
+        raise NotFoundError(
+            f"{version.reference}: its weights are not here: {url}; use it on the host whose folder that is, or train with "
+            "trainer.checkpoint_url"
+        )
+    if known is not None and not await asyncio.to_thread(_is_whole, folder, known):
+        raise StoreError(f"{version.reference}: its weights in {folder} are not as they were registered")
+    return folder
+
+
+def _is_whole(folder: Path, known: str) -> bool:
+    manifest = folder / MANIFEST
+    return manifest.is_file() and file_hash(manifest) == known and damage(folder) is None
+
+
+def with_versions(config: Config, runs: Path) -> Config:
+    """The configuration with the folder of each model version that model.path, or a policy's model, names.
+
+    The version is that of now: a run keeps it, however its alias moves. NotFoundError where there is no such version.
+    """
+    named = {"": config.model.path} | {alias: one.model or "" for alias, one in config.policies.items()}
+    wanted = {alias: text for alias, text in named.items() if is_reference(text) and not Path(text).exists()}
+    if not wanted:
+        return config
+    folders = run_interruptible(partial(_folders, config.store.url, wanted, runs))
+    policies = {
+        alias: one.model_copy(update={"model": str(folders[alias])}) if alias in folders else one
+        for alias, one in config.policies.items()
+    }
+    path = str(folders.get("", config.model.path))
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path}), "policies": policies})
+
+
+async def _folders(store: str, wanted: dict[str, str], runs: Path) -> dict[str, Path]:
+    async with existing_store(store) as opened:
+        found = {}
+        for alias, text in wanted.items():
+            where = f"policies.{alias}.model" if alias else "model.path"
+            found[alias] = await weights_folder(await find_model_version(opened, text, where), runs)
+        return found
+
+
+def export_version(version: ModelVersion, folder: Path, to: Path, format: ExportFormat) -> Path:
+    """Write a version's weights to the new folder `to`; returns it, or the file in it.
+
+    hf: a folder that transformers and vLLM load. peft: the low-rank adapter alone, which peft loads over the base model.
+    gguf: one file for llama.cpp, by its converter. folder: that of the weights. ConfigError where `to` is not empty, or
+    there is no such form of this version.
+    """
+    if format == "hf":
+        return export_policy(folder, to)
+    if format == "peft":
+        return _export_adapter(version, folder, to)
+    if format == "gguf":
+        return _export_gguf(version, folder, to)
+    assert_never(format)
+
+
+def _export_adapter(version: ModelVersion, folder: Path, to: Path) -> Path:
+    adapter = folder / ADAPTER
+    if not adapter.is_dir():
+        raise ConfigError(
+            f"--format: {version.reference} was trained as a whole and has no adapter; expected hf or gguf"
+        )
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
+    try:
+        make_private_folder(to)
+        shutil.copytree(adapter, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        file = to / "adapter_config.json"
+        table = orjson.loads(file.read_bytes()) | {"base_model_name_or_path": version.base_model}
+        file.write_bytes(orjson.dumps(table, option=orjson.OPT_INDENT_2) + b"\n")
+    except OSError as cause:
+        raise StoreError(f"{to}: cannot be written: {cause.strerror or cause}; choose another folder") from cause
+    return to
+
+
+def _export_gguf(version: ModelVersion, folder: Path, to: Path) -> Path:
+    program = next((found for name in GGUF_PROGRAMS if (found := shutil.which(name))), None)
+    if program is None:
+        raise ConfigError(
+            f"--format: gguf needs llama.cpp's converter, and none of {', '.join(GGUF_PROGRAMS)} is on the PATH; put it "
+            "there (https://github.com/ggml-org/llama.cpp), or export hf and convert that"
+        )
+    whole = to.with_name(f".{to.name}.hf")
+    shutil.rmtree(whole, ignore_errors=True)  # of an export that was killed
+    file = to / f"{version.name}-{version.number}.gguf"
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
+    try:
+        export_policy(folder, whole)
+        make_private_folder(to)
+        done = subprocess.run(
+            [program, str(whole), "--outfile", str(file)], capture_output=True, text=True, check=False
+        )
+    finally:
+        shutil.rmtree(whole, ignore_errors=True)
+    if done.returncode != 0 or not file.is_file():
+        last = (done.stderr.strip() or done.stdout.strip() or "it wrote no file").splitlines()[-1]
+        file.unlink(missing_ok=True)
+        raise StoreError(f"{version.reference}: {Path(program).name} could not convert it: {last[-500:]}")
+    return file
