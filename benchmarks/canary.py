@@ -1,9 +1,9 @@
 """Canaries behind real gateways: is a version that is worse by .15 rolled back, and one that is equal left alone?
 
 Two gateways (`agl serve`, and one more in front of its store) serve two versions of a model. The engines are static but for
-their success: each answers "right" with its version's probability, else "wrong"; a user's session is a call, for one in four a
-second one, and a score of 1 where its first answer was right. The controller of canaries runs as it does in `agl serve --policy`.
-For each trial a canary gets a share of the sessions until the controller decides, and a second of sessions more:
+their success: each answers "right" with its version's probability, else "wrong". A user's session is a call, for one in four
+a second one, and a score of 1 where its first answer was right. The controller of canaries runs as it does in
+`agl serve --policy`. For each trial a canary gets a share of the sessions until the controller decides, and a second more:
 
     detected        trials of a version that is worse by .15, at .9, .75 and .5, in which it was rolled back
     false_alarms    trials of an equal version in which it was rolled back
@@ -32,7 +32,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import aiohttp
 from aiohttp import web
@@ -252,12 +252,16 @@ async def start_gateways(folder: Path, stack: AsyncExitStack) -> list[str]:
         stack.callback(log.close)
         port = free_port()
         words = [sys.executable, "-m", "agentlightning", "serve", "--port", str(port), "--store", store or urls[0]]
-        process = subprocess.Popen(words, env={**os.environ, KEY_VARIABLE: KEY}, stdout=log, stderr=log)
+        process = await asyncio.to_thread(start_process, words, log)
         stack.callback(process.wait)
         stack.callback(process.terminate)
         urls.append(f"http://127.0.0.1:{port}")
         await answers(f"{urls[-1]}/healthz", process)
     return urls
+
+
+def start_process(words: list[str], log: IO[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(words, env={**os.environ, KEY_VARIABLE: KEY}, stdout=log, stderr=log)
 
 
 def free_port() -> int:

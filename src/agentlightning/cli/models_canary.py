@@ -52,6 +52,7 @@ def start(
     from agentlightning.config_file import read_toml
     from agentlightning.config_serve import RoutesConfig
     from agentlightning.store.model_versions import parse_reference
+    from agentlightning.store.scan import find_model_version
     from agentlightning.trainer.canary.controller import put_routes, read_trial
 
     name = parse_reference(version, "NAME@REF").name
@@ -62,7 +63,7 @@ def start(
 
     async def work(opened: LightningStore) -> JSON:
         run_id = await _serving_run(opened, name, run)
-        number = await _number(opened, version)
+        number = (await find_model_version(opened, version, "NAME@REF")).number
         before = (await read_trial(opened, run_id)).routes
         if number == before.stable:
             raise ConfigError(f"{version}: is the stable version already")
@@ -180,18 +181,6 @@ async def _serving_run(store: LightningStore, name: str, run: str | None) -> str
     if len(found) > 1:
         raise ConfigError(f"--run: is required, since several runs serve {name}: {', '.join(found)}")
     return found[0]
-
-
-async def _number(store: LightningStore, reference: str) -> int:
-    from agentlightning.store.model_versions import parse_reference
-
-    name, number, alias = parse_reference(reference)
-    known = await store.models(name)
-    if number is None:
-        number = next((one.number for one in await store.aliases(name) if one.alias == alias), None)
-    if number is None or number not in {one.number for one in known}:
-        raise NotFoundError(f"{reference}: no such version; see: agl models list")
-    return number
 
 
 async def _wait_loaded(store: LightningStore, run_id: str, name: str, number: int) -> None:

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli.options import Json, Runs, Settings, Store, own_config, print_json, run_shown, store_setting
-from agentlightning.errors import ConfigError, NotFoundError
+from agentlightning.cli.options import (
+    Json,
+    Runs,
+    Settings,
+    Store,
+    own_config,
+    print_json,
+    run_shown,
+    store_setting,
+    with_store,
+)
+from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,12 +86,20 @@ def compare(
 
 def _config(file: Path | None, names: tuple[str, str], settings: list[str], store: str | None, runs: Path) -> Config:
     """The configuration of both sides, but for the model."""
+    from functools import partial
+
     from agentlightning.config_file import load_config
+    from agentlightning.store.scan import find_model_version
+    from agentlightning.trainer.checkpoint import RunFolder
 
     if file is not None:
         return load_config(file, settings, store_setting(store))
     for name in names:
-        if (folder := _run_folder(name, runs)) is not None:
+        folder = _run_folder(name, runs)
+        if folder is None and _is_version(name):
+            version = with_store(store, partial(find_model_version, reference=name))
+            folder = RunFolder(runs, version.run_id)
+        if folder is not None:
             return own_config(folder, settings, store)
     raise ConfigError("--config: is required, since neither model is of a run; name a TOML file with [agent]")
 
@@ -96,20 +114,26 @@ def _run_folder(name: str, runs: Path) -> RunFolder | None:
     return None
 
 
+def _is_version(name: str) -> bool:
+    from agentlightning.store.model_versions import is_reference
+
+    return is_reference(name) and not Path(name).exists()
+
+
 def _with_model(name: str, base: Config, runs: Path) -> ComparedModel:
     from agentlightning.analysis.model_comparison import ComparedModel
     from agentlightning.cli.options import trained_checkpoint
     from agentlightning.trainer.checkpoint import policies_in
+    from agentlightning.trainer.model_weights import with_versions
     from agentlightning.trainer.policies import with_models
 
     run = _run_folder(name, runs)
     path = Path(name) if run is None else Path(trained_checkpoint(base.store.url, run).path)
     folders = policies_in(path) if path.is_dir() else {}
-    if base.policies and set(folders) - {""} != set(base.policies) and len(base.policies) > 1:
-        raise NotFoundError(
-            f"{name}: expected the policies {', '.join(base.policies)}, got {', '.join(folders) or 'none'}"
-        )
-    return ComparedModel(name=name, config=with_models(base, folders or {"": path}))
+    if len(base.policies) > 1 and set(folders) != set(base.policies):
+        wanted = ", ".join(base.policies)
+        raise ConfigError(f"{name}: expected a run or a checkpoint with the policies {wanted}; name those to compare")
+    return ComparedModel(name=name, config=with_versions(with_models(base, folders or {"": path}), runs))
 
 
 def _print_models(console: Console, compared: ModelComparison, transcripts: int) -> None:
