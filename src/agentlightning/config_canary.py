@@ -42,7 +42,7 @@ class CanaryConfig(Table):
     max_sessions: int = Field(2000, ge=1)
     """Sessions of the canary, with one measure, after which it is undecided."""
     undecided: Literal["hold", "roll_back"] = "hold"
-    """What becomes of it then: it keeps its share of the sessions and is measured on, or is rolled back."""
+    """The consequence: it keeps its share of the sessions and is measured on, or is rolled back."""
 
     @model_validator(mode="after")
     def _check(self) -> CanaryConfig:

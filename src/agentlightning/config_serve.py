@@ -38,7 +38,7 @@ class RoutesConfig(Table):
     rule: CanaryConfig | None = None
     """Rules by which the canary is promoted or rolled back. None: a person decides."""
     reason: dict[str, Any] = Field(default_factory=dict)
-    """Why these are the routes: what was decided, and the numbers on which that rests."""
+    """The decision that made these routes, and the numbers on which it rests."""
 
     @model_validator(mode="after")
     def _check_canary(self) -> RoutesConfig:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
 from agentlightning.config_serve import RoutesConfig
@@ -80,11 +79,6 @@ def test_a_canary_is_started_by_its_alias_with_a_rule_shown_and_stopped(url: str
     ]
 
 
-def test_a_shadow_leaves_the_sessions_where_they_are(url: str) -> None:
-    started = said(url, "start", "support@50", "--shadow")
-    assert (started["stable"], started["canary"], started["shadow"], started["weight"]) == (40, None, 50, 0.0)
-
-
 def test_without_a_rule_a_person_decides(url: str) -> None:
     assert said(url, "start", "support@50", "--manual")["rule"] is None
     assert "a person decides" in canary(url, "status", "support").output
@@ -99,7 +93,7 @@ def test_without_a_rule_a_person_decides(url: str) -> None:
         (["start", "other@1"], "other: no run serves it; start one with: agl serve --policy other@production"),
         (["start", "support@50", "--header", "beta"], "--header: expected NAME=VALUE, got 'beta'"),
         (["start", "support@50", "--manual", "--rule", "x.toml"], "--manual: goes without --rule"),
-        (["stop", "support"], "support: has no canary and no shadow"),
+        (["stop", "support"], "support: has no canary"),
     ],
 )
 def test_a_mistake_is_one_sentence(url: str, words: list[str], sentence: str) -> None:

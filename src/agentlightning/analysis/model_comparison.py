@@ -48,7 +48,7 @@ class ComparisonRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequentialResult:
-    """What the sequential test says."""
+    """The outcome of the sequential test."""
 
     alpha: float
     better: str | None
@@ -167,7 +167,7 @@ async def _run_pairs(
 
 
 def _pairs(columns: tuple[Sequence[Rollout], Sequence[Rollout]]) -> tuple[int, int]:
-    """How many rollouts of the second column earned more than those of the first, and how many less."""
+    """Numbers of pairs in which the second earned more, and less."""
     differences = [(other.reward or 0.0) - (one.reward or 0.0) for one, other in zip(*columns, strict=True)]
     return sum(each > 0 for each in differences), sum(each < 0 for each in differences)
 

@@ -36,9 +36,6 @@ def start(
     header: Annotated[
         str | None, typer.Option("--header", metavar="NAME=VALUE", help="Sessions that begin with it get the canary.")
     ] = None,
-    shadow: Annotated[
-        bool, typer.Option("--shadow", help="No session gets it: it answers copies of calls, which no user sees.")
-    ] = False,
     rule: Annotated[
         Path | None, typer.Option("--rule", help="TOML file with [canary]: when it is promoted or rolled back.")
     ] = None,
@@ -67,24 +64,18 @@ def start(
         before = (await read_trial(opened, run_id)).routes
         if number == before.stable:
             raise ConfigError(f"{version}: is the stable version already")
-        if shadow:
-            routes = before.model_copy(update={"shadow": number, "reason": {}})
-        else:
-            # Without a share at first: no session begins with a version that is not loaded yet.
-            loading = RoutesConfig(stable=before.stable, canary=number, weight=0.0, shadow=before.shadow)
-            await put_routes(opened, run_id, loading)
-            await _wait_loaded(opened, run_id, name, number)
-            routes = RoutesConfig(
-                stable=before.stable, canary=number, weight=weight, header=route, shadow=before.shadow, rule=settings
-            )
+        # Without a share at first: no session begins with a version that is not loaded yet.
+        await put_routes(opened, run_id, RoutesConfig(stable=before.stable, canary=number, shadow=before.shadow))
+        await _wait_loaded(opened, run_id, name, number)
+        routes = RoutesConfig(
+            stable=before.stable, canary=number, weight=weight, header=route, shadow=before.shadow, rule=settings
+        )
         await put_routes(opened, run_id, routes)
         return {"run_id": run_id, **routes.model_dump(mode="json")}
 
     started = with_store(store, work)
     if as_json:
         print_json(started)
-    elif shadow:
-        typer.echo(f"{name}@{started['shadow']} answers copies of the calls of run {started['run_id']}")
     else:
         share = f"{weight:.0%} of new sessions" + ("" if header is None else f", and those with {header}")
         typer.echo(f"{name}@{started['canary']} beside {name}@{started['stable']}: {share} of run {started['run_id']}")
@@ -139,12 +130,13 @@ def stop(
     async def work(opened: LightningStore) -> JSON:
         run_id = await _serving_run(opened, name, run)
         trial = await read_trial(opened, run_id)
-        if trial.routes.canary is None and trial.routes.shadow is None:
-            raise ConfigError(f"{name}: has no canary and no shadow")
+        routes = trial.routes
+        if routes.canary is None:
+            raise ConfigError(f"{name}: has no canary")
         found = await read_figures(opened, run_id, trial)
-        canary = None if trial.routes.canary is None else f"{name}@{trial.routes.canary}"
-        reason = {"decision": "stop", "stable": f"{name}@{trial.routes.stable}", "canary": canary, **found}
-        await put_routes(opened, run_id, RoutesConfig(stable=trial.routes.stable, reason=reason))
+        named = {"stable": f"{name}@{routes.stable}", "canary": f"{name}@{routes.canary}"}
+        reason = {"decision": "stop", **named, **found}
+        await put_routes(opened, run_id, RoutesConfig(stable=routes.stable, shadow=routes.shadow, reason=reason))
         return reason
 
     stopped = with_store(store, work)

@@ -36,7 +36,7 @@ class CanaryTrial:
     version: int
     """Of the newest routes."""
     started_ns: int
-    """When the canary got its first share of new sessions beside this stable version."""
+    """Time at which the canary got its first share of new sessions beside this stable version."""
 
 
 class CanaryController:

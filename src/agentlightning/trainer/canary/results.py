@@ -64,7 +64,7 @@ class SessionResults:
         self._waits: dict[str, asyncio.Task[bool]] = {}
 
     async def read(self) -> list[SessionResult]:
-        """What has become known since the last call, oldest first."""
+        """Returns the results that became known since the last call, oldest first."""
         await self._find_sessions()
         found = [*await self._rewards(), *await self._ends()]
         for rollout_id in [one for one, watched in self._watched.items() if not watched.measures]:
