@@ -5,11 +5,12 @@ The gateway reads both, `agl serve --policy` writes them. Knows nothing of reque
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from agentlightning.config_base import Table, matching
+from agentlightning.config_canary import CanaryConfig
 
 ROUTES_RESOURCE = "routes"
 """Name of the resource of a run that says which version a new session gets."""
@@ -34,11 +35,15 @@ class RoutesConfig(Table):
     header: HeaderRoute | None = None
     shadow: int | None = Field(None, ge=1)
     """Version that gets copies of calls, whose answers no user sees."""
+    rule: CanaryConfig | None = None
+    """Rules by which the canary is promoted or rolled back. None: a person decides."""
+    reason: dict[str, Any] = Field(default_factory=dict)
+    """The decision that made these routes, and the numbers on which it rests."""
 
     @model_validator(mode="after")
     def _check_canary(self) -> RoutesConfig:
-        if self.canary is None and (self.weight or self.header is not None):
-            raise ValueError("weight and header: have no effect without canary")
+        if self.canary is None and (self.weight or self.header is not None or self.rule is not None):
+            raise ValueError("weight, header and rule: have no effect without canary")
         return self
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from agentlightning.cli import models_canary, models_compare
 from agentlightning.cli.options import Json, Runs, Store, print_columns, print_json, with_store
 from agentlightning.errors import InputError, NotFoundError
 
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     from agentlightning.store.model_versions import ModelAlias, ModelVersion
 
 app = typer.Typer(
-    help="List, show, promote, roll back, pin, tag and export versions of trained models.",
+    help="List, show, compare, promote, roll back, pin, tag and export versions of trained models.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.command("compare")(models_compare.compare)
+app.add_typer(models_canary.app, name="canary")
 
 Reference = Annotated[
     str, typer.Argument(metavar="NAME@VERSION", help="A number or an alias: support@40, support@best.")

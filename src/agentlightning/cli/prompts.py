@@ -25,7 +25,7 @@ from agentlightning.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentlightning.analysis.prompt_comparison import PromptComparison, TaskComparison
+    from agentlightning.analysis.prompt_comparison import PromptComparison
     from agentlightning.prompts.templates import Template
     from agentlightning.store.base import LightningStore
     from agentlightning.types import Resource
@@ -37,10 +37,6 @@ app = typer.Typer(
 )
 
 Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="A version; NAME alone is its newest.")]
-MAX_TRANSCRIPT_CHARS = 2000
-"""Characters of one message that the screen shows."""
-MAX_WIDTH = 160
-"""Of the table of transcripts; what is piped has no width."""
 
 
 @app.command("list")
@@ -230,40 +226,9 @@ def _read(file: Path, format: Literal["fstring", "jinja", "messages"]) -> Templa
 
 
 def _print_test(console: Console, tested: PromptComparison, run: str, transcripts: int) -> None:
-    rows: list[tuple[str, ...]] = [("version", "reward", "failed", "calls", "prompt tokens", "sampled tokens", "cost")]
-    for one in tested.figures:
-        cost = "-" if one.cost is None else f"${one.cost:.4f}"
-        numbers = one.failed, one.calls, one.prompt_tokens, one.sampled_tokens
-        rows.append((f"{tested.name}@{one.version}", f"{one.reward_mean:.3f}", *map(str, numbers), cost))
-    print_columns(console, rows)
-    for each in tested.differences:
-        told = f"@{each.version} - @{each.baseline}: "
-        told += f"better on {each.better} of {len(tested.tasks)} tasks, worse on {each.worse}"
-        if each.difference is not None:
-            told += f"; {each.difference.value:+.3f} [{each.difference.low:+.3f}, {each.difference.high:+.3f}]"
-            told += "" if each.difference.excludes_zero else ", which chance alone may do"
-        console.print(told + ("" if each.p_value is None else f"; McNemar p = {each.p_value:.3g}"), soft_wrap=True)
-    different = [each for each in tested.tasks if len({one.reward for one in each.transcripts}) > 1]
-    for task in (different or tested.tasks)[:transcripts]:
-        _print_side_by_side(console, task, tested.name)
+    from agentlightning.cli.paired import print_comparison
+
+    print_comparison(console, tested, lambda version: f"{tested.name}@{version}", transcripts)
     best = max(tested.figures, key=lambda one: one.reward_mean)
     console.print(f"rollouts: agl rollouts list {tested.run_id}", soft_wrap=True)
     console.print(f"promote one: agl prompts promote {run} {tested.name}@{best.version}", soft_wrap=True)
-
-
-def _print_side_by_side(console: Console, task: TaskComparison, name: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from agentlightning.errors import printable
-
-    title = Text(printable(str(task.task))[:MAX_TRANSCRIPT_CHARS])
-    table = Table(title=title, width=min(console.width, MAX_WIDTH))
-    cells = []
-    for one in task.transcripts:
-        reward = "no reward" if one.reward is None else f"reward {one.reward:g}"
-        table.add_column(Text(f"{name}@{one.version}: {reward}"), ratio=1)
-        told = [f"[{each.get('role')}] {each.get('content') or each.get('tool_calls')}" for each in one.messages]
-        cells.append(Text(printable("\n".join(each[:MAX_TRANSCRIPT_CHARS] for each in [*told, one.error or ""]))))
-    table.add_row(*cells)
-    console.print(table)

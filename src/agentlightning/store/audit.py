@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from agentlightning.types import JSON
+from agentlightning.types import JSON, Resource
 
 MAX_ACTOR_CHARS = 200
 MAX_IDS_NAMED = 20
@@ -74,6 +74,12 @@ def declared_actor() -> Actor | None:
 def current_actor() -> Actor:
     """The actor for whom a method is called now: that of `acting_as`, else the user of this process."""
     return _actor.get() or Actor(name=f"local user {_user()}")
+
+
+def noted_value(resource: Resource) -> JSON:
+    """The detail of an entry about a resource beside its kind and version: of routes all they say, with the numbers for
+    which they were chosen."""
+    return dict(resource.value) if resource.kind == "routes" else {}
 
 
 def named_ids(ids: list[str]) -> JSON:

@@ -78,9 +78,11 @@ class Processes:
         register: Callable[[LightningStore], Awaitable[object]] | None = None,
         progress: Progress | None = None,
         console: bool = False,
+        beside: Processes | None = None,
     ) -> None:
-        """console: also start the web console."""
-        url = config.store.url
+        """console: also start the web console. beside: processes of another run that have begun, whose server serves this
+        run, too."""
+        url = config.store.url if beside is None else beside.server_url
         self._console = console
         self._register = register
         self._progress = progress or Silent()
@@ -88,7 +90,7 @@ class Processes:
         self._folder = folder
         self._configs = policy_configs(config)
         self._server = url if url.startswith(("http://", "https://")) else None
-        self._elsewhere = self._server is not None
+        self._elsewhere = self._server is not None and beside is None
         trainer = config.trainer
         self._watchdog = Watchdog(
             HangLimits(
@@ -102,6 +104,7 @@ class Processes:
         self._supervisor = Supervisor(
             folder.path,
             url,
+            None if beside is None else beside.server_key,
             watchdog=self._watchdog,
             keys={
                 "server": _values(secret_variables({name: table[name] for name in ("external", "engine", "policies")})),
@@ -223,6 +226,11 @@ class Processes:
     def server_url(self) -> str:
         """Address of the run's server."""
         return str(self._server)
+
+    @property
+    def server_key(self) -> str:
+        """The key of the run's server."""
+        return self._supervisor.server_key
 
     def hung(self) -> int:
         """Number of processes that hung and were killed."""

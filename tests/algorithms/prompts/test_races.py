@@ -1,16 +1,13 @@
-"""Races: the wealth of the sign test by hand, its error under the null with a look after every batch, and its bounds."""
+"""Races: their error under the null with a look after every batch, and their bounds."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import cache
 from itertools import product
 
-import pytest
-
-from agentlightning.algorithms.prompts.races import Race, RaceRule, run_races, sign_test_wealth
+from agentlightning.algorithms.prompts.races import Race, RaceRule, run_races
 from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest
 
 PARENT = PromptCandidate(number=0, texts={"system": "old"})
@@ -34,52 +31,6 @@ def run(one: Race, differences: Sequence[float]) -> Race:
         batch, left = left[:size], left[size:]
         one.record(scores([0.0] * size), scores(batch))
     return one
-
-
-@pytest.mark.parametrize(
-    ("wins", "losses", "wealth"),
-    [
-        (0, 0, Fraction(1)),
-        (1, 0, Fraction(3, 2)),  # the mean of 2p over p in [1/2, 1]
-        (0, 1, Fraction(1, 2)),
-        (1, 1, Fraction(2, 3)),  # the mean of 4 p (1 - p): 8 (p²/2 - p³/3) from 1/2 to 1
-        (5, 0, Fraction(63, 6)),
-        (6, 1, Fraction(247, 56)),  # C(8, 0) + … + C(8, 6) = 247, over 8 * 7
-    ],
-)
-def test_the_wealth_by_hand(wins: int, losses: int, wealth: Fraction) -> None:
-    assert sign_test_wealth(wins, losses) == pytest.approx(float(wealth), rel=1e-12)
-
-
-@pytest.mark.parametrize(("wins", "losses"), [(3, 0), (7, 2), (10, 10), (2, 9)])
-def test_the_wealth_is_the_mean_over_bets(wins: int, losses: int) -> None:
-    steps = 20_000
-    probabilities = [0.5 + (place + 0.5) / (2 * steps) for place in range(steps)]
-    pairs = wins + losses
-    integral = sum(2**pairs * p**wins * (1 - p) ** losses for p in probabilities) / steps
-    assert sign_test_wealth(wins, losses) == pytest.approx(integral, rel=1e-6)
-
-
-def test_the_wealth_is_a_martingale_where_both_are_equally_likely() -> None:
-    for wins, losses in product(range(12), range(12)):
-        after = (sign_test_wealth(wins + 1, losses) + sign_test_wealth(wins, losses + 1)) / 2
-        assert after == pytest.approx(sign_test_wealth(wins, losses), rel=1e-12)
-
-
-@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.3])
-@pytest.mark.parametrize("chance", [0.5, 0.4])
-def test_the_wealth_seldom_reaches_its_bound_though_one_looks_after_every_pair(alpha: float, chance: float) -> None:
-    # Exact: every sequence of 300 pairs is followed, by the number of its wins.
-    running, reached = {0: 1.0}, 0.0
-    for pairs in range(1, 301):
-        following: dict[int, float] = {}
-        for wins, weight in running.items():
-            for more, probability in ((1, chance), (0, 1 - chance)):
-                following[wins + more] = following.get(wins + more, 0.0) + weight * probability
-        done = {wins for wins in following if sign_test_wealth(wins, pairs - wins) >= 1 / alpha}
-        reached += sum(following.pop(wins) for wins in done)
-        running = following
-    assert 0 < reached <= alpha
 
 
 def test_a_race_between_equals_is_seldom_won_exactly_counted() -> None:

@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import Field
 
 from agentlightning.algorithms.prompts.candidate_pool import CandidatePool
-from agentlightning.algorithms.prompts.races import Race, RaceRule, run_races, sign_test_wealth
+from agentlightning.algorithms.prompts.races import Race, RaceRule, run_races
 from agentlightning.algorithms.prompts.reflection import TriedText, new_text
 from agentlightning.algorithms.prompts.search import (
     PromptAlgorithm,
@@ -27,6 +27,7 @@ from agentlightning.algorithms.prompts.search import (
     SearchRun,
     Split,
 )
+from agentlightning.algorithms.sequential_tests import sign_test_wealth
 from agentlightning.algorithms.settings import check_settings
 from agentlightning.errors import BudgetSpentError, ConfigError, DataError, InputError
 

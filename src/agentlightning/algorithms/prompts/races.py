@@ -6,28 +6,11 @@ at any moment, and looked at after every batch, without a wrong decision becomin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest
-
-
-def sign_test_wealth(wins: int, losses: int) -> float:
-    """The wealth of a bettor who begins with 1 and bets that wins are more likely than losses.
-
-    Betting the fraction 2p - 1 on each of n = wins + losses pairs makes 2^n p^wins (1 - p)^losses; this is its mean over
-    p, uniform between 1/2 and 1, which is sum(C(n + 1, k) for k = 0 … wins) / ((n + 1) C(n, wins)). While wins are no more
-    likely than losses it is a supermartingale, so that the probability that it ever reaches 1 / alpha is at most alpha
-    (Ville 1939; Robbins 1970; Ramdas et al. 2023, Game-theoretic statistics, arXiv 2210.01948).
-
-    >>> sign_test_wealth(5, 0)  # (2**6 - 1) / 6
-    10.5
-    >>> sign_test_wealth(1, 1)  # (1 + 3) / (3 * 2)
-    0.6666666666666666
-    """
-    pairs = wins + losses
-    return sum(math.comb(pairs + 1, k) for k in range(wins + 1)) / ((pairs + 1) * math.comb(pairs, wins))
+from agentlightning.algorithms.sequential_tests import sign_test_wealth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,12 @@ def choose_version(session_id: str, routes: RoutesConfig, headers: Headers = ())
     wanted = routes.header
     if wanted is not None and (wanted.name.lower().encode(), wanted.value.encode()) in headers:
         return routes.canary
-    return routes.canary if _place(session_id) < routes.weight else routes.stable
+    return routes.canary if chosen_by_weight(session_id, routes) else routes.stable
+
+
+def chosen_by_weight(session_id: str, routes: RoutesConfig) -> bool:
+    """True where the weight alone gives a session the canary, whatever its headers."""
+    return _place(session_id) < routes.weight
 
 
 def _place(session_id: str) -> float:

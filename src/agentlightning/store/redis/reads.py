@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from agentlightning.store.audit import AUDITED_KINDS, AuditEntry, current_actor
+import orjson
+
+from agentlightning.store.audit import AUDITED_KINDS, AuditEntry, current_actor, noted_value
 from agentlightning.store.base import EXPIRING_S, SEEN_S, RolloutQuery
 from agentlightning.store.codec import chunks, text
 from agentlightning.store.redis import codec
@@ -292,7 +294,8 @@ async def put_resources(write: Write, resources: Sequence[Resource]) -> list[Res
         return []
     new = [codec.resource_row(resource) for resource in resources]
     kinds = [resource.kind if resource.kind in AUDITED_KINDS else "" for resource in resources]
-    rows = [[*row, kind] for (row, _), kind in zip(new, kinds, strict=True)]
+    details = [orjson.dumps(noted_value(resource)).decode() for resource in resources]
+    rows = [[*row, kind, detail] for (row, _), kind, detail in zip(new, kinds, details, strict=True)]
     request = {"actor": text(current_actor().name), "rows": rows}
     stored = await write("put_resources", request, [blob for _, blob in new])
     return [

@@ -11,7 +11,7 @@ from dataclasses import replace
 from sqlalchemy import Connection, insert, select, update
 
 from agentlightning.store import codec
-from agentlightning.store.audit import AUDITED_KINDS, Actor, AuditEntry, named_ids
+from agentlightning.store.audit import AUDITED_KINDS, Actor, AuditEntry, named_ids, noted_value
 from agentlightning.store.sentences import refusal
 from agentlightning.store.sql import lifecycle
 from agentlightning.store.sql.tables import audit, tokens
@@ -43,7 +43,7 @@ def note(transaction: Transaction, actor: Actor, action: str, subject: str, run_
 def note_resources(transaction: Transaction, actor: Actor, stored: Iterable[Resource]) -> None:
     for resource in stored:
         if resource.kind in AUDITED_KINDS:
-            detail = {"kind": resource.kind, "version": resource.version}
+            detail = {**noted_value(resource), "kind": resource.kind, "version": resource.version}
             note(transaction, actor, "put_resources", resource.name, resource.run_id, detail)
 
 

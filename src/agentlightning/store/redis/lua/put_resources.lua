@@ -1,4 +1,5 @@
--- put_resources: request {actor, rows = {{run_id, name, created_ns, kind if it is audited else ''}, ...}}, one blob each; answers {{version, created_ns}, ...}.
+-- put_resources: request {actor, rows = {{run_id, name, created_ns, kind if it is audited else '', what the log notes beside
+-- kind and version}, ...}}, one blob each; answers {{version, created_ns}, ...}.
 
 return answer_each(function(request)
   local runs, blobs, stored = {}, {}, {}
@@ -15,7 +16,11 @@ return answer_each(function(request)
     call('HSET', store .. 'resources:' .. run, version .. ' ' .. name, created_ns .. ' ' .. blobs[position])
     stored[position] = { version, created_ns }
     tell('resources', run)
-    if row[4] ~= '' then note(request.actor, 'put_resources', name, run, { kind = row[4], version = version }) end
+    if row[4] ~= '' then
+      local detail = cjson.decode(row[5])
+      detail.kind, detail.version = row[4], version
+      note(request.actor, 'put_resources', name, run, detail)
+    end
   end
   return stored
 end)
