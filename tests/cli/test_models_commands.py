@@ -137,9 +137,9 @@ def test_weights_are_exported_as_a_folder_and_as_an_adapter(url: str, tmp_path: 
 def test_weights_that_are_not_as_they_were_are_not_exported(url: str, tmp_path: Path) -> None:
     (tmp_path / "step-10" / "model.safetensors").write_text("something else")
     to = ["--to", str(tmp_path / "hf")]
-    assert "not as they were registered" in refused(StoreError, url, "export", "support@10", *to)
+    assert "are damaged: model.safetensors has" in refused(NotFoundError, url, "export", "support@10", *to)
     (tmp_path / "step-20").rename(tmp_path / "moved")
-    assert "its weights are not here" in refused(NotFoundError, url, "export", "support@20", *to)
+    assert "are not here" in refused(NotFoundError, url, "export", "support@20", *to)
 
 
 def converter(tmp_path: Path, text: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from agentlightning.console.pages.suggestions import suggestions_page
 from agentlightning.console.parts import Query
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError, StoreError, printable
+from agentlightning.store.model_versions import ModelVersion
 
 PAGES: dict[str, Callable[[Reader, Query], Awaitable[Html]]] = {
     "/bottlenecks": bottlenecks_page,
@@ -165,6 +166,31 @@ async def test_models_are_the_published_versions_with_their_checkpoints(reader: 
     assert "of step 2" in parsed.text
     assert "version 1" in parsed.text
     assert "/runs/be brief" in parsed.text
+
+
+async def test_registered_versions_are_shown_with_their_aliases(reader: Reader) -> None:
+    assert "no model version was registered" in await models_page(reader, {"run": ["alpha"]})
+    version = ModelVersion(
+        name="support",
+        number=0,
+        run_id="alpha",
+        policy="default",
+        step=2,
+        resource_version=2,
+        parent=None,
+        base_model="base",
+        weights={"kind": "full", "url": "file:///runs/alpha"},
+        metrics={"eval/greedy/reward": {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 300}},
+        tags={"team": ATTACKS[0]},
+    )
+    await reader.store.register_model(version)
+    await reader.store.set_alias("support", "production", 2, {})
+
+    parsed = check_harmless(await models_page(reader, {"run": ["alpha"]}))
+
+    assert "support@2" in parsed.text
+    assert "@production" in parsed.text
+    assert "0.500 [0.400, 0.600]" in parsed.text
 
 
 async def test_a_prompt_is_shown_with_its_difference_from_its_parent(reader: Reader) -> None:

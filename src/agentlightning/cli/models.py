@@ -47,7 +47,7 @@ def list_models(
     rows = [("version", "aliases", "run", "step", "held-out reward", "tags", "weights")]
     for version in found:
         named = " ".join(f"@{one.alias}" for one in aliases if (one.name, one.number) == (version.name, version.number))
-        tags = " ".join(f"{key}={value}" for key, value in version.tags.items())
+        tags = " ".join(f"{key}={value}" for key, value in sorted(version.tags.items()))
         weights = "deleted" if version.deleted else f"{version.weights['kind']}{', pinned' if version.pinned else ''}"
         figures = version.reference, named or "-", version.run_id, str(version.step), _reward(version), tags or "-"
         rows.append((*figures, weights))
@@ -155,7 +155,9 @@ def tag_model(
             raise InputError(f"{tag}: expected KEY=VALUE")
         given[key] = value
     version = _describe(store, reference, tags=given, notes=notes)
-    typer.echo(f"{version.reference}: {' '.join(f'{key}={value}' for key, value in version.tags.items()) or 'no tag'}")
+    typer.echo(
+        f"{version.reference}: {' '.join(f'{key}={value}' for key, value in sorted(version.tags.items())) or 'no tag'}"
+    )
 
 
 @app.command("export")
@@ -171,11 +173,12 @@ def export_model(
 ) -> None:
     """Write a version's weights as files that other programs load."""
     from agentlightning.store.scan import find_model_version
-    from agentlightning.trainer.model_weights import export_version, weights_folder
+    from agentlightning.trainer.model_files import version_folder
+    from agentlightning.trainer.model_weights import export_version
 
     async def work(opened: LightningStore) -> tuple[ModelVersion, Path]:
         version = await find_model_version(opened, reference)
-        return version, await weights_folder(version, runs)
+        return version, await version_folder(version, runs)
 
     version, folder = with_store(store, work)
     typer.echo(f"{version.reference}: {export_version(version, folder, to, format)}")

@@ -1,12 +1,10 @@
-"""Weights of model versions: found on this host, or fetched from their URL; a model setting that names one; exports.
+"""Weights of model versions: a model setting that names one, and exports for other programs.
 
-Driven by the command line and `Trainer`, before a run starts. A version whose weights are not as they were registered is
-refused. Knows what saved folders hold, nothing of engines.
+Driven by the command line and `Trainer`, before a run starts. Knows what saved folders hold, nothing of engines.
 """
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import subprocess
 from functools import partial
@@ -16,53 +14,20 @@ from typing import Literal, assert_never
 import orjson
 
 from agentlightning.config import Config
-from agentlightning.disk import file_hash, make_private_folder
-from agentlightning.engines.saved_folders import MANIFEST, damage
-from agentlightning.engines.url_folder import UrlFolder
-from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
+from agentlightning.disk import make_private_folder
+from agentlightning.engines.saved_folders import MANIFEST
+from agentlightning.errors import ConfigError, StoreError
 from agentlightning.store.model_versions import ModelVersion, is_reference
 from agentlightning.store.open import existing_store
 from agentlightning.store.scan import find_model_version
 from agentlightning.trainer.checkpoint import export_policy
 from agentlightning.trainer.interrupts import run_interruptible
+from agentlightning.trainer.model_files import version_folder
 from agentlightning.trainer.registration import ADAPTER
 
 ExportFormat = Literal["hf", "peft", "gguf"]
-FETCHED = ".models"
-"""Folder beside those of the runs for weights that were fetched from a URL."""
 GGUF_PROGRAMS = ("convert_hf_to_gguf.py", "convert_hf_to_gguf", "convert-hf-to-gguf")
 """Names under which llama.cpp's converter is installed."""
-
-
-async def weights_folder(version: ModelVersion, runs: Path) -> Path:
-    """The folder of a version's weights on this host; those at a URL of an object store are copied to `runs` once.
-
-    ConflictError where they were deleted, NotFoundError where they are not here, StoreError where they are not as they were.
-    """
-    if version.deleted:
-        raise ConflictError(f"{version.reference}: its weights were deleted")
-    url, known = str(version.weights["url"]), version.weights.get("manifest_hash") or None
-    local = Path(url.removeprefix("file://")) if url.startswith("file://") else None
-    folder = local or (runs / FETCHED / f"{version.name}-{version.number}").resolve()
-    if local is None and known is not None and not await asyncio.to_thread(_is_whole, folder, known):
-        make_private_folder(folder.parent)
-        if (found := await UrlFolder(url).download(known, folder)) is not None:
-            raise StoreError(
-                f"{version.reference}: its weights at {url} are not as they were: {found or 'nothing is there'}"
-            )
-    if not folder.is_dir():
-        raise NotFoundError(
-            f"{version.reference}: its weights are not here: {url}; use it on the host whose folder that is, or train with "
-            "trainer.checkpoint_url"
-        )
-    if known is not None and not await asyncio.to_thread(_is_whole, folder, known):
-        raise StoreError(f"{version.reference}: its weights in {folder} are not as they were registered")
-    return folder
-
-
-def _is_whole(folder: Path, known: str) -> bool:
-    manifest = folder / MANIFEST
-    return manifest.is_file() and file_hash(manifest) == known and damage(folder) is None
 
 
 def with_versions(config: Config, runs: Path) -> Config:
@@ -88,7 +53,7 @@ async def _folders(store: str, wanted: dict[str, str], runs: Path) -> dict[str, 
         found = {}
         for alias, text in wanted.items():
             where = f"policies.{alias}.model" if alias else "model.path"
-            found[alias] = await weights_folder(await find_model_version(opened, text, where), runs)
+            found[alias] = await version_folder(await find_model_version(opened, text, where), runs)
         return found
 
 

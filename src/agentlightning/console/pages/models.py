@@ -1,4 +1,4 @@
-"""Models and prompts of a run: the versions that it published, its checkpoints, and its prompt templates."""
+"""Models and prompts of a run: the versions that it published and registered, its checkpoints, and its prompt templates."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.pages.choose import chosen_run
 from agentlightning.console.parts import Query, clipped, first, number, run_link, table, when
 from agentlightning.console.reader import Reader
-from agentlightning.errors import InputError, MissingExtraError
+from agentlightning.errors import ConfigError, InputError, MissingExtraError
 from agentlightning.prompts.templates import Template, changed_lines
+from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
 from agentlightning.types import JSON, Checkpoint, Resource, Run
 
@@ -41,12 +42,48 @@ async def models_page(reader: Reader, query: Query) -> Html:
             if rows
             else element("p", "no version was published", class_="none"),
             _left_out(versions),
+            element("h2", "In the registry"),
+            await _registered(reader, run),
             element("h2", "Checkpoints"),
             table(["step", "version", "place", "saved (UTC)"], kept, "Checkpoints, the newest first")
             if kept
             else element("p", "no checkpoint was saved", class_="none"),
         ]
     )
+
+
+async def _registered(reader: Reader, run: Run) -> Html:
+    """The run's model versions with the aliases that name them, the newest first."""
+    found = await reader.store.models(run_id=run.id)
+    if not found:
+        return element("p", "no model version was registered", class_="none")
+    try:
+        aliases = await reader.store.aliases()
+    except ConfigError:  # a token of one run, and aliases are of all
+        aliases = []
+    rows = []
+    for one in reversed(found[-MAX_ROWS:]):
+        named = [f"@{each.alias}" for each in aliases if (each.name, each.number) == (one.name, one.number)]
+        kept = "deleted" if one.deleted else "pinned" if one.pinned else "kept"
+        tags = ", ".join(f"{name}={value}" for name, value in sorted(one.tags.items()))
+        cells = one.reference, " ".join(named) or "-", str(one.step), _held_out(one), tags or "-", one.licence or "-"
+        rows.append([*map(clipped, cells), kept, when(one.created_ns)])
+    head = [
+        "version",
+        "aliases",
+        "step",
+        "held-out reward",
+        "tags",
+        "licence of the base",
+        "weights",
+        "registered (UTC)",
+    ]
+    return table(head, rows, "Model versions of the run, the newest first")
+
+
+def _held_out(version: ModelVersion) -> str:
+    found = version.metrics.get("eval/greedy/reward") or version.metrics.get("eval/sampled/reward")
+    return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" if found else "-"
 
 
 async def prompts_page(reader: Reader, query: Query) -> Html:

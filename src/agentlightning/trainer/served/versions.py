@@ -20,7 +20,7 @@ from agentlightning.gateway.sessions.routes import version_alias
 from agentlightning.store.base import LightningStore
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.scan import find_run
-from agentlightning.trainer.model_weights import weights_folder
+from agentlightning.trainer.model_files import version_folder
 from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.processes import engine_setup, policy_value, put_tokenizer
 from agentlightning.trainer.run_config import recorded_config
@@ -62,7 +62,7 @@ class ServedVersions:
         run = await find_run(self._store, version.run_id)
         trained = policy_configs(recorded_config(run))
         own = trained.get(version.policy) or next(iter(trained.values()))
-        folder = await weights_folder(version, self._runs)
+        folder = await version_folder(version, self._runs)
         return served_config(own, self._file, folder, version.reference)
 
     async def load(self, number: int) -> None:
