@@ -130,9 +130,9 @@ async def use(address: str, key: str, questions: list[JSON], coin: random.Random
         async def ask(number: int, task: JSON) -> float:
             session = {"x-agl-session": f"user-{number}"}
             async with turns:
-                client = AsyncOpenAI(base_url=f"{address}/v1", api_key=key, default_headers=session)
                 llm = SimpleNamespace(model="assistant", base_url="", api_key="", http_client=None)
-                success = await lookup.solve(task, llm, client)
+                async with AsyncOpenAI(base_url=f"{address}/v1", api_key=key, default_headers=session) as client:
+                    success = await lookup.solve(task, llm, client)
                 score = success if coin is None else float(coin.random() < 0.5)
                 reply = await posts.post(f"/sessions/user-{number}/reward", json={"score": score})
                 reply.raise_for_status()
