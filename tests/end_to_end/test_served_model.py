@@ -143,7 +143,9 @@ def test_sessions_keep_their_version_through_promotion_and_kill_9(folder: Folder
     def follows() -> bool:
         session = f"probe-{os.urandom(4).hex()}"
         ask(session)
-        return bool(posts.get(f"/sessions/{session}").json()["model"] == "tiny@2")
+        return bool(
+            posts.post(f"/sessions/{session}/finish").json()["model"] == "tiny@2"
+        )  # an open one keeps its version
 
     until(follows, "new sessions get the version that was promoted")
     assert posts.get("/sessions/anna").json()["model"] == "tiny@1"
@@ -164,6 +166,8 @@ def test_sessions_keep_their_version_through_promotion_and_kill_9(folder: Folder
     assert late.json()["reward"] == 1.0
     released = "released tiny@1"
     until(lambda: released in (folder.path / "serve.log").read_text(), "the old version is released")
+    for client in (posts, openai, claude):
+        client.close()
     server.send_signal(signal.SIGTERM)
     assert server.wait(timeout=DEADLINE_S) == 0
 
