@@ -66,6 +66,11 @@ def is_served(resources: Sequence[Resource], alias: str) -> bool:
     return any(one.name == alias and one.kind == "policy" and not one.value.get("released") for one in resources)
 
 
+def prompts_of(resources: Sequence[Resource], alias: str) -> dict[str, int]:
+    """The versions of prompt templates that a served version goes with."""
+    return next((dict(one.value.get("prompts") or {}) for one in resources if one.name == alias), {})
+
+
 def find_routes(resources: Sequence[Resource]) -> RoutesConfig:
     """The routes among a run's resources. Raises ApiError where there are none, or none that can be read."""
     found = next((one for one in resources if one.kind == "routes"), None)

@@ -64,8 +64,10 @@ class SessionApi:
             ) from cause
 
     async def session(self, token: Token, incoming: AgentRequest) -> OpenSession:
-        """The session of a model call, by its header or its body."""
+        """The session of a model call, by its header or its body. Raises what `UserSessions.of` does."""
         data: JSON | None = None
+        if incoming.method != "POST" and incoming.session is None:  # who only looks opens nothing
+            raise ApiError("x-agl-session: is required here: the id of the session that is meant", status=422)
         if incoming.session is None and incoming.method == "POST" and incoming.is_json:
             admission = self._limits.enter_client(token.id, incoming.length)
             try:

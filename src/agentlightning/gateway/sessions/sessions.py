@@ -25,7 +25,7 @@ from agentlightning.errors import ConfigError, StoreError
 from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.resource_watcher import ResourceWatcher
-from agentlightning.gateway.sessions.routes import choose_version, find_routes, is_served, version_alias
+from agentlightning.gateway.sessions.routes import choose_version, find_routes, is_served, prompts_of, version_alias
 from agentlightning.gateway.sessions.session_ids import session_group, session_of_body, shown_id
 from agentlightning.protocols.base import ApiError
 from agentlightning.store import keys
@@ -145,6 +145,7 @@ class UserSessions:
                 task={"session": session_id, "key": token.id, "model": f"{served.model}@{number}"},
                 group_id=session_group(token.id, session_id),
                 step=number,
+                prompts=prompts_of(resources, version_alias(served.model, number)),
                 sampling=sampling,
             ),
             served.idle_s,

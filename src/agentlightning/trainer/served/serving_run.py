@@ -26,6 +26,7 @@ from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.model_versions import ModelReference, parse_reference
 from agentlightning.store.scan import read_rollouts
 from agentlightning.trainer.canary.controller import CanaryController
+from agentlightning.trainer.processes import record_run_status
 from agentlightning.trainer.served.settings import ServeFile, serve_record
 from agentlightning.trainer.served.versions import RENEWAL_S, ServedVersions
 from agentlightning.types import JSON, Resource
@@ -83,17 +84,21 @@ class ServingRun:
         try:
             number = await self._wanted(None)
             await self._begin(number)
-            await self._reconcile()
-            key = f"agl tokens create --role client --run {self.run_id}"
-            self._tell(f"serving {self._reference.name}@{number} as run {self.run_id}; a key for it is made by: {key}")
-            loops = [self._reconciling(), self._hear_aliases(), self._hear_routes(), self._renewing(), self._dropping()]
-            if self._reference.alias is not None:  # a number stays what it is: no canary could take its place
-                loops.append(
-                    CanaryController(self._store, self.run_id, self._reference.name, alias=self._reference.alias).run()
-                )
-            await together([*loops, self.versions.watch()])
+            async with record_run_status(self._store, self.run_id):
+                await self._serve(number)
         finally:
             await self.versions.close()
+
+    async def _serve(self, number: int) -> None:
+        await self._reconcile()
+        key = f"agl tokens create --role client --run {self.run_id}"
+        self._tell(f"serving {self._reference.name}@{number} as run {self.run_id}; a key for it is made by: {key}")
+        loops = [self._reconciling(), self._hear_aliases(), self._hear_routes(), self._renewing(), self._dropping()]
+        if self._reference.alias is not None:  # a number stays what it is: no canary could take its place
+            loops.append(
+                CanaryController(self._store, self.run_id, self._reference.name, alias=self._reference.alias).run()
+            )
+        await together([*loops, self.versions.watch()])
 
     async def _begin(self, number: int) -> None:
         """Make the run, or go on with the one that was interrupted."""

@@ -95,6 +95,7 @@ class ServedVersions:
         try:
             tokenizer = await put_tokenizer(self._store, self._run_id, Path(config.model.path))
             value = policy_value(config, self._name, tokenizer, endpoints, engine.support, config.trainer.seed)
+            value["prompts"] = await self._put_prompts(await self._version(number))
             named = Resource(run_id=self._run_id, name=alias, kind="policy", value=value, step=number)
             await self._store.put_resources([named])
         except BaseException:
@@ -138,6 +139,22 @@ class ServedVersions:
         """Stop all engines. Their leases run out: a server that starts again serves the same versions."""
         await asyncio.gather(*(_close(served) for served in self._served.values()))
         self._served.clear()
+
+    async def _put_prompts(self, version: ModelVersion) -> dict[str, int]:
+        """Copy the prompt templates that the version goes with to the serving run; their versions there, by name."""
+        pins: dict[str, int] = {}
+        for newest in await self._store.resources(version.run_id):
+            if newest.kind != "prompt_template":
+                continue
+            named = version.prompts.get(newest.name, newest.version)
+            [template] = await self._store.resources(version.run_id, newest.name, version=named)
+            mine = await self._store.resources(self._run_id, newest.name, latest=False)
+            known = next((one for one in mine if one.value == template.value), None)
+            if known is None:
+                copy = Resource(run_id=self._run_id, name=newest.name, kind="prompt_template", value=template.value)
+                [known] = await self._store.put_resources([copy])
+            pins[newest.name] = known.version
+        return pins
 
     async def _version(self, number: int) -> ModelVersion:
         for version in await self._store.models(self._name):

@@ -1,0 +1,71 @@
+"""Settings of a served model: what it keeps of its run's configuration, and how routes follow an alias."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.config import parse_config
+from agentlightning.config_serve import RoutesConfig
+from agentlightning.errors import ConfigError
+from agentlightning.trainer.served.serving_run import ServedModel, _with_stable
+from agentlightning.trainer.served.settings import ServeFile, read_serve_file, serve_record, served_config
+
+TRAINED: dict[str, Any] = {
+    "model": {"path": "base", "max_tokens": 100},
+    "agent": {"run": "agent.py:solve"},
+    "data": {"train": "train.jsonl"},
+    "engine": {"lora": {"rank": 8}, "device": "cpu", "weight_decay": 0.1},
+}
+
+
+def test_a_version_is_sampled_as_it_was_trained_without_what_is_of_learning(tmp_path: Path) -> None:
+    file = ServeFile(model={"max_tokens": 50}, engine={"max_num_seqs": 8})  # type: ignore[arg-type]
+    config = served_config(parse_config(TRAINED, "test"), file, tmp_path, "support@40")
+    assert (config.engine.lora, config.engine.weight_decay, config.engine.device) == (None, 0.0, "cpu")
+    assert (config.engine.max_num_seqs, config.model.path, config.model.max_tokens) == (8, str(tmp_path), 50)
+
+
+def test_the_record_says_how_users_are_served(tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text("[serve]\nrecord = true\nidle_s = 60\n[limits.attempt]\nmax_calls = 3\n")
+    file = read_serve_file(path)
+    config = served_config(parse_config(TRAINED, "test"), file, tmp_path, "support@40")
+    record = serve_record(config, file, "support")
+    assert (record["serve"]["model"], record["serve"]["record"], record["serve"]["idle_s"]) == ("support", True, 60.0)
+    assert record["model"]["path"] == str(tmp_path)
+    assert record["limits"]["attempt"]["max_calls"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[serve]\nkeep_days = 3\n", "keep_days: has no effect without record = true"),
+        ('[serve]\nredact = "f.py:g"\n', "redact: has no effect without record = true"),
+        ("[trainer]\nsteps = 3\n", "trainer: no such setting"),
+        ('[serve]\nrecord = true\nredact = "g"\n', "expected file.py:function or module:function"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_serve_file(path)
+
+
+def test_the_run_that_serves_has_the_same_id_every_time() -> None:
+    served = ServedModel.of("support@production", ServeFile(), Path("runs"), None)
+    assert (served.run_id, served.reference.name, served.reference.alias) == (
+        "serve-support-production",
+        "support",
+        "production",
+    )
+
+
+def test_a_canary_that_is_promoted_is_none_any_more() -> None:
+    routes = RoutesConfig(stable=40, canary=50, weight=0.1)
+    assert _with_stable(None, 40) == RoutesConfig(stable=40)
+    assert _with_stable(routes, 50) == RoutesConfig(stable=50)
+    assert _with_stable(routes, 60) == RoutesConfig(stable=60, canary=50, weight=0.1)
