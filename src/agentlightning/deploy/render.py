@@ -85,7 +85,7 @@ def _environment() -> Environment:
         "json": json.dumps,
         "words": _words,
         "escaped": _escaped,
-        "shell": shlex.join,
+        "folded": _folded,
         "literal": _literal,
     }
     return engine
@@ -224,12 +224,20 @@ def _yaml(text: str) -> dict[str, Any]:
 
 def _words(words: Sequence[str], indent: int) -> str:
     """Words as a list of YAML, in quotes where YAML would take them for something else than text."""
-    plain = re.compile(r"(--)?[A-Za-z/][\w./-]*")
+    plain = re.compile(r"(--)?[A-Za-z/][A-Za-z0-9_./-]*")
     reserved = ("true", "false", "null", "yes", "no", "on", "off", "y", "n", "~")
     return "\n".join(
-        f"{' ' * indent}- {word if plain.fullmatch(word) and word.lower() not in reserved else json.dumps(word)}"
+        f"{' ' * indent}- {word if plain.fullmatch(word) and word.lower() not in reserved else _quoted(word)}"
         for word in words
     )
+
+
+def _quoted(word: str) -> str:
+    """A text of YAML in double quotes. JSON's would do, but for what it writes of signs beyond its \\uXXXX: a pair."""
+    escaped = re.sub(
+        r"[^\x20-\x7e]", lambda sign: f"\\U{ord(sign[0]):08x}", word.replace("\\", "\\\\").replace('"', '\\"')
+    )
+    return f'"{escaped}"'
 
 
 def _escaped(words: Sequence[str]) -> list[str]:

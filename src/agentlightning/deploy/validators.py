@@ -185,7 +185,7 @@ def _kubernetes(place: _Place) -> Finding | None:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as objects:
         objects.write("\n---\n".join(documents))
         objects.flush()
-        done = place.run(program, "--strict", "--version", KUBERNETES_VERSION, objects.name)
+        done = place.run(program, "--strict", "--quiet", "--kubernetes-version", KUBERNETES_VERSION, objects.name)
     return _judged(name, done, f"{len(documents)} objects; kinds of operators have no schema there")
 
 
