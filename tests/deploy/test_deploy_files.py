@@ -145,6 +145,15 @@ def test_words_of_a_command_are_read_by_yaml_as_they_were(words: list[str]) -> N
     assert (yaml.safe_load(_words(words, 4)) or []) == words
 
 
+def test_a_run_is_either_resumed_or_named(config_file: Path) -> None:
+    for words, why in (
+        (["--run", "bot", "--resume", "bot"], "give --run or --resume, not both"),
+        (["--run", "a/b"], "expected letters, digits"),
+    ):
+        done = CliRunner().invoke(app, ["train", str(config_file), *words])
+        assert why in str(done.exception)
+
+
 # --- what the files say of us -----------------------------------------------------------------------------------------
 
 

@@ -40,7 +40,7 @@ sys.exit(str(bad) if bad else 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ValidatorFinding:
     """The verdict of one validator on a folder."""
 
     validator: str
@@ -48,7 +48,7 @@ class Finding:
     text: str = ""
 
 
-def check_files(folder: Path, files: Iterable[str], search_path: str | None = None) -> list[Finding]:
+def check_files(folder: Path, files: Iterable[str], search_path: str | None = None) -> list[ValidatorFinding]:
     """Every validator's verdict on these files of a folder; `search_path`: where programs are, in place of PATH.
 
     One that has nothing to check here is left out.
@@ -59,7 +59,7 @@ def check_files(folder: Path, files: Iterable[str], search_path: str | None = No
         finding = check(_Place(folder, names, search_path))
         found += [finding] if finding is not None else []
     if any(name.endswith(".tf") for name in names):
-        found.append(Finding("cfn-lint", "skipped", "these files are Terraform's, not CloudFormation's"))
+        found.append(ValidatorFinding("cfn-lint", "skipped", "these files are Terraform's, not CloudFormation's"))
     return found
 
 
@@ -87,19 +87,19 @@ class _Place:
             return subprocess.CompletedProcess(command, 1, "", str(cause))
 
 
-Check = Callable[[_Place], Finding | None]
+Check = Callable[[_Place], ValidatorFinding | None]
 
 
 def _over_files(name: str, arguments: tuple[str, ...], *patterns: str) -> Check:
     """A validator that takes files on its command line."""
 
-    def check(place: _Place) -> Finding | None:
+    def check(place: _Place) -> ValidatorFinding | None:
         files = place.matching(*patterns)
         if not files:
             return None
         program = place.program(name)
         if program is None:
-            return Finding(name, "absent", "not installed")
+            return ValidatorFinding(name, "absent", "not installed")
         return _judged(name, place.run(program, *arguments, *files), f"{len(files)} files")
 
     return check
@@ -118,22 +118,22 @@ _plain_yaml = (
 )
 
 
-def _yamllint(place: _Place) -> Finding | None:
+def _yamllint(place: _Place) -> ValidatorFinding | None:
     files = [name for name in place.matching(*_plain_yaml) if not name.startswith("chart/templates/")]
     if not files:
         return None
     program = place.program("yamllint")
     if program is None:
-        return Finding("yamllint", "absent", "not installed")
+        return ValidatorFinding("yamllint", "absent", "not installed")
     return _judged("yamllint", place.run(program, "--config-data", YAMLLINT, *files), f"{len(files)} files")
 
 
-def _compose(place: _Place) -> Finding | None:
+def _compose(place: _Place) -> ValidatorFinding | None:
     if not place.matching("compose.yaml"):
         return None
     docker = place.program("docker")
     if docker is None or place.run(docker, "compose", "version").returncode:
-        return Finding("docker compose config", "absent", "not installed")
+        return ValidatorFinding("docker compose config", "absent", "not installed")
     with tempfile.NamedTemporaryFile("w", suffix=".env") as values:  # any value will do
         example = (place.folder / ".env.example").read_text(encoding="utf-8")
         values.write("".join(f"{line}x\n" for line in example.splitlines() if line.endswith("=")))
@@ -142,7 +142,7 @@ def _compose(place: _Place) -> Finding | None:
     return _judged("docker compose config", done)
 
 
-def _helm(place: _Place) -> Finding | None:
+def _helm(place: _Place) -> ValidatorFinding | None:
     if not place.matching("chart/Chart.yaml"):
         return None
     helm, python = place.program("helm"), place.program("python3")
@@ -152,30 +152,30 @@ def _helm(place: _Place) -> Finding | None:
     elif python is not None and not place.run(python, "-c", "import helm_python").returncode:
         done = place.run(python, "-c", HELM, "chart")
     else:
-        return Finding(
+        return ValidatorFinding(
             "helm lint, helm template", "absent", "neither helm nor the package helm-python-sdk is installed"
         )
     return _judged("helm lint, helm template", done)
 
 
-def _kustomize(place: _Place) -> Finding | None:
+def _kustomize(place: _Place) -> ValidatorFinding | None:
     if not place.matching("kustomize/kustomization.yaml"):
         return None
     if (program := place.program("kustomize")) is not None:
         return _judged("kustomize build", place.run(program, "build", "kustomize"))
     if (program := place.program("kubectl")) is not None:
         return _judged("kustomize build", place.run(program, "kustomize", "kustomize"))
-    return Finding("kustomize build", "absent", "neither kustomize nor kubectl is installed")
+    return ValidatorFinding("kustomize build", "absent", "neither kustomize nor kubectl is installed")
 
 
-def _kubernetes(place: _Place) -> Finding | None:
+def _kubernetes(place: _Place) -> ValidatorFinding | None:
     """Of the plain objects: the chart's are the same, as a test of ours says."""
     files = place.matching("kustomize/*.yaml")
     if not files:
         return None
     name, program = "kubernetes-validate", place.program("kubernetes-validate")
     if program is None:
-        return Finding(name, "absent", "not installed")
+        return ValidatorFinding(name, "absent", "not installed")
     documents = [
         document
         for file in files
@@ -189,14 +189,14 @@ def _kubernetes(place: _Place) -> Finding | None:
     return _judged(name, done, f"{len(documents)} objects; kinds of operators have no schema there")
 
 
-def _terraform(place: _Place) -> Finding | None:
+def _terraform(place: _Place) -> ValidatorFinding | None:
     files = place.matching("*/*.tf")
     if not files:
         return None
     name = next((name for name in ("tofu", "terraform") if place.program(name)), None)
     program = place.program(name) if name is not None else None
     if name is None or program is None:
-        return Finding("terraform fmt, validate", "absent", "neither tofu nor terraform is installed")
+        return ValidatorFinding("terraform fmt, validate", "absent", "neither tofu nor terraform is installed")
     folder = files[0].partition("/")[0]
     done = place.run(program, "fmt", "-check", "-diff", folder)
     if done.returncode:
@@ -205,13 +205,13 @@ def _terraform(place: _Place) -> Finding | None:
         for file in files:
             shutil.copy(place.folder / file, copy)
         if place.run(program, f"-chdir={copy}", "init", "-backend=false", "-input=false", "-no-color").returncode:
-            return Finding(
+            return ValidatorFinding(
                 f"{name} fmt", "passed", f"{name} validate was not run: its providers could not be installed"
             )
         return _judged(f"{name} fmt, validate", place.run(program, f"-chdir={copy}", "validate", "-no-color"))
 
 
-def _judged(name: str, done: subprocess.CompletedProcess[str], passed: str = "") -> Finding:
+def _judged(name: str, done: subprocess.CompletedProcess[str], passed: str = "") -> ValidatorFinding:
     if not done.returncode:
-        return Finding(name, "passed", passed)
-    return Finding(name, "failed", f"{done.stderr}\n{done.stdout}".strip()[:MAX_TEXT])
+        return ValidatorFinding(name, "passed", passed)
+    return ValidatorFinding(name, "failed", f"{done.stderr}\n{done.stdout}".strip()[:MAX_TEXT])
