@@ -40,6 +40,10 @@ REASONING_CLEARED: Final = "reasoning_cleared"
 Without it the message would continue the recorded completion, reasoning included: most agents leave reasoning out, and mean
 nothing by it."""
 
+SESSION: Final = "session:"
+"""Beginning of the group ids of sessions: conversations of users with a served model, each a rollout that nobody's worker
+claimed. `LightningStore.open_session` makes them."""
+
 FINAL_STATES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -360,7 +364,7 @@ class Resource:
 
     run_id: str
     name: str
-    kind: Literal["policy", "prompt_template", "prompt_candidate", "external", "limits", "pause"]
+    kind: Literal["policy", "prompt_template", "prompt_candidate", "external", "limits", "pause", "routes"]
     value: JSON
     version: int = 0
     """Given by the store: 1 for the first, then one more each time, whatever was abandoned."""

@@ -19,6 +19,7 @@ from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.store.audit import Actor
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.summary_types import SummaryQuery
 from agentlightning.store.tokens import TokenRole, new_secret
@@ -40,7 +41,16 @@ from agentlightning.types import (
 )
 
 KEY = "sk-agl-server-of-this-test"
-ADMINS_ONLY = {"drop_records", "delete_runs", "expire_leases", "find_token", "mark_delivered"}
+ADMINS_ONLY = {
+    "drop_records",
+    "delete_runs",
+    "expire_leases",
+    "find_token",
+    "mark_delivered",
+    "open_session",
+    "set_alias",
+}
+OF_ALL_RUNS = {"aliases", "statistics", "wait_aliases"}
 
 
 @pytest.fixture
@@ -123,15 +133,35 @@ def a_credit(run_id: str, rollout_id: str) -> CallCredit:
     )
 
 
+def a_version(run_id: str) -> ModelVersion:
+    return ModelVersion(
+        name=run_id,
+        number=0,
+        run_id=run_id,
+        policy="default",
+        step=1,
+        resource_version=1,
+        parent=None,
+        base_model="base",
+        weights={"kind": "full", "url": "file:///weights"},
+    )
+
+
 def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str, Any]]:
     """A request to each method that names this run, this rollout and this token."""
     lease = Lease(rollout_id=rollout_id, attempt=1, token="t")
+    model = {"name": run_id, "number": 1}
     return {
         "create_run": {"name": "n", "config": {}, "run_id": run_id},
         "update_run": {"run_id": run_id},
         "runs": {"ids": [run_id]},
         "enqueue": {"rollouts": [NewRollout(run_id=run_id, task={}, group_id="more")]},
         "claim": {"worker": a_worker(run_id)},
+        "open_session": {
+            "session": NewRollout(run_id=run_id, task={}, group_id="session:tok:anna"),
+            "lease_s": 60.0,
+        },
+        "record_feedback": {"rewards": [a_reward(run_id, rollout_id)]},
         "heartbeat": {"worker": a_worker(run_id), "leases": [lease]},
         "finish": {
             "finishes": [Finish(lease=lease, state="succeeded", rewards=(a_reward(run_id, rollout_id),))],
@@ -178,6 +208,15 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "find_token": {"secret_hash": "h"},
         "revoke_token": {"token_id": token_id},
         "audit": {"run_id": run_id},
+        "register_model": {"version": a_version(run_id)},
+        "models": {"run_id": run_id},
+        "describe_model": {**model, "notes": "n"},
+        "lease_model": {**model, "holder": "h", "lifetime_s": 1.0},
+        "release_model": {**model, "holder": "h"},
+        "delete_model": model,
+        "set_alias": {**model, "alias": "best", "reason": {}},
+        "aliases": {"name": run_id},
+        "wait_aliases": {"name": run_id, "known": {}, "timeout_s": 0.0},
     }
 
 
@@ -207,7 +246,7 @@ async def test_a_token_of_a_run_may_what_its_role_may_in_its_run_and_nothing_in_
     async with holding(admin, role, mine.rollout.run_id) as store:
         for method, given in requests(mine.rollout.run_id, mine.rollout.id, tokens[0]).items():
             said = await refused(store, method, given)
-            allowed = method in RULES and role in RULES[method].roles and method != "statistics"
+            allowed = method in RULES and role in RULES[method].roles and method not in OF_ALL_RUNS
             assert (said is None) == allowed, (method, said)
         for method, given in requests(other.rollout.run_id, other.rollout.id, tokens[1]).items():
             said = await refused(store, method, given)

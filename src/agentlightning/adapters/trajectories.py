@@ -14,7 +14,7 @@ from types import MappingProxyType
 from agentlightning.store.base import final_reward
 from agentlightning.store.scan import by_attempt
 from agentlightning.training_types import ImageInput, Trajectory, Transition
-from agentlightning.types import Call, Reward, Rollout
+from agentlightning.types import SESSION, Call, Reward, Rollout
 
 JUDGE = "agl.judge"
 """`agent` of a call by which a reward function asked a model about the rollout: nothing learns from it."""
@@ -72,7 +72,7 @@ def trajectories(
 def counts(reward: Reward, rollout: Rollout) -> bool:
     """Returns whether the rollout is learned from with this reward of its latest attempt."""
     late = reward.source == "posted" and rollout.finished_ns is not None and reward.created_ns > rollout.finished_ns
-    return reward.source != "rescored" and not late
+    return reward.source != "rescored" and (not late or rollout.group_id.startswith(SESSION))
 
 
 def named_rewards(rewards: Iterable[Reward], name: str) -> dict[tuple[str, int], float]:

@@ -44,7 +44,7 @@ def doctor(
         async for finding in doctors.examine(opened, runs, on_progress):
             wrong += finding.kind == "wrong"
             if finding.kind == "note" or wrong <= MAX_SHOWN:
-                typer.echo(f"{finding.kind}: run {finding.run_id}: {finding.sentence}")
+                typer.echo(f"{finding.kind}: {finding.run_id and f'run {finding.run_id}: '}{finding.sentence}")
 
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("looking", total=None)

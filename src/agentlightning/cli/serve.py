@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli.options import Store
+from agentlightning.cli.options import Runs, Store
 from agentlightning.cli.quantities import bytes_of
 from agentlightning.store.open import store_url
+
+if TYPE_CHECKING:
+    from agentlightning.trainer.served.serving_run import ServedModel
 
 Options = dict[str, float | int | str | None]
 
@@ -62,16 +65,31 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option("--cors-origin", help="https://HOST whose web pages may use the server.")
     ] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="Serve users this registered model: support@production.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="TOML file with [serve], [limits], [model], [engine]; with --policy."),
+    ] = None,
+    run_id: Annotated[str | None, typer.Option("--run", help="Id of the run that serves; with --policy.")] = None,
+    runs: Runs = Path("runs"),
+    redact: Annotated[
+        list[str] | None,
+        typer.Option("--redact", help="file.py:function that texts of users go through, which runs may ask for."),
+    ] = None,
 ) -> None:
     """Serve agents, workers and trainers; with --store http://…, be one gateway more of the server there.
 
     The key that guards /api (and opens a store of another server) is read from AGL_SERVER_KEY. Without it one is made, kept
     in a file and found by your commands on this machine. What is more than the limits given is
-    deleted once an hour, as `agl runs prune` does it.
+    deleted once an hour, as `agl runs prune` does it. With --policy users ask a registered model, without a trainer.
     """
+    from agentlightning.errors import ConfigError
     from agentlightning.gateway.__main__ import run
     from agentlightning.gateway.external_keys import read_file
     from agentlightning.trainer.checkpoint import make_default_folder
+    from agentlightning.trainer.served.settings import read_serve_file
 
     url = store_url(store)
     make_default_folder(url)
@@ -89,7 +107,11 @@ def serve(
         "--tls-client-ca": tls_client_ca,
     }
     arguments = _words(given)
-    for name, values in {"--trusted-proxy": trusted_proxy, "--cors-origin": cors_origin}.items():
+    if policy is None and (config is not None or run_id is not None):
+        raise ConfigError("--config and --run: have no effect without --policy")
+    file = read_serve_file(config)
+    redact = [*(redact or ()), *([] if file.serve.redact is None else [file.serve.redact])]
+    for name, values in {"--trusted-proxy": trusted_proxy, "--cors-origin": cors_origin, "--redact": redact}.items():
         arguments += [part for value in values or () for part in (name, value)]
     for pair in [] if external_keys is None else read_file(external_keys):
         arguments += ["--external-key", pair]
@@ -99,18 +121,29 @@ def serve(
         + _words(keep if not number else {})
         for number in range(gateways)
     ]
-    if gateways == 1:
+    if gateways == 1 and policy is None:
         run(["--store", url, "--host", host, "--port", str(port), *arguments, *own[0]])
-    else:
-        _serve_gateways(url, host, port, arguments, own)
+        return
+    serving = None
+    if policy is not None:
+        from agentlightning.trainer.served.serving_run import ServedModel
+
+        if tls_cert is not None:
+            raise ConfigError(
+                "--tls-cert: does not go with --policy, whose own requests it would not accept; use a proxy"
+            )
+        serving = ServedModel.of(policy, file, runs.resolve(), run_id)
+    _serve_gateways(url, host, port, arguments, own, serving)
 
 
 def _words(options: Options) -> list[str]:
     return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
 
-def _serve_gateways(url: str, host: str, port: int, arguments: Sequence[str], own: Sequence[Sequence[str]]) -> None:
-    """Keep a process running for each of `own` until a signal, all on one port."""
+def _serve_gateways(
+    url: str, host: str, port: int, arguments: Sequence[str], own: Sequence[Sequence[str]], serving: ServedModel | None
+) -> None:
+    """Keep a process running for each of `own` until a signal, all on one port, and `serving` beside them."""
     import asyncio
 
     from agentlightning.children import hide_memory, keep_files_private
@@ -119,7 +152,7 @@ def _serve_gateways(url: str, host: str, port: int, arguments: Sequence[str], ow
     from agentlightning.gateway.connection_limit import raise_file_limit
     from agentlightning.gateway.server_settings import read_options
 
-    if not url.startswith(("postgresql:", "redis")):
+    if len(own) > 1 and not url.startswith(("postgresql:", "redis")):
         raise ConfigError(
             f"--gateways: several need a store that processes share, postgresql:// or redis://; got {url.partition(':')[0]}://"
         )
@@ -128,10 +161,12 @@ def _serve_gateways(url: str, host: str, port: int, arguments: Sequence[str], ow
     raise_file_limit()
     for each in own:  # once here, before every process says it
         read_options(server_parser().parse_args(["--port", str(port), *arguments, *each]))
-    asyncio.run(_until_signal(url, host, port, arguments, own))
+    asyncio.run(_until_signal(url, host, port, arguments, own, serving))
 
 
-async def _until_signal(url: str, host: str, port: int, arguments: Sequence[str], own: Sequence[Sequence[str]]) -> None:
+async def _until_signal(
+    url: str, host: str, port: int, arguments: Sequence[str], own: Sequence[Sequence[str]], serving: ServedModel | None
+) -> None:
     import asyncio
     import contextlib
     import itertools
@@ -139,6 +174,7 @@ async def _until_signal(url: str, host: str, port: int, arguments: Sequence[str]
     import signal
     from urllib.parse import urlsplit
 
+    from agentlightning.engines.base import together
     from agentlightning.gateway import log
     from agentlightning.gateway.__main__ import made_key
     from agentlightning.store.server_keys import KEY_VARIABLE, key_path, load_or_create_key
@@ -153,16 +189,18 @@ async def _until_signal(url: str, host: str, port: int, arguments: Sequence[str]
     with contextlib.ExitStack() as stack:
 
         async def serve() -> None:
-            place = urlsplit(await supervisor.start_server(host, port, arguments, own))
+            address = await supervisor.start_server(host, port, arguments, own)
+            place = urlsplit(address)
             if not given:
                 stack.enter_context(made_key(url, place.scheme == "https", place.hostname or host, place.port or port))
-            await supervisor.watch()
+            beside = [] if serving is None else [serving.run(address, supervisor.server_key, typer.echo)]
+            await together([supervisor.watch(), *beside])
 
-        serving = asyncio.ensure_future(serve())
+        work = asyncio.ensure_future(serve())
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, work.cancel)
         try:
             with contextlib.suppress(asyncio.CancelledError):  # told to end
-                await serving
+                await work
         finally:
             await supervisor.stop()

@@ -24,7 +24,9 @@ PAGE = 1000
 
 @app.command("create")
 def create_token(
-    role: Annotated[Literal["admin", "trainer", "worker", "reader"], typer.Option("--role", help="What it may do.")],
+    role: Annotated[
+        Literal["admin", "trainer", "worker", "reader", "client"], typer.Option("--role", help="What it may do.")
+    ],
     run: Run = None,
     name: Annotated[str | None, typer.Option("--name", help="Whose it is; by default its role.")] = None,
     expires: Annotated[str | None, typer.Option("--expires", help="End it after so long: 90m, 12h, 7d.")] = None,
@@ -33,7 +35,8 @@ def create_token(
 ) -> None:
     """Make a token and print its secret, once; the store keeps its hash.
 
-    A worker needs a run. A trainer without one gets the first run that it creates; a reader without one reads all runs.
+    A worker needs a run, and so does a client, which asks the model that its run serves. A trainer without one gets the
+    first run that it creates; a reader without one reads all runs.
     """
     lifetime_s = seconds_of(expires, "--expires")
     made = with_store(one_store(store, server), lambda opened: opened.create_token(name or role, role, run, lifetime_s))

@@ -42,6 +42,9 @@ class EngineSetup:
     seed: int = 0
     watchdog: Watchdog = field(default_factory=Watchdog)
     """Starts children that are killed where they hang; its limits are what anything may take."""
+    learns: bool = True
+    """False: the model is served as it is, and the engine keeps nothing that learns. Engines that read it say so in
+    `support.serves`."""
     withhold: frozenset[str] = frozenset()
     """Variables of the environment that no process of the engine inherits: keys of others."""
 

@@ -39,6 +39,8 @@ class Support:
     """Calls with images, in its sampler and as sequences in its learner; gateways refuse them otherwise."""
     values: bool = False
     """A value head: `values`, and losses that train it."""
+    serves: bool = False
+    """Sampling alone, where `EngineSetup.learns` is False."""
 
 
 CLIPPED = ("ppo_clip", "gspo", "cispo")

@@ -37,6 +37,9 @@ from agentlightning.gateway.responses_api import ResponsesApi
 from agentlightning.gateway.rest import create_api
 from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.server_settings import ServerSettings
+from agentlightning.gateway.sessions.recorder import Recorder
+from agentlightning.gateway.sessions.session_api import SessionApi
+from agentlightning.gateway.sessions.sessions import UserSessions
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols import chat, generate_content, messages
@@ -98,12 +101,21 @@ class App:
             self._settings.external_keys,
         )
         directory = ExternalDirectory(self._watcher, self._settings.external_keys)
-        self._external = ExternalCalls(store, self._attempts, directory, self._metrics, grace_s=grace_s)
+        sessions = UserSessions(store, self._attempts, self._watcher)
+        recorder = Recorder(store, sessions, self._settings.redactions)
+        self._external = ExternalCalls(store, self._attempts, directory, self._metrics, recorder, grace_s=grace_s)
         self._limits = CallLimits(store, self._watcher, directory, self._settings.limits)
         self._authentication = Authentication(store, server_key)
         stored = StoredResponses(store)
         self._policy_calls = PolicyCalls(
-            store, self._attempts, self._engine_router, self._metrics, stored, grace_s=grace_s, deadline_s=deadline_s
+            store,
+            self._attempts,
+            self._engine_router,
+            self._metrics,
+            stored,
+            recorder,
+            grace_s=grace_s,
+            deadline_s=deadline_s,
         )
         traces = TraceReceiver(store, self._attempts, self._limits, self._metrics, self._authentication)
         self._proxy = Proxy(
@@ -116,6 +128,8 @@ class App:
             traces,
             self._limits,
             ResponsesApi(store, stored, self._policy_calls, self._engine_router),
+            recorder,
+            SessionApi(store, sessions, recorder, self._authentication, self._limits),
         )
         self._api = create_api(
             store,

@@ -29,6 +29,9 @@ WATCH_AFTER_S = 0.05
 AGENT_HEADER = b"x-agl-agent"
 """Header with the name of the sub-agent that makes a call; `algorithm.agents` selects by it."""
 
+SESSION_HEADER = b"x-agl-session"
+"""Header with the id of a user's session with a served model; responses of sessions have it, too."""
+
 SUBAGENT_HEADERS = (b"x-claude-code-agent-type", b"x-openai-subagent")
 """Headers in which Claude Code and Codex name the sub-agent that calls; `AGENT_HEADER` and baggage take precedence."""
 
@@ -68,14 +71,16 @@ class AgentRequest:
     """A request to the proxy."""
 
     __slots__ = (
-        "_host", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_retry", "key", "length",
-        "method", "model", "named", "path", "prompt", "query", "query_values", "route", "traceparent",
+        "_body", "_host", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_json", "is_retry",
+        "key", "length", "method", "model", "named", "path", "prompt", "query", "query_values", "route", "session",
+        "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
         self._scheme: str = scope.get("scheme", "http")
         self._host = ""
+        self._body: bytes | None = None
         self.length = 0
         """Bytes of the body, as far as the request tells."""
         self.method: str = scope["method"]
@@ -86,10 +91,14 @@ class AgentRequest:
         self.key: str | None = None
         self.idempotency_key: str | None = None
         self.is_retry = False
+        self.is_json = True
+        """False where the request says that its body is something else."""
         self.agent: str | None = None
         """The name that the sub-agent behind the request gives itself, or that its trace's baggage gives it."""
         self.prompt: JSON = {}
         """The system prompt that a rule put into the request: template, version, and the text that it replaced."""
+        self.session: str | None = None
+        """The id that the request gives its session."""
         self.traceparent = b""
         baggage = subagent = subagent_id = b""
         for name, value in self.headers:
@@ -105,6 +114,8 @@ class AgentRequest:
                 self.idempotency_key = value.decode("latin-1")
             elif name == AGENT_HEADER:
                 self.agent = value[:MAX_AGENT_CHARS].decode("latin-1").strip() or None
+            elif name == SESSION_HEADER:
+                self.session = value.decode("latin-1").strip() or None
             elif name in SUBAGENT_HEADERS:
                 subagent = value
             elif name == SUBAGENT_ID_HEADER:
@@ -113,6 +124,8 @@ class AgentRequest:
                 self.traceparent = value
             elif name == b"baggage":
                 baggage = value if not baggage else baggage + b"," + value
+            elif name == b"content-type":
+                self.is_json = not value.startswith((b"multipart/", b"application/x-"))
             elif name == b"content-length":
                 self.length = int(value) if value.isdigit() else 0
             elif name in (b"x-forwarded-for", b"forwarded"):
@@ -134,10 +147,15 @@ class AgentRequest:
             self.key = self.query.get("key")
 
     async def body(self, take: Callable[[int], None] | None = None) -> bytes:
-        """The whole body; `take` gets the size of each part, and may raise. Raises ApiError as `read_body` does."""
+        """The whole body; `take` gets the size of each part, and may raise. Raises ApiError as `read_body` does. Read once:
+        who asks again gets it again."""
         if self.length > MAX_BODY_BYTES:
             raise too_large(MAX_BODY_BYTES)
-        return await read_body(self._receive, MAX_BODY_BYTES, BODY_TIMEOUT_S, take)
+        if self._body is None:
+            self._body = await read_body(self._receive, MAX_BODY_BYTES, BODY_TIMEOUT_S, take)
+        elif take is not None:
+            take(len(self._body))
+        return self._body
 
     def on_disconnect(self, tell: Callable[[], None]) -> DisconnectWatch:
         """Call `tell` when the client disconnects, until the watch is stopped; only after `body`."""
@@ -270,7 +288,7 @@ class Deadline:
 class AgentResponse:
     """The answer to one request: whole, or a stream of events."""
 
-    __slots__ = ("_boot", "_send", "failed", "ignored", "request_id", "started")
+    __slots__ = ("_boot", "_send", "failed", "ignored", "request_id", "session", "started")
 
     def __init__(self, send: Send, boot: bytes) -> None:
         self._send = send
@@ -280,6 +298,8 @@ class AgentResponse:
         """Sent as x-request-id and request-id, where SDKs look for it."""
         self.ignored = b""
         """Sent as x-agl-ignored: names of the request's fields that were dropped."""
+        self.session = b""
+        """Sent as x-agl-session: id of the session that the request belongs to."""
         self.failed: Callable[[ApiError], bytes] | None = None
         """Writes the event that ends a started stream with an error."""
 
@@ -322,6 +342,8 @@ class AgentResponse:
         if self.request_id:
             name = self.request_id.encode()
             headers += [(b"x-request-id", name), (b"request-id", name)]
+        if self.session:
+            headers.append((SESSION_HEADER, self.session))
         if self.ignored:
             headers.append((b"x-agl-ignored", self.ignored))
         return headers

@@ -68,6 +68,8 @@ class TrackedAttempt:
     """Those of them that are still to be recorded."""
     prompts: dict[str, str] = field(default_factory=dict)
     """Rendered prompt templates, by name."""
+    textual: set[str] = field(default_factory=set)
+    """Calls of a session of whose tokens the record has nothing, so that no other record may build on them."""
     replaced_prompts: set[bytes] = field(default_factory=set)
     """Hashes of the agent's own system prompts that the record has already."""
     ends_refused: bool = False
@@ -199,6 +201,16 @@ class AttemptCache:
             self._keys[claim.key] = identity
         self._bound_attempts()
         _bound(self._keys, self._limit)
+
+    def adopt(self, rollout: Rollout, number: int) -> TrackedAttempt:
+        """The running attempt of a session, as the store has just told it; what is known of its calls stays known."""
+        identity = rollout.id, number
+        caller.set(identity)
+        known = self._attempts.get(identity) or self._add(TrackedAttempt(rollout, number, time.monotonic()))
+        self._attempts.move_to_end(identity)
+        known.rollout, known.checked_s = rollout, time.monotonic()
+        self._bound_attempts()
+        return known
 
     async def may_reward(self, attempt: TrackedAttempt) -> bool:
         """True where the run lets its agents set rewards: its ``agent.allow_posted_rewards``, fixed for good."""
@@ -350,8 +362,8 @@ def _known(attempt: TrackedAttempt, renderer: Renderer | None, policy: str) -> C
 
 
 def _calls_of(policy: str, calls: Sequence[Call]) -> list[Call]:
-    """The calls of the graph of `policy`: its own and those of external models."""
-    return [call for call in calls if call.policy in ("", policy)]
+    """The calls of the graph of `policy`: its own and those of external models, as far as the record has their tokens."""
+    return [call for call in calls if call.policy in ("", policy) and call.history_hash]
 
 
 def _bound(cache: OrderedDict[Any, Any], limit: int) -> None:

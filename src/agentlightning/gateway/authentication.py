@@ -19,7 +19,7 @@ import msgspec
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.access import Headers, presented_key
-from agentlightning.gateway.roles import Caller
+from agentlightning.gateway.roles import Caller, RoleError
 from agentlightning.store.audit import MAX_ACTOR_CHARS, Actor
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http_transport import ACTOR_HEADER
@@ -69,6 +69,15 @@ class Authentication:
         if self.server_key is None:
             return Caller(role="admin", actor=_on_behalf(headers, Actor(name="somebody at a server without a key")))
         raise ServerKeyError(f"server key: missing or wrong; {_WANTED}")
+
+    async def client(self, secret: str) -> Token:
+        """The serving key with this secret. Raises ServerKeyError, and RoleError where a token is none."""
+        token = await self._valid(secret)
+        if token.role != "client":
+            raise RoleError(
+                f"token {token.id}: its role is {token.role}; a served model is asked with one of role client"
+            )
+        return token
 
     def forget(self) -> None:
         """A token was revoked, or got its run, through this server: each is read again when it comes next."""

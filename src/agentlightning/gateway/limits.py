@@ -96,8 +96,9 @@ class Usage:
         """Count a recorded call. Further choices of a call have sampled tokens of their own and nothing else."""
         first = "." not in call.id
         self.calls += first
-        if call.policy:
-            self.tokens += len(call.sampled_ids) + (call.prompt_tokens if first else 0)
+        if call.policy:  # of calls that are only counted the usage tells what was sampled
+            sampled = len(call.sampled_ids) or _count(call.usage.get("sampled_tokens"))
+            self.tokens += sampled + (call.prompt_tokens if first else 0)
             return
         prompt, sampled = (_count(call.usage.get(name)) for name in ("prompt_tokens", "sampled_tokens"))
         self.tokens += prompt + sampled
@@ -241,6 +242,14 @@ class CallLimits:
             _check_requests(name, limit, used)
             _check_bytes(name, limit, used, length)
         return Admission(bounds, usages)
+
+    def enter_client(self, token_id: str, length: int) -> Admission:
+        """A request of a serving key has come, whose session its body may name. Raises ApiError where the key's bodies that
+        are being read are too large together."""
+        usage = self._attempts.use((token_id, 0))
+        limit = LimitConfig(max_request_bytes=self._server.max_request_bytes)
+        _check_bytes("server", limit, usage, length)
+        return Admission([("server", limit, usage)], [usage])
 
     def learn(self, calls: Iterable[Call]) -> None:
         """Another gateway recorded these through this server."""

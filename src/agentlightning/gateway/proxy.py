@@ -33,6 +33,8 @@ from agentlightning.gateway.policy.tokenization import DETOKENIZE, TOKENIZE, Tok
 from agentlightning.gateway.prompt_rules import PromptRules
 from agentlightning.gateway.refusals import record_refusal
 from agentlightning.gateway.responses_api import COMPACT, COUNT, ResponsesApi
+from agentlightning.gateway.sessions.recorder import Recorder
+from agentlightning.gateway.sessions.session_api import SessionApi
 from agentlightning.protocols import (
     chat,
     compaction,
@@ -47,6 +49,7 @@ from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_ob
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import LightningStore, reward_number
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
+from agentlightning.store.tokens import is_token
 from agentlightning.types import JSON, Reward
 
 log = logging.getLogger(__name__)
@@ -74,6 +77,8 @@ class Proxy:
         traces: TraceReceiver,
         limits: CallLimits,
         responses_api: ResponsesApi,
+        recorder: Recorder,
+        session_api: SessionApi,
     ) -> None:
         self._store = store
         self._attempts = attempts
@@ -87,6 +92,8 @@ class Proxy:
         self._tokenization = Tokenization(calls, engine_router, external.directory)
         self._several = SeveralPrompts(store, calls, engine_router)
         self._responses = responses_api
+        self._recorder = recorder
+        self._session_api = session_api
         self._prompts = PromptRules(store)
         self._files = FilesApi(calls.files)
         self._wires: dict[str, WireFormat] = {
@@ -142,8 +149,31 @@ class Proxy:
             await reply.end(reply.failed(refusal))
 
     async def _answer(self, wire: WireFormat, incoming: AgentRequest, reply: AgentResponse) -> None:
+        if incoming.named is None and incoming.key is not None and is_token(incoming.key):
+            await self._answer_user(wire, incoming, reply)
+            return
         identity = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
-        attempt = await self._attempts.running(identity)
+        await self._answer_attempt(wire, await self._attempts.running(identity), incoming, reply)
+
+    async def _answer_user(self, wire: WireFormat, incoming: AgentRequest, reply: AgentResponse) -> None:
+        """Answer a request with a serving key: a call of a session is one of its attempt."""
+        token = await self._session_api.token(incoming)
+        served = await self._session_api.sessions.served(str(token.run_id))
+        route = incoming.route or ""
+        if self._session_api.knows(route, incoming.method):
+            await self._session_api.answer(token, incoming, reply)
+        elif incoming.method == "GET" and (named := _named_model(route)) is not None:
+            await _show_models(wire, [served.model], named, token.created_ns // 10**9, reply)
+        else:
+            await self._recorder.check(served)
+            session = await self._session_api.session(token, incoming)
+            reply.session = session.id.encode()
+            async with self._session_api.sessions.kept(session):
+                await self._answer_attempt(wire, session.attempt, incoming, reply)
+
+    async def _answer_attempt(
+        self, wire: WireFormat, attempt: TrackedAttempt, incoming: AgentRequest, reply: AgentResponse
+    ) -> None:
         try:
             admission = await self._limits.enter(attempt.rollout, attempt.number, incoming.length)
             try:
@@ -170,7 +200,8 @@ class Proxy:
                 raise
             except (ApiError, InputError) as cause:
                 refusal = _of_prompt(_as_refusal(cause), PROMPT_FIELDS.get(wire.NAME, "messages"))
-                await record_refusal(self._store, attempt, refusal)
+                says_why = await self._recorder.keeps_all(attempt.rollout)
+                await record_refusal(self._store, attempt, refusal, says_why)
                 raise refusal from cause
             attempt.ends_refused = False
         elif method == "POST" and route == "messages/count_tokens":
@@ -199,7 +230,7 @@ class Proxy:
             await reply.whole(200, await self._responses.count(data, attempt, admission))
         elif self._responses.knows(route, method):
             await self._responses.answer(incoming, attempt, reply)
-        elif self._files.knows(route, method):
+        elif self._files.knows(route, method) and await self._recorder.keeps_all(attempt.rollout):
             await self._files.answer(incoming, attempt, admission, reply)
         else:
             await self._unknown(attempt, incoming)
@@ -245,15 +276,7 @@ class Proxy:
         run_id, created_s = attempt.rollout.run_id, attempt.rollout.created_ns // 10**9
         names = [policy.model for policy in (await self._engine_router.policies(run_id)).values()]
         names += await self._external.directory.names(run_id)
-        shapes = {module.NAME: module for module in (messages, generate_content)}
-        shape = shapes.get(wire.NAME, chat)
-        if not name:
-            await reply.whole(200, shape.models(names, created_s))
-        elif name in names:
-            await reply.whole(200, shape.model(name, created_s))
-        else:
-            known = ", ".join(names) or "none yet"
-            raise ApiError(f"no model is named {name!r}; known are {known}", status=404, param="model")
+        await _show_models(wire, names, name, created_s, reply)
 
     async def _reward(self, attempt: TrackedAttempt, body: bytes, reply: AgentResponse) -> None:
         if not await self._attempts.may_reward(attempt):
@@ -313,6 +336,19 @@ def _named_model(route: str) -> str | None:
     """The model that GET models/{name} asks for, '' for all of them; None for another route."""
     base, _, name = route.removeprefix("v1beta/").partition("/")
     return name if base == "models" else None
+
+
+async def _show_models(wire: WireFormat, names: list[str], name: str, created_s: int, reply: AgentResponse) -> None:
+    """Send the list of models, or the one of this name."""
+    shapes = {module.NAME: module for module in (messages, generate_content)}
+    shape = shapes.get(wire.NAME, chat)
+    if not name:
+        await reply.whole(200, shape.models(names, created_s))
+    elif name in names:
+        await reply.whole(200, shape.model(name, created_s))
+    else:
+        known = ", ".join(names) or "none yet"
+        raise ApiError(f"no model is named {name!r}; known are {known}", status=404, param="model")
 
 
 def _google_stream(incoming: AgentRequest) -> bool:

@@ -51,6 +51,8 @@ class Touched:
     runs: Iterable[str | None] = ()
     rollouts: Iterable[str] = ()
     tokens: Iterable[str] = ()
+    models: Iterable[tuple[str, int]] = ()
+    """Name and number of model versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,16 @@ def _run(given: Arguments) -> Touched:
     return Touched(runs=[given["run_id"]])
 
 
+def _all_runs(_: Arguments) -> Touched:
+    return Touched(runs=[None])
+
+
 def _rollouts(given: Arguments) -> Touched:
     return Touched(rollouts=given["rollout_ids"])
+
+
+def _model(given: Arguments) -> Touched:
+    return Touched(models=[(given["name"], given["number"])])
 
 
 def _each(name: str, rollouts: bool = False) -> Callable[[Arguments], Touched]:
@@ -137,6 +147,7 @@ RULES: Mapping[str, MethodRule] = {
     "calls": _rule(_ALL_READ, _rollouts),
     "spans": _rule(_ALL_READ, _rollouts),
     "record_rewards": _rule("trainer worker", _each("rewards", rollouts=True)),
+    "record_feedback": _rule("trainer", _each("rewards", rollouts=True)),
     "rewards": _rule(_ALL_READ, _rollouts),
     "put_resources": _rule("trainer", _each("resources")),
     "resources": _rule(_ALL_READ, _run),
@@ -145,7 +156,7 @@ RULES: Mapping[str, MethodRule] = {
     "series": _rule(_READ, _run),
     "wait_resources": _rule(_READ, _run),
     "follow_metrics": _rule(_READ, _run),
-    "statistics": _rule("reader", lambda _: Touched(runs=[None])),
+    "statistics": _rule("reader", _all_runs),
     "sizes": _rule(_READ, lambda given: Touched(runs=given["run_ids"]), "run_ids"),
     "open_step": _rule("trainer", _run),
     "close_step": _rule("trainer", _run),
@@ -160,9 +171,17 @@ RULES: Mapping[str, MethodRule] = {
     "tokens": _rule(_READ, _run, "run_id"),
     "revoke_token": _rule("trainer", lambda given: Touched(tokens=[given["token_id"]])),
     "audit": _rule(_READ, _run, "run_id"),
+    "register_model": _rule("trainer", lambda given: Touched(runs=[given["version"].run_id])),
+    "models": _rule(_READ, _run, "run_id"),
+    "describe_model": _rule("trainer", _model),
+    "lease_model": _rule("trainer", _model),
+    "release_model": _rule("trainer", _model),
+    "delete_model": _rule("trainer", _model),
+    "aliases": _rule("reader", _all_runs),
+    "wait_aliases": _rule("reader", _all_runs),
 }
-"""By method of the store. Left to admins: drop_records, delete_runs, expire_leases, mark_delivered, find_token,
-signing_secret."""
+"""By method of the store. Left to admins: drop_records, delete_runs, expire_leases, mark_delivered, open_session,
+find_token, set_alias, signing_secret. Clients may call none: they ask the served model (sessions/)."""
 
 
 class Permissions:
@@ -220,6 +239,9 @@ class Permissions:
         named = set(touched.tokens)
         tokens = {each.id: each.role for each in await self._store.tokens(run_id)} if named else {}
         others |= {f"token {each}" for each in named - tokens.keys()}
+        for name, number in touched.models:
+            if number not in {each.number for each in await self._store.models(name, run_id)}:
+                others.add(f"model version {name}@{number}")
         if others:
             raise RoleError(f"{method}: {min(others)}: this token opens run {run_id} only")
         if kept := [each for each in named if tokens[each] != "worker"]:

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentlightning.config_base import Table, expected, parse_settings
 from agentlightning.config_external import ExternalModelConfig
 from agentlightning.config_limits import LimitsConfig
+from agentlightning.config_serve import RoutesConfig
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
 from agentlightning.gateway.asgi_response import STOPPING, disconnected
 from agentlightning.gateway.idempotency import IdempotencyCache, RpcResponse
@@ -44,11 +45,15 @@ MAX_WAIT_S = 86_400.0
 """Seconds that a method may be asked to wait, or a lease to last."""
 MAX_KEY_CHARS = 128
 
-RESOURCE_SETTINGS: Mapping[str, type[Table]] = {"external": ExternalModelConfig, "limits": LimitsConfig}
+RESOURCE_SETTINGS: Mapping[str, type[Table]] = {
+    "external": ExternalModelConfig,
+    "limits": LimitsConfig,
+    "routes": RoutesConfig,
+}
 """By kind of resource, the settings that it holds. They are checked before they are stored: the stores know no settings, and
 JSON of theirs has no NaN, so that a bound or a price of NaN would be read as none."""
 
-LONG_POLLS = frozenset({"claim", "wait", "wait_resources", "follow_metrics"})
+LONG_POLLS = frozenset({"claim", "wait", "wait_aliases", "wait_resources", "follow_metrics"})
 
 After = Callable[[str, dict[str, Any], Any], None]
 """Called with a method that was executed: its name, arguments and result."""
@@ -84,7 +89,7 @@ class StoreMethod:
             given = await self._permissions.check(caller, self.name, given)
             for resource in given["resources"] if self.name == "put_resources" else ():
                 if resource.kind in RESOURCE_SETTINGS:
-                    where = "limits" if resource.kind == "limits" else f"{resource.kind}.{resource.name}"
+                    where = f"external.{resource.name}" if resource.kind == "external" else resource.kind
                     parse_settings(RESOURCE_SETTINGS[resource.kind], resource.value, where, ".")
             with acting_as(caller.actor):
                 result = await self._execute(**given)

@@ -82,4 +82,5 @@ def _is_stored(call: Call) -> bool:
         and bool(call.policy)
         and call.finish_reason != ABANDONED
         and call.request_fields.get("store", True) is True
+        and bool(call.history_hash)  # else its texts are not kept
     )

@@ -10,6 +10,8 @@ Life of a rollout::
       ^                  |  `--finish(failed | timed_out)--> queued again while the retry policy allows, else failed
       `--- lease expires | finish(lost) ---'                 (lost attempts are counted apart, up to retry.max_lost)
     queued | running --cancel--> cancelled
+
+A session (session_store.py) begins as running, and has succeeded when its lease expires.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from typing import Any, Self
 from agentlightning.background import BackgroundTasks
 from agentlightning.errors import RewardError
 from agentlightning.store.audit import AuditEntry
+from agentlightning.store.model_registry import ModelRegistry
 from agentlightning.store.sentences import reason
+from agentlightning.store.session_store import SessionStore
 from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole
 from agentlightning.types import (
@@ -84,7 +88,7 @@ class RolloutQuery:
     newest_first: bool = False
 
 
-class LightningStore(abc.ABC):
+class LightningStore(ModelRegistry, SessionStore):
     """The abstract store. Every method may raise StoreError when the store cannot serve."""
 
     background: BackgroundTasks | None = None
@@ -103,7 +107,7 @@ class LightningStore(abc.ABC):
     async def close(self) -> None:
         """Finish what was accepted and disconnect; a second call does nothing."""
 
-    def watch_commits(self, heard: Callable[[float, int], None]) -> None:  # noqa: B027  # stores elsewhere tell nothing
+    def watch_commits(self, heard: Callable[[float, int], None]) -> None:  # stores elsewhere tell nothing
         """Call `heard` from now on after every commit of writes, from any thread: seconds since the first of them was asked
         for, and how many they were. For stores of this process; others have nothing to tell.
         """
@@ -348,7 +352,8 @@ class LightningStore(abc.ABC):
 
         In portions, so that nobody else waits long; the run itself goes last, so that an interrupted deletion can be
         repeated. A run that is deleted while others write to it, or wait for it, is deleted all the same: they get
-        NotFoundError. Ids that do not exist are ignored.
+        NotFoundError. Ids that do not exist are ignored. Its model versions stay as entries whose weights were deleted;
+        ConflictError, and nothing is deleted, where one of them is pinned, leased or named by an alias.
         """
 
     # --- access ---------------------------------------------------------------------------------------------------
@@ -379,7 +384,8 @@ class LightningStore(abc.ABC):
         """Entries of the audit log whose `seq` is greater than `after`, oldest first, at most `limit`.
 
         Written in the transaction of the act: deleted runs, dropped records, cancelled rollouts, changed states of runs,
-        new versions of policies and external models, tokens that were made or revoked. Kept when their run is deleted.
+        new versions of policies and external models, tokens that were made or revoked, aliases of models that were moved,
+        models whose weights were deleted. Kept when their run is deleted.
         """
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------

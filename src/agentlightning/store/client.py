@@ -52,7 +52,7 @@ READING = frozenset(
         "resources",
     }
     | {"rewards", "rollouts", "runs", "series", "signing_secret", "sizes", "spans", "statistics", "steps"}
-    | {"summaries", "tokens", "wait", "wait_resources", "workers"}
+    | {"aliases", "models", "summaries", "tokens", "wait", "wait_aliases", "wait_resources", "workers"}
 )
 """Methods that change nothing: sent again without further ado."""
 LONG_WORK_S = 3600.0
@@ -147,6 +147,7 @@ class LightningStoreClient(LightningStore):
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
         return list(await self._append("finish", "finishes", [_storable(finish) for finish in finishes]) or ())
 
+    open_session = _request(LightningStore.open_session)
     cancel = _request(LightningStore.cancel)
     expire_leases = _request(LightningStore.expire_leases)
     rollouts = _request(LightningStore.rollouts)
@@ -175,6 +176,7 @@ class LightningStoreClient(LightningStore):
             reward_number(reward.value, reward.name)
         await self._append("record_rewards", "rewards", rewards)
 
+    record_feedback = _request(LightningStore.record_feedback)
     rewards = _request(LightningStore.rewards)
     put_resources = _request(LightningStore.put_resources)
     resources = _request(LightningStore.resources)
@@ -216,6 +218,18 @@ class LightningStoreClient(LightningStore):
     record_credit = _request(LightningStore.record_credit)
     credit = _request(LightningStore.credit)
     drop_credit = _request(LightningStore.drop_credit)
+
+    # --- models ---------------------------------------------------------------------------------------------------
+
+    register_model = _request(LightningStore.register_model)
+    models = _request(LightningStore.models)
+    describe_model = _request(LightningStore.describe_model)
+    set_alias = _request(LightningStore.set_alias)
+    aliases = _request(LightningStore.aliases)
+    wait_aliases = _request(LightningStore.wait_aliases, wait="timeout_s")
+    lease_model = _request(LightningStore.lease_model)
+    release_model = _request(LightningStore.release_model)
+    delete_model = _request(LightningStore.delete_model)
 
     # --- how ------------------------------------------------------------------------------------------------------
 

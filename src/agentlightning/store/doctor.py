@@ -17,6 +17,7 @@ from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.invariants import (
     RolloutRecord,
+    check_alias_target,
     check_record,
     check_step_list,
     check_step_order,
@@ -72,6 +73,19 @@ async def examine(
                 raise
         checked.runs += 1
         on_progress(checked)
+    if run_ids is None:
+        async for finding in _aliases(store):
+            yield finding
+
+
+async def _aliases(store: LightningStore) -> AsyncIterator[Finding]:
+    aliases = await store.aliases()  # before the versions: one that is deleted meanwhile had no alias by then
+    for alias in aliases:
+        versions = {version.number: version for version in await store.models(alias.name)}
+        sentences = list(check_alias_target(alias, versions))
+        if sentences and alias in await store.aliases(alias.name):
+            for sentence in sentences:
+                yield Finding(versions[alias.number].run_id if alias.number in versions else "", sentence)
 
 
 @dataclass(frozen=True, slots=True)

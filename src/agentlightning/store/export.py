@@ -3,7 +3,7 @@
 Driven by `agl runs export` and `archive`. Reads through the methods in portions, so that a run of any size passes through a
 bounded memory. The folder appears under its name once every file is complete and on the disk.
 
-    run.json                   the run, its resources and checkpoints, and how many records the files hold
+    run.json                   the run, its resources, checkpoints and model versions, and how many records the files hold
     rollouts, attempts, calls, spans, rewards, metrics, steps      .jsonl or .parquet, one record per line or row
     images/                    files of images as agents sent them, named by the SHA-256 of their bytes
 
@@ -72,6 +72,7 @@ async def export_run(
             "run": run,
             "resources": await store.resources(run_id, latest=False),
             "checkpoints": await store.checkpoints(run_id),
+            "models": await store.models(run_id=run_id),
             "records": counts,
         }
         _complete(partial, folder, orjson.dumps(about, option=orjson.OPT_INDENT_2))

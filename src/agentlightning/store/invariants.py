@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agentlightning.store.model_versions import ModelAlias, ModelVersion
 from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.types import FINAL_STATES, Attempt, Call, Resource, Reward, Rollout, Span, Step
 
@@ -101,6 +102,16 @@ def check_step_list(step: Step, found: Mapping[str, Rollout]) -> Iterator[str]:
         elif rollout.outcome != consumed.outcome:
             yield f"{where} {rollout.id} as {consumed.outcome}, but the rollout says {rollout.outcome}"
         seen.add(consumed.rollout_id)
+
+
+def check_alias_target(alias: ModelAlias, versions: Mapping[int, ModelVersion]) -> Iterator[str]:
+    """An alias; `versions`: those of its name by number."""
+    for number in (alias.number, alias.previous):
+        version = None if number is None else versions.get(number)
+        if number is not None and version is None:
+            yield f"alias {alias.name}@{alias.alias} names version {number}, which does not exist"
+        elif version is not None and version.deleted:
+            yield f"alias {alias.name}@{alias.alias} names version {number}, whose weights were deleted"
 
 
 def _of_attempts(record: RolloutRecord) -> Iterator[str]:

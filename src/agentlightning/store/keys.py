@@ -26,6 +26,11 @@ def mint(secret: bytes, rollout_id: str, attempt: int) -> str:
     return PREFIX + base64.urlsafe_b64encode(signed).rstrip(b"=").decode()
 
 
+def session_token(secret: bytes, rollout_id: str) -> str:
+    """The token of a session's lease: every gateway knows it, so that each may end a session that another opened."""
+    return hmac.digest(secret, b"session " + uuid.UUID(rollout_id).bytes, hashlib.sha256)[:12].hex()
+
+
 def verify(secret: bytes, key: str) -> tuple[str, int] | None:
     """(rollout id, attempt) of a key signed with this secret, else None. Compares in constant time."""
     text = key.removeprefix(PREFIX)

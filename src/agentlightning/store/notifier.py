@@ -18,7 +18,9 @@ QUEUED = "queued"
 FINISHED = "finished"
 RESOURCES = "resources"
 METRICS = "metrics"
-"""Rollouts of the run are queued; the number of it that have finished; a resource has a new version; there are metrics."""
+ALIASES = "aliases"
+"""Rollouts of the run are queued; the number of it that have finished; a resource has a new version; there are metrics. Of a
+model's name in the place of the run: an alias was moved."""
 
 
 class Notifier:

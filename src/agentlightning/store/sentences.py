@@ -6,6 +6,8 @@ its arguments, and get the reasons, which they write into records themselves, as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agentlightning.errors import ConflictError, NotFoundError, StoreError
 
 _STEP = "step {0} of run {1}"
@@ -17,6 +19,7 @@ _REFUSALS: dict[str, tuple[type[StoreError], str]] = {
     "token_has_run": (ConflictError, "token {0} has its run already, or was revoked; it creates no other"),
     "no_template": (NotFoundError, "prompts: run {0} has no prompt template {1!r} of version {2}"),
     "no_file_user": (NotFoundError, "files: there is no rollout {0} in run {1}"),
+    "no_session": (NotFoundError, "rewards: rollout {0} is no session of run {1}"),
     "no_attempt": (NotFoundError, "{0}: rollout {1} has no attempt {2}"),
     "no_call": (
         NotFoundError,
@@ -37,6 +40,11 @@ _REFUSALS: dict[str, tuple[type[StoreError], str]] = {
     "not_finished": (ConflictError, f"{_STEP}: rollout {{2}} is {{3}}, not finished"),
     "consumed": (ConflictError, f"{_STEP}: rollout {{2}} was consumed by step {{3}} already"),
     "no_credited_rollout": (NotFoundError, "credit: there is no rollout {0} in run {1}"),
+    "no_model": (NotFoundError, "no such model version: {0}"),
+    "no_alias": (NotFoundError, "no such alias: {0}"),
+    "model_deleted": (ConflictError, "{0}: its weights were deleted"),
+    "model_in_use": (ConflictError, "{0}: its weights are kept, since it is {1}"),
+    "run_has_models": (ConflictError, "run {0} is kept with the model versions that are in use: {1}"),
     "has_records_to_come": (ConflictError, "rollout {0} is {1}: only records of finished rollouts can be dropped"),
 }
 
@@ -48,6 +56,10 @@ REASONS = {
     "two_rewards": "final rewards from two sources ({0}) contradict each other: give the reward in one way only",
     "broken_spans": "broken spans, of which only what was broken is lost or mended: {0}",
     "refused_calls": "{0} refused: {1}",
+    "pinned": "pinned",
+    "aliased": "named by the alias {0}",
+    "aliased_before": "what the alias {0} is rolled back to",
+    "leased": "leased by {0}",
     "unknown_route": "{0}: the agent asked for {1}, which is no route; its base URL must end as it was given",
 }
 
@@ -59,3 +71,13 @@ def refusal(code: str, *arguments: object) -> StoreError:
 
 def reason(code: str, *arguments: object) -> str:
     return REASONS[code].format(*arguments)
+
+
+def in_use(pinned: bool, aliases: Sequence[tuple[str, bool]], holders: Sequence[str]) -> str:
+    """Says by what the weights of a model version are in use; nothing where they are not.
+
+    aliases: each with True where it names the version now, False where it did before.
+    """
+    uses = [reason("pinned")] if pinned else []
+    uses += [reason("aliased" if now else "aliased_before", alias) for alias, now in aliases]
+    return ", ".join(uses + [reason("leased", holder) for holder in holders])

@@ -21,9 +21,11 @@ ID_PREFIX = "tok-"
 MAX_NAME_CHARS = 100
 MAX_LIFETIME_S = 100 * 365 * 86_400.0
 
-TokenRole = Literal["admin", "trainer", "worker", "reader"]
+TokenRole = Literal["admin", "trainer", "worker", "reader", "client"]
 """admin: everything. trainer: its run, or the first one that it creates. worker: what runs agents of its run. reader: reads
-its run, or all."""
+its run, or all. client: asks the served model of its run, and nothing of the store."""
+RUN_ROLES = {"worker": "its token opens one run", "client": "its token opens one served run"}
+"""Roles whose tokens are always of one run, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +86,8 @@ def check_token(name: str, role: str, run_id: str | None, lifetime_s: float | No
         raise InputError(f"name: expected 1 to {MAX_NAME_CHARS} printable characters, got {name[:MAX_NAME_CHARS]!r}")
     if role not in get_args(TokenRole):
         raise InputError(f"role: expected one of {', '.join(get_args(TokenRole))}, got {role!r:.80}")
-    if role == "worker" and run_id is None:
-        raise InputError("run_id: is required for role worker: its token opens one run")
+    if role in RUN_ROLES and run_id is None:
+        raise InputError(f"run_id: is required for role {role}: {RUN_ROLES[role]}")
     if role == "admin" and run_id is not None:
         raise InputError("run_id: expected none for role admin, which opens all runs")
     if lifetime_s is not None and not (math.isfinite(lifetime_s) and 0 < lifetime_s <= MAX_LIFETIME_S):

@@ -11,17 +11,39 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+import uuid_utils
+
 from agentlightning.background import BackgroundTasks
 from agentlightning.errors import InputError
 from agentlightning.store import keys
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
-from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES, Notifier
+from agentlightning.store.model_versions import (
+    ModelAlias,
+    ModelVersion,
+    check_alias,
+    check_description,
+    check_lease,
+    check_name,
+    check_version,
+)
+from agentlightning.store.notifier import ALIASES, FINISHED, METRICS, QUEUED, RESOURCES, Notifier
 from agentlightning.store.summaries import Place, check_points, check_query, page_of
 from agentlightning.store.summary_types import RolloutSummary, SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole, check_token, hash_of, new_secret, new_token_id
 from agentlightning.store.where import Filter, parse
-from agentlightning.types import JSON, Claim, Lease, Metric, Resource, Rollout, RunSize, WorkerStatus
+from agentlightning.types import (
+    JSON,
+    SESSION,
+    Claim,
+    Lease,
+    Metric,
+    NewRollout,
+    Resource,
+    Rollout,
+    RunSize,
+    WorkerStatus,
+)
 
 R = TypeVar("R")
 
@@ -55,6 +77,15 @@ class WaitingStore(LightningStore):
             Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt))
             for rollout, lease in taken
         ]
+
+    async def open_session(self, session: NewRollout, lease_s: float) -> Claim:
+        if not session.group_id.startswith(SESSION):
+            raise InputError(f"group_id: expected one that begins with {SESSION}, got {session.group_id[:80]!r}")
+        rollout_id = str(uuid_utils.uuid7())
+        rollout = await self._open_session(session, rollout_id, keys.session_token(self._secret, rollout_id), lease_s)
+        token = keys.session_token(self._secret, rollout.id)
+        lease = Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=token)
+        return Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt))
 
     async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
         goal = after + at_least
@@ -92,6 +123,38 @@ class WaitingStore(LightningStore):
         token = Token(id=new_token_id(), name=name, role=role, run_id=run_id)
         return NewToken(token=await self._add_token(token, hash_of(secret), lifetime_s), secret=secret)
 
+    async def register_model(self, version: ModelVersion) -> ModelVersion:
+        check_version(version)
+        return await self._register_model(version)
+
+    async def describe_model(
+        self,
+        name: str,
+        number: int,
+        *,
+        tags: dict[str, str] | None = None,
+        notes: str | None = None,
+        pinned: bool | None = None,
+    ) -> ModelVersion:
+        check_description(tags, notes)
+        return await self._describe_model(name, number, tags, notes, pinned)
+
+    async def set_alias(self, name: str, alias: str, number: int | None, reason: JSON) -> ModelAlias:
+        check_name(name)
+        check_alias(alias)
+        return await self._set_alias(name, alias, number, reason)
+
+    async def wait_aliases(self, name: str, known: Mapping[str, int], timeout_s: float = 30.0) -> list[ModelAlias]:
+        async def changed() -> bool:
+            return {each.alias: each.number for each in await self.aliases(name)} != dict(known)
+
+        await self._until(ALIASES, name, changed, timeout_s)
+        return await self.aliases(name)
+
+    async def lease_model(self, name: str, number: int, holder: str, lifetime_s: float) -> None:
+        check_lease(holder, lifetime_s)
+        await self._lease_model(name, number, holder, lifetime_s)
+
     async def audit(self, run_id: str | None = None, after: int = 0, limit: int = 1000) -> list[AuditEntry]:
         _check_limit(limit)
         return await self._entries(run_id, after, limit)
@@ -111,6 +174,10 @@ class WaitingStore(LightningStore):
     @abstractmethod
     async def _take(self, worker: WorkerStatus, limit: int, lease_s: float) -> Sequence[tuple[Rollout, Lease]]:
         """Begins attempts of rollouts that are queued now."""
+
+    @abstractmethod
+    async def _open_session(self, session: NewRollout, rollout_id: str, token: str, lease_s: float) -> Rollout:
+        """Returns the running rollout of the group; one that begins has this id and its lease this token."""
 
     @abstractmethod
     async def _last_finished(self, run_id: str) -> int:
@@ -138,6 +205,20 @@ class WaitingStore(LightningStore):
     @abstractmethod
     async def _add_token(self, token: Token, secret_hash: str, lifetime_s: float | None) -> Token:
         """Stores a token, with its times. NotFoundError if its run does not exist."""
+
+    @abstractmethod
+    async def _register_model(self, version: ModelVersion) -> ModelVersion: ...
+
+    @abstractmethod
+    async def _describe_model(
+        self, name: str, number: int, tags: dict[str, str] | None, notes: str | None, pinned: bool | None
+    ) -> ModelVersion: ...
+
+    @abstractmethod
+    async def _set_alias(self, name: str, alias: str, number: int | None, reason: JSON) -> ModelAlias: ...
+
+    @abstractmethod
+    async def _lease_model(self, name: str, number: int, holder: str, lifetime_s: float) -> None: ...
 
     @abstractmethod
     async def _entries(self, run_id: str | None, after: int, limit: int) -> list[AuditEntry]:

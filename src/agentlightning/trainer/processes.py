@@ -251,32 +251,12 @@ class Processes:
 
     async def _tokenizer(self, model: Path) -> str | dict[str, str]:
         """The folder, for a server of this host; one that ran already may be elsewhere, and finds files in the store."""
-        if not self._elsewhere:
-            return str(model)
-        from agentlightning.rendering.model_folder import rendering_files  # here, since it loads tokenizers
-
-        files = await asyncio.to_thread(rendering_files, model)
-        hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        await self.store.put_files(self._folder.run_id, None, {hashes[name]: data for name, data in files.items()})
-        return hashes
+        return await put_tokenizer(self.store, self._folder.run_id, model) if self._elsewhere else str(model)
 
     def _policy(self, alias: str, tokenizer: str | dict[str, str], served: Endpoints) -> JSON:
-        """The value of a policy's resource, by which gateways sample it."""
-        config, support = self._config, self._engines[alias].support
-        return {
-            "model": alias if config.policies else Path(config.model.path).name,
-            "endpoints": list(served.urls),
-            "tokenizer": tokenizer,
-            "seed": _seed(config, alias) if served.seeded else None,
-            "api": served.api,
-            "served_model": served.served_model,
-            "key_env": served.key_env,
-            "logprobs": served.logprobs,
-            "unsupported_params": config.agent.unsupported_params,
-            "structured": _structured(config, support),
-            "images": support.images,
-            "show_schema": config.agent.show_schema,
-        }
+        config = self._config
+        model = alias if config.policies else Path(config.model.path).name
+        return policy_value(config, model, tokenizer, served, self._engines[alias].support, _seed(config, alias))
 
     def _check(self) -> None:
         if self._console:
@@ -421,6 +401,36 @@ async def put_gateway_settings(config: Config, run_id: str, store: LightningStor
             changed.append(Resource(run_id=run_id, name=name, kind="prompt_template", value=value, parent=parent))
     if changed:
         await store.put_resources(changed)
+
+
+async def put_tokenizer(store: LightningStore, run_id: str, model: Path) -> dict[str, str]:
+    """Keep the files with which gateways render prompts in the store; their hashes by name."""
+    from agentlightning.rendering.model_folder import rendering_files  # here, since it loads tokenizers
+
+    files = await asyncio.to_thread(rendering_files, model)
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    await store.put_files(run_id, None, {hashes[name]: data for name, data in files.items()})
+    return hashes
+
+
+def policy_value(
+    config: Config, model: str, tokenizer: str | dict[str, str], served: Endpoints, support: Support, seed: int
+) -> JSON:
+    """The value of a policy's resource, by which gateways sample it."""
+    return {
+        "model": model,
+        "endpoints": list(served.urls),
+        "tokenizer": tokenizer,
+        "seed": seed if served.seeded else None,
+        "api": served.api,
+        "served_model": served.served_model,
+        "key_env": served.key_env,
+        "logprobs": served.logprobs,
+        "unsupported_params": config.agent.unsupported_params,
+        "structured": _structured(config, support),
+        "images": support.images,
+        "show_schema": config.agent.show_schema,
+    }
 
 
 def _structured(config: Config, support: Support) -> str:

@@ -22,7 +22,7 @@ CHECK = "check"
 """The name of a check's run, which lists leave out."""
 OPTIMIZE = "optimize"
 """First word of the names of runs that search for prompts."""
-PURPOSES = (CHECK, "eval", "record", "verl", OPTIMIZE, "optimizer")
+PURPOSES = (CHECK, "eval", "record", "verl", OPTIMIZE, "optimizer", "serve")
 """First words of the names of runs that train nothing; `optimizer` runs keep what the model of a search was asked."""
 
 

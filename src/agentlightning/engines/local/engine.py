@@ -48,11 +48,14 @@ class LocalEngine(ForwardingEngine):
         work_dir: str | Path,
         sampler: SamplerChoice = SamplerChoice(SamplerProcess),
         learner: LearnerOptions | None = None,
+        learns: bool = True,
         watchdog: Watchdog | None = None,
         withhold: Iterable[str] = (),
         address: SamplerAddress = SamplerAddress(),
     ) -> None:
-        """withhold: variables of the environment that no process inherits."""
+        """learns: False where the model is sampled alone, as it is; withhold: variables of the environment that no process
+        inherits."""
+        self._learns = learns
         self._withhold = frozenset(withhold)
         self._address = address
         self._model = model
@@ -84,6 +87,7 @@ class LocalEngine(ForwardingEngine):
             work_dir=setup.work_dir,
             sampler=_sampler(setup),
             learner=learner_options(setup),
+            learns=setup.learns,
             watchdog=setup.watchdog,
             withhold=setup.withhold,
             address=SamplerAddress.of(engine),
@@ -117,12 +121,15 @@ class LocalEngine(ForwardingEngine):
             address=self._address,
         )
         self._sampler = self._choice.make(self._place)
-        self._learner = self._make_learner(self._place)
+        parts: list[SamplerPart | LearnerPart] = [self._sampler]
+        if self._learns:
+            self._learner = self._make_learner(self._place)
+            parts.append(self._learner)
         try:
-            self._sampler.start()
-            self._learner.start()
+            for part in parts:
+                part.start()
             # Together: one that goes on waiting takes the end of its child for a mishap and starts another.
-            await together([self._sampler.ready(), self._learner.ready()])
+            await together([part.ready() for part in parts])
         except BaseException:
             await self.close()
             raise

@@ -106,6 +106,7 @@ def support(learner: LearnerOptions) -> Support:
         masks=True,
         images=learner.processes == 1,
         values=learner.critic_learning_rate_ratio is not None,
+        serves=True,
     )
 
 

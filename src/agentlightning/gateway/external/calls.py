@@ -26,6 +26,7 @@ from agentlightning.gateway.external.client import Exchange, ExternalClient, Ext
 from agentlightning.gateway.external.directory import ExternalDirectory, ExternalModel
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.protocols import generate_content
 from agentlightning.protocols.base import ApiError, CompletionReader, CompletionRequest, WireFormat
 from agentlightning.rendering.conversation import Conversation, PromptPlan
@@ -59,12 +60,14 @@ class ExternalCalls:
         attempts: AttemptCache,
         directory: ExternalDirectory,
         metrics: GatewayMetrics,
+        recorder: Recorder,
         *,
         grace_s: float = 10.0,
     ) -> None:
         self._store = store
         self._attempts = attempts
         self._metrics = metrics
+        self._recorder = recorder
         self._grace_s = grace_s
         self._endpoints = ExternalClient()
         self.directory = directory
@@ -237,7 +240,7 @@ class ExternalCalls:
         """Write the record and count it."""
         used = _usage(exchange, finish_reason == ABANDONED, job.admission.counts_tokens)
         call = job.record(exchange.reader.message, finish_reason, usage=used)
-        await self._store.append_calls([call])
+        await self._recorder.append_calls(job.attempt, [call])
         job.admission.record([call], job.external.settings)
         self._metrics.record(call)
         return call

@@ -38,6 +38,7 @@ from agentlightning.gateway.policy.scoring import PromptScoring
 from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
 from agentlightning.gateway.policy.streamed_response import PolicyJob, StreamedResponse, replay
 from agentlightning.gateway.policy.unsupported import ignored_header, unsupported_error
+from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.gateway.uploaded_files import UploadedFiles
 from agentlightning.protocols.base import (
@@ -76,6 +77,7 @@ class PolicyCalls:
         engine_router: EngineRouter,
         metrics: GatewayMetrics,
         responses: StoredResponses,
+        recorder: Recorder,
         *,
         grace_s: float = GRACE_S,
         deadline_s: float = DEADLINE_S,
@@ -85,6 +87,7 @@ class PolicyCalls:
         self._engine_router = engine_router
         self._metrics = metrics
         self._responses = responses
+        self._recorder = recorder
         self.files = UploadedFiles(store)
         """Files that its requests may name."""
         self._grace_s = grace_s
@@ -194,7 +197,7 @@ class PolicyCalls:
         """The request with all its messages, the policy that it means, the graph that it belongs to, its view of it, and the
         images of the messages."""
         request = wire.parse(data)
-        policy = await self._engine_router.policy(attempt.rollout.run_id, request.model)
+        policy = await self._engine_router.policy(attempt.rollout, request.model)
         conversation = await self._attempts.conversation(attempt, policy.renderer, policy.alias)
         if request.previous_id is not None:
             before = await self._responses.chain(attempt, request.previous_id)
@@ -315,7 +318,7 @@ class PolicyCalls:
         if "grammar" in job.decoding:
             calls = await with_forced(calls, job.policy.renderer)
         await self._keep_images(job)
-        await self._store.append_calls(calls)
+        await self._recorder.append_calls(job.attempt, calls)
         job.admission.record(calls)
         for call in calls:
             job.conversation.record(job.plan, call.id, call.sampled_ids, call.completion)
@@ -331,9 +334,7 @@ class PolicyCalls:
     async def _keep_images(self, job: PolicyJob) -> None:
         """Before the calls that name them: whoever reads a call finds its images."""
         new = {image.hash: job.images.files[image.hash] for image in job.plan.images}
-        if new:
-            rollout = job.attempt.rollout
-            await self._store.put_files(rollout.run_id, rollout.id, new)
+        await self._recorder.put_files(job.attempt.rollout, new)
 
     async def _record_partial(self, job: PolicyJob) -> None:
         """The agent never saw the end of this call: what was sampled is kept, neither continued nor trained on."""
@@ -342,7 +343,7 @@ class PolicyCalls:
         messages = [assistant_message(decoder.choice()) for decoder in job.decoders]
         calls = _records(job, messages, [ABANDONED] * len(messages))
         await self._keep_images(job)
-        await self._store.append_calls(calls)
+        await self._recorder.append_calls(job.attempt, calls)
         job.admission.record(calls)
         for call in calls:
             self._metrics.record(call)

@@ -39,10 +39,11 @@ from agentlightning.gateway.policy.engine_health import EngineHealth, ProbeSetti
 from agentlightning.gateway.policy.pause import paused_s, resumed
 from agentlightning.gateway.policy.renderers import Renderers
 from agentlightning.gateway.resource_watcher import ResourceWatcher
+from agentlightning.gateway.sessions.routes import pinned_alias
 from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.sse import EventReader
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.types import JSON, Resource
+from agentlightning.types import JSON, Resource, Rollout
 
 MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
@@ -160,16 +161,25 @@ class EngineRouter:
         known = self._policies.get(run_id)
         if known is not None and known[0] is resources:
             return known[1]
-        policies = {r.name: await self._policy(r) for r in resources if r.kind == "policy"}
+        policies = {
+            r.name: await self._policy(r) for r in resources if r.kind == "policy" and not r.value.get("released")
+        }
         self._policies[run_id] = (resources, policies)
         self._balancer.keep(
             {url for _, known in self._policies.values() for p in known.values() for url in p.endpoints}
         )
         return policies
 
-    async def policy(self, run_id: str, model: str) -> Policy:
-        """The policy that `model` means: the only one, or the one of that name. Raises ApiError."""
+    async def policy(self, rollout: Rollout, model: str) -> Policy:
+        """The policy that `model` means: the only one, or the one of that name; for a session its own, whatever the model is
+        called. Raises ApiError."""
+        run_id = rollout.run_id
         policies = await self.policies(run_id)
+        if (pinned := pinned_alias(rollout)) is not None:
+            if pinned in policies:
+                return policies[pinned]
+            sentence = f"{rollout.task['model']}, the version of this session, is not served; begin another session"
+            raise ApiError(sentence, status=503, type="server_error", code="no_policy")
         if len(policies) == 1:
             return next(iter(policies.values()))
         if not policies:

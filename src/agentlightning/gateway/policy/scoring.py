@@ -34,7 +34,7 @@ class PromptScoring:
         for name in data.keys() - set(FIELDS):
             raise ApiError(f"{name}: not known; known are {', '.join(FIELDS)}", param=name)
         model, ids = fields.text(data, "model"), tokens.token_ids(data, "token_ids")
-        policy = await self._engine_router.policy(attempt.rollout.run_id, model)
+        policy = await self._engine_router.policy(attempt.rollout, model)
         scored = await self.score(policy, ids, 0, attempt, admission)
         await reply.whole(200, tokens.logprobs_body(model or policy.model, token_logprobs(scored, ids)))
 

@@ -180,7 +180,7 @@ def recorded_answer(
     first = call_id.partition(".")[0]
     found = {call.id: call for call in calls if call.id.partition(".")[0] == first}
     call = found.get(first)
-    if call is None or call.finish_reason == ABANDONED:
+    if call is None or call.finish_reason == ABANDONED or not call.history_hash:  # without one its texts are not kept
         return None
     ordered = [call, *(found[f"{first}.{index}"] for index in range(1, len(found)))]
     asks = request is not None and (

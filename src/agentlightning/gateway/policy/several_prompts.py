@@ -54,7 +54,7 @@ class SeveralPrompts:
     ) -> None:
         """Answer the requests that `completions.split` made of one. Raises as PolicyCalls.answer does."""
         parsed = [completions.parse(data) for data in requests]
-        policy = await self._engine_router.policy(attempt.rollout.run_id, parsed[0].model)
+        policy = await self._engine_router.policy(attempt.rollout, parsed[0].model)
         response = _Response(parsed, reply, _Echo(policy, attempt, admission, self._scoring))
         gone = asyncio.Event()
         watch = incoming.on_disconnect(gone.set)

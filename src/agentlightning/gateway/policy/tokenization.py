@@ -61,10 +61,10 @@ class Tokenization:
         return orjson.dumps(told)
 
     async def _policy(self, data: JSON, attempt: TrackedAttempt) -> Policy:
-        run_id, model = attempt.rollout.run_id, fields.text(data, "model")
-        if await self._external.find(run_id, model) is not None:
+        model = fields.text(data, "model")
+        if await self._external.find(attempt.rollout.run_id, model) is not None:
             raise fields.refused("model", "external models are not tokenised; name the policy that is trained")
-        return await self._engine_router.policy(run_id, model)
+        return await self._engine_router.policy(attempt.rollout, model)
 
     async def _prompt_ids(self, data: JSON, attempt: TrackedAttempt, admission: Admission) -> list[int]:
         for name, (kind, why) in REFUSED.items():

@@ -15,7 +15,7 @@ from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.store.redis.writer import RedisWriter
 
 OLDEST = (7, 0)
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 
 
 async def check_server(connection: RedisConnection) -> None:

@@ -14,9 +14,10 @@ import orjson
 
 from agentlightning.store.sentences import REASONS
 
-_ENDING = ("prelude", "records", "ending")
+_ENDING = ("prelude", "records", "ending", "settle")
 _RECORDS = ("prelude", "records")
 _STEPS = ("prelude", "reopen")
+_MODELS = ("prelude", "models")
 
 _WRITING = {
     "prepare": ("prelude",),
@@ -27,7 +28,9 @@ _WRITING = {
     "heartbeat": ("prelude", "ending", "see_worker"),
     "finish": _ENDING,
     "cancel": ("prelude", "ending"),
-    "expire": ("prelude", "ending"),
+    "expire": _ENDING,
+    "open_session": ("prelude", "templates"),
+    "record_feedback": _ENDING,
     "append_calls": _RECORDS,
     "replace_calls": ("prelude",),
     "put_files": ("prelude",),
@@ -42,9 +45,15 @@ _WRITING = {
     "record_credit": ("prelude",),
     "drop_credit": ("prelude",),
     "drop_records": ("prelude", "files"),
-    "delete_run": ("prelude", "files"),
+    "delete_run": ("prelude", "files", "models"),
     "add_token": ("prelude",),
     "revoke_token": ("prelude",),
+    "register_model": _MODELS,
+    "describe_model": _MODELS,
+    "set_alias": _MODELS,
+    "lease_model": _MODELS,
+    "release_model": ("prelude",),
+    "delete_model": _MODELS,
 }
 _READING = (
     "read_runs",

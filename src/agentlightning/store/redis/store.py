@@ -20,13 +20,17 @@ from agentlightning.errors import StoreError
 from agentlightning.store.audit import current_actor
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.codec import dump, text
+from agentlightning.store.gateway_events import IGNORED_BASE_URL, NO_CALLS
+from agentlightning.store.model_versions import ModelAlias, ModelVersion
 from agentlightning.store.redis import codec, reads, scripts
+from agentlightning.store.redis import models as registry
 from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.checks import check_server, prepare_data
 from agentlightning.store.redis.codec import Request, whole
 from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.store.redis.writer import RedisWriter
 from agentlightning.store.run_ids import check_run_id, run_ids
+from agentlightning.store.session_store import HOLDER
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
 from agentlightning.types import (
@@ -184,7 +188,13 @@ class RedisLightningStore(WaitingStore):
 
     async def expire_leases(self, within_s: float | None = None) -> int:
         until = "" if within_s is None else str(await reads.now_ns(self._opened(), self._now_ns) + int(within_s * 1e9))
-        return int(await self._write("expire", {"until_ns": until}))
+        return int(await self._write("expire", {"until_ns": until, "silence": f"{NO_CALLS}: {IGNORED_BASE_URL}"}))
+
+    async def _open_session(self, session: NewRollout, rollout_id: str, token: str, lease_s: float) -> Rollout:
+        row, blob = codec.new_rollout(session, rollout_id)
+        request = {"rollout": row, "token": token, "lease_ns": codec.nanoseconds(lease_s), "holder": HOLDER}
+        pins = sorted((session.run_id, *pin) for pin in session.prompts.items())
+        return codec.read_rollout(await self._write("open_session", request | {"templates": pins}, [blob]))
 
     rollouts = _reads(reads.rollouts)
     count = _reads(reads.count)
@@ -222,6 +232,9 @@ class RedisLightningStore(WaitingStore):
 
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
         await self._append("record_rewards", [(codec.reward_row(reward),) for reward in rewards])
+
+    async def record_feedback(self, rewards: Sequence[Reward]) -> None:
+        await self._append("record_feedback", [(codec.reward_row(reward),) for reward in rewards])
 
     rewards = _reads(reads.rewards)
 
@@ -314,6 +327,32 @@ class RedisLightningStore(WaitingStore):
 
     async def drop_credit(self, run_id: str, before: int) -> None:
         await self._write("drop_credit", {"run_id": run_id, "before": whole(before)})
+
+    # --- models ---------------------------------------------------------------------------------------------------
+
+    async def _register_model(self, version: ModelVersion) -> ModelVersion:
+        return await registry.register(self._write, version)
+
+    models = _reads(registry.read)
+
+    async def _describe_model(
+        self, name: str, number: int, tags: dict[str, str] | None, notes: str | None, pinned: bool | None
+    ) -> ModelVersion:
+        return await registry.describe(self._write, name, number, tags, notes, pinned)
+
+    async def _set_alias(self, name: str, alias: str, number: int | None, reason: JSON) -> ModelAlias:
+        return await registry.set_alias(self._write, name, alias, number, reason)
+
+    aliases = _reads(registry.aliases)
+
+    async def _lease_model(self, name: str, number: int, holder: str, lifetime_s: float) -> None:
+        await registry.lease(self._write, name, number, holder, lifetime_s)
+
+    async def release_model(self, name: str, number: int, holder: str) -> None:
+        await registry.release(self._write, name, number, holder)
+
+    async def delete_model(self, name: str, number: int) -> None:
+        await registry.delete(self._write, name, number)
 
     # --- how ------------------------------------------------------------------------------------------------------
 

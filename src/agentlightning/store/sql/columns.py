@@ -3,7 +3,8 @@
 Driven by the transactions that finish rollouts, which write a chunk whenever a run has so many more, and by summaries.py,
 which reads here what no index answers. A chunk holds the values of one field as a packed array. Texts are kept once per run
 (`summary_texts`), and columns hold their hashes: the database compares the texts, as everywhere, and arrays their hashes.
-Only `outcome` changes once a rollout is finished; its column is then written anew in the same transaction.
+Only `outcome`, and `reward` of a session, change once a rollout is finished; the column is then written anew in the same
+transaction.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from sqlalchemy import Connection, Double, Row, and_, bindparam, delete, func, insert, select
 
 from agentlightning.store import codec
+from agentlightning.store.sql.column_cache import ColumnCache
 from agentlightning.store.sql.conditions import condition
 from agentlightning.store.sql.prepared import execute_binary
 from agentlightning.store.sql.statements import among
@@ -35,7 +37,11 @@ from agentlightning.store.where import AGENT, COMPARISONS, AllOf, Comparison, Fi
 
 _CHUNKS = (
     select(summary_chunks.c.field, summary_chunks.c.chunk, summary_chunks.c.kind, summary_chunks.c.data)
-    .where(summary_chunks.c.run_id == bindparam("run"), among(summary_chunks.c.field))
+    .where(
+        summary_chunks.c.run_id == bindparam("run"),
+        summary_chunks.c.chunk >= bindparam("first"),
+        among(summary_chunks.c.field),
+    )
     .order_by(summary_chunks.c.field, summary_chunks.c.chunk)
 )
 
@@ -44,6 +50,8 @@ Bools = npt.NDArray[np.bool_]
 
 _INTEGERS = ("i1", "i2", "i4", "i8")
 _NO_TEXT = 0
+CHANGING = frozenset({"outcome"})
+"""Fields of finished rollouts that change: a column of theirs is read anew."""
 _table = rollout_summaries
 
 
@@ -74,18 +82,20 @@ def write_chunk(
     connection.execute(insert(summary_chunks), written)
 
 
-def write_outcomes(connection: Connection, run_id: str, rollout_ids: Sequence[str]) -> None:
-    """Write the outcomes of these rollouts anew where chunks have them."""
+def rewrite_columns(
+    connection: Connection, run_id: str, rollout_ids: Sequence[str], fields: Sequence[str] = ("outcome",)
+) -> None:
+    """Write these fields of these rollouts anew where chunks have them."""
     places = {
         (row.finished_seq - 1) // ROWS_PER_CHUNK
         for part in codec.chunks(rollout_ids)
         for row in connection.execute(select(_table.c.finished_seq).where(_table.c.id.in_(part)))
     }
     known = select(summary_chunks.c.chunk).where(
-        summary_chunks.c.run_id == run_id, summary_chunks.c.field == "outcome", summary_chunks.c.chunk.in_(places)
+        summary_chunks.c.run_id == run_id, summary_chunks.c.field == fields[0], summary_chunks.c.chunk.in_(places)
     )
     for chunk in connection.execute(known).scalars().all():
-        write_chunk(connection, run_id, chunk, ["outcome"])
+        write_chunk(connection, run_id, chunk, fields)
 
 
 def write_all_chunks(connection: Connection, size: int = ROWS_PER_CHUNK) -> None:
@@ -143,13 +153,10 @@ def covers(tree: Filter) -> bool:
     return fields_of(tree) <= {*SUMMARY_NUMBERS, *SUMMARY_TEXTS, "run_id", AGENT}
 
 
-def find(
-    connection: Connection, run_id: str, tree: Filter, order: tuple[str, bool], place: Place | None, count: int
-) -> Found:
+def find(columns: Columns, tree: Filter, order: tuple[str, bool], place: Place | None, count: int) -> Found:
     """Looks through the chunks of a run for the first so many rows after the place. `order`: a field, and True where it
     descends."""
     name, descending = order
-    columns = _Columns(connection, run_id, fields_of(tree) | {name, "finished_seq"})
     if columns.rows == 0:
         return Found(0, [], [])
     chosen = np.flatnonzero(columns.where(tree)[0])
@@ -186,21 +193,39 @@ def _first(
     return places[rest & (values > last if descending else values < last)].tolist(), ties
 
 
-class _Columns:
-    """Columns of a run, as far as its chunks follow each other from the first."""
+class Columns:
+    """Columns of a run with these fields, as far as its chunks follow each other from the first.
 
-    def __init__(self, connection: Connection, run_id: str, fields: Iterable[str]) -> None:
+    Those in the cache are read from where it ends. It may be ahead of this transaction: rows after `newest_seq`,
+    the last that the transaction knows, are left out.
+    """
+
+    def __init__(
+        self, connection: Connection, run: tuple[str, int], fields: Iterable[str], newest_seq: int, cache: ColumnCache
+    ) -> None:
         self._connection = connection
-        self._run_id = run_id
-        names = sorted({"agents" if name == AGENT else name for name in fields} - {"run_id"})
-        parts: dict[str, list[Array]] = {name: [] for name in names}
-        for row in execute_binary(connection, _CHUNKS, {"run": run_id, "ids": names}):
-            if row.chunk == len(parts[row.field]):  # a gap ends what can be relied on
-                parts[row.field].append(np.frombuffer(row.data, f"<{row.kind}"))
-        chunks = min(map(len, parts.values()))
-        self._columns = {name: np.concatenate(found[:chunks]) for name, found in parts.items()} if chunks else {}
-        self.rows = len(self._columns["finished_seq"]) if chunks else 0
-        self.last = int(self._columns["finished_seq"][-1]) if chunks else 0
+        self._run_id, made_ns = run
+        names = {"agents" if name == AGENT else name for name in fields} | {"finished_seq"}
+        found = {name: self._read(name, made_ns, cache) for name in names - {"run_id"}}
+        rows = min(map(len, found.values()))
+        self.rows = int(np.searchsorted(found["finished_seq"][:rows], newest_seq, "right"))
+        self._columns = {name: column[: self.rows] for name, column in found.items()}
+        self.last = int(self._columns["finished_seq"][-1]) if self.rows else 0
+
+    def _read(self, name: str, made_ns: int, cache: ColumnCache) -> Array:
+        key = self._run_id, made_ns, name
+        chunks, known = (0, None) if name in CHANGING else cache.get(key)
+        parts: list[Array] = [] if known is None else [known]
+        for row in execute_binary(self._connection, _CHUNKS, {"run": self._run_id, "first": chunks, "ids": [name]}):
+            if row.chunk == chunks:  # a gap ends what can be relied on
+                parts.append(np.frombuffer(row.data, f"<{row.kind}"))
+                chunks += 1
+        if not parts:
+            return np.empty(0, "<i8")
+        column = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if name not in CHANGING and column is not known:
+            cache.put(key, chunks, column)
+        return column
 
     def __getitem__(self, name: str) -> Array:
         return self._columns[name]

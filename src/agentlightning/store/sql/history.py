@@ -80,10 +80,10 @@ def open_step(transaction: Transaction, run_id: str, step: int, consumed: Sequen
         outcomes = [{"rollout": one.rollout_id, "outcome": one.outcome} for one in consumed]
         execute_many(connection, statements.SET_OUTCOME, outcomes)
         from agentlightning.store.sql.columns import (
-            write_outcomes,  # numpy takes longer to load than most stores to read
+            rewrite_columns,  # numpy takes longer to load than most stores to read
         )
 
-        write_outcomes(connection, run_id, [one.rollout_id for one in consumed])
+        rewrite_columns(connection, run_id, [one.rollout_id for one in consumed])
     return opened
 
 

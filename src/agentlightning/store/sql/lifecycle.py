@@ -35,15 +35,23 @@ from agentlightning.store.sql.prepared import execute, execute_many
 from agentlightning.store.sql.prompts import pin_templates, require_templates
 from agentlightning.store.sql.summaries import add_summaries
 from agentlightning.store.sql.tables import (
-    attempts,
     consumption,
     rewards,
     rollouts,
     runs,
-    workers,
 )
 from agentlightning.store.sql.writer import Transaction
-from agentlightning.types import Attempt, AttemptEnd, Finish, Lease, Mode, Reward, Rollout, RolloutState, WorkerStatus
+from agentlightning.types import (
+    SESSION,
+    AttemptEnd,
+    Finish,
+    Lease,
+    Mode,
+    Reward,
+    Rollout,
+    RolloutState,
+    WorkerStatus,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Row
@@ -132,10 +140,7 @@ def finish(transaction: Transaction, batches: Sequence[Sequence[Finish]]) -> lis
             row = running.pop(finish.lease.rollout_id)
             ended.append(_End(row, finish.state, finish.error, finish.output, finish))
     _record_last_rewards(transaction, ended)
-    _settle_rewards(transaction.connection, ended)
-    _look_at_calls(transaction.connection, ended)
-    _look_at_refusals(transaction.connection, ended)
-    _look_at_spans(transaction.connection, ended)
+    _settle(transaction.connection, ended)
     _end(transaction, ended)
     in_order = iter(answers)
     return [[next(in_order) for _ in batch] for batch in batches]
@@ -152,11 +157,16 @@ def cancel(transaction: Transaction, rollout_ids: Sequence[str]) -> dict[str, li
 
 
 def expire(transaction: Transaction, deadlines: Sequence[float]) -> list[int]:
-    """End as lost what ran out; the first caller gets the count. `deadlines` are by `clock.elapsed_s`."""
+    """End what ran out, as lost unless it is a session; the first caller gets the count. `deadlines` are by
+    `clock.elapsed_s`."""
     if elapsed_s() > min(deadlines):
         return [0] * len(deadlines)
     found = execute(transaction.connection, statements.OVERDUE, {"now": transaction.now_ns})
-    _end(transaction, [_End(row, "lost", reason("silent_worker", row.worker_id), None) for row in found])
+    sessions = [_End(row, "succeeded", None, None) for row in found if row.group_id.startswith(SESSION)]
+    _settle(transaction.connection, sessions)
+    others = [row for row in found if not row.group_id.startswith(SESSION)]
+    lost = [_End(row, "lost", reason("silent_worker", row.worker_id), None) for row in others]
+    _end(transaction, sessions + lost)
     return [len(found)] + [0] * (len(deadlines) - 1)
 
 
@@ -210,24 +220,6 @@ def read_finished(connection: Connection, run_id: str, after: int, limit: int) -
     return [
         codec.ROLLOUTS.of_row(row) for row in connection.execute(query.order_by(rollouts.c.finished_seq).limit(limit))
     ]
-
-
-def read_attempts(connection: Connection, rollout_ids: Sequence[str]) -> list[Attempt]:
-    columns = [column for column in attempts.c if column.name != "token"]
-    return [
-        Attempt(**row._mapping)
-        for part in codec.chunks(rollout_ids)
-        for row in connection.execute(
-            select(*columns).where(attempts.c.rollout_id.in_(part)).order_by(attempts.c.rollout_id, attempts.c.attempt)
-        )
-    ]
-
-
-def read_workers(connection: Connection, run_id: str | None = None) -> list[WorkerStatus]:
-    query = select(workers).order_by(workers.c.seen_ns.desc(), workers.c.id)
-    if run_id is not None:
-        query = query.where(workers.c.run_id == run_id)
-    return [WorkerStatus(**row._mapping) for row in connection.execute(query)]
 
 
 def require_runs(connection: Connection, run_ids: Collection[str]) -> None:
@@ -362,6 +354,15 @@ def _record_last_rewards(transaction: Transaction, ended: Iterable[_End]) -> Non
         created_ns = reward.created_ns or transaction.now_ns
         new.append(codec.REWARDS.row(replace(reward, value=value, created_ns=created_ns, **whose)))
     transaction.insert_new(rewards, new)
+
+
+def _settle(connection: Connection, ended: Sequence[_End]) -> None:
+    """Find out what is known of attempts that a worker, or silence after a session, ended."""
+    if ended:
+        _settle_rewards(connection, ended)
+        _look_at_calls(connection, ended)
+        _look_at_refusals(connection, ended)
+        _look_at_spans(connection, ended)
 
 
 def _settle_rewards(connection: Connection, ended: Iterable[_End]) -> None:

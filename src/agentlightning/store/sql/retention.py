@@ -16,6 +16,7 @@ from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES
 from agentlightning.store.sentences import refusal
 from agentlightning.store.sql.access import note
 from agentlightning.store.sql.files import drop_files
+from agentlightning.store.sql.models import delete_models_of_run
 from agentlightning.store.sql.tables import (
     attempts,
     calls,
@@ -79,6 +80,7 @@ def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: b
     """Delete some of a run; True while there is more of it. The first portion is noted in the audit log."""
     connection = transaction.connection
     if first:
+        delete_models_of_run(transaction, actor, run_id)
         note(transaction, actor, "delete_runs", run_id, run_id, {})
     query = select(rollouts.c.id).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id).limit(PORTION)
     some = connection.execute(query.with_for_update()).scalars().all()
@@ -98,6 +100,7 @@ def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: b
         return False
     if connection.execute(query).first() is not None:  # enqueued before the run was locked
         return True
+    delete_models_of_run(transaction, actor, run_id)  # those that were registered meanwhile
     for table in (metrics, workers, steps, checkpoints, resources, resource_versions, tokens, files):
         connection.execute(delete(table).where(table.c.run_id == run_id))
     connection.execute(delete(runs).where(runs.c.id == run_id))

@@ -71,6 +71,7 @@ _COLUMNS_TO_END = (
     rollouts.c.retry,
     rollouts.c.lost,
     rollouts.c.state,
+    rollouts.c.group_id,
 )
 LIVE = select(*_COLUMNS_TO_END).where(
     among(rollouts.c.id), or_(rollouts.c.state == "queued", rollouts.c.state == "running")

@@ -1,16 +1,19 @@
-"""An SQL store in numbers: the load of each run, and its size.
+"""An SQL store in numbers: the load of each run, its size, its attempts and workers.
 
-Functions that read, driven by the methods `statistics` and `sizes`; they change nothing. base.py says what they mean.
+Functions that read and change nothing. base.py says what they mean.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import Column, ColumnElement, Connection, LargeBinary, Table, Text, cast, func, select
 
+from agentlightning.store import codec
 from agentlightning.store.base import EXPIRING_S, SEEN_S
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.tables import attempts, calls, credit, files, rollouts, runs, spans, workers
-from agentlightning.types import RunSize, RunStatistics
+from agentlightning.types import Attempt, RunSize, RunStatistics, WorkerStatus
 
 
 def read_statistics(connection: Connection, now_ns: int) -> list[RunStatistics]:
@@ -25,6 +28,24 @@ def read_statistics(connection: Connection, now_ns: int) -> list[RunStatistics]:
     )
     expiring = {row.run_id: row[1] for row in counted}
     return [_statistics(connection, run_id, now_ns, expiring.get(run_id, 0)) for run_id in running]
+
+
+def read_attempts(connection: Connection, rollout_ids: Sequence[str]) -> list[Attempt]:
+    columns = [column for column in attempts.c if column.name != "token"]
+    return [
+        Attempt(**row._mapping)
+        for part in codec.chunks(rollout_ids)
+        for row in connection.execute(
+            select(*columns).where(attempts.c.rollout_id.in_(part)).order_by(attempts.c.rollout_id, attempts.c.attempt)
+        )
+    ]
+
+
+def read_workers(connection: Connection, run_id: str | None = None) -> list[WorkerStatus]:
+    query = select(workers).order_by(workers.c.seen_ns.desc(), workers.c.id)
+    if run_id is not None:
+        query = query.where(workers.c.run_id == run_id)
+    return [WorkerStatus(**row._mapping) for row in connection.execute(query)]
 
 
 def read_size(connection: Connection, run_id: str) -> RunSize:

@@ -4,7 +4,8 @@ Driven by whoever owns the database: a server, or a test. Methods that write are
 commits them in groups; methods that read use threads of their own: two for what is looked up by key, as for every call of
 an agent, and two for lists, so that a long one delays neither calls nor leases. The writer notifies those who wait
 (waiting.py) after a commit, and a listener does for commits of other processes. What the methods do in SQL is in
-lifecycle.py, record.py, history.py, retention.py, access.py and stats.py; what differs between databases, in database.py.
+lifecycle.py, record.py, history.py, retention.py, access.py, models.py and stats.py; what differs between databases, in
+database.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from agentlightning.errors import ConflictError, InputError, StoreError
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor, current_actor
 from agentlightning.store.base import LEASE_S, reward_number
-from agentlightning.store.sql import access, history, lifecycle, record, retention, stats, tables
+from agentlightning.store.sql import access, history, lifecycle, record, retention, sessions, stats, tables
+from agentlightning.store.sql import models as registry
+from agentlightning.store.sql.column_cache import ColumnCache
 from agentlightning.store.sql.credit import drop_credit, read_credit, record_credit
 from agentlightning.store.sql.database import Database, database_at
 from agentlightning.store.sql.files import put_files, read_files
@@ -37,8 +40,11 @@ from agentlightning.store.sql.schema import prepare_schema
 from agentlightning.store.sql.series import read_series
 from agentlightning.store.sql.summaries import read_summaries
 from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlWriter, Transaction
+from agentlightning.store.summaries import Place
+from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
+from agentlightning.store.where import Filter
 from agentlightning.types import (
     Call,
     Checkpoint,
@@ -130,6 +136,7 @@ class SqlLightningStore(WaitingStore):
         self._database = database_at(url)
         self._now_ns = now_ns or self._database.now_ns
         self._clock = now_ns
+        self._column_cache = ColumnCache()
         self._writer: SqlWriter | None = None
         self._appender: SqlWriter | None = None
         self._lookups: _ReadPool | None = None
@@ -209,6 +216,10 @@ class SqlLightningStore(WaitingStore):
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
         return await self._write(lifecycle.finish, finishes)
 
+    async def _open_session(self, session: NewRollout, rollout_id: str, token: str, lease_s: float) -> Rollout:
+        new = codec.new_rollout(replace(session, replica=0), rollout_id, self._now_ns())
+        return await self._write(sessions.open_sessions, sessions.SessionRequest(new, token, lease_s))
+
     cancel = _audited(access.cancel)
 
     async def expire_leases(self, within_s: float | None = None) -> int:
@@ -216,12 +227,15 @@ class SqlLightningStore(WaitingStore):
 
     rollouts = _reads(lifecycle.read_rollouts, lambda query: query.ids is not None and len(query.ids) <= MAX_LOOKUP_IDS)
     count = _reads(lifecycle.read_counts)
-    _summaries = _reads(read_summaries)
-    attempts = _reads(lifecycle.read_attempts)
+
+    async def _summaries(self, query: SummaryQuery, tree: Filter, place: Place | None) -> list[RolloutSummary]:
+        return await self._read(lambda connection: read_summaries(connection, query, tree, place, self._column_cache))
+
+    attempts = _reads(stats.read_attempts)
 
     _last_finished = _reads(lifecycle.read_last_finished, _always)
     _finished = _reads(lifecycle.read_finished)
-    workers = _reads(lifecycle.read_workers)
+    workers = _reads(stats.read_workers)
 
     # --- the record -----------------------------------------------------------------------------------------------
 
@@ -242,6 +256,13 @@ class SqlLightningStore(WaitingStore):
         now_ns = self._now_ns()
         new = [codec.REWARDS.row(_settled(reward, now_ns)) for reward in rewards]
         await self._append(self._appender, record.record_rewards, tables.rewards, new)
+
+    async def record_feedback(self, rewards: Sequence[Reward]) -> None:
+        now_ns = self._now_ns()
+        new = [codec.REWARDS.row(_settled(reward, now_ns)) for reward in rewards]
+        await self._append(
+            self._writer, sessions.record_feedback, tables.rewards, new
+        )  # in turn with what ends sessions
 
     rewards = _reads(record.read_rewards)
 
@@ -316,6 +337,22 @@ class SqlLightningStore(WaitingStore):
     record_credit = _writes(record_credit)
     credit = _reads(read_credit)
     drop_credit = _writes(drop_credit)
+
+    # --- models ---------------------------------------------------------------------------------------------------
+
+    _register_model = _writes(registry.register_model)
+    models = _reads(registry.read_models, _always)
+    _describe_model = _writes(registry.describe_model)
+    _set_alias = _audited(registry.set_alias)
+    aliases = _reads(registry.read_aliases, _always)
+    _lease_model = _writes(registry.lease_model)
+    release_model = _writes(registry.release_model)
+    _delete_model = _audited(registry.delete_model)
+
+    async def delete_model(self, name: str, number: int) -> None:
+        await self._delete_model(name, number)
+        # Once this returns its files are removed: a power cut must not leave a store that takes them for whole.
+        await asyncio.to_thread(self._database.sync)
 
     # --- how ------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ that it leaves few; in all rows of the run, by their columns (columns.py). base.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -31,17 +32,21 @@ from sqlalchemy.sql.selectable import FromClause
 
 from agentlightning.store import codec
 from agentlightning.store.sql import statements
+from agentlightning.store.sql.column_cache import ColumnCache
 from agentlightning.store.sql.conditions import Columns, condition, typed
 from agentlightning.store.sql.prepared import execute, execute_many
 from agentlightning.store.sql.tables import ROWS_PER_CHUNK, SUMMARY_KEYS, SUMMARY_ORDERS, rollout_summaries, runs
 from agentlightning.store.summaries import COLUMNS, Place, failure_of, first_rows, is_after, task_key, title_of
 from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
-from agentlightning.store.where import AllOf, Comparison, Filter
+from agentlightning.store.where import AllOf, Comparison, Filter, fields_of
 
 FIRST_ROWS = 300
 """First rows of an order that are looked through: a millisecond, in which filters that leave much find a page."""
 MAX_FEW = 2000
-"""Rows that a comparison may leave, to be read by its index one by one."""
+"""Rows that a comparison may leave, to be read by its index one by one, in a run of MAX_FEW * ROWS_PER_READ and more."""
+MIN_FEW = 100
+ROWS_PER_READ = 300
+"""Rows that are looked through by column in the time in which one is found by an index and read."""
 MAX_TIES = 500
 """Rows alike in the order that are read to be put in that of their ids."""
 INDEXED = frozenset({*SUMMARY_ORDERS, *SUMMARY_KEYS, "id", "finished_ns"})
@@ -111,14 +116,14 @@ def _totals(connection: Connection, ids: dict[str, Any]) -> defaultdict[tuple[st
 
 
 def read_summaries(
-    connection: Connection, query: SummaryQuery, tree: Filter, place: Place | None
+    connection: Connection, query: SummaryQuery, tree: Filter, place: Place | None, cache: ColumnCache
 ) -> list[RolloutSummary]:
     """The rows of the page, and one more where there is a next."""
-    if query.run_id is not None:
-        return _Page(connection, query, query.run_id, tree, place).rows()
+    all_runs = select(runs.c.id, runs.c.created_ns)
+    chosen = all_runs if query.run_id is None else all_runs.where(runs.c.id == query.run_id)
     found: list[RolloutSummary] = []
-    for run_id in connection.execute(select(runs.c.id)).scalars().all():
-        found += _Page(connection, query, run_id, tree, place).rows()
+    for run_id, made_ns in connection.execute(chosen).all():
+        found += _Page(connection, query, (run_id, made_ns), tree, place, cache).rows()
         found = first_rows(found, query, query.limit + 1)
     return found
 
@@ -127,11 +132,20 @@ class _Page:
     """One page of one run."""
 
     def __init__(
-        self, connection: Connection, query: SummaryQuery, run_id: str, tree: Filter, place: Place | None
+        self,
+        connection: Connection,
+        query: SummaryQuery,
+        run: tuple[str, int],
+        tree: Filter,
+        place: Place | None,
+        cache: ColumnCache,
     ) -> None:
+        """`run`: its id, and the time at which it was made."""
         self._connection = connection
         self._query = query
-        self._run_id = run_id
+        self._run = run
+        self._run_id = run[0]
+        self._cache = cache
         self._tree = tree
         self._place = place
         self._name = COLUMNS[query.order_by]
@@ -159,15 +173,16 @@ class _Page:
 
     def _among_few(self) -> list[RolloutSummary] | None:
         """Looks through the rows that one comparison leaves; None where none is known to leave few."""
+        few_rows = max(MIN_FEW, min(MAX_FEW, self._newest_seq // ROWS_PER_READ))
         for part in self._tree.parts if isinstance(self._tree, AllOf) else (self._tree,):
             if not isinstance(part, Comparison) or part.field not in INDEXED or part.sign in ("!=", "~"):
                 continue
             # By its id a row is found whatever its run: SQLite would take all rows of the run for few.
             run_id = self._unindexed("run_id") if part.field == "id" else _table.c.run_id
             chosen = run_id == self._run_id, condition(part, _table.c.__getitem__, self._sqlite)
-            some = select(literal_column("1")).where(*chosen).limit(MAX_FEW + 1).subquery()
-            if self._connection.execute(select(func.count()).select_from(some)).scalar_one() <= MAX_FEW:
-                few = self._by_id(*chosen).limit(MAX_FEW).subquery()
+            some = select(literal_column("1")).where(*chosen).limit(few_rows + 1).subquery()
+            if self._connection.execute(select(func.count()).select_from(some)).scalar_one() <= few_rows:
+                few = self._by_id(*chosen).limit(few_rows).subquery()
                 return self._fetch(self._filtered(few, few.c.__getitem__))
         return None
 
@@ -178,8 +193,10 @@ class _Page:
         mine = self._filtered(_table, self._unindexed).where(_table.c.run_id == self._run_id)
         if not columns.covers(self._tree):
             return self._fetch(mine)
+        fields = fields_of(self._tree) | {self._name}
+        mine_by_column = columns.Columns(self._connection, self._run, fields, self._newest_seq, self._cache)
         order = self._name, self._descending
-        found = columns.find(self._connection, self._run_id, self._tree, order, self._place, self._wanted)
+        found = columns.find(mine_by_column, self._tree, order, self._place, self._wanted)
         rows = self._later(mine, found.last) if found.last else self._fetch(mine)
         chosen = found.rows
         for value, tied in found.ties:
@@ -194,9 +211,15 @@ class _Page:
 
     def _later(self, mine: Select[Any], last: int) -> list[RolloutSummary]:
         """Those of the run's rows that finished after what chunks have. The upper bound tells a planner how few they are."""
+        if self._newest_seq <= last:
+            return []
+        return self._fetch(mine.where(_table.c.finished_seq.between(last + 1, self._newest_seq)))
+
+    @functools.cached_property
+    def _newest_seq(self) -> int:
+        """The place of the run's last finished rollout in their order, which is about their number."""
         newest = select(func.max(_table.c.finished_seq)).where(_table.c.run_id == self._run_id)
-        newest_seq = self._connection.execute(newest).scalar() or 0
-        return self._fetch(mine.where(_table.c.finished_seq.between(last + 1, newest_seq))) if newest_seq > last else []
+        return self._connection.execute(newest).scalar() or 0
 
     def _by_id(self, *chosen: ColumnElement[bool]) -> Select[Any]:
         """Rows that an index finds. First their ids, which are in it: for whole rows SQLite would read all of the run."""

@@ -10,7 +10,8 @@ int32 and float32 arrays, everything nested is JSON text. What the constraints p
 - an image of a run is kept once, and as long as a rollout uses it;
 - a rollout is consumed at most once, by a step of its own run, and never if it is an evaluation rollout;
 - a step is the only one of its number;
-- an entry of the audit log stays as it was written.
+- an entry of the audit log stays as it was written;
+- an alias, or a lease, is of a model version that exists.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from sqlalchemy import (
 
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.codec import ARRAYS, scalar
+from agentlightning.store.model_versions import ModelAlias, ModelVersion
 from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.store.tokens import Token, TokenRole
 from agentlightning.types import (
@@ -68,7 +70,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 17
+SCHEMA_VERSION = 19
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -396,6 +398,34 @@ audit = Table(
     sqlite_autoincrement=True,
 )
 Index("audit_by_run", audit.c.run_id, audit.c.seq)
+
+model_versions = Table(
+    "model_versions",
+    metadata,
+    *_columns(ModelVersion),  # its run is no foreign key: entries stay when their run is deleted
+    PrimaryKeyConstraint("name", "number"),
+    UniqueConstraint("run_id", "policy", "step"),
+)
+
+
+def _of_model() -> ForeignKeyConstraint:
+    return ForeignKeyConstraint(["name", "number"], ["model_versions.name", "model_versions.number"])
+
+
+model_aliases = Table(
+    "model_aliases", metadata, *_columns(ModelAlias), PrimaryKeyConstraint("name", "alias"), _of_model()
+)
+
+model_leases = Table(
+    "model_leases",
+    metadata,
+    Column("name", _Text, nullable=False),
+    Column("number", _Int, nullable=False),
+    Column("holder", _Text, nullable=False),
+    Column("expires_ns", BigInteger, nullable=False),
+    PrimaryKeyConstraint("name", "number", "holder"),
+    _of_model(),
+)
 
 _KEPT = "the audit log is only ever added to"
 AUDIT_IS_KEPT = {

@@ -11,16 +11,6 @@ local function give_up_predecessor(worker)
   end
 end
 
--- The versions that a rollout keeps: those that it names, and of other templates the newest.
-local function pin_templates(key, newest)
-  if not next(newest) then return end
-  local pins = cjson.decode(call('HGET', key, 'prompts') or '{}')
-  for name, version in pairs(newest) do
-    pins[name] = pins[name] or version
-  end
-  call('HSET', key, 'prompts', cjson.encode(pins))
-end
-
 local function start(id, request, token, newest)
   local worker, key = request.worker, store .. 'r:' .. id
   local expires = plus(now, request.lease_ns)

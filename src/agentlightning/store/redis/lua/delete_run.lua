@@ -58,9 +58,34 @@ local function delete_rest(run)
   end
 end
 
+-- Marks the run's model versions as deleted; refuses where one of them is in use. They stay as entries.
+local function delete_models(actor, run)
+  local found, used = {}, {}
+  for _, place in ipairs(call('HVALS', store .. 'run_models:' .. run)) do
+    local number, name = string.match(place, '^(%d+) (.*)$')
+    if call('HGET', model_key(name, number), 'deleted') ~= '1' then found[#found + 1] = { name, number } end
+  end
+  table.sort(found, function(one, other)
+    if one[1] ~= other[1] then return one[1] < other[1] end
+    return tonumber(one[2]) < tonumber(other[2])
+  end)
+  for _, version in ipairs(found) do
+    local use = model_use(version[1], version[2])
+    if use ~= '' then used[#used + 1] = version[1] .. '@' .. version[2] .. ' is ' .. use end
+  end
+  if #used > 0 then return refuse('run_has_models', run, table.concat(used, '; ')) end
+  for _, version in ipairs(found) do
+    mark_model_deleted(actor, version[1], version[2])
+  end
+end
+
 return answer_each(function(request)
   local run = request.run_id
   if call('EXISTS', store .. 'run:' .. run) == 0 then return { 0, 0 } end
+  if call('HEXISTS', store .. 'run:' .. run, 'deleting') == 0 then
+    local refusal = delete_models(request.actor, run)
+    if refusal then return refusal end
+  end
   call('SREM', store .. 'active', run) -- a server without memory lets scripts write that remove something first
   if call('HSET', store .. 'run:' .. run, 'deleting', 1) == 1 then -- from now on nobody writes to it
     note(request.actor, 'delete_runs', run, run, {})

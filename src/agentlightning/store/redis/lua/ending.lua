@@ -1,9 +1,9 @@
--- How attempts end: what claim, finish, cancel and expire share.
+-- How attempts end: what claim, finish, cancel and expire share. The groups of sessions begin as SESSION in types.py says.
 
 local function rollout_to_end(id)
   local found = call(
     'HMGET', store .. 'r:' .. id, 'run', 'mode', 'state', 'attempt', 'lost', 'priority', 'max_attempts', 'max_lost',
-    'retry_on'
+    'retry_on', 'group_id'
   )
   if not found[1] then return nil end
   return {
@@ -17,6 +17,7 @@ local function rollout_to_end(id)
     max_attempts = tonumber(found[7]),
     max_lost = tonumber(found[8]),
     retry_on = found[9],
+    is_session = string.sub(found[10] or '', 1, 8) == 'session:',
   }
 end
 
@@ -70,20 +71,6 @@ local function end_rollout(rollout, ending, cancelled)
   put(key, 'error', error)
   put(key, 'warning', ending.warning)
   put(key, 'refused', ending.refused and 1 or nil)
-end
-
--- Ends as lost every attempt whose lease has run out; how many.
-local function give_up_overdue()
-  local count = 0
-  for _, id in ipairs(call('ZRANGEBYSCORE', store .. 'leases', '-inf', microseconds(now))) do
-    local rollout = rollout_to_end(id)
-    local lease = call('HMGET', attempt_key(rollout), 'lease_expires_ns', 'worker_id')
-    if not before(now, lease[1]) then
-      end_rollout(rollout, { state = 'lost', error = reason('silent_worker', lease[2]) })
-      count = count + 1
-    end
-  end
-  return count
 end
 
 -- The rollout of a lease, where it is the running attempt's; else nil.

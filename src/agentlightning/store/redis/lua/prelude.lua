@@ -101,9 +101,13 @@ local function rollout_of(id)
   return row
 end
 
--- An entry of the audit log, in the script of the act. The detail is a table; the log is only ever added to.
+-- An entry of the audit log, in the script of the act. The detail is JSON, or (note) a table; the log is only ever added to.
+local function note_text(actor, action, subject, run, detail)
+  call('RPUSH', store .. 'audit', cjson.encode({ now, actor, action, subject, run or '', detail }))
+end
+
 local function note(actor, action, subject, run, detail)
-  call('RPUSH', store .. 'audit', cjson.encode({ now, actor, action, subject, run or '', cjson.encode(detail) }))
+  note_text(actor, action, subject, run, cjson.encode(detail))
 end
 
 -- The same for rollouts, by run: {run = {ids}}.

@@ -1,4 +1,4 @@
--- Prompt templates among the resources of a run: what enqueue and claim share.
+-- Prompt templates among the resources of a run: what enqueue, claim and open_session share.
 
 local KIND = '["prompt_template",'
 
@@ -16,4 +16,14 @@ local function newest_templates(run)
     if is_template(run, name, version) then found[name] = tonumber(version) end
   end
   return found
+end
+
+-- The versions that a rollout keeps: those that it names, and of other templates the newest.
+local function pin_templates(key, newest)
+  if not next(newest) then return end
+  local pins = cjson.decode(call('HGET', key, 'prompts') or '{}')
+  for name, version in pairs(newest) do
+    pins[name] = pins[name] or version
+  end
+  call('HSET', key, 'prompts', cjson.encode(pins))
 end

@@ -1,0 +1,64 @@
+"""Settings of a served model: the tables ``[serve]`` of a run's record and ``routes`` of its resource.
+
+The gateway reads both, `agl serve --policy` writes them. Knows nothing of requests and of weights.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from agentlightning.config_base import Table, matching
+
+ROUTES_RESOURCE = "routes"
+"""Name of the resource of a run that says which version a new session gets."""
+
+Weight = Annotated[float, Field(ge=0, le=1)]
+
+
+class HeaderRoute(Table):
+    """A header of requests that chooses the canary, whatever its weight."""
+
+    name: str = Field(min_length=1)
+    value: str
+
+
+class RoutesConfig(Table):
+    """The versions of the model that new sessions get, by number."""
+
+    stable: int = Field(ge=1)
+    canary: int | None = Field(None, ge=1)
+    weight: Weight = 0.0
+    """Share of new sessions that get the canary."""
+    header: HeaderRoute | None = None
+    shadow: int | None = Field(None, ge=1)
+    """Version that gets copies of calls, whose answers no user sees."""
+
+    @model_validator(mode="after")
+    def _check_canary(self) -> RoutesConfig:
+        if self.canary is None and (self.weight or self.header is not None):
+            raise ValueError("weight and header: have no effect without canary")
+        return self
+
+
+class ServeConfig(Table):
+    """The way that users are served, and what is kept of what they say."""
+
+    model: str = Field("", max_length=100)
+    """Name of the registered model; its versions are policies such as ``support-40``."""
+    idle_s: float = Field(1800.0, ge=1, le=7 * 86_400)
+    """Seconds without a call after which a session has ended."""
+    record: bool = False
+    """Keep the texts and tokens of calls; else they are counted alone, and nothing can be learned from them."""
+    redact: Annotated[str, matching(r"[\w./-]+:\w+", "file.py:function or module:function")] | None = None
+    """Function that takes what is to be kept of a call and returns it without what must not be kept."""
+    keep_days: float | None = Field(None, gt=0)
+    """Days after which the calls and feedback texts of ended sessions are deleted; None: never."""
+
+    @model_validator(mode="after")
+    def _check_record(self) -> ServeConfig:
+        for name in ("redact", "keep_days"):
+            if not self.record and getattr(self, name) is not None:
+                raise ValueError(f"{name}: has no effect without record = true")
+        return self

@@ -1,0 +1,1 @@
+"""Served models: registered versions that users ask, without a trainer."""

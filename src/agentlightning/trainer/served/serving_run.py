@@ -1,0 +1,234 @@
+"""ServingRun: `agl serve --policy`: a run without a trainer, whose users are served a registered model.
+
+Everything that it does is derived from what the store says, again and again: which version the alias names, what the routes
+are, which sessions are open. So a server that was killed goes on with the same run, the same keys and the same sessions when
+it is started again. Pushed by moves of aliases and by new resources; ended sessions are looked for every few seconds. Knows
+no session's content and no protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from agentlightning.config_limits import LIMITS_RESOURCE
+from agentlightning.config_serve import ROUTES_RESOURCE, RoutesConfig
+from agentlightning.engines.base import together
+from agentlightning.errors import AgentLightningError, ConfigError, NotFoundError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.model_versions import ModelReference, parse_reference
+from agentlightning.store.scan import read_rollouts
+from agentlightning.trainer.served.settings import ServeFile, serve_record
+from agentlightning.trainer.served.versions import RENEWAL_S, ServedVersions
+from agentlightning.types import JSON, Resource
+
+POLL_S = 30.0
+LOOK_S = 5.0
+"""Seconds between looks at whether the last session of a version has ended."""
+PAUSE_S = 1.0
+RETENTION_S = 3600.0
+MAX_DROPPED = 500
+"""Sessions whose records are deleted at a time."""
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A registered model that a server serves beside what it always does."""
+
+    reference: ModelReference
+    file: ServeFile
+    runs: Path
+    run_id: str
+
+    @classmethod
+    def of(cls, policy: str, file: ServeFile, runs: Path, run_id: str | None) -> ServedModel:
+        """By a reference such as ``support@production``; without an id the run has one made of it, always the same."""
+        reference = parse_reference(policy, "--policy")
+        return cls(reference=reference, file=file, runs=runs, run_id=run_id or f"serve-{policy.replace('@', '-')}")
+
+    async def run(self, address: str, key: str, tell: Callable[[str], None]) -> None:
+        """Serve through the server at this address until cancelled."""
+        async with LightningStoreClient(address, key) as store:
+            await ServingRun(store, self, tell).run()
+
+
+class ServingRun:
+    """One run that serves a model. `tell` gets sentences for whoever started it."""
+
+    def __init__(self, store: LightningStore, serving: ServedModel, tell: Callable[[str], None]) -> None:
+        self._store = store
+        self._reference = serving.reference
+        self._file = serving.file
+        self._tell = tell
+        self.run_id = serving.run_id
+        self.versions = ServedVersions(store, self.run_id, self._reference.name, self._file, serving.runs)
+        self._changed = asyncio.Event()
+        self._dropped: str | None = None
+        """Id of the last session whose records are gone."""
+
+    async def run(self) -> None:
+        """Serve until cancelled; raises what ends it: ConfigError, NotFoundError, EngineError."""
+        try:
+            number = await self._wanted(None)
+            await self._begin(number)
+            await self._reconcile()
+            key = f"agl tokens create --role client --run {self.run_id}"
+            self._tell(f"serving {self._reference.name}@{number} as run {self.run_id}; a key for it is made by: {key}")
+            loops = [self._reconciling(), self._hear_aliases(), self._hear_routes(), self._renewing(), self._dropping()]
+            await together([*loops, self.versions.watch()])
+        finally:
+            await self.versions.close()
+
+    async def _begin(self, number: int) -> None:
+        """Make the run, or go on with the one that was interrupted."""
+        name = self._reference.name
+        config = serve_record(await self.versions.config(number), self._file, name)
+        found = await self._store.runs([self.run_id])
+        if not found:
+            await self._store.create_run(f"serve {name}", config, self.run_id)
+        else:
+            known = found[0].config.get("serve")
+            if known != config["serve"]:
+                raise ConfigError(
+                    f"serve: run {self.run_id} began with other settings, which hold for its users: {known}; give the new "
+                    "settings a run of their own with --run ID"
+                )
+            await self._store.update_run(self.run_id, state="running")
+        limits = self._file.limits.model_dump(mode="json")
+        known_limits = await self._store.resources(self.run_id, LIMITS_RESOURCE)
+        if not known_limits or known_limits[0].value != limits:
+            await self._store.put_resources(
+                [Resource(run_id=self.run_id, name=LIMITS_RESOURCE, kind="limits", value=limits)]
+            )
+
+    async def _wanted(self, routes: RoutesConfig | None) -> int:
+        """The version that new sessions get; where the alias was removed, the one that they get now."""
+        name, number, alias = self._reference
+        if number is not None:
+            return number
+        for one in await self._store.aliases(name):
+            if one.alias == alias and one.number is not None:
+                return one.number
+        if routes is not None:
+            return routes.stable
+        raise NotFoundError(f"{name}@{alias}: no such alias; see: agl models list")
+
+    async def _reconcile(self) -> None:
+        """Make what is served what is to be served."""
+        routes = await self._routes()
+        wanted = await self._wanted(routes)
+        await self.versions.load(wanted)
+        if routes is None or routes.stable != wanted:
+            routes = _with_stable(routes, wanted)
+            value: JSON = routes.model_dump(mode="json")
+            await self._store.put_resources(
+                [Resource(run_id=self.run_id, name=ROUTES_RESOURCE, kind="routes", value=value)]
+            )
+        named = {one for one in (routes.stable, routes.canary, routes.shadow) if one is not None}
+        for number in sorted(named):
+            try:
+                await self.versions.load(number)
+            except (ConfigError, NotFoundError) as why:  # a canary that cannot be served gets nobody; the others go on
+                log.warning("%s@%s is not served: %s", self._reference.name, number, why)
+        open_on = await self._open_versions()
+        for number in sorted(open_on - self.versions.numbers):  # after a restart
+            try:
+                await self.versions.load(number)
+            except (ConfigError, NotFoundError) as why:
+                log.warning("sessions on %s@%d end: %s", self._reference.name, number, why)
+        for number in sorted(self.versions.numbers - named - open_on):
+            await self.versions.release(number)
+
+    async def _routes(self) -> RoutesConfig | None:
+        found = await self._store.resources(self.run_id, ROUTES_RESOURCE)
+        return RoutesConfig(**found[0].value) if found else None
+
+    async def _open_versions(self) -> set[int]:
+        query = RolloutQuery(run_id=self.run_id, states=["running"])
+        return {rollout.step async for portion in read_rollouts(self._store, query) for rollout in portion}
+
+    # --- what makes it look again -----------------------------------------------------------------------------------
+
+    async def _reconciling(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                routes = await self._patiently(self._routes)
+                if routes is not None and self.versions.numbers <= {routes.stable, routes.canary, routes.shadow}:
+                    continue  # nothing to be released
+            self._changed.clear()
+            await self._patiently(self._reconcile)
+
+    async def _hear_aliases(self) -> None:
+        name, number, _ = self._reference
+        known: dict[str, int] = {}
+        while number is None:
+            found = await self._patiently(partial(self._store.wait_aliases, name, known, POLL_S))
+            now = {one.alias: one.number for one in found or () if one.number is not None}
+            if now != known and found is not None:
+                known = now
+                self._changed.set()
+
+    async def _hear_routes(self) -> None:
+        known: dict[str, int] = {}
+        while True:
+            found = await self._patiently(partial(self._store.wait_resources, self.run_id, known, POLL_S)) or []
+            known |= {one.name: one.version for one in found}
+            if any(one.kind == "routes" for one in found):
+                self._changed.set()
+
+    async def _renewing(self) -> None:
+        while True:
+            await asyncio.sleep(RENEWAL_S)
+            await self._patiently(self.versions.renew)
+
+    async def _dropping(self) -> None:
+        """Delete calls and words of sessions that ended long ago."""
+        days = self._file.serve.keep_days
+        while days is not None:
+            await self._patiently(lambda: self._drop_old(days))
+            await asyncio.sleep(RETENTION_S)
+
+    async def _drop_old(self, days: float) -> None:
+        before_ns = time.time_ns() - int(days * 86_400e9)
+        query = RolloutQuery(run_id=self.run_id, after=self._dropped)
+        in_order = True
+        async for portion in read_rollouts(self._store, query):
+            old = [one.id for one in portion if one.finished_ns is not None and one.finished_ns < before_ns]
+            for start in range(0, len(old), MAX_DROPPED):
+                await self._store.drop_records(old[start : start + MAX_DROPPED])
+            in_order = in_order and len(old) == len(portion)
+            if in_order:
+                self._dropped = portion[-1].id
+            if portion[0].created_ns > before_ns:
+                return
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Its result; None, after a pause, where the store is away or what was asked for cannot be done now."""
+        try:
+            return await work()
+        except AgentLightningError as cause:
+            log.warning("serving goes on as it is: %s", cause)
+            await asyncio.sleep(PAUSE_S)
+            return None
+
+
+def _with_stable(routes: RoutesConfig | None, number: int) -> RoutesConfig:
+    """The routes once the alias names this version: a canary that became it is none any more."""
+    if routes is None or routes.canary in (None, number):
+        shadow = None if routes is None else routes.shadow
+        return RoutesConfig(stable=number, shadow=shadow if shadow != number else None)
+    return routes.model_copy(update={"stable": number})

@@ -1,0 +1,66 @@
+"""Settings of `agl serve --policy`: the file's tables, and the record of the run that serves, made of them and of the
+version's own run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from agentlightning.config import Config, parse_config, parse_settings, run_record
+from agentlightning.config_base import Table
+from agentlightning.config_file import read_toml
+from agentlightning.config_limits import LimitsConfig
+from agentlightning.config_serve import ServeConfig
+from agentlightning.types import JSON
+
+OF_LEARNING = (
+    *("lora", "optimizer", "muon_learning_rate", "weight_decay", "dropout", "packing", "gradient_checkpointing"),
+    *("max_tokens_per_microbatch", "train_vision_tower", "learner", "learner_processes", "learner_threads", "listen"),
+    "advertise",
+)
+"""Settings of [engine] that say how a model learns, or where one sampler listens: a served version has none of them."""
+
+
+class ServedSampling(Table):
+    """Sampling parameters of all sessions."""
+
+    temperature: float | None = Field(None, ge=0)
+    """None: the one that the model was trained with."""
+    max_tokens: int | None = Field(None, ge=1)
+
+
+class ServeFile(Table):
+    """The tables of the file."""
+
+    serve: ServeConfig = ServeConfig()
+    limits: LimitsConfig = LimitsConfig()
+    model: ServedSampling = ServedSampling()
+    engine: dict[str, Any] = Field({})
+    """Settings that replace those of the version's run."""
+
+
+def read_serve_file(path: Path | None) -> ServeFile:
+    """The settings of a file. ConfigError where one is unknown or wrong."""
+    return ServeFile() if path is None else parse_settings(ServeFile, read_toml(path), str(path))
+
+
+def served_config(trained: Config, file: ServeFile, weights: Path, name: str) -> Config:
+    """The configuration by which a version is sampled: that of its run, without what is of learning alone."""
+    table = trained.model_dump(mode="json")
+    engine = {key: value for key, value in table["engine"].items() if key not in OF_LEARNING}
+    if engine.get("vllm"):
+        engine["vllm"] = {**engine["vllm"], "weights": "reload", "weights_url": None}
+    table["engine"] = engine | file.engine
+    table["model"]["path"] = str(weights)
+    table["limits"], table["external"], table["policies"] = file.limits.model_dump(mode="json"), {}, {}
+    for key in ("temperature", "max_tokens"):
+        if (value := getattr(file.model, key)) is not None:
+            table["model"][key] = value
+    return parse_config(table, name)
+
+
+def serve_record(config: Config, file: ServeFile, name: str) -> JSON:
+    """The configuration that the store keeps with the run: training from its record inherits from it."""
+    return {**run_record(config), "serve": file.serve.model_copy(update={"model": name}).model_dump(mode="json")}
