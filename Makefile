@@ -33,7 +33,7 @@ test: install node-packages servers
 	$(MAKE) -j 2 lint bytecode
 	$(BIN)/pytest -m "not slow" -n 3 --dist loadfile $(ARGS)
 
-test-slow: install node-packages servers browser frameworks coding-agents .venv-clients-langchain/.installed .venv-vllm/.installed .venv-verl/.installed
+test-slow: install node-packages servers browser frameworks coding-agents .venv-clients-langchain/.installed .venv-vllm/.installed .venv-verl/.installed .venv-deploy/.installed
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist loadfile $(ARGS)
 
 # The light core on every Python we promise; test-slow has the oldest. A Python that is not here is left out.
@@ -173,6 +173,14 @@ endef
 	{ $(call install,$(@D),-r $< --editable .); } && touch $@ || \
 		{ echo "verl cannot be installed here: its tests are left out"; rm -rf .venv-verl; }
 
+# Validators of Dockerfiles, scripts, charts and Kubernetes objects, for the tests of `agl deploy`.
+.venv-deploy/.installed: tests/deploy/validators.lock | .venv/.installed
+	$(new_environment)
+	{ $(call install,$(@D),-r $<); } && touch $@ || \
+		{ echo "the validators of $< cannot be installed here: their tests are left out"; rm -rf $(@D); }
+
+test-deploy: .venv-deploy/.installed
+
 # Phoenix, a real viewer of traces, for `make test-phoenix`.
 .venv-phoenix/.installed: tests/tracing/phoenix.lock | .venv/.installed
 	$(new_environment)
@@ -216,4 +224,4 @@ clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-c
 		for each in $(@D)/sources/*.tar.gz; do tar xzf $$each -C $(@D)/sources; done && touch $@; }
 
 clean:
-	rm -rf site build .venv .venv-vllm .venv-verl .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules tests/console/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site build .venv .venv-vllm .venv-verl .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-deploy .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules tests/console/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -309,8 +309,9 @@ async def test_a_reader_of_all_runs_reads_and_writes_nothing(admin: LightningSto
 async def test_a_trainers_token_without_a_run_gets_the_first_that_it_creates(admin: LightningStoreClient) -> None:
     other = await claimed(admin)
     async with holding(admin, "trainer") as store:
+        assert await store.runs() == await store.runs([other.rollout.run_id]) == []
         with pytest.raises(ConfigError, match="has no run yet"):
-            await store.runs()
+            await store.update_run(other.rollout.run_id, state="failed")
         run = await store.create_run("mine", {})
         assert [one.id for one in await store.runs()] == [run.id]
         with pytest.raises(ConfigError, match=f"opens run {run.id} only"):

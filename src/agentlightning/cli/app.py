@@ -17,6 +17,7 @@ from agentlightning.cli import (
     check,
     console,
     demo,
+    deploy,
     evaluate,
     export,
     mcp,
@@ -62,6 +63,7 @@ app.command("export")(export.export)
 app.command("serve")(serve.serve)
 app.command("worker")(worker.worker)
 app.command("console")(console.console)
+app.command("deploy")(deploy.deploy)
 app.add_typer(runs.app, name="runs")
 app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(rewards.app, name="rewards")

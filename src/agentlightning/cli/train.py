@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentlightning.cli.options import (
+    ADDRESSES,
     Runs,
     Server,
     Settings,
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.training import TrainResult
+
+
+EXIT_UNFINISHED = 75
+"""With --run: the run was told to end before its last step, so whatever restarts what fails (a Job) goes on with it."""
 
 
 def train(
@@ -58,11 +63,18 @@ def train(
     runs: Runs = Path("runs"),
     server: Server = None,
     console: WithConsole = False,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", help="Id of the run, which is started, or goes on where it was: for what restarts by itself."
+        ),
+    ] = None,
 ) -> None:
     """Train the model behind an agent. Ctrl-C ends after the step that is under way and prints the line that resumes.
 
     With --from-run and no file, the model, its engine and the agent that is evaluated are those of that run.
     """
+    from agentlightning.store.run_ids import check_run_id
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.model_weights import with_versions
     from agentlightning.trainer.training import new_run_id
@@ -70,7 +82,16 @@ def train(
     url = one_store(store, server)
     options = {"data.train": tasks, "data.val": val, "agent.reward": reward, "model.path": model}
     given = _given(agent, options | {"algorithm.name": algorithm, "data.from_run": from_run or None})
-    if resume is None:
+    if run is not None:
+        if resume is not None:
+            raise ConfigError("--run: starts a run or goes on with it; give --run or --resume, not both")
+        check_run_id(run)
+        folder = RunFolder(runs, run)
+        known = _known(folder, settings or [], url)
+        settled = known or with_versions(_fresh(config, given, settings or [], url), runs)
+        if not run_and_report(settled, folder, resume=known is not None, console=console).finished:
+            raise typer.Exit(EXIT_UNFINISHED)
+    elif resume is None:
         fresh = with_versions(_fresh(config, given, settings or [], url), runs)
         run_and_report(fresh, RunFolder(runs, new_run_id()), console=console)
     else:
@@ -78,6 +99,20 @@ def train(
         if config is not None or given:
             raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
         run_and_report(own_config(folder, settings or [], url), folder, resume=True, console=console)
+
+
+def _known(folder: RunFolder, settings: list[str], url: str | None) -> Config | None:
+    """The configuration of a run that was started before, at the addresses of this host; None where nobody started it.
+
+    A command that is repeated as it is (by a container, by a Job) names settings of the first start: the run has those.
+    """
+    from agentlightning.errors import NotFoundError
+
+    addresses = [one for one in settings if one.partition("=")[0].strip() in ADDRESSES]
+    try:
+        return own_config(folder, addresses, url)
+    except NotFoundError:
+        return None
 
 
 def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -127,13 +162,14 @@ def agent_setting(agent: str) -> str:
 
 def run_and_report(
     config: Config, folder: RunFolder, *, resume: bool = False, name: str = "", console: bool = False
-) -> None:
+) -> TrainResult:
     """Train under a live display, then say where things are."""
     from agentlightning.trainer.display import Display
 
     with Display(folder.run_id) as display:
         result = supervised(config, folder, display, resume=resume, name=name, console=console)
     report(display.console, result)
+    return result
 
 
 def supervised(

@@ -1,0 +1,84 @@
+"""dependencies: which file of a project names the packages that its agent imports, and how an image installs them.
+
+Looks at names of files and at pyproject.toml; resolves nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentlightning.config_file import read_toml
+from agentlightning.errors import ConfigError
+
+UV_VERSION = "0.9.7"
+POETRY_VERSION = "2.2.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """The files that name an agent's Python packages, and the commands that install them."""
+
+    files: tuple[str, ...]
+    """Copied into the image before the agent's code, so that a change of the code alone installs nothing again."""
+    commands: tuple[str, ...]
+    """Shell commands, run in the folder with the files; none where there is nothing to install."""
+    sentence: str
+    """Says where they were found, for the reader of the image's file."""
+    locked: bool = False
+    """True where every version is fixed."""
+
+
+def find_dependencies(root: Path) -> Dependencies:
+    """The packages of the project in a folder: of a lock file, else of requirements*.txt, else of pyproject.toml.
+
+    A lock file goes first, since it names what was tested. ConfigError where several requirements files could be meant.
+    """
+    install = "uv pip install --no-cache --python /opt/venv/bin/python"
+    if (root / "uv.lock").is_file() and (root / "pyproject.toml").is_file():
+        export = "uv export --frozen --no-dev --no-emit-project --format requirements-txt --output-file /tmp/agent.txt"
+        return Dependencies(
+            files=("pyproject.toml", "uv.lock"),
+            commands=(export, f"{install} --requirement /tmp/agent.txt"),
+            sentence="uv.lock: every version and hash is fixed there.",
+            locked=True,
+        )
+    if (root / "poetry.lock").is_file() and (root / "pyproject.toml").is_file():
+        poetry = f"uv tool run --with poetry-plugin-export poetry=={POETRY_VERSION}"
+        return Dependencies(
+            files=("pyproject.toml", "poetry.lock"),
+            commands=(f"{poetry} export --output /tmp/agent.txt", f"{install} --requirement /tmp/agent.txt"),
+            sentence="poetry.lock: every version and hash is fixed there.",
+            locked=True,
+        )
+    locks = sorted(path.name for path in root.glob("pylock*.toml"))
+    if "pylock.toml" in locks or len(locks) == 1:
+        name = "pylock.toml" if "pylock.toml" in locks else locks[0]
+        sentence = f"{name}: every version and hash is fixed there."
+        return Dependencies((name,), (f"{install} --requirement {name}",), sentence, locked=True)
+    if requirements := _requirements(root):
+        sentence = f"{requirements}. What it leaves open is resolved when the image is built."
+        return Dependencies((requirements,), (f"{install} --requirement {requirements}",), sentence)
+    project = read_toml(root / "pyproject.toml").get("project") if (root / "pyproject.toml").is_file() else None
+    if isinstance(project, dict) and (project.get("dependencies") or "dependencies" in project.get("dynamic", ())):
+        sentence = "[project] of pyproject.toml. It fixes no versions: `uv lock` makes a file that does."
+        return Dependencies(("pyproject.toml",), (f"{install} --requirement pyproject.toml",), sentence)
+    return Dependencies(
+        (),
+        (),
+        "none: no lock file, no requirements*.txt and no [project] with dependencies in pyproject.toml beside the "
+        "configuration, so the image has agentlightning alone; list what the agent imports in requirements.txt.",
+    )
+
+
+def _requirements(root: Path) -> str | None:
+    """Name of the requirements file; None where there is none. Those that say dev, test or docs are for other people."""
+    names = sorted(path.name for path in root.glob("requirements*.txt"))
+    if "requirements.txt" in names:
+        return "requirements.txt"
+    names = [name for name in names if not any(word in name for word in ("dev", "test", "doc", "lint"))]
+    if len(names) > 1:
+        raise ConfigError(
+            f"requirements*.txt: expected one file, or one called requirements.txt, got {', '.join(names)}"
+        )
+    return names[0] if names else None

@@ -1,0 +1,172 @@
+"""read_project: what there is to deploy, from a run's configuration and the folder that it lies in.
+
+Driven by `agl deploy`. Reads files and never imports the agent; knows nothing of images or clusters.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from agentlightning.config import Config
+from agentlightning.config_external import secret_variables
+from agentlightning.config_file import load_config
+from agentlightning.deploy.dependencies import Dependencies, find_dependencies
+from agentlightning.errors import ConfigError
+
+SAMPLER_KEY = "SAMPLER_KEY"
+"""Variable with the key of the samplers, where the configuration names no other."""
+EXTRAS = {"adamw_8bit": "adamw8bit", "s3": "s3", "abfs": "azure"}
+"""Extras of this package by the optimizer, or by the scheme of a URL, that needs them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A run's configuration and the folder around it, as images hold it."""
+
+    root: Path
+    """The build context: the folder of the configuration."""
+    config_file: str
+    """Path in it, as is every other path here."""
+    config: Config
+    name: str
+    """Id of the run, and what images and charts are called by."""
+    agent: str
+    """First argument of `agl worker`."""
+    rewards: tuple[str, ...]
+    """Its --reward, each."""
+    dependencies: Dependencies
+    node: bool
+    """True where the agent is a program of Node with a package-lock.json."""
+    model: str | None
+    """Folder of the model in the project; None where it comes from a hub."""
+    withheld: tuple[str, ...]
+    """Files that agents must not see: the model and the tasks, held-out ones among them."""
+    notes: tuple[str, ...]
+    """Sentences for whoever deploys it."""
+
+    @property
+    def uses_vllm(self) -> bool:
+        """True where vLLM servers sample."""
+        return self.config.engine.sampler == "vllm"
+
+    @property
+    def uses_ray(self) -> bool:
+        """True where verl trains, on a Ray cluster."""
+        return self.config.engine.name == "verl"
+
+    @property
+    def sampler_key(self) -> str:
+        """Variable with the key that samplers ask gateways for."""
+        return self.config.engine.key_env or SAMPLER_KEY
+
+    @property
+    def external_hosts(self) -> dict[str, list[str]]:
+        """Hosts that a variable's value may be sent to, by variable, as `agl serve --external-keys` reads them."""
+        found: dict[str, set[str]] = {}
+        for external in self.config.external.values():
+            if external.key_env is not None:
+                parts = urlsplit(external.url)
+                plain = parts.scheme == "http" and parts.port is not None
+                found.setdefault(external.key_env, set()).add(parts.netloc if plain else str(parts.hostname))
+        return {variable: sorted(hosts) for variable, hosts in sorted(found.items())}
+
+    @property
+    def worker_keys(self) -> tuple[str, ...]:
+        """Variables with the keys of judges, which workers ask themselves."""
+        return tuple(sorted({one.key_env for one in self.config.agent.reward if one.key_env is not None}))
+
+    @property
+    def trainer_keys(self) -> tuple[str, ...]:
+        """Variables of the trainer alone: keys of its trackers, of credit rules, of alerts."""
+        others = {self.sampler_key, *self.external_hosts, *self.worker_keys}
+        return tuple(sorted(secret_variables(self.config.model_dump()) - others))
+
+    @property
+    def trainer_extras(self) -> str:
+        """Extras of this package that the trainer needs, as pip reads them."""
+        config = self.config
+        extras = {"train", "data", *config.trainer.trackers}
+        extras |= {"verl"} if self.uses_ray else set()
+        extras |= {"lora"} if config.engine.lora is not None else set()
+        urls = config.trainer.checkpoint_url, config.engine.vllm and config.engine.vllm.weights_url
+        for word in (config.engine.optimizer, *(url.partition("://")[0] for url in urls if url)):
+            extras |= {EXTRAS[word]} if word in EXTRAS else set()
+        return ",".join(sorted(extras))
+
+
+def read_project(config_file: Path) -> Project:
+    """The project of a configuration. ConfigError where it cannot be deployed as it is."""
+    config = load_config(config_file)
+    root = config_file.parent.resolve()
+    if config.agent_model is not None:
+        raise ConfigError(
+            f"model.path: {config.model.path!r} trains nothing, so there is no trainer to deploy; expected a model"
+        )
+    if not config.agent.given:
+        raise ConfigError("agent: expected run or command; without an agent there are no workers to deploy")
+    inside = list(_named_paths(config, root))
+    agent = config.agent.run or str(config.agent.command)
+    words = shlex.split(agent) if config.agent.run is None else []
+    dependencies = find_dependencies(root)
+    notes = [f"packages of the agent: {dependencies.sentence}"]
+    if config.sandbox is not None:
+        notes.append(
+            "sandbox: bubblewrap needs user namespaces, which containers are denied by default: the image is the agents' "
+            "sandbox, so start it without this table or see docs/sandbox.md."
+        )
+    elif words and words[0] != "node" and not words[0].startswith("python"):
+        notes.append(f"agent.command: install what {words[0]!r} needs in agent.Dockerfile, which has Python alone.")
+    if (url := config.trainer.checkpoint_url) is not None and not url.startswith("file:"):
+        notes.append(f"trainer.checkpoint_url: give the trainer credentials of {url}, by a role or its environment.")
+    return Project(
+        root=root,
+        config_file=config_file.resolve().relative_to(root).as_posix(),
+        config=config,
+        name=_run_name(config_file),
+        agent=_relative(agent, root),
+        rewards=tuple(_relative(spec, root) for spec in config.agent.reward_specs),
+        dependencies=dependencies,
+        node=bool(words) and words[0] == "node" and (root / "package-lock.json").is_file(),
+        model=next((path for setting, path in inside if setting == "model.path"), None),
+        withheld=tuple(sorted({path for _, path in inside if not path.endswith(".py")})),
+        notes=tuple(notes),
+    )
+
+
+def _run_name(config_file: Path) -> str:
+    """A name for a run, its images and its objects in a cluster (RFC 1123): of the folder and the file.
+
+    >>> _run_name(Path("/home/me/Support_Bot/train.toml")), _run_name(Path("/x/bot/big model.toml"))
+    ('support-bot', 'bot-big-model')
+    """
+    words = [config_file.resolve().parent.name, "" if config_file.stem == "train" else config_file.stem]
+    name = re.sub(r"[^a-z0-9]+", "-", "-".join(filter(None, words)).lower()).strip("-")
+    return name[:40].strip("-") or "agent"
+
+
+def _named_paths(config: Config, root: Path) -> Iterator[tuple[str, str]]:
+    """Yields (setting, path in the project) of what settings name. ConfigError where it lies outside of it."""
+    specs = [("agent.run", config.agent.run), ("data.train", config.data.train), ("data.val", config.data.val)]
+    specs += [(f"agent.reward.{number}", one.run) for number, one in enumerate(config.agent.reward)]
+    specs += [("model.path", config.model.path)]
+    specs += [(f"policies.{alias}.model", one.model) for alias, one in config.policies.items()]
+    for setting, value in specs:
+        path = Path((value or "").partition(".py:")[0] + (".py" if value and ".py:" in value else ""))
+        if value is None or not path.is_absolute():
+            continue  # a module, or a name of a hub
+        if not path.is_relative_to(root):
+            raise ConfigError(
+                f"{setting}: {path} lies outside of {root}, the folder of the configuration; move it there"
+            )
+        yield (setting, path.relative_to(root).as_posix())
+
+
+def _relative(spec: str, root: Path) -> str:
+    """A specification with paths of the project relative to it: images have the project elsewhere."""
+    return spec.replace(f"{root}{os.sep}", "")

@@ -1,0 +1,265 @@
+"""The files of a deployment: what is found, what is written, and that our own commands and metrics are as they say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from agentlightning.cli.app import app
+from agentlightning.deploy.dashboard import PANELS
+from agentlightning.deploy.dependencies import find_dependencies
+from agentlightning.deploy.folder import write_files
+from agentlightning.deploy.project import read_project
+from agentlightning.deploy.render import TARGETS, _words, render
+from agentlightning.errors import ConfigError
+from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, StoreMetrics
+from agentlightning.gateway.statistics_cache import StatisticsCache
+from agentlightning.store.open import open_store
+from conftest import CONFIG, CONFIGS, make_project
+
+EVERY = [(name, target) for name in CONFIGS for target in TARGETS]
+
+
+def rendered(tmp_path: Path, config: str, target: str) -> dict[str, str]:
+    return render(read_project(make_project(tmp_path / "bot", config)), target, "deploy")  # type: ignore[arg-type]
+
+
+# --- what is found ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"uv.lock": "", "pyproject.toml": "", "requirements.txt": "a"}, ("pyproject.toml", "uv.lock")),
+        ({"poetry.lock": "", "pyproject.toml": ""}, ("pyproject.toml", "poetry.lock")),
+        ({"pylock.agent.toml": "", "requirements.txt": "a"}, ("pylock.agent.toml",)),
+        ({"requirements.txt": "a", "requirements-dev.txt": "b"}, ("requirements.txt",)),
+        ({"requirements-agent.txt": "a", "requirements-test.txt": "b"}, ("requirements-agent.txt",)),
+        ({"pyproject.toml": '[project]\nname = "a"\ndependencies = ["httpx"]'}, ("pyproject.toml",)),
+    ],
+)
+def test_packages_are_found_in_the_file_that_fixes_most(
+    tmp_path: Path, files: dict[str, str], found: tuple[str, ...]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    dependencies = find_dependencies(tmp_path)
+    assert dependencies.files == found
+    assert all(any(name in command for name in found) or "/tmp/agent.txt" in command or "export" in command
+               for command in dependencies.commands)  # fmt: skip
+    assert dependencies.locked == ("lock" in "".join(found))
+
+
+def test_a_project_without_packages_is_told_so_in_one_sentence(tmp_path: Path) -> None:
+    found = find_dependencies(tmp_path)
+    assert (found.files, found.commands) == ((), ())
+    assert found.sentence.startswith("none: no lock file")
+
+
+def test_two_files_that_could_be_meant_are_an_error_that_names_both(tmp_path: Path) -> None:
+    for name in ("requirements-a.txt", "requirements-b.txt"):
+        (tmp_path / name).write_text("httpx")
+    with pytest.raises(ConfigError, match=r"requirements-a\.txt, requirements-b\.txt"):
+        find_dependencies(tmp_path)
+
+
+def test_what_lies_outside_of_the_projects_folder_is_refused(tmp_path: Path) -> None:
+    config = make_project(tmp_path / "bot")
+    (tmp_path / "elsewhere.jsonl").write_text("{}")
+    config.write_text(CONFIG.replace("train.jsonl", str(tmp_path / "elsewhere.jsonl")))
+    with pytest.raises(ConfigError, match=r"data\.train: .*elsewhere\.jsonl lies outside of"):
+        read_project(config)
+
+
+def test_a_run_without_a_trainer_or_without_an_agent_is_refused(tmp_path: Path) -> None:
+    external = '[model]\npath = "external:gpt"\n[external.gpt]\nurl = "https://api.openai.com/v1"\nmodels = ["gpt-5"]\n'
+    for config, why in (
+        (external + '[agent]\nrun = "agent.py:solve"\n[data]\ntrain = "train.jsonl"\n', "trains nothing"),
+        ('[model]\npath = "hub/model"\n[data]\ntrain = "train.jsonl"\n', "agent: give either run"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            read_project(make_project(tmp_path / "bot", config))
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "target"), EVERY)
+def test_the_same_project_gives_the_same_bytes_wherever_it_lies(tmp_path: Path, name: str, target: str) -> None:
+    first, second = (rendered(tmp_path / place, CONFIGS[name], target) for place in ("one", "two"))
+    assert first == second
+    assert list(first) == sorted(first)
+    assert str(tmp_path) not in "".join(first.values())
+
+
+@pytest.mark.parametrize(("name", "target"), EVERY)
+def test_no_file_holds_a_value_of_a_secret(tmp_path: Path, name: str, target: str) -> None:
+    """Every variable that is a secret is a reference: ${NAME…} of Compose, a Secret's key, or nothing."""
+    for path, text in rendered(tmp_path, CONFIGS[name], target).items():
+        for line in text.splitlines():
+            if assigned := re.match(r"\s*(?:export )?([A-Z_]*(?:_KEY|PASSWORD|TOKEN))\s*[:=]\s*(\S.*)", line):
+                assert assigned[2].startswith(("$", "[")), f"{path}: {line}"
+
+
+def test_targets_share_a_folder_and_nothing_of_others_is_written_over(config_file: Path) -> None:
+    folder = config_file.parent / "deploy"
+    runner = CliRunner()
+    for target in ("docker", "compose", "kubernetes", "aws"):
+        done = runner.invoke(app, ["deploy", target, str(config_file), "--to", str(folder)])
+        assert done.exit_code == 0, done.output
+    again = runner.invoke(app, ["deploy", "aws", str(config_file), "--to", str(folder)])
+    assert ", 0 of them new or changed" in again.output
+    (folder / "compose.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match=r"compose\.yaml is there and is not what would be written"):
+        write_files(folder, {"compose.yaml": "ours"})
+    assert write_files(folder, {"compose.yaml": "ours"}, force=True) == ["compose.yaml"]
+    assert (folder / "start.sh").stat().st_mode & 0o111
+
+
+def test_a_folder_outside_of_the_project_is_refused(config_file: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["deploy", "docker", str(config_file), "--to", str(tmp_path / "out")])
+    assert isinstance(done.exception, ConfigError)
+    assert "expected a folder inside" in str(done.exception)
+
+
+def test_the_agents_image_leaves_out_the_tasks_and_the_others_do_not(tmp_path: Path) -> None:
+    files = rendered(tmp_path, CONFIG, "docker")
+    assert {"train.jsonl", "heldout.jsonl"} <= set(files["agent.Dockerfile.dockerignore"].splitlines())
+    assert "train.jsonl" not in files["trainer.Dockerfile.dockerignore"]
+    assert "reward.py" not in files["agent.Dockerfile.dockerignore"]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_words_of_a_command_are_read_by_yaml_as_they_were(words: list[str]) -> None:
+    assert (yaml.safe_load(_words(words, 4)) or []) == words
+
+
+def test_a_run_is_either_resumed_or_named(config_file: Path) -> None:
+    for words, why in (
+        (["--run", "bot", "--resume", "bot"], "give --run or --resume, not both"),
+        (["--run", "a/b"], "expected letters, digits"),
+    ):
+        done = CliRunner().invoke(app, ["train", str(config_file), *words])
+        assert why in str(done.exception)
+
+
+# --- what the files say of us -----------------------------------------------------------------------------------------
+
+
+def our_commands(files: dict[str, str]) -> list[list[str]]:
+    """Every command of ours in these files: in images, services, pods and scripts."""
+    found = []
+    for path, text in files.items():
+        if path == "compose.yaml":
+            found += [each["command"] for each in yaml.safe_load(text)["services"].values() if "command" in each]
+        elif path.startswith("kustomize/"):
+            for each in yaml.safe_load_all(text):
+                pod = (each or {}).get("spec", {}).get("template", {}).get("spec", {})
+                found += [one["command"] + one.get("args", []) for one in pod.get("containers", []) if "command" in one]
+                found += [shlex.split(each["spec"]["entrypoint"])] if each and each["kind"] == "RayJob" else []
+        elif path.endswith("Dockerfile"):
+            found += [json.loads(line[4:]) for line in text.splitlines() if line.startswith("CMD [")]
+        for line in re.findall(r"\bagl [a-z][^`\n)]*", text) if path.endswith((".sh", ".md")) else ():
+            found.append(shlex.split(re.sub(r'"\$\{@[^}]*\}"', "", line)))
+    return [words for words in found if words[0] == "agl"]
+
+
+@pytest.mark.parametrize(("name", "target"), [one for one in EVERY if one[1] in ("compose", "kubernetes")])
+def test_every_command_and_option_in_the_files_is_one_of_ours(tmp_path: Path, name: str, target: str) -> None:
+    commands = our_commands(rendered(tmp_path, CONFIGS[name], target))
+    assert {words[1] for words in commands} >= {"serve", "train", "worker", "console"}
+    for words in commands:
+        command: Any = typer.main.get_command(app)
+        rest = words[1:]
+        while hasattr(command, "commands"):
+            command, rest = command.commands[rest[0]], rest[1:]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in rest if word.startswith("--")} <= options, words
+
+
+@pytest.mark.parametrize("target", ["compose", "kubernetes"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_trainers_command_makes_a_configuration(tmp_path: Path, name: str, target: str) -> None:
+    """Its --set fit the file's settings: nothing conflicts, nothing is unknown."""
+    from agentlightning.config_file import load_config
+
+    files = rendered(tmp_path, CONFIGS[name], target)
+    for words in (words for words in our_commands(files) if words[1] == "train"):
+        settings = [value for flag, value in itertools.pairwise(words) if flag == "--set"]
+        config = load_config(tmp_path / "bot" / words[2], settings)
+        assert config.agent.workers == 0
+        assert config.engine.key_env == "SAMPLER_KEY"
+        assert (config.engine.vllm is None) == (name != "vllm")
+
+
+async def test_the_dashboard_asks_for_metrics_that_a_server_has() -> None:
+    metrics = GatewayMetrics()
+    metrics.watch_engines(lambda: [("http://engine", "up", 0)])
+    async with open_store("memory://") as store:
+        shown = StoreMetrics(store, StatisticsCache(store), metrics.registry)
+        BackgroundMetrics([], metrics.registry)
+        await shown.look()
+        known = {sample for family in metrics.registry.collect() for sample in names_of(family)}
+    asked = {name for _, _, queries in PANELS for query in queries.values() for name in re.findall(r"agl_\w+", query)}
+    assert asked
+    assert asked <= known
+
+
+def names_of(family: Any) -> set[str]:
+    """Names of a family's samples, also of one without labels yet."""
+    ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
+    return {f"{family.name}{end}" for end in ends}
+
+
+def test_the_queue_that_workers_are_scaled_by_is_in_the_metrics(tmp_path: Path) -> None:
+    text = rendered(tmp_path, CONFIG, "kubernetes")["kustomize/worker.yaml"]
+    scaled = next(each for each in yaml.safe_load_all(text) if each["kind"] == "ScaledObject")
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    assert query == 'max(agl_store_queued{run="bot"}) + max(agl_store_running{run="bot"})'
+    assert {"agl_store_queued", "agl_store_running"} <= {
+        name for _, _, queries in PANELS for text in queries.values() for name in re.findall(r"agl_\w+", text)
+    }
+
+
+def test_every_pod_is_without_root_and_without_a_way_to_get_it(tmp_path: Path) -> None:
+    files = rendered(tmp_path, CONFIGS["vllm"], "kubernetes")
+    pods = [
+        each["spec"]["template"]["spec"]
+        for path, text in files.items()
+        if path.startswith("kustomize/")
+        for each in yaml.safe_load_all(text)
+        if each["kind"] in ("Deployment", "StatefulSet", "Job")
+    ]
+    assert len(pods) == 5
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["automountServiceAccountToken"] is False
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False)
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_agents_reach_the_gateway_alone(tmp_path: Path) -> None:
+    policies = {
+        each["metadata"]["name"]: each["spec"]
+        for each in yaml.safe_load_all(rendered(tmp_path, CONFIG, "kubernetes")["kustomize/network.yaml"])
+    }
+    (rule,) = policies["agl-worker"]["egress"]
+    assert rule["to"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "agl-server"}}}]
+    assert rule["ports"] == [{"port": 8088}]
+    assert policies["agl-worker-more"]["egress"] == []
+    denied = policies["agl-deny"]
+    assert denied["podSelector"]["matchLabels"] == {"app.kubernetes.io/part-of": "agentlightning"}
+    assert [port["port"] for rule in denied["egress"] for port in rule["ports"]] == [53, 53]
