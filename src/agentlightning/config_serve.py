@@ -33,8 +33,6 @@ class RoutesConfig(Table):
     weight: Weight = 0.0
     """Share of new sessions that get the canary."""
     header: HeaderRoute | None = None
-    shadow: int | None = Field(None, ge=1)
-    """Version that gets copies of calls, whose answers no user sees."""
     rule: CanaryConfig | None = None
     """Rules by which the canary is promoted or rolled back. None: a person decides."""
     reason: dict[str, Any] = Field(default_factory=dict)

@@ -24,11 +24,13 @@ from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.analysis.bottlenecks import RULES
 from agentlightning.cli.app import app
 from agentlightning.config import AgentConfig, Config, PolicyConfig, RewardConfig
+from agentlightning.config_canary import CanaryConfig
 from agentlightning.config_engine import EngineConfig, LoraConfig
 from agentlightning.config_external import ExternalModelConfig
 from agentlightning.config_limits import LimitConfig
 from agentlightning.config_optimizer import OptimizeConfig
 from agentlightning.config_sandbox import SandboxConfig
+from agentlightning.config_serve import ServeConfig
 from agentlightning.config_vllm import VllmConfig
 from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS
@@ -292,7 +294,7 @@ def test_imports_that_snippets_make_from_the_package_exist(page: Path) -> None:
 
 @BY_NAME
 def test_toml_snippets_hold_settings_that_exist(page: Path) -> None:
-    tables = settings_tables()
+    tables = settings_tables() | {"serve": defaults(ServeConfig), "canary": defaults(CanaryConfig)}
     for body in fences(page, "toml"):
         snippet = tomllib.loads(body)
         if "project" in snippet:  # of a package's pyproject.toml

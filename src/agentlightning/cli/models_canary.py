@@ -65,11 +65,9 @@ def start(
         if number == before.stable:
             raise ConfigError(f"{version}: is the stable version already")
         # Without a share at first: no session begins with a version that is not loaded yet.
-        await put_routes(opened, run_id, RoutesConfig(stable=before.stable, canary=number, shadow=before.shadow))
+        await put_routes(opened, run_id, RoutesConfig(stable=before.stable, canary=number))
         await _wait_loaded(opened, run_id, name, number)
-        routes = RoutesConfig(
-            stable=before.stable, canary=number, weight=weight, header=route, shadow=before.shadow, rule=settings
-        )
+        routes = RoutesConfig(stable=before.stable, canary=number, weight=weight, header=route, rule=settings)
         await put_routes(opened, run_id, routes)
         return {"run_id": run_id, **routes.model_dump(mode="json")}
 
@@ -136,7 +134,7 @@ def stop(
         found = await read_figures(opened, run_id, trial)
         named = {"stable": f"{name}@{routes.stable}", "canary": f"{name}@{routes.canary}"}
         reason = {"decision": "stop", **named, **found}
-        await put_routes(opened, run_id, RoutesConfig(stable=routes.stable, shadow=routes.shadow, reason=reason))
+        await put_routes(opened, run_id, RoutesConfig(stable=routes.stable, reason=reason))
         return reason
 
     stopped = with_store(store, work)

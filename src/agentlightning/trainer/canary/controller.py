@@ -128,8 +128,8 @@ class CanaryController:
             except (ConflictError, NotFoundError) as cause:  # its weights were deleted, which a lease prevents
                 log.error("%s@%s was not promoted: %s", self._model, routes.canary, cause)
         following = {
-            "promote": RoutesConfig(stable=routes.canary, shadow=routes.shadow, reason=reason),
-            "roll_back": RoutesConfig(stable=routes.stable, shadow=routes.shadow, reason=reason),
+            "promote": RoutesConfig(stable=routes.canary, reason=reason),
+            "roll_back": RoutesConfig(stable=routes.stable, reason=reason),
             "hold": routes.model_copy(update={"reason": reason}),
         }[decision]
         await put_routes(self._store, self._run_id, following)

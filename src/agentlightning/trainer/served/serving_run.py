@@ -145,7 +145,7 @@ class ServingRun:
             await self._store.put_resources(
                 [Resource(run_id=self.run_id, name=ROUTES_RESOURCE, kind="routes", value=value)]
             )
-        named = {one for one in (routes.stable, routes.canary, routes.shadow) if one is not None}
+        named = {one for one in (routes.stable, routes.canary) if one is not None}
         for number in sorted(named):
             try:
                 await self.versions.load(number)
@@ -177,7 +177,7 @@ class ServingRun:
                     await self._changed.wait()
             except TimeoutError:
                 routes = await self._patiently(self._routes)
-                if routes is not None and self.versions.numbers <= {routes.stable, routes.canary, routes.shadow}:
+                if routes is not None and self.versions.numbers <= {routes.stable, routes.canary}:
                     continue  # nothing to be released
             self._changed.clear()
             await self._patiently(self._reconcile)
@@ -239,6 +239,5 @@ class ServingRun:
 def _with_stable(routes: RoutesConfig | None, number: int) -> RoutesConfig:
     """The routes once the alias names this version: a canary that became it is none any more."""
     if routes is None or routes.canary in (None, number):
-        shadow = None if routes is None else routes.shadow
-        return RoutesConfig(stable=number, shadow=shadow if shadow != number else None)
+        return RoutesConfig(stable=number)
     return routes.model_copy(update={"stable": number})
