@@ -98,7 +98,7 @@ def rest() -> Iterator[tuple[httpx.Client, dict[str, Any]]]:
             yield client, names
 
 
-LONG_POLLS = ("POST /wait", "POST /wait_resources", "POST /follow_metrics")
+LONG_POLLS = ("POST /wait", "POST /wait_aliases", "POST /wait_resources", "POST /follow_metrics")
 
 
 def known(value: Any, names: dict[str, Any], draw: Any) -> Any:

@@ -49,7 +49,7 @@ def test_a_header_chooses_the_canary_whatever_its_weight(session: str) -> None:
 
 
 def test_a_weight_without_a_canary_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="weight and header: have no effect without canary"):
+    with pytest.raises(ConfigError, match="weight, header and rule: have no effect without canary"):
         RoutesConfig(stable=40, weight=0.5)
 
 

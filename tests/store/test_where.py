@@ -17,6 +17,7 @@ from sqlalchemy import Connection, create_engine, insert, text
 from agentlightning.errors import InputError
 from agentlightning.store import codec
 from agentlightning.store.sql import tables
+from agentlightning.store.sql.column_cache import ColumnCache
 from agentlightning.store.sql.columns import write_all_chunks
 from agentlightning.store.sql.summaries import read_summaries
 from agentlightning.store.summaries import check_query, first_rows, is_after, page_of
@@ -248,12 +249,13 @@ def test_databases_page_through_what_python_finds(
     mine = [row for row in rows if row.run_id == (run_id or row.run_id) and matches(tree, row)]
     expected = first_rows(mine, query, len(rows))
     found: list[RolloutSummary] = []
+    cache = ColumnCache()
     with holding(database, rows):
         if chunk is not None:
             write_all_chunks(database, size=chunk)
         while True:
             place = check_query(query)
-            page = page_of(read_summaries(database, query, parse(query.where), place), query)
+            page = page_of(read_summaries(database, query, parse(query.where), place, cache), query)
             assert page.rows == first_rows([row for row in mine if is_after(row, place, query)], query, limit)
             found += page.rows
             if page.next is None:
