@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from deployed_project import CONFIG, CONFIGS, make_project
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -26,7 +27,6 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, StoreMetrics
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.store.open import open_store
-from conftest import CONFIG, CONFIGS, make_project
 
 EVERY = [(name, target) for name in CONFIGS for target in TARGETS]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
+from deployed_project import CONFIGS, make_project
 
 from agentlightning.deploy.folder import write_files
 from agentlightning.deploy.project import read_project
 from agentlightning.deploy.render import CLOUDS, TARGETS, render
 from agentlightning.deploy.validators import check_files
-from conftest import CONFIGS, make_project
 
 pytestmark = pytest.mark.slow
 
