@@ -18,7 +18,7 @@ from agentlightning.demo import tiny_model
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 DEADLINE_S = 250.0
 """Matters only where the test fails: the slowest machine has its time."""

@@ -15,6 +15,7 @@ from agentlightning.demo.tasks import rows
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_model_and_its_copy_earn_the_same_on_every_task(folder: Folder, model: Path) -> None:
     shutil.copytree(model, folder.path / "copy")
     folder.write("agent.py", AGENT)
