@@ -69,11 +69,7 @@ class SessionApi:
         if incoming.method != "POST" and incoming.session is None:  # who only looks opens nothing
             raise ApiError("x-agl-session: is required here: the id of the session that is meant", status=422)
         if incoming.session is None and incoming.method == "POST" and incoming.is_json:
-            admission = self._limits.enter_client(token.id, incoming.length)
-            try:
-                data = read_object(await incoming.body(admission.take))
-            finally:
-                admission.leave()
+            data = await self._read(token, incoming)
         return await self.sessions.of(token, incoming, data)
 
     def knows(self, route: str, method: str) -> bool:
@@ -94,14 +90,18 @@ class SessionApi:
         if act == "finish":
             rollout = await self.sessions.finish(rollout)
         elif act == "reward":
-            admission = self._limits.enter_client(token.id, incoming.length)
-            try:
-                data = read_object(await incoming.body(admission.take))
-            finally:
-                admission.leave()
+            data = await self._read(token, incoming)
             await self._reward(rollout, data, incoming)
             rollout = await self.sessions.find(token, name)
         await reply.whole(200, orjson.dumps(_shown(rollout)))
+
+    async def _read(self, token: Token, incoming: AgentRequest) -> JSON:
+        """The body of a request, within what its key may hold at a time."""
+        admission = self._limits.enter_client(token.id, incoming.length)
+        try:
+            return read_object(await incoming.body(admission.take))
+        finally:
+            admission.leave()
 
     async def _reward(self, rollout: Rollout, data: JSON, incoming: AgentRequest) -> None:
         for name in data.keys() - {"score", "feedback"}:
