@@ -112,6 +112,17 @@ class RunSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """The place in a recorded attempt at which a rollout begins: its agent is started anew, and the attempt's first calls of
+    policies are answered from the record, so that it comes into the state in which the attempt was."""
+
+    rollout_id: str
+    attempt: int
+    calls: int
+    """So many are answered from the record, in the order in which they began; the next one is sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewRollout:
     """A rollout to enqueue. (run_id, group_id, replica) is unique: enqueueing it again returns the one that exists."""
 
@@ -130,6 +141,8 @@ class NewRollout:
     """Higher is claimed first; equal priorities first come, first served."""
     prompts: dict[str, int] = field(default_factory=dict)
     """Versions of prompt templates by name. Of those that are not named, the first claim pins the newest."""
+    fork: Fork | None = None
+    """Where it continues another rollout; None where it begins at the beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +182,8 @@ class Rollout:
     policy, and trying again would end alike."""
     prompts: dict[str, int] = field(default_factory=dict)
     """Versions of the run's prompt templates by name, of all its attempts: pinned at the first claim."""
+    fork: Fork | None = None
+    """Where it continues another rollout; None where it began at the beginning."""
     outcome: Outcome | None = None
     """Use that training made of it; None until a training step consumed it."""
 
@@ -321,11 +336,14 @@ class Call:
     parent's are others (so: on roots), the ``chat_template_kwargs`` that the model's template read."""
     images: list[ImageSpan] = field(default_factory=list)
     """Images among ``suffix_ids``, in their order."""
+    replayed_id: str | None = None
+    """Id of the call of another rollout whose completion this repeats (`Rollout.fork`); None where it was sampled."""
 
     @property
     def learnable(self) -> bool:
-        """True where the agent was sent the whole completion: of others it cannot be said that it acted on them."""
-        return self.delivered and self.finish_reason != ABANDONED
+        """True where the completion was sampled for this rollout, and sent whole: of others it cannot be said that the agent
+        acted on them, and what is replayed is learned from where it was sampled."""
+        return self.delivered and self.finish_reason != ABANDONED and self.replayed_id is None
 
     @property
     def continuation(self) -> str:

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentlightning.engines.base import DEFAULT_POLICY
+from agentlightning.gateway.replay import Replay
 from agentlightning.protocols.base import ApiError
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.coalescer import Coalescer
+from agentlightning.store.forks import replayable
 from agentlightning.store.server_keys import is_loopback
 from agentlightning.types import Call, Claim, Rollout
 
@@ -74,6 +76,8 @@ class TrackedAttempt:
     """Hashes of the agent's own system prompts that the record has already."""
     ends_refused: bool = False
     """No call was answered since a refusal was recorded last."""
+    replay: Replay | None = None
+    """What a forked rollout's calls still get from the record; None until the first of them comes."""
 
     def knows(self, call_id: str) -> bool:
         """True where a call of that id is in one of its graphs."""
@@ -237,6 +241,19 @@ class AttemptCache:
                     known = await self._build(attempt, renderer, policy)
         self._account(attempt)
         return known
+
+    async def replay(self, attempt: TrackedAttempt) -> Replay | None:
+        """What the calls of a forked rollout still get from the record; None where its rollout continues no other."""
+        fork = attempt.rollout.fork
+        if fork is None:
+            return None
+        async with attempt.reading:
+            if attempt.replay is None:
+                recorded = await self._store.calls([fork.rollout_id], fork.attempt)
+                attempt.replay = Replay(replayable(recorded)[: fork.calls])
+            if not attempt.complete:
+                attempt.replay.see(await self._store.calls([attempt.rollout.id], attempt.number))
+            return attempt.replay
 
     async def refresh(self, attempt: TrackedAttempt) -> None:
         """Read what other gateways recorded; does nothing where this one knows everything. After `conversation`."""

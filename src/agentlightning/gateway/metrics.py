@@ -92,16 +92,20 @@ class GatewayMetrics:
 
         A call with n > 1 choices is recorded as n; the further ones have sampled tokens of their own and nothing else.
         """
-        self._sampled_tokens.inc(len(call.sampled_ids))
+        replayed = call.replayed_id is not None
+        self._sampled_tokens.inc(0 if replayed else len(call.sampled_ids))
         if "." in call.id:
             return
-        self.call(call.protocol, "abandoned" if call.finish_reason == ABANDONED else "recorded")
+        self.call(
+            call.protocol,
+            "abandoned" if call.finish_reason == ABANDONED else "replayed" if replayed else "recorded",
+        )
         self._seconds.observe((call.finished_ns - call.started_ns) / 1e9)
         self._prompt_tokens.inc(call.prompt_tokens)
         if call.fork_cause is not None:
             self._forks.labels(call.fork_cause).inc()
             self._untrained_tokens.inc(call.untrained_tokens)
-        if call.versions:
+        if call.versions and not replayed:
             self._version(call.run_id, call.policy, call.versions[-1].version)
 
     def call(self, protocol: str, result: Result) -> None:

@@ -34,10 +34,12 @@ from agentlightning.gateway.policy.grammar_checker import GrammarChecker
 from agentlightning.gateway.policy.images import CallImages, check_prompt, engine_prompt, read_images, read_placeholder
 from agentlightning.gateway.policy.prompt_scores import prompt_table
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
+from agentlightning.gateway.policy.sampling import sampling_of, trained_cut
 from agentlightning.gateway.policy.scoring import PromptScoring
 from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
 from agentlightning.gateway.policy.streamed_response import PolicyJob, StreamedResponse, replay
-from agentlightning.gateway.policy.unsupported import ignored_header, unsupported_error
+from agentlightning.gateway.policy.unsupported import ignored_header
+from agentlightning.gateway.replay import recorded_tokens
 from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.gateway.uploaded_files import UploadedFiles
@@ -56,7 +58,7 @@ from agentlightning.rendering.prompts import prompt_hash
 from agentlightning.rendering.renderer import check_text
 from agentlightning.rendering.request_view import RequestView
 from agentlightning.store.base import LightningStore
-from agentlightning.types import ABANDONED, JSON, TEMPLATE_KWARGS, Call, Sampling
+from agentlightning.types import ABANDONED, JSON, TEMPLATE_KWARGS, Call
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +123,7 @@ class PolicyCalls:
         started_ns = time.time_ns()
         request, policy, conversation, view, images = await self._understood(wire, data, attempt, admission)
         view, applied_edits = _edited(conversation, request, view)
-        request, sampling, overridden_params, dropped = _sampling(request, policy, attempt)
+        request, sampling, overridden_params, dropped = sampling_of(request, policy, attempt)
         reply.ignored = ignored_header(dropped)
         digest = request_digest(request)
         request_hash = view.request_hash if request.prompt is None else prompt_hash(request.prompt)
@@ -140,6 +142,7 @@ class PolicyCalls:
         try:
             decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, attempt, overridden_params)
             admission.begin()
+            recorded_choices = await self._replayed(attempt, plan, digest, request)
         except BaseException:
             conversation.withdraw(plan)
             raise
@@ -156,15 +159,17 @@ class PolicyCalls:
             sampling=sampling,
             overridden_params=overridden_params,
             applied_edits=applied_edits,
-            decoding=recorded(decoding, digest, _cut(attempt, sampling), read_placeholder(policy)),
+            decoding=recorded(decoding, digest, trained_cut(attempt, sampling), read_placeholder(policy)),
             started_ns=started_ns,
             agent=incoming.agent,
             prompt=incoming.prompt,
             span_id=incoming.span_id(attempt.rollout.id, attempt.number),
             seeds=seeds,
             images=images,
+            replayed=recorded_choices,
             decoders=[
-                ResponseDecoder(policy.renderer, request, plan.prompt_text, f"call_{seed:016x}") for seed in seeds
+                ResponseDecoder(policy.renderer, request, plan.prompt_text, name)
+                for name in _tool_ids(seeds, recorded_choices)
             ],
         )
         await self._complete(job, request_hash, digest, incoming, reply)
@@ -184,7 +189,7 @@ class PolicyCalls:
         """The prompt of a request, without the opening of the completion where `opens` is false. Raises what the call
         would."""
         request, policy, conversation, view, _ = await self._understood(wire, data, attempt, admission)
-        request, *_ = _sampling(request, policy, attempt)
+        request, *_ = sampling_of(request, policy, attempt)
         plan = _planned(conversation, request, view)
         conversation.withdraw(plan)
         if opens:
@@ -219,6 +224,15 @@ class PolicyCalls:
         if not attempt.complete and conversation.lacks_answer(view):
             await self._attempts.refresh(attempt)
         return request, policy, conversation, view, images
+
+    async def _replayed(
+        self, attempt: TrackedAttempt, plan: PromptPlan, digest: str, request: CompletionRequest
+    ) -> list[Call]:
+        """The recorded choices that a forked rollout's request gets; empty where it is to be sampled."""
+        replay = await self._attempts.replay(attempt)
+        if replay is None:
+            return []
+        return replay.take(plan.request_hash.hex(), digest, len(plan.prompt_ids), request.n)
 
     # --- one call, step by step -------------------------------------------------------------------------------------
 
@@ -273,6 +287,8 @@ class PolicyCalls:
         finally:
             if pending.call_id is None:
                 job.conversation.withdraw(job.plan)
+                if job.replayed and job.attempt.replay is not None:
+                    job.attempt.replay.give_back(job.replayed)
             watch.stop()
             self._abandoned.discard(deadline)
 
@@ -301,7 +317,13 @@ class PolicyCalls:
             raise several.exceptions[0] from None
 
     async def _sample_one(self, job: PolicyJob, index: int, stream: StreamedResponse | None) -> None:
-        decoder, request = job.decoders[index], _engine_request(job, index)
+        decoder = job.decoders[index]
+        if job.replayed:
+            decoder.sampled = recorded_tokens(job.replayed[index])
+            if stream is not None:
+                await stream.more(index, decoder.feed(decoder.sampled.ids))
+            return
+        request = _engine_request(job, index)
         affinity = f"{job.attempt.rollout.id}/{job.attempt.number}"
         if stream is None:
             decoder.sampled = await self._engine_router.generate(job.policy, request, affinity)
@@ -347,43 +369,6 @@ class PolicyCalls:
         job.admission.record(calls)
         for call in calls:
             self._metrics.record(call)
-
-
-def _sampling(
-    request: CompletionRequest, policy: Policy, attempt: TrackedAttempt
-) -> tuple[CompletionRequest, Sampling, JSON, list[str]]:
-    """The sampling parameters of a request, by the rollout and `agent.unsupported_params`, the parameters that were
-    overridden, and the names of those among them that were dropped.
-
-    What the agent asks for never reaches the engine where it would make recorded log-probabilities wrong.
-    """
-    given = attempt.rollout.sampling
-    unsupported = dict(request.unsupported)
-    if request.seed is not None and policy.seed is None:
-        unsupported["seed"] = request.seed
-    if request.one_tool_call and request.parse_tools and policy.renderer.parser.tool_end is None:
-        unsupported["parallel_tool_calls"] = False
-    drops = policy.unsupported_params == "drop"
-    if request.refused or (unsupported and not drops):
-        raise unsupported_error({} if drops else unsupported, request.refused)
-    reason = policy.check_sampling(given.temperature, given.top_p) if attempt.rollout.mode == "train" else None
-    if reason is not None:
-        raise ApiError(
-            f"the rollout's sampling: {reason}", status=409, type="server_error", code="sampling_not_trainable"
-        )
-    limits = [limit for limit in (given.max_tokens, request.max_tokens) if limit is not None]
-    sampling = Sampling(temperature=given.temperature, top_p=given.top_p, max_tokens=min(limits, default=None))
-    applied = {"temperature": given.temperature, "top_p": given.top_p}
-    forced = {name: value for name, value in request.forced.items() if value != applied.get(name)}
-    if "seed" in unsupported:
-        request = replace(request, seed=None)
-    return request, sampling, {**forced, **request.not_applied, **unsupported}, list(unsupported)
-
-
-def _cut(attempt: TrackedAttempt, sampling: Sampling) -> float | None:
-    """The top_p that the learner cuts by; None where nothing is learned, or where no engine cuts."""
-    cuts = attempt.rollout.mode == "train" and sampling.top_p < 1 and sampling.temperature > 0
-    return sampling.top_p if cuts else None
 
 
 def _would_truncate(tokens: int, refusal: ApiError) -> ApiError:
@@ -474,6 +459,15 @@ def _engine_request(job: PolicyJob, index: int) -> JSON:
     }
 
 
+def _tool_ids(seeds: list[int], replayed: list[Call]) -> list[str]:
+    """For each choice what its tool calls are named by, those of a replayed one as before: the agent repeats their names."""
+    names = [f"call_{seed:016x}" for seed in seeds]
+    for index, call in enumerate(replayed):
+        if tool_calls := call.completion.get("tool_calls"):
+            names[index] = str(tool_calls[0]["id"]).removesuffix("0")
+    return names
+
+
 def _answer(job: PolicyJob) -> Completion:
     request, prompt_ids = job.request, job.plan.prompt_ids
     asked = request.prompt_logprobs is not None
@@ -494,7 +488,10 @@ def _answer(job: PolicyJob) -> Completion:
 def _records(job: PolicyJob, completions: list[JSON], finish_reasons: list[str]) -> list[Call]:
     """The records of a job's choices."""
     given = zip(job.decoders, completions, finish_reasons, strict=True)
-    return [
+    calls = [
         job.record(completion, finish_reason, index=index, sampled=decoder.sampled)
         for index, (decoder, completion, finish_reason) in enumerate(given)
     ]
+    if not job.replayed:
+        return calls
+    return [replace(call, replayed_id=before.id) for call, before in zip(calls, job.replayed, strict=True)]

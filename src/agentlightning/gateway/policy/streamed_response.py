@@ -6,7 +6,7 @@ Driven by policy/calls.py. Knows no wire format beyond its events, and no engine
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from agentlightning.gateway.asgi_response import AgentResponse
 from agentlightning.gateway.call_job import CallJob
@@ -16,7 +16,7 @@ from agentlightning.gateway.policy.images import CallImages
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.protocols.base import Completion, CompletionRequest, Delta, WireFormat
 from agentlightning.protocols.response_events import replayed
-from agentlightning.types import JSON
+from agentlightning.types import JSON, Call
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +28,8 @@ class PolicyJob(CallJob):
     decoders: list[ResponseDecoder]
     images: CallImages
     applied_edits: tuple[JSON, ...] = ()
+    replayed: list[Call] = field(default_factory=list)
+    """The recorded choices that it repeats; empty where it is sampled."""
 
     @property
     def alias(self) -> str:

@@ -40,6 +40,7 @@ from agentlightning.types import (
     Consumed,
     ConsumedInputs,
     Finish,
+    Fork,
     Metric,
     NewRollout,
     Resource,
@@ -65,6 +66,7 @@ class _Fixed(msgspec.Struct):
     task: JSON
     sampling: Sampling
     retry: RetryPolicy
+    fork: Fork | None = None
 
 
 _FIXED = msgspec.json.Decoder(_Fixed)
@@ -157,7 +159,8 @@ def new_rollout(new: NewRollout, rollout_id: str) -> tuple[dict[str, str], bytes
     }
     if new.prompts:
         row["prompts"] = codec.dump(new.prompts, "prompts")
-    return row, codec.dump({"task": new.task, "sampling": new.sampling, "retry": new.retry}, "task").encode()
+    fixed = {"task": new.task, "sampling": new.sampling, "retry": new.retry, "fork": new.fork}
+    return row, codec.dump(fixed, "task").encode()
 
 
 def queued(new: NewRollout, rollout_id: str, created_ns: int) -> Rollout:
@@ -174,6 +177,7 @@ def read_rollout(row: Sequence[Any]) -> Rollout:
         task=fixed.task,
         sampling=fixed.sampling,
         retry=fixed.retry,
+        fork=fixed.fork,
         refused=known.get("refused") == "1",
         prompts=orjson.loads(known.get("prompts", "{}")),
     )

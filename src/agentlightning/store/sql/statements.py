@@ -145,7 +145,11 @@ CALL_TOTALS = (
     .group_by(calls.c.rollout_id, calls.c.attempt, calls.c.agent, calls.c.usage)
 )
 TO_SUMMARIZE = select(
-    *(column for column in rollouts.c if column.name not in ("sampling", "retry", "priority", "calls", "prompts"))
+    *(
+        column
+        for column in rollouts.c
+        if column.name not in ("sampling", "retry", "priority", "calls", "prompts", "fork")
+    )
 ).where(among(rollouts.c.id))
 ADD_SUMMARY = insert(rollout_summaries)
 # rollout, outcome

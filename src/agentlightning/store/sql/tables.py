@@ -70,7 +70,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 19
+SCHEMA_VERSION = 20
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")

@@ -1,0 +1,67 @@
+"""Replay: the completions that the first calls of a forked rollout get from the record of the one that it continues.
+
+Kept by attempts.py and driven by policy/calls.py, for every call of a rollout with a `Rollout.fork`. A call gets a recorded
+completion where its request is the recorded one: same messages, tools, decoding, and as many tokens of the prompt. The first
+that is none of those left to replay ends the replay for good, since the agent is then in a state in which the recorded
+attempt never was. What was replayed is known from the attempt's own record, so that any gateway can go on with it. Pure: it
+reads no store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.store.forks import Choices
+from agentlightning.types import Call
+
+log = logging.getLogger(__name__)
+
+
+class Replay:
+    """What a forked attempt still gets from the record."""
+
+    def __init__(self, recorded: Sequence[Choices]) -> None:
+        """`recorded`: the calls to replay, in the order in which they began."""
+        self._recorded = recorded
+        self._taken: set[str] = set()
+        self._ended = False
+
+    def see(self, own: Iterable[Call]) -> None:
+        """Takes in what the attempt has recorded, through whatever gateway."""
+        for call in own:
+            if call.policy and call.replayed_id is None:
+                self._ended = True
+            elif call.replayed_id is not None:
+                self._taken.add(call.replayed_id)
+
+    def take(self, request_hash: str, decoding: str, prompt_tokens: int, samples: int) -> Choices:
+        """Returns the recorded choices of this request, which no other gets from now on; empty where it is to be sampled."""
+        left = [] if self._ended else [choices for choices in self._recorded if choices[0].id not in self._taken]
+        for choices in left:
+            call = choices[0]
+            same = call.request_hash == request_hash and call.decoding.get("request", "") == decoding
+            if same and call.prompt_tokens == prompt_tokens and len(choices) == samples:
+                self._taken.add(call.id)
+                return choices
+        if left:
+            log.warning(
+                "a request is none of the %d calls left to replay: from here on the agent is another", len(left)
+            )
+        self._ended = True
+        return []
+
+    def give_back(self, choices: Choices) -> None:
+        """The call failed before it was recorded: its next try gets them."""
+        self._taken.discard(choices[0].id)
+
+
+def recorded_tokens(call: Call) -> SampledTokens:
+    """The tokens of a recorded completion, as an engine would give them."""
+    return SampledTokens(
+        ids=list(call.sampled_ids),
+        logprobs=list(call.logprobs),
+        versions=list(call.versions),
+        finish_reason="length" if call.finish_reason == "length" else "stop",
+    )

@@ -1,0 +1,189 @@
+"""Forked rollouts: an agent is put back into a state in which it was, and goes on from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gateway_house import LEASE_S, House, path
+
+from agentlightning.adapters.trajectories import trajectories
+from agentlightning.errors import InputError, NotFoundError
+from agentlightning.gateway.app import App
+from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
+from agentlightning.store.forks import new_forks
+from agentlightning.types import Call, Claim, Finish, Rollout, WorkerStatus
+
+QUESTIONS = ["weather in Rome?", "and in Oslo?", "and in Lima?"]
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+async def converse(
+    house: House, claim: Claim, questions: list[str] = QUESTIONS, *, app: App | None = None, stream: bool = False
+) -> list[str]:
+    """An agent that asks one question after another; returns the answers."""
+    client = house.openai(claim, app)
+    messages: list[Any] = []
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        if stream:
+            parts = await client.chat.completions.create(model="policy", messages=messages, stream=True)
+            said = "".join([part.choices[0].delta.content or "" async for part in parts if part.choices])
+        else:
+            reply = await client.chat.completions.create(model="policy", messages=messages)
+            said = reply.choices[0].message.content or ""
+        messages.append({"role": "assistant", "content": said})
+    return [message["content"] for message in messages[1::2]]
+
+
+async def recorded(house: House) -> Claim:
+    """A finished rollout of three calls."""
+    claim = await house.claim()
+    house.say("sunny.", "rainy.", "cloudy.")
+    assert await converse(house, claim) == ["sunny.", "rainy.", "cloudy."]
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    house.engine.requests.clear()
+    return claim
+
+
+async def fork(house: House, claim: Claim, calls: int) -> Claim:
+    await house.store.enqueue(await new_forks(house.store, claim.rollout.id, calls))
+    worker = WorkerStatus(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
+    return (await house.store.claim(worker, lease_s=LEASE_S))[0]
+
+
+async def calls_of(house: House, claim: Claim) -> list[Call]:
+    return await house.store.calls([claim.rollout.id])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_first_calls_are_answered_from_the_record_and_the_next_is_sampled(house: House, stream: bool) -> None:
+    claim = await recorded(house)
+    forked = await fork(house, claim, 2)
+    house.say("snowy.")
+    assert await converse(house, forked, stream=stream) == ["sunny.", "rainy.", "snowy."]
+    before, after = await calls_of(house, claim), await calls_of(house, forked)
+    assert [call.replayed_id for call in after] == [before[0].id, before[1].id, None]
+    assert len(house.engine.requests) == 1
+    assert [(call.sampled_ids, call.logprobs, call.versions) for call in after[:2]] == [
+        (call.sampled_ids, call.logprobs, call.versions) for call in before[:2]
+    ]
+
+
+async def test_the_prompts_of_a_fork_are_the_recorded_ones(house: House) -> None:
+    claim = await recorded(house)
+    forked = await fork(house, claim, 2)
+    await converse(house, forked)
+    prompts = []
+    for calls in (await calls_of(house, claim), await calls_of(house, forked)):
+        by_id = {call.id: call for call in calls}
+        prompts.append([chain_prompt_ids(call_chain(call, by_id)) for call in calls])
+    assert prompts[0] == prompts[1]
+
+
+async def test_an_agent_that_asks_something_else_is_sampled_from_there_on(house: House) -> None:
+    claim = await recorded(house)
+    forked = await fork(house, claim, 2)
+    house.say("dark.", "bright.")
+    assert await converse(house, forked, [QUESTIONS[0], "and on Mars?"]) == ["sunny.", "dark."]
+    assert await converse(house, forked, QUESTIONS[:2]) == ["bright.", "bright."]
+    assert [call.replayed_id is None for call in await calls_of(house, forked)] == [False, True, True, True]
+
+
+async def test_a_gateway_that_starts_again_goes_on_with_the_replay(house: House) -> None:
+    claim = await recorded(house)
+    forked = await fork(house, claim, 2)
+    house.say("snowy.")
+    assert await converse(house, forked, QUESTIONS[:1]) == ["sunny."]
+    client = house.openai(forked, house.gateway())
+    messages: list[Any] = [
+        {"role": "user", "content": QUESTIONS[0]},
+        {"role": "assistant", "content": "sunny."},
+        {"role": "user", "content": QUESTIONS[1]},
+    ]
+    for expected in ("rainy.", "snowy."):
+        reply = await client.chat.completions.create(model="policy", messages=messages)
+        assert reply.choices[0].message.content == expected
+
+
+async def test_equal_requests_get_the_recorded_answers_in_their_order(house: House) -> None:
+    claim = await house.claim()
+    house.say("one.", "two.", "three.")
+    for _ in range(3):
+        await converse(house, claim, ["a number?"])
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    forked = await fork(house, claim, 2)
+    house.say("four.")
+    assert [(await converse(house, forked, ["a number?"]))[0] for _ in range(3)] == ["one.", "two.", "four."]
+
+
+async def test_tool_calls_are_replayed_with_their_ids(house: House) -> None:
+    claim = await house.claim()
+    house.say('<tool_call>{"name": "weather", "arguments": {}}</tool_call>', "sunny.")
+    said = []
+    for one in (claim, None):
+        one = one or await fork(house, claim, 1)
+        client = house.openai(one)
+        messages: list[Any] = [{"role": "user", "content": "weather?"}]
+        reply = await client.chat.completions.create(model="policy", messages=messages, tools=[WEATHER])  # type: ignore[list-item]
+        message = reply.choices[0].message
+        assert message.tool_calls
+        said.append(message.tool_calls[0].id)
+        messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sun"}]
+        await client.chat.completions.create(model="policy", messages=messages, tools=[WEATHER])  # type: ignore[list-item]
+        await house.store.finish([Finish(lease=one.lease, state="succeeded")])
+    assert said[0] == said[1]
+
+
+async def test_replayed_calls_are_context_for_the_learner(house: House) -> None:
+    claim = await recorded(house)
+    forked = await fork(house, claim, 2)
+    house.say("snowy.")
+    await converse(house, forked)
+    await house.store.finish([Finish(lease=forked.lease, state="succeeded")])
+    [rollout] = await _rollouts(house, forked)
+    [trajectory], left_out = trajectories([rollout], await calls_of(house, forked), keep_unrewarded=True)
+    assert not left_out
+    assert [house.renderer.decode(one.sampled_ids) for one in trajectory.transitions] == ["snowy."]
+
+
+async def test_replayed_tokens_do_not_count_as_sampled(house: House) -> None:
+    claim = await recorded(house)
+    before = await house.metrics()
+    forked = await fork(house, claim, 2)
+    await converse(house, forked, QUESTIONS[:2])
+    line = next(line for line in before.splitlines() if line.startswith("agl_sampled_tokens_total"))
+    assert line in await house.metrics()
+
+
+async def test_a_call_whose_agent_goes_away_is_replayed_for_its_next_try(house: House) -> None:
+    claim = await recorded(house)
+    forked = await fork(house, claim, 1)
+    body = {"model": "policy", "messages": [{"role": "user", "content": QUESTIONS[0]}], "n": 1, "logit_bias": {"x": 1}}
+    refused = await house.http().post(f"{path(forked)}/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert await converse(house, forked, QUESTIONS[:1]) == ["sunny."]
+
+
+@pytest.mark.parametrize("calls", [-1, 3])
+async def test_a_fork_after_calls_that_are_not_there_is_refused(house: House, calls: int) -> None:
+    claim = await recorded(house)
+    with pytest.raises(InputError, match="expected 0 to 2 calls to replay"):
+        await new_forks(house.store, claim.rollout.id, calls)
+
+
+async def test_a_fork_of_a_rollout_that_runs_is_refused(house: House) -> None:
+    claim = await house.claim()
+    with pytest.raises(InputError, match="expected a finished rollout"):
+        await new_forks(house.store, claim.rollout.id, 0)
+
+
+async def test_a_fork_of_no_rollout_is_refused(house: House) -> None:
+    with pytest.raises(NotFoundError, match="no rollout"):
+        await new_forks(house.store, "nobody", 0)
+
+
+async def _rollouts(house: House, claim: Claim) -> list[Rollout]:
+    from agentlightning.store.base import RolloutQuery
+
+    return await house.store.rollouts(RolloutQuery(ids=[claim.rollout.id]))
