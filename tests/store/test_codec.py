@@ -49,8 +49,8 @@ async def test_ids_and_logprobs_take_four_bytes_each(store: LightningStore) -> N
 async def test_a_row_of_before_a_field_was_added_has_its_default(store: LightningStore) -> None:
     call = await a_full_call(store)
     shorter = CALLS.row(call)[:-1]
-    assert CALLS.names[-1] == "images"
-    assert CALLS.of_row(shorter) == replace(call, images=[])
+    assert CALLS.names[-1] == "replayed_id"
+    assert CALLS.of_row(shorter) == replace(call, replayed_id=None)
 
 
 async def test_a_row_that_lacks_fields_is_bad_input(store: LightningStore) -> None:

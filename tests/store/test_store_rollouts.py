@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from store_samples import Clock, a_reward, a_run, a_worker, claimed, ending, finished, one, some
+from store_samples import Clock, a_call, a_reward, a_run, a_worker, claimed, ending, finished, one, some
 
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Lease, Resource, RetryPolicy, Rollout, Sampling
+from agentlightning.types import Fork, Lease, Resource, RetryPolicy, Rollout, Sampling
 
 DEADLINE_S = 20.0
 """For waits that are expected to end much sooner, by a push."""
@@ -36,6 +36,22 @@ async def test_a_run_that_asks_for_no_label_takes_workers_with_any(store: Lightn
     run_id = await a_run(store)
     await store.enqueue(some(run_id, 1))
     assert len(await store.claim(a_worker(run_id), labels={"gpu": "yes"})) == 1
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_fork_and_the_calls_that_it_repeats_are_kept(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    fork = Fork(rollout_id="another", attempt=2, calls=3)
+    plain, forked = await store.enqueue([*some(run_id, 1), *some(run_id, 1, group_id="forks", fork=fork)])
+    assert (plain.fork, forked.fork) == (None, fork)
+    [_, claim] = await store.claim(a_worker(run_id), limit=2)
+    assert claim.rollout.fork == fork
+    calls = [a_call(claim, replayed_id="a call of it"), a_call(claim)]
+    await store.append_calls(calls)
+    assert [call.replayed_id for call in await store.calls([forked.id])] == ["a call of it", None]
+    assert (await one(store, forked.id)).fork == fork
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
