@@ -51,6 +51,14 @@ def claimed(url: str, group: str) -> Rollout:
     return asyncio.run(claim())
 
 
+def test_a_terminal_obeys_nothing_that_a_text_says(url: str) -> None:
+    prompts(url, "add", "r", "system", "-", text="Be brief.")
+    prompts(url, "add", "r", "system", "-", text="Be \x1b]0;title\x07brief.")
+    assert prompts(url, "show", "r", "system").output == "Be \\x1b]0;title\\x07brief.\n"
+    assert "\x1b" not in prompts(url, "diff", "r", "system@1", "system@2").output
+    assert found(url, "show", "r", "system")["value"]["template"] == "Be \x1b]0;title\x07brief."
+
+
 def test_versions_are_added_listed_shown_and_compared(url: str, tmp_path: Path) -> None:
     file = tmp_path / "system.txt"
     file.write_text("Answer {question}.\nBe brief.")

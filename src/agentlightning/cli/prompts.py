@@ -20,7 +20,7 @@ from agentlightning.cli.options import (
     run_shown,
     with_store,
 )
-from agentlightning.errors import InputError
+from agentlightning.errors import InputError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,7 +94,7 @@ def show_template(run: RunId, version: Reference, as_json: Json = False, store: 
     if as_json:
         print_json(found)
     else:
-        typer.echo("\n".join(_parsed(found).lines()))
+        typer.echo(printable("\n".join(_parsed(found).lines())))
 
 
 @app.command("diff")
@@ -112,7 +112,7 @@ def diff_templates(run: RunId, before: Reference, after: Reference, as_json: Jso
     if as_json:
         print_json({"before": names[0], "after": names[1], "diff": text})
     else:
-        typer.echo(text or "the two are the same")
+        typer.echo(printable(text) or "the two are the same")
 
 
 @app.command("add")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -109,8 +110,10 @@ async def test_where_the_grammar_has_no_edit_of_a_text_the_answer_has_none() -> 
     assert new_text(await model(random_edit_prompt("system", TEXT), "test", 0)) is None
 
 
-@pytest.mark.parametrize("grammar", [{}, {"add": [""]}, {"remove": ["x"]}, {"add": [3]}])
-def test_a_grammar_that_is_none_is_refused(grammar: dict[str, list[str]]) -> None:
+@pytest.mark.parametrize(
+    "grammar", [{}, {"add": [""]}, {"remove": ["x"]}, {"add": [3]}, {"add": "Be polite."}, {"replace": ["x"]}]
+)
+def test_a_grammar_that_is_none_is_refused(grammar: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^grammar"):
         ScriptedOptimiser(grammar)
 

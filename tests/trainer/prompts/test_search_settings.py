@@ -146,9 +146,17 @@ def test_a_placeholder_that_no_task_has_is_found_before_anything_starts(tmp_path
         ("{", "cannot be read"),
         ("[]", "expected an object with add, drop or replace"),
         ('{"insert": ["a"]}', r"grammar\.insert: no such list of edits"),
+        ('{"add": "Be brief."}', r"grammar\.add"),
     ],
 )
 def test_a_grammar_that_is_none_is_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "g.json").write_text(text)
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(ConfigError, match=rf"^optimize\.grammar: .*g\.json: .*{sentence}"):
         scripted_model(tmp_path / "g.json")
+
+
+def test_a_grammar_that_cannot_be_read_is_found_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "g.json").write_text("{")
+    optimize = {"model": "scripted", "grammar": str(tmp_path / "g.json")}
+    with pytest.raises(ConfigError, match=r"^optimize\.grammar: .*cannot be read"):
+        prompt_algorithm(parse_config(changed(optimize=optimize)))

@@ -50,8 +50,8 @@ class EditGrammar:
     """Passages that it may write another way."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "replace", dict(self.replace))
         check_settings(self, "grammar")
+        object.__setattr__(self, "replace", dict(self.replace))
         if not (self.add or self.drop or self.replace) or "" in (*self.add, *self.drop, *self.replace):
             raise ConfigError("grammar: expected at least one edit in add, drop or replace, and none that is empty")
 
@@ -78,8 +78,8 @@ class ScriptedOptimiser:
             unknown = sorted(set(grammar) - {"add", "drop", "replace"})
             if unknown:
                 raise ConfigError(f"grammar.{unknown[0]}: no such list of edits; known here: add, drop, replace")
-            lists = {name: tuple(grammar[name]) for name in ("add", "drop") if name in grammar}
-            grammar = EditGrammar(**lists, replace=grammar.get("replace", {}))
+            edits = {name: tuple(one) if isinstance(one, list) else one for name, one in grammar.items()}
+            grammar = EditGrammar(**edits)
         self.grammar = grammar
         passages = [*grammar.add, *grammar.drop, *grammar.replace, *grammar.replace.values()]
         self._spread = Counter(word for passage in dict.fromkeys(passages) for word in _words(passage))

@@ -72,8 +72,11 @@ def scripted_model(grammar: Path) -> ScriptedModel:
         raise ConfigError(f"optimize.grammar: {grammar}: cannot be read: {cause}") from cause
     if not isinstance(edits, dict):
         raise ConfigError(f"optimize.grammar: {grammar}: expected an object with add, drop or replace")
-    with boundary(f"optimize.grammar: {grammar}", ConfigError):
-        return ScriptedModel(ScriptedOptimiser(edits))
+    try:
+        with boundary("the grammar", ConfigError):
+            return ScriptedModel(ScriptedOptimiser(edits))
+    except ConfigError as cause:
+        raise ConfigError(f"optimize.grammar: {grammar}: {cause}") from cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,8 +45,6 @@ def scheduled_search(config: Config) -> PromptAlgorithm:
     optimize, trainer = config.optimize, config.trainer
     if optimize is None:
         raise ConfigError("optimize.model: is required; name the model that writes new texts")
-    if optimize.grammar is not None:
-        scripted_model(Path(optimize.grammar))
     if config.data.val is None:
         raise ConfigError("data.val: is required to search for prompts; name held-out tasks, which choose")
     if config.policies:
@@ -82,6 +80,8 @@ def _made(config: Config) -> PromptAlgorithm:
             raise ConfigError(
                 f"algorithm.{setting}: no such setting of {name!r}; known here: {', '.join(known) or 'none'}"
             )
+    if config.optimize is not None and config.optimize.grammar is not None:
+        scripted_model(Path(config.optimize.grammar))  # read before anything starts
     with boundary(f"algorithm.name: {name!r}", ConfigError):
         return kind(**table)
 
