@@ -85,7 +85,7 @@ class ServingRun:
             number = await self._wanted(None)
             await self._begin(number)
             async with record_run_status(self._store, self.run_id):
-                await self._serve(number)
+                await together([self._renewing(), self._serve(number)])
         finally:
             await self.versions.close()
 
@@ -93,7 +93,7 @@ class ServingRun:
         await self._reconcile()
         key = f"agl tokens create --role client --run {self.run_id}"
         self._tell(f"serving {self._reference.name}@{number} as run {self.run_id}; a key for it is made by: {key}")
-        loops = [self._reconciling(), self._hear_aliases(), self._hear_routes(), self._renewing(), self._dropping()]
+        loops = [self._reconciling(), self._hear_aliases(), self._hear_routes(), self._dropping()]
         if self._reference.alias is not None:  # a number stays what it is: no canary could take its place
             loops.append(
                 CanaryController(self._store, self.run_id, self._reference.name, alias=self._reference.alias).run()
@@ -205,7 +205,8 @@ class ServingRun:
     async def _renewing(self) -> None:
         while True:
             await asyncio.sleep(RENEWAL_S)
-            await self._patiently(self.versions.renew)
+            for number in sorted(self.versions.leased):
+                await self._patiently(partial(self.versions.lease, number))
 
     async def _dropping(self) -> None:
         """Delete calls and words of sessions that ended long ago."""
