@@ -82,6 +82,8 @@ class UsageNow(Usage):
     """Requests that are being checked."""
     read_s: float = float("-inf")
     """Start of the last read of the totals, by the monotonic clock."""
+    shared: bool = False
+    """Other gateways record calls of it, too: it is read again from time to time."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     told: set[str] = field(default_factory=set)
     """Settings whose refusals have left a span."""
@@ -274,6 +276,7 @@ class CallLimits:
             run = self._runs.get(call.run_id)
             if run is None:
                 continue
+            run.usage.shared = True  # a call does not say whose key it is of: that is read from the store
             attempt = self._attempts.get((call.rollout_id, call.attempt))
             for usage in (run.usage, attempt):
                 if usage is not None:
@@ -330,7 +333,7 @@ class CallLimits:
     def _is_old(self, usage: UsageNow, age_s: float) -> bool:
         if usage.read_s == float("-inf"):
             return True
-        return self._store.shared and time.monotonic() - usage.read_s >= age_s
+        return (self._store.shared or usage.shared) and time.monotonic() - usage.read_s >= age_s
 
 
 class _LastUsed(Generic[K, V]):
