@@ -246,6 +246,7 @@ class Users:
         )
 
 
+@pytest.mark.long
 def test_a_canary_is_decided_once_while_its_server_and_its_engines_are_killed(folder: Folder) -> None:
     served = ServedFolder(folder)
     folder.write("canary.toml", RULE_FILE)
