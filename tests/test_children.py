@@ -135,3 +135,17 @@ def test_what_a_child_started_and_left_behind_is_killed_and_no_other(program: st
     assert other.poll() is None
     for each in (child, other):
         stop_child(each)
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel knows no autogroups")
+@pytest.mark.parametrize(("leads", "given"), [(True, 7), (False, 0)])
+def test_a_process_gives_way_with_its_session_where_it_leads_one(leads: bool, given: int) -> None:
+    program = (
+        "import os; from agentlightning.children import give_way; give_way(7); "
+        "print(os.nice(0), open('/proc/self/autogroup').read())"
+    )
+    shell = [] if leads else ["/bin/sh", "-c", '"$@"; true', "sh"]
+    ran = [*shell, sys.executable, "-c", program]
+    told = subprocess.run(ran, start_new_session=True, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert told.split()[0] == "7"
+    assert told.split()[-1] == str(given)

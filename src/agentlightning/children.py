@@ -102,6 +102,18 @@ def end_with_parent() -> dict[str, str]:
     return secrets
 
 
+def give_way(niceness: int) -> None:
+    """Let other processes go first: adds `niceness` to this process's and, where it leads a session, sets its session's.
+
+    Linux shares the CPU among sessions before it looks at processes (autogroup, sched(7)). A child has a session of its
+    own, in which its niceness alone would make way for nobody.
+    """
+    os.nice(niceness)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):  # a kernel without autogroups
+            Path("/proc/self/autogroup").write_text(str(niceness))
+
+
 def hide_memory() -> None:
     """Keep this process's memory and environment from other processes of the same user, on Linux.
 

@@ -12,13 +12,13 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from agentlightning.children import end_with_parent, keep_files_private
+from agentlightning.children import end_with_parent, give_way, keep_files_private
 from agentlightning.console.server import run
 from agentlightning.errors import AgentLightningError, printable
 from agentlightning.store.open import store_url
 
-GIVES_WAY = 10
-"""Niceness: on a busy machine those who look wait, not the run."""
+NICENESS = 19
+"""On a busy machine those who look wait, not the run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     os.environ.update(end_with_parent())
     keep_files_private()
-    os.nice(GIVES_WAY)
+    give_way(NICENESS)
     try:
         run(store_url(None), socket.socket(fileno=options.fd))
     except AgentLightningError as error:

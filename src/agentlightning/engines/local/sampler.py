@@ -29,7 +29,7 @@ import orjson
 import torch
 from aiohttp import web
 
-from agentlightning.children import end_with_parent, keep_files_private
+from agentlightning.children import end_with_parent, give_way, keep_files_private
 from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.decoding import Constraint
 from agentlightning.engines.local.device import settle
@@ -54,7 +54,7 @@ from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.rendering.model_folder import end_ids
 from agentlightning.watchdog import beat_to_parent
 
-NICE = 5
+NICENESS = 5
 GATHER_S = 0.004
 QUICK_TURN_S = 0.003
 """Below this turn time, with requests closer together than two of `GATHER_S`, every turn is preceded by a
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     if settle(options.device, "float32").device == "cpu":
         # Where cores are short, agents and gateway go first: they bring the requests that make a batch worth sampling.
-        os.nice(NICE)
+        give_way(NICENESS)
     listener = socket.socket(fileno=given.fd)
     log.info("serving %s", given.model)
     web.run_app(
