@@ -108,6 +108,7 @@ class Trial:
             "sessions": sum(start <= until_s for start, _ in self.starts),
             "canary_sessions": sum(start <= until_s for start in canary),
             "rollback_s": round(max([decision["put_s"], *late]), 3) if rolled_back else None,
+            "put_s": round(decision.get("put_s", 0.0), 3),
             "failed_calls": self.failed,
             "mixed_sessions": self.mixed,
         }

@@ -27,7 +27,7 @@ from agentlightning.config import AgentConfig, Config, PolicyConfig, RewardConfi
 from agentlightning.config_canary import CanaryConfig
 from agentlightning.config_engine import EngineConfig, LoraConfig
 from agentlightning.config_external import ExternalModelConfig
-from agentlightning.config_limits import LimitConfig
+from agentlightning.config_limits import LimitConfig, LimitsConfig
 from agentlightning.config_optimizer import OptimizeConfig
 from agentlightning.config_sandbox import SandboxConfig
 from agentlightning.config_serve import ServeConfig
@@ -79,6 +79,8 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables["external.NAME"] = defaults(ExternalModelConfig)
         elif name == "limits":
             tables |= dict.fromkeys(("limits.attempt", "limits.run"), defaults(LimitConfig))
+            prices = ("input_cost_per_token", "output_cost_per_token")
+            tables["limits"] = {each: LimitsConfig.model_fields[each].default for each in prices}
         elif name == "policies":
             tables["policies.NAME"] = defaults(PolicyConfig)
         else:
@@ -301,8 +303,7 @@ def test_toml_snippets_hold_settings_that_exist(page: Path) -> None:
             continue
         for name, settings in snippet.pop("external", {}).items():
             assert set(settings) <= set(tables["external.NAME"]), f"{page.name}: [external.{name}]"
-        for name, settings in snippet.pop("limits", {}).items():
-            assert set(settings) <= set(tables[f"limits.{name}"]), f"{page.name}: [limits.{name}]"
+        LimitsConfig(**snippet.pop("limits", {}))  # which refuses what it does not know
         for name, settings in snippet.pop("policies", {}).items():
             assert set(settings) <= set(tables["policies.NAME"]), f"{page.name}: [policies.{name}]"
             for table in ("algorithm", "engine"):

@@ -214,7 +214,7 @@ async def test_a_budget_counts_reported_tokens_by_their_prices(house: House, spe
     assert [(await post(house, spender)).status_code for _ in range(3)] == [200, 200, 429]
     assert await statuses(house, spender, 1) == [429]  # what is over is over, for the policy too
     (span,) = await told(house, spender)
-    assert f"has spent 0.162 of 0.1 US dollars on external models (limits.{table}.max_budget)" in str(span.attributes)
+    assert f"has spent 0.162 of 0.1 US dollars (limits.{table}.max_budget)" in str(span.attributes)
     assert (await statuses(house, spender, 1, house.gateway())) == [429]
 
 

@@ -49,10 +49,10 @@ class CountingStore(SqlLightningStore):
             raise StoreError("the store is away")
         return await super().wait_resources(run_id, after, 100 * timeout_s)  # so that only news end it
 
-    async def statistics(self) -> list[RunStatistics]:
+    async def statistics(self, run_id: str | None = None) -> list[RunStatistics]:
         if self.away:
             raise StoreError("the store is away")
-        return await super().statistics()
+        return await super().statistics(run_id)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ ADMINS_ONLY = {
     "open_session",
     "set_alias",
 }
-OF_ALL_RUNS = {"aliases", "statistics", "wait_aliases"}
+OF_ALL_RUNS = {"aliases", "wait_aliases"}
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "series": {"run_id": run_id},
         "wait_resources": {"run_id": run_id, "after": {}, "timeout_s": 0.0},
         "follow_metrics": {"run_id": run_id, "timeout_s": 0.0},
-        "statistics": {},
+        "statistics": {"run_id": run_id},
         "sizes": {"run_ids": [run_id]},
         "drop_records": {"rollout_ids": [rollout_id]},
         "delete_runs": {"run_ids": [run_id]},

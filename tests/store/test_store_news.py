@@ -131,6 +131,14 @@ async def test_runs_that_ended_have_no_statistics(store: LightningStore) -> None
     assert [number.run_id for number in await store.statistics()] == run_ids[1:]
 
 
+async def test_statistics_of_one_run_are_those_of_no_other(store: LightningStore) -> None:
+    run_ids = [await a_run(store), await a_run(store)]
+    await store.enqueue(some(run_ids[0], 2, group_id="g"))
+    assert [(one.run_id, one.queued) for one in await store.statistics(run_ids[0])] == [(run_ids[0], 2)]
+    await store.update_run(run_ids[0], "finished")
+    assert await store.statistics(run_ids[0]) == await store.statistics("nowhere") == []
+
+
 async def test_sizes_count_what_a_run_holds(store: LightningStore) -> None:
     empty = await a_run(store)
     claims = await claimed(store, 3)

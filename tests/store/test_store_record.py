@@ -268,6 +268,23 @@ async def test_versions_of_resources_count_up_and_are_never_used_twice(store: Li
         await store.put_resources([Resource(run_id="nowhere", name="x", kind="policy", value={})])
 
 
+async def test_of_several_who_put_after_the_same_version_one_does(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    routes = Resource(run_id=run_id, name="routes", kind="routes", value={"stable": 1})
+    other = Resource(run_id=run_id, name="default", kind="policy", value={})
+    for newest in (0, 1):
+        puts = [store.put_resources([other, routes], {"routes": newest}) for _ in range(5)]
+        outcomes = await asyncio.gather(*puts, return_exceptions=True)
+        [stored] = [each for each in outcomes if isinstance(each, list)]
+        assert [one.version for one in stored] == [newest + 1, newest + 1]
+        refused = [each for each in outcomes if isinstance(each, ConflictError)]
+        sentence = f"resources: the newest version of routes of run {run_id} is {newest + 1}, not {newest}"
+        assert [str(each) for each in refused] == [sentence] * 4
+    assert [(one.name, one.version) for one in await store.resources(run_id)] == [("default", 2), ("routes", 2)]
+    [stored] = await store.put_resources([other], {"routes": 7})  # says nothing of what is not put
+    assert stored.version == 3
+
+
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 

@@ -61,14 +61,16 @@ def start(
     async def work(opened: LightningStore) -> JSON:
         run_id = await _serving_run(opened, name, run)
         number = (await find_model_version(opened, version, "NAME@REF")).number
-        before = (await read_trial(opened, run_id)).routes
-        if number == before.stable:
+        before = await read_trial(opened, run_id)
+        stable = before.routes.stable
+        if number == stable:
             raise ConfigError(f"{version}: is the stable version already")
         # Without a share at first: no session begins with a version that is not loaded yet.
-        await put_routes(opened, run_id, RoutesConfig(stable=before.stable, canary=number))
+        announced = RoutesConfig(stable=stable, canary=number)
+        waiting = await put_routes(opened, run_id, announced, after=before.version)
         await _wait_loaded(opened, run_id, name, number)
-        routes = RoutesConfig(stable=before.stable, canary=number, weight=weight, header=route, rule=settings)
-        await put_routes(opened, run_id, routes)
+        routes = RoutesConfig(stable=stable, canary=number, weight=weight, header=route, rule=settings)
+        await put_routes(opened, run_id, routes, after=waiting.version)
         return {"run_id": run_id, **routes.model_dump(mode="json")}
 
     started = with_store(store, work)
@@ -134,7 +136,7 @@ def stop(
         found = await read_figures(opened, run_id, trial)
         named = {"stable": f"{name}@{routes.stable}", "canary": f"{name}@{routes.canary}"}
         reason = {"decision": "stop", **named, **found}
-        await put_routes(opened, run_id, RoutesConfig(stable=routes.stable, reason=reason))
+        await put_routes(opened, run_id, RoutesConfig(stable=routes.stable, reason=reason), after=trial.version)
         return reason
 
     stopped = with_store(store, work)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from agentlightning.cli.options import Server, Store, one_store, with_store
+from agentlightning.cli.options import Json, Server, Store, one_store, with_store
 from agentlightning.cli.quantities import seconds_of
 
 if TYPE_CHECKING:
@@ -60,6 +60,35 @@ def list_tokens(run: Run = None, store: Store = None, server: Server = None) -> 
         state = "valid" if ended is None else f"revoked {_time(token.revoked_ns)}" if token.revoked_ns else ended
         times = _time(token.created_ns), _time(token.expires_ns)
         rows.append((token.id, token.name, token.role, token.run_id or "-", *times, state))
+    print_columns(screen(), rows)
+
+
+@app.command("usage")
+def show_usage(
+    run: Annotated[str, typer.Option("--run", help="Id of the run that serves.")],
+    as_json: Json = False,
+    store: Store = None,
+    server: Server = None,
+) -> None:
+    """Print what each serving key of a run has used, in all and today, and its limits ([limits.keys.NAME])."""
+    import time
+    from dataclasses import asdict
+
+    from agentlightning.cli.options import print_columns, print_json
+    from agentlightning.gateway.usage import read_key_usage
+    from agentlightning.trainer.display import screen
+
+    found = with_store(one_store(store, server), lambda opened: read_key_usage(opened, run, time.time_ns()))
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    rows: list[tuple[str, ...]] = [
+        ("token", "name", "calls", "tokens", "US dollars", "tokens today", "dollars today", "limits")
+    ]
+    for one in found:
+        limits = ", ".join(f"{setting} {bound:g}" for setting, bound in one.limits.items())
+        today = f"{one.tokens_today}", f"{one.spend_today:.4g}"
+        rows.append((one.token, one.name, f"{one.calls}", f"{one.tokens}", f"{one.spend:.4g}", *today, limits or "-"))
     print_columns(screen(), rows)
 
 

@@ -35,7 +35,7 @@ from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.responses_api import ResponsesApi
 from agentlightning.gateway.rest import create_api
-from agentlightning.gateway.roles import Permissions
+from agentlightning.gateway.roles import Permissions, RoleError
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.sessions.session_api import SessionApi
@@ -238,7 +238,9 @@ class App:
         if self._settings.metrics_port is None:
             try:
                 caller = await self._authentication.caller(scope["headers"])
-                await Permissions(self._store).check(caller, "statistics", {})
+                asked = await Permissions(self._store).check(caller, "statistics", {"run_id": None})
+                if asked["run_id"] is not None:
+                    raise RoleError(f"/metrics: has the numbers of all runs; this token opens run {caller.run_id} only")
             except AgentLightningError as cause:
                 await reply.whole(cause.http_status, error_body(type(cause), str(cause)))
                 return

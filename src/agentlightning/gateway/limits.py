@@ -1,4 +1,4 @@
-"""CallLimits: what one agent, and the agents of one run together, may use of the gateway and of external models.
+"""CallLimits: what one agent, one serving key, and all of a run together may use of the gateway and of models.
 
 Driven by the proxy, which enters every request before its body is read, and by policy/calls.py and external/calls.py, which
 begin each call that is not a repetition and say what it used. Bounds of the run are its resource of kind ``limits``; the
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -23,9 +24,10 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.external.directory import ExternalDirectory, RunModels
 from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.gateway.resource_watcher import ResourceWatcher
+from agentlightning.gateway.usage import MINUTE_NS, OF_RUN, Cost, RunUsage, Usage
 from agentlightning.protocols.base import ApiError
-from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.scan import read_calls, read_rollouts
+from agentlightning.store.base import LightningStore
+from agentlightning.store.tokens import Token
 from agentlightning.types import Call, Resource, Rollout
 
 K = TypeVar("K")
@@ -54,25 +56,22 @@ class ServerLimits:
 class LimitReachedError(ApiError):
     """A request beyond a limit. `passes`: the same request may be served later."""
 
-    def __init__(self, setting: str, sentence: str, *, passes: bool) -> None:
+    def __init__(self, setting: str, sentence: str, *, passes: bool, retry_after_s: int = RETRY_AFTER_S) -> None:
         super().__init__(
             f"{sentence} ({setting})",
             status=429,
             type="requests" if passes else "insufficient_quota",
             code="rate_limit_exceeded" if passes else "insufficient_quota",
-            retry_after_s=RETRY_AFTER_S if passes else None,
+            retry_after_s=retry_after_s if passes else None,
             final=not passes,
         )
         self.setting = setting
 
 
 @dataclass(slots=True, eq=False)
-class Usage:
-    """The totals of an attempt or a run, and its requests under way."""
+class UsageNow(Usage):
+    """The totals of an attempt, a key or a run in use, and its requests under way."""
 
-    calls: int = 0
-    tokens: int = 0
-    spend: float = 0.0
     requests: int = 0
     """Under way."""
     bytes: int = 0
@@ -83,6 +82,8 @@ class Usage:
     """Requests that are being checked."""
     read_s: float = float("-inf")
     """Start of the last read of the totals, by the monotonic clock."""
+    shared: bool = False
+    """Other gateways record calls of it, too: it is read again from time to time."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     told: set[str] = field(default_factory=set)
     """Settings whose refusals have left a span."""
@@ -91,25 +92,6 @@ class Usage:
     def is_busy(self) -> bool:
         """True where forgetting it would lose count of requests."""
         return self.requests > 0 or self.entering > 0
-
-    def add(self, call: Call, external: ExternalModelConfig | None) -> None:
-        """Count a recorded call. Further choices of a call have sampled tokens of their own and nothing else."""
-        first = "." not in call.id
-        self.calls += first
-        if call.policy:  # of calls that are only counted the usage tells what was sampled
-            sampled = len(call.sampled_ids) or _count(call.usage.get("sampled_tokens"))
-            self.tokens += sampled + (call.prompt_tokens if first else 0)
-            return
-        prompt, sampled = (_count(call.usage.get(name)) for name in ("prompt_tokens", "sampled_tokens"))
-        self.tokens += prompt + sampled
-        self.spend += external.cost(prompt, sampled) if external is not None else 0.0
-
-    def raise_to(self, other: Usage) -> None:
-        """Take over the totals of `other` where they are larger: totals only grow, and each may know of calls that the
-        other does not."""
-        self.calls = max(self.calls, other.calls)
-        self.tokens = max(self.tokens, other.tokens)
-        self.spend = max(self.spend, other.spend)
 
 
 @dataclass(slots=True, eq=False)
@@ -121,24 +103,35 @@ class _Run:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     models: RunModels = field(default_factory=RunModels)
     """For the prices of calls, where they count."""
-    usage: Usage = field(default_factory=Usage)
-    finished: Usage = field(default_factory=Usage)
-    """Totals of the rollouts up to `after`, which have all finished: they are read once."""
-    after: str | None = None
+    usage: UsageNow = field(default_factory=UsageNow)
+    keys: dict[str, UsageNow] = field(default_factory=lambda: defaultdict(UsageNow))
+    """By the id of a serving key."""
+    recorded: RunUsage = field(default_factory=RunUsage)
+
+    def cost(self, call: Call, prompt_tokens: int, sampled_tokens: int) -> float:
+        """US dollars of a call."""
+        if call.policy:
+            return self.limits.cost(prompt_tokens, sampled_tokens)
+        external = self.models.find(call.model)
+        return 0.0 if external is None else external.settings.cost(prompt_tokens, sampled_tokens)
 
 
-Bound = tuple[str, LimitConfig, Usage]
+Bound = tuple[str, LimitConfig, UsageNow]
 """A limit with the name of its table, and what counts against it."""
 
 
 class Admission:
     """One request's place within the limits; `leave` must follow."""
 
-    __slots__ = ("_begun", "_bounds", "_bytes", "_usages")
+    __slots__ = ("_begun", "_bounds", "_bytes", "_cost", "_now_ns", "_usages")
 
-    def __init__(self, bounds: Sequence[Bound], usages: Sequence[Usage]) -> None:
+    def __init__(
+        self, bounds: Sequence[Bound], usages: Sequence[UsageNow], cost: Cost, now_ns: Callable[[], int]
+    ) -> None:
         self._bounds = bounds
         self._usages = usages
+        self._cost = cost
+        self._now_ns = now_ns
         self._bytes = 0
         self._begun = 0
         """Calls under way: a request with several prompts has several."""
@@ -161,7 +154,7 @@ class Admission:
     def begin(self) -> None:
         """The request is a call that has not been answered before. Raises ApiError where a total is reached."""
         for name, limit, usage in self._bounds:
-            _check_totals(name, limit, usage)
+            _check_totals(name, limit, usage, self._now_ns())
         self._begun += 1
         for usage in self._usages:
             usage.begun += 1
@@ -169,16 +162,16 @@ class Admission:
     def record(self, calls: Sequence[Call], external: ExternalModelConfig | None = None) -> None:
         """The choices of the call are in the store."""
         self._end_call()
+        cost = self._cost if external is None else lambda _, prompt, sampled: external.cost(prompt, sampled)
         for usage in self._usages:
             for call in calls:
-                usage.add(call, external)
+                usage.add(call, cost, self._now_ns())
 
     def count_prompt(self, tokens: int) -> None:
         """The call only read a prompt: there is no record of it, and gateways that read the totals from records miss it."""
         self._end_call()
         for usage in self._usages:
-            usage.calls += 1
-            usage.tokens += tokens
+            usage.count_prompt(tokens, self._now_ns())
 
     def leave(self) -> None:
         """The request has been answered, or never will be."""
@@ -208,40 +201,66 @@ class CallLimits:
         *,
         max_attempts: int = MAX_ATTEMPTS,
         max_runs: int = MAX_RUNS,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         server = server or ServerLimits()
         self._store = store
         self._watcher = watcher
         self._directory = directory
+        self._now_ns = now_ns
         self._server = LimitConfig(
             max_parallel_requests=server.max_parallel_requests, max_request_bytes=server.max_request_bytes
         )
         self._runs = _LastUsed[str, _Run](_Run, max_runs, lambda run: run.usage.is_busy)
-        self._attempts = _LastUsed[tuple[str, int], Usage](Usage, max_attempts, lambda usage: usage.is_busy)
+        self._attempts = _LastUsed[tuple[str, int], UsageNow](UsageNow, max_attempts, lambda usage: usage.is_busy)
 
-    async def enter(self, rollout: Rollout, number: int, length: int = 0, *, of_run: bool = True) -> Admission:
+    async def enter(
+        self, rollout: Rollout, number: int, length: int = 0, *, of_run: bool = True, token: Token | None = None
+    ) -> Admission:
         """A request of an attempt has come, of so many bytes as far as it tells. Raises ApiError where there are too many,
-        and StoreError. Without `of_run` only the server's limits hold: it is no part of the run any more."""
+        and StoreError. Without `of_run` only the server's limits hold: it is no part of the run any more. `token`: the
+        serving key that it came with."""
         usage = self._attempts.use((rollout.id, number))
         bounds: list[Bound] = [("server", self._server, usage)]
         usages = [usage]
+        run = self._runs.use(rollout.run_id) if of_run else _Run()
         if of_run:
-            run = self._runs.use(rollout.run_id)
             usages.append(run.usage)
             for used in usages:
                 used.entering += 1
             try:
                 limits = await self._limits(run, rollout.run_id)
-                if limits.attempt.has_totals or limits.run.has_totals:
-                    await self._read(run, rollout, number, usage)
+                if limits.attempt.has_totals:
+                    await self._read_attempt(run, rollout, number, usage)
+                bounds += [("limits.attempt", limits.attempt, usage), ("limits.run", limits.run, run.usage)]
+                if token is not None:
+                    usages.append(run.keys[token.id])
+                    usages[-1].entering += 1
+                    bounds += _of_key(limits, token, usages[-1])
+                if any(limit.has_totals for _, limit, _ in bounds[2:]):
+                    await self._read_run(run, rollout.run_id)
             finally:
                 for used in usages:
                     used.entering -= 1
-            bounds += [("limits.attempt", limits.attempt, usage), ("limits.run", limits.run, run.usage)]
         for name, limit, used in bounds:  # nothing is waited for from here on, so that what is checked holds
             _check_requests(name, limit, used)
             _check_bytes(name, limit, used, length)
-        return Admission(bounds, usages)
+        return Admission(bounds, usages, run.cost, self._now_ns)
+
+    async def check_key(self, token: Token) -> None:
+        """Raises LimitReachedError where a serving key has used what it may: it opens no session then. And ApiError,
+        StoreError."""
+        run_id = str(token.run_id)
+        run = self._runs.use(run_id)
+        run.usage.entering += 1
+        try:
+            bounds = _of_key(await self._limits(run, run_id), token, run.keys[token.id])
+            if any(limit.has_totals for _, limit, _ in bounds):
+                await self._read_run(run, run_id)
+        finally:
+            run.usage.entering -= 1
+        for name, limit, used in bounds:
+            _check_totals(name, limit, used, self._now_ns())
 
     def enter_client(self, token_id: str, length: int) -> Admission:
         """A request of a serving key has come, whose session its body may name. Raises ApiError where the key's bodies that
@@ -249,7 +268,7 @@ class CallLimits:
         usage = self._attempts.use((token_id, 0))
         limit = LimitConfig(max_request_bytes=self._server.max_request_bytes)
         _check_bytes("server", limit, usage, length)
-        return Admission([("server", limit, usage)], [usage])
+        return Admission([("server", limit, usage)], [usage], _Run().cost, self._now_ns)
 
     def learn(self, calls: Iterable[Call]) -> None:
         """Another gateway recorded these through this server."""
@@ -257,10 +276,11 @@ class CallLimits:
             run = self._runs.get(call.run_id)
             if run is None:
                 continue
-            run.usage.add(call, _price(run, call))
+            run.usage.shared = True  # a call does not say whose key it is of: that is read from the store
             attempt = self._attempts.get((call.rollout_id, call.attempt))
-            if attempt is not None:
-                attempt.add(call, _price(run, call))
+            for usage in (run.usage, attempt):
+                if usage is not None:
+                    usage.add(call, run.cost, self._now_ns())
 
     async def leave_span(self, rollout: Rollout, number: int, reached: LimitReachedError) -> None:
         """Tell the rollout of a refusal, of the first by each limit."""
@@ -277,48 +297,43 @@ class CallLimits:
         resources = await self._watcher.resources(run_id)
         if run.resources is not resources:
             limits = _limits(resources)
-            if limits.attempt.max_budget is not None or limits.run.max_budget is not None:
+            if any(limit.counts_spend for limit in limits.tables.values()):
                 run.models = await self._directory.models(run_id)
             run.limits, run.resources = limits, resources
         return run.limits
 
-    async def _read(self, run: _Run, rollout: Rollout, number: int, usage: Usage) -> None:
-        """Know the totals that count."""
-        if run.limits.attempt.has_totals and self._is_old(usage, ATTEMPT_AGE_S):
-            async with usage.reading:
-                if self._is_old(usage, ATTEMPT_AGE_S):
-                    started_s = time.monotonic()
-                    found = Usage()
-                    for call in await self._store.calls([rollout.id], number):
-                        found.add(call, _price(run, call))
-                    usage.raise_to(found)
-                    usage.read_s = started_s
-        if run.limits.run.has_totals and self._is_old(run.usage, RUN_AGE_S):
-            async with run.usage.reading:
-                if self._is_old(run.usage, RUN_AGE_S):
-                    started_s = time.monotonic()
-                    await self._read_run(run, rollout.run_id)
-                    run.usage.read_s = started_s
-
-    def _is_old(self, usage: Usage, age_s: float) -> bool:
-        if usage.read_s == float("-inf"):
-            return True
-        return self._store.shared and time.monotonic() - usage.read_s >= age_s
+    async def _read_attempt(self, run: _Run, rollout: Rollout, number: int, usage: UsageNow) -> None:
+        async with self._old(usage, ATTEMPT_AGE_S) as old:
+            if old:
+                found = Usage()
+                for call in await self._store.calls([rollout.id], number):
+                    found.add(call, run.cost, self._now_ns())
+                usage.raise_to(found)
 
     async def _read_run(self, run: _Run, run_id: str) -> None:
-        found, in_order = Usage(), True
-        async for portion in read_rollouts(self._store, RolloutQuery(run_id=run_id, after=run.after)):
-            begun = [rollout for rollout in portion if rollout.attempt]
-            calls = await read_calls(self._store, begun)
-            in_order = in_order and all(rollout.finished_ns is not None for rollout in portion)
-            for call in calls:
-                (run.finished if in_order else found).add(call, _price(run, call))
-            if in_order:
-                run.after = portion[-1].id
-        found.calls += run.finished.calls
-        found.tokens += run.finished.tokens
-        found.spend += run.finished.spend
-        run.usage.raise_to(found)
+        """Know the totals of the run and of its keys."""
+        async with self._old(run.usage, RUN_AGE_S) as old:
+            if old:
+                found = await run.recorded.read(self._store, run_id, run.cost, self._now_ns())
+                for name, usage in found.items():
+                    (run.usage if name == OF_RUN else run.keys[name]).raise_to(usage)
+
+    @asynccontextmanager
+    async def _old(self, usage: UsageNow, age_s: float) -> AsyncIterator[bool]:
+        """True for one at a time, whose totals are old; they are new once it has read them."""
+        if not self._is_old(usage, age_s):
+            yield False
+            return
+        async with usage.reading:
+            old, started_s = self._is_old(usage, age_s), time.monotonic()
+            yield old
+            if old:
+                usage.read_s = started_s
+
+    def _is_old(self, usage: UsageNow, age_s: float) -> bool:
+        if usage.read_s == float("-inf"):
+            return True
+        return (self._store.shared or usage.shared) and time.monotonic() - usage.read_s >= age_s
 
 
 class _LastUsed(Generic[K, V]):
@@ -347,7 +362,7 @@ class _LastUsed(Generic[K, V]):
         return value
 
 
-def _check_bytes(name: str, limit: LimitConfig, usage: Usage, size: int, before: int = 0) -> None:
+def _check_bytes(name: str, limit: LimitConfig, usage: UsageNow, size: int, before: int = 0) -> None:
     """ApiError where `size` bytes more are too many, of a request that has sent so many `before`."""
     most = limit.max_request_bytes
     if most is None or usage.bytes + size <= most:
@@ -359,7 +374,7 @@ def _check_bytes(name: str, limit: LimitConfig, usage: Usage, size: int, before:
     raise LimitReachedError(setting, sentence, passes=True)
 
 
-def _check_requests(name: str, limit: LimitConfig, usage: Usage) -> None:
+def _check_requests(name: str, limit: LimitConfig, usage: UsageNow) -> None:
     most = limit.max_parallel_requests
     if most is not None and usage.requests >= most:
         raise LimitReachedError(
@@ -369,17 +384,34 @@ def _check_requests(name: str, limit: LimitConfig, usage: Usage) -> None:
         )
 
 
-def _check_totals(name: str, limit: LimitConfig, usage: Usage) -> None:
-    whose = "the run" if name == "limits.run" else "this attempt"
-    if limit.max_calls is not None and usage.calls + usage.begun >= limit.max_calls:
-        sentence = f"{whose} has made the {limit.max_calls} model calls that it may make"
-        raise LimitReachedError(f"{name}.max_calls", sentence, passes=False)
-    if limit.max_tokens is not None and usage.tokens >= limit.max_tokens:
-        sentence = f"{whose} has used {usage.tokens} of {limit.max_tokens} tokens"
-        raise LimitReachedError(f"{name}.max_tokens", sentence, passes=False)
-    if limit.max_budget is not None and usage.spend >= limit.max_budget:
-        sentence = f"{whose} has spent {usage.spend:.4g} of {limit.max_budget:g} US dollars on external models"
-        raise LimitReachedError(f"{name}.max_budget", sentence, passes=False)
+def _check_totals(name: str, limit: LimitConfig, usage: UsageNow, now_ns: int) -> None:
+    whose = "the run" if name == "limits.run" else "this key" if name.startswith("limits.keys.") else "this attempt"
+    day_tokens, day_spend = usage.on_day(now_ns)
+    most = limit.max_calls_per_minute
+    if most is not None and usage.recent(now_ns) + usage.begun >= most:
+        next_s = 1 + (usage.starts[0] + MINUTE_NS - now_ns) // 10**9 if usage.starts else RETRY_AFTER_S
+        sentence = f"{whose} has begun the {most} model calls that it may begin in a minute; try again in {next_s} s"
+        raise LimitReachedError(f"{name}.max_calls_per_minute", sentence, passes=True, retry_after_s=next_s)
+    reached = {
+        "max_calls": (usage.calls + usage.begun, limit.max_calls, "made the {1} model calls that it may make"),
+        "max_tokens": (usage.tokens, limit.max_tokens, "used {0} of {1} tokens"),
+        "max_tokens_per_day": (day_tokens, limit.max_tokens_per_day, "used {0} of {1} tokens of this day (UTC)"),
+        "max_budget": (usage.spend, limit.max_budget, "spent {0:.4g} of {1:g} US dollars"),
+        "max_budget_per_day": (
+            day_spend,
+            limit.max_budget_per_day,
+            "spent {0:.4g} of {1:g} US dollars of this day (UTC)",
+        ),
+    }
+    for setting, (used, bound, sentence) in reached.items():
+        if bound is not None and used >= bound:
+            raise LimitReachedError(f"{name}.{setting}", f"{whose} has {sentence.format(used, bound)}", passes=False)
+
+
+def _of_key(limits: LimitsConfig, token: Token, usage: UsageNow) -> list[Bound]:
+    """The bounds of a serving key, by its name."""
+    limit = limits.keys.get(token.name)
+    return [] if limit is None else [(f"limits.keys.{token.name}", limit, usage)]
 
 
 def _setting(name: str, setting: str) -> str:
@@ -395,12 +427,3 @@ def _limits(resources: Sequence[Resource]) -> LimitsConfig:
             except ConfigError as cause:
                 raise ApiError(str(cause), status=502, type="server_error", code="limits_misconfigured") from cause
     return LimitsConfig()
-
-
-def _price(run: _Run, call: Call) -> ExternalModelConfig | None:
-    external = None if call.policy else run.models.find(call.model)
-    return None if external is None else external.settings
-
-
-def _count(value: object) -> int:
-    return max(0, value) if isinstance(value, int) else 0

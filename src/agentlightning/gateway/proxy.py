@@ -49,7 +49,7 @@ from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_ob
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import LightningStore, reward_number
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
-from agentlightning.store.tokens import is_token
+from agentlightning.store.tokens import Token, is_token
 from agentlightning.types import JSON, Reward
 
 log = logging.getLogger(__name__)
@@ -169,13 +169,18 @@ class Proxy:
             session = await self._session_api.session(token, incoming)
             reply.session = session.id.encode()
             async with self._session_api.sessions.kept(session):
-                await self._answer_attempt(wire, session.attempt, incoming, reply)
+                await self._answer_attempt(wire, session.attempt, incoming, reply, token)
 
     async def _answer_attempt(
-        self, wire: WireFormat, attempt: TrackedAttempt, incoming: AgentRequest, reply: AgentResponse
+        self,
+        wire: WireFormat,
+        attempt: TrackedAttempt,
+        incoming: AgentRequest,
+        reply: AgentResponse,
+        token: Token | None = None,
     ) -> None:
         try:
-            admission = await self._limits.enter(attempt.rollout, attempt.number, incoming.length)
+            admission = await self._limits.enter(attempt.rollout, attempt.number, incoming.length, token=token)
             try:
                 await self._admitted(wire, attempt, admission, incoming, reply)
             finally:

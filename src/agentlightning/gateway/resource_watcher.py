@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 POLL_S = 30.0
 IDLE_TIMEOUT_S = 600.0
 """A run that was not used for so long is watched no longer."""
-MAX_AGE_S = 5.0
-"""Interval at which resources are read again if the store does not tell of changes: another server may put some."""
+MAX_AGE_S = 0.5
+"""Interval at which resources are read again if the store does not tell of changes: another server may put some, and a
+canary is rolled back everywhere within a second."""
 PAUSE_S = 1.0
 """Pause after a failed request to the store, in seconds."""
 

@@ -30,9 +30,9 @@ class StatisticsCache:
         self._reads: dict[object, tuple[asyncio.Future[Any], float]] = {}
         """By what was asked: the read, and when its result is too old; until it has one, that is never."""
 
-    async def statistics(self) -> list[RunStatistics]:
+    async def statistics(self, run_id: str | None = None) -> list[RunStatistics]:
         """As the store's method."""
-        return await self._shared("statistics", self._store.statistics)
+        return await self._shared(("statistics", run_id), lambda: self._store.statistics(run_id))
 
     async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
         """As the store's method."""

@@ -282,8 +282,14 @@ class LightningStore(ModelRegistry, SessionStore):
         """Reward records of these rollouts, by rollout and creation time."""
 
     @abc.abstractmethod
-    async def put_resources(self, resources: Sequence[Resource]) -> list[Resource]:
-        """Store each as the next version of (run_id, name); returns them with their versions."""
+    async def put_resources(
+        self, resources: Sequence[Resource], after: Mapping[str, int] | None = None
+    ) -> list[Resource]:
+        """Store each as the next version of (run_id, name); returns them with their versions.
+
+        `after`: by name, the version that must be the newest until now (0: there is none yet), so that of several who read
+        it and then decide only one does. ConflictError, and nothing is stored, where it is another.
+        """
 
     @abc.abstractmethod
     async def resources(
@@ -329,8 +335,9 @@ class LightningStore(ModelRegistry, SessionStore):
         """
 
     @abc.abstractmethod
-    async def statistics(self) -> list[RunStatistics]:
-        """Returns the load of each run of state running: a handful of numbers, cheap however much the store holds."""
+    async def statistics(self, run_id: str | None = None) -> list[RunStatistics]:
+        """Returns the load of each run of state running, or of this one if it is: a handful of numbers, cheap however much
+        the store holds."""
 
     @abc.abstractmethod
     async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:

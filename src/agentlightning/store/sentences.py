@@ -25,6 +25,7 @@ _REFUSALS: dict[str, tuple[type[StoreError], str]] = {
         NotFoundError,
         "{0}: they name a call that is not recorded in their rollout (a parent comes before its children)",
     ),
+    "resource_changed": (ConflictError, "resources: the newest version of {0} of run {1} is {2}, not {3}"),
     "negative_step": (ConflictError, f"{_STEP}: a checkpoint's step is 0 or more"),
     "no_step": (NotFoundError, f"no such step: {_STEP}"),
     "step_open": (ConflictError, f"{_STEP} is open with another list of rollouts already"),

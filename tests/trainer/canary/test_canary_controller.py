@@ -16,7 +16,7 @@ from agentlightning.gateway.sessions.routes import choose_version
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.open import open_store
-from agentlightning.trainer.canary.controller import CanaryController, put_routes, read_figures, read_trial
+from agentlightning.trainer.canary.controller import CanaryController, CanaryTrial, put_routes, read_figures, read_trial
 from agentlightning.types import JSON, SESSION, Finish, NewRollout, Reward
 
 RULE = CanaryConfig(reward_margin=0.2, error_margin=None, alpha=0.05, min_sessions=10, max_sessions=60)
@@ -191,3 +191,39 @@ async def test_an_undecided_canary_is_held_or_rolled_back(undecided: str, left: 
         decision = await decided(store, run_id, decisions, lambda number: session(store, run_id, f"s{number}", routes))
         assert (decision["decision"], decision["verdict"]) == (undecided, "undecided")
         assert (await read_trial(store, run_id)).routes.canary == left
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_of_two_controllers_at_once_one_decides(fails: bool) -> None:
+    decisions: list[JSON] = []
+    async with serving(CANARY) as (store, run_id):
+        for number in range(120):
+            await session(store, run_id, f"s{number}", CANARY, fails=fails)
+        before = (await read_trial(store, run_id)).version
+        async with controlled(store, run_id, decisions), controlled(store, run_id, decisions):
+            await decided(store, run_id, decisions, lambda _: asyncio.sleep(0.01))
+            await until_without_canary(store, run_id)
+        trial = await read_trial(store, run_id)
+        assert len(decisions) == 1
+        # A promotion is its decision, then the routes that follow from it.
+        assert (trial.routes.stable, trial.version - before) == ((40, 1) if fails else (50, 2))
+        assert len([one for one in await store.audit() if one.action == "set_alias"]) == (1 if fails else 2)
+
+
+async def test_a_promotion_whose_controller_was_killed_after_the_decision_is_gone_on_with() -> None:
+    async with serving(CANARY) as (store, run_id):
+        decided_routes = CANARY.model_copy(update={"reason": {"decision": "promote", "verdict": "promote"}})
+        await put_routes(store, run_id, decided_routes)
+        async with controlled(store, run_id, []):
+            trial = await until_without_canary(store, run_id)
+        assert (trial.routes.stable, trial.routes.reason) == (50, decided_routes.reason)
+        [alias] = await store.aliases("support")
+        assert alias.number == 50
+
+
+async def until_without_canary(store: LightningStore, run_id: str) -> CanaryTrial:
+    end = time.monotonic() + DEADLINE_S
+    while (trial := await read_trial(store, run_id)).routes.canary is not None:
+        assert time.monotonic() < end, "the canary is still there"
+        await store.wait_resources(run_id, {ROUTES_RESOURCE: trial.version}, 5.0)
+    return trial

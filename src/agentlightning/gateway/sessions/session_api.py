@@ -64,13 +64,14 @@ class SessionApi:
             ) from cause
 
     async def session(self, token: Token, incoming: AgentRequest) -> OpenSession:
-        """The session of a model call, by its header or its body. Raises what `UserSessions.of` does."""
+        """The session of a model call, by its header or its body. Raises what `UserSessions.of` does, and
+        LimitReachedError where it would be a new one of a key that has used what it may."""
         data: JSON | None = None
         if incoming.method != "POST" and incoming.session is None:  # who only looks opens nothing
             raise ApiError("x-agl-session: is required here: the id of the session that is meant", status=422)
         if incoming.session is None and incoming.method == "POST" and incoming.is_json:
             data = await self._read(token, incoming)
-        return await self.sessions.of(token, incoming, data)
+        return await self.sessions.of(token, incoming, data, lambda: self._limits.check_key(token))
 
     def knows(self, route: str, method: str) -> bool:
         """True where `answer` serves a request."""

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -72,8 +72,11 @@ class UserSessions:
         self._served: OrderedDict[str, tuple[ServeConfig, Sampling]] = OrderedDict()
         self._secret: bytes | None = None
 
-    async def of(self, token: Token, incoming: AgentRequest, data: JSON | None) -> OpenSession:
+    async def of(
+        self, token: Token, incoming: AgentRequest, data: JSON | None, check_new: Callable[[], Awaitable[None]]
+    ) -> OpenSession:
         """The session of a request, opened where it is the first; `data` is its body, where that may name the session.
+        `check_new` raises ApiError where no new one may be opened.
 
         A request that names none is a session of its own; sent again under its idempotency key it is the same. Raises
         ApiError and StoreError.
@@ -92,6 +95,11 @@ class UserSessions:
             except ApiError as over:
                 if over.code not in ENDED:
                     raise
+        try:
+            await check_new()
+        except ApiError:  # it may be open: what it asks may be a repetition, and is answered by who counts calls
+            if not await self._is_open(token, session_id):
+                raise
         return await self._opened(token, session_id, incoming)
 
     @asynccontextmanager
@@ -155,6 +163,11 @@ class UserSessions:
         while len(self._open) > MAX_SESSIONS:
             self._open.popitem(last=False)
         return session
+
+    async def _is_open(self, token: Token, session_id: str) -> bool:
+        group = session_group(token.id, session_id)
+        query = RolloutQuery(run_id=token.run_id, group_ids=[group], states=["running"])
+        return bool(await self._store.rollouts(query))
 
     async def _renew(self, session: OpenSession) -> None:
         rollout = session.attempt.rollout

@@ -288,7 +288,7 @@ async def _records(
 # --- what belongs to a run --------------------------------------------------------------------------------------------
 
 
-async def put_resources(write: Write, resources: Sequence[Resource]) -> list[Resource]:
+async def put_resources(write: Write, resources: Sequence[Resource], after: Mapping[str, int]) -> list[Resource]:
     """Store them; with the versions they got."""
     if not resources:
         return []
@@ -296,7 +296,8 @@ async def put_resources(write: Write, resources: Sequence[Resource]) -> list[Res
     kinds = [resource.kind if resource.kind in AUDITED_KINDS else "" for resource in resources]
     details = [orjson.dumps(noted_value(resource)).decode() for resource in resources]
     rows = [[*row, kind, detail] for (row, _), kind, detail in zip(new, kinds, details, strict=True)]
-    request = {"actor": text(current_actor().name), "rows": rows}
+    known = {name: str(version) for name, version in after.items()}
+    request = {"actor": text(current_actor().name), "rows": rows, "after": known}
     stored = await write("put_resources", request, [blob for _, blob in new])
     return [
         replace(resource, version=version, created_ns=int(created_ns))
@@ -430,21 +431,21 @@ async def audit(
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-async def statistics(connection: RedisConnection, clock: Clock) -> list[RunStatistics]:
-    question = {"now": "" if clock is None else str(clock()), "soon_us": EXPIRING_S * 10**6}
+async def statistics(connection: RedisConnection, clock: Clock, run_id: str | None) -> list[RunStatistics]:
+    question = {"now": "" if clock is None else str(clock()), "soon_us": EXPIRING_S * 10**6, "run": run_id or ""}
     moment, *found = await connection.read("read_statistics", question)
     now = int(moment)
     statistics = []
-    for run_id, queued, created_ns, running, expiring, workers in found:
+    for each, queued, created_ns, running, expiring, workers in found:
         seen = [codec.read_worker("", "", row).seen_ns for row in workers]
         statistics.append(
             RunStatistics(
-                run_id=run_id.decode(),
+                run_id=each.decode(),
                 queued=queued,
                 oldest_queued_s=max(0.0, (now - int(created_ns)) / 1e9) if created_ns else 0.0,
                 running=running,
                 expiring=expiring,
-                workers=sum(each > now - SEEN_S * 10**9 for each in seen),
+                workers=sum(seen_ns > now - SEEN_S * 10**9 for seen_ns in seen),
             )
         )
     return statistics

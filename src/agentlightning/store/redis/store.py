@@ -238,8 +238,10 @@ class RedisLightningStore(WaitingStore):
 
     rewards = _reads(reads.rewards)
 
-    async def put_resources(self, resources: Sequence[Resource]) -> list[Resource]:
-        return await reads.put_resources(self._write, resources)
+    async def put_resources(
+        self, resources: Sequence[Resource], after: Mapping[str, int] | None = None
+    ) -> list[Resource]:
+        return await reads.put_resources(self._write, resources, after or {})
 
     resources = _reads(reads.resources)
 
@@ -254,8 +256,8 @@ class RedisLightningStore(WaitingStore):
     _later_resources = _reads(reads.later_resources)
     _later_metrics = _reads(reads.later_metrics)
 
-    async def statistics(self) -> list[RunStatistics]:
-        return await reads.statistics(self._opened(), self._now_ns)
+    async def statistics(self, run_id: str | None = None) -> list[RunStatistics]:
+        return await reads.statistics(self._opened(), self._now_ns, run_id)
 
     _size = _reads(reads.size)
 

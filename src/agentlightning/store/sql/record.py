@@ -67,9 +67,13 @@ def log_metrics(transaction: Transaction, batches: Sequence[Rows]) -> list[None]
     return [None] * len(batches)
 
 
-def put_resources(transaction: Transaction, actor: Actor, resources: Sequence[Resource]) -> list[Resource]:
+def put_resources(
+    transaction: Transaction, actor: Actor, resources: Sequence[Resource], after: Mapping[str, int] | None = None
+) -> list[Resource]:
     run_ids = {resource.run_id for resource in resources}
     require_runs(transaction.connection, run_ids)
+    for resource in resources if after else ():
+        _require_newest(transaction.connection, resource, after or {})
     for run_id in run_ids:
         transaction.tell(RESOURCES, run_id)
     stored = [_put(transaction, resource) for resource in resources]
@@ -207,6 +211,16 @@ def _refuse_foreign_calls(transaction: Transaction, table: Table, column: str, b
 def _places(table: Table) -> dict[str, int]:
     """Places of a row's values by the names of its columns."""
     return {column.name: index for index, column in enumerate(c for c in table.columns if c.name != "seq")}
+
+
+def _require_newest(connection: Connection, resource: Resource, after: Mapping[str, int]) -> None:
+    """Refuses where a resource has another version than `after` says. Nobody puts one meanwhile: writers take turns."""
+    if (expected := after.get(resource.name)) is None:
+        return
+    of_it = resource_versions.c.run_id == resource.run_id, resource_versions.c.name == resource.name
+    newest = connection.execute(select(resource_versions.c.last).where(*of_it)).scalar() or 0
+    if newest != expected:
+        raise refusal("resource_changed", resource.name, resource.run_id, newest, expected)
 
 
 def _put(transaction: Transaction, resource: Resource) -> Resource:

@@ -16,9 +16,12 @@ from agentlightning.store.sql.tables import attempts, calls, credit, files, roll
 from agentlightning.types import Attempt, RunSize, RunStatistics, WorkerStatus
 
 
-def read_statistics(connection: Connection, now_ns: int) -> list[RunStatistics]:
+def read_statistics(connection: Connection, now_ns: int, run_id: str | None) -> list[RunStatistics]:
     """Every number comes from an index, so that it costs what the queue is long, whatever else is stored."""
-    running = connection.execute(select(runs.c.id).where(runs.c.state == "running").order_by(runs.c.id)).scalars().all()
+    asked = select(runs.c.id).where(runs.c.state == "running").order_by(runs.c.id)
+    if run_id is not None:
+        asked = asked.where(runs.c.id == run_id)
+    running = connection.execute(asked).scalars().all()
     soon_ns = now_ns + EXPIRING_S * 10**9
     counted = connection.execute(
         select(rollouts.c.run_id, func.count())
@@ -27,7 +30,7 @@ def read_statistics(connection: Connection, now_ns: int) -> list[RunStatistics]:
         .group_by(rollouts.c.run_id)
     )
     expiring = {row.run_id: row[1] for row in counted}
-    return [_statistics(connection, run_id, now_ns, expiring.get(run_id, 0)) for run_id in running]
+    return [_statistics(connection, each, now_ns, expiring.get(each, 0)) for each in running]
 
 
 def read_attempts(connection: Connection, rollout_ids: Sequence[str]) -> list[Attempt]:

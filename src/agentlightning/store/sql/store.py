@@ -284,9 +284,9 @@ class SqlLightningStore(WaitingStore):
     _later_resources = _reads(record.read_later_resources, _always)
     _later_metrics = _reads(record.read_later_metrics)
 
-    async def statistics(self) -> list[RunStatistics]:
+    async def statistics(self, run_id: str | None = None) -> list[RunStatistics]:
         now_ns = self._now_ns()
-        return await self._read(lambda connection: stats.read_statistics(connection, now_ns))
+        return await self._read(lambda connection: stats.read_statistics(connection, now_ns, run_id))
 
     _size = _reads(stats.read_size)
 

@@ -1,17 +1,19 @@
 """CanaryController: watches the canary of a serving run, and promotes it or rolls it back by its rule.
 
 Runs in the process that serves, as a task beside it. All it knows is in the store (routes, sessions, rewards), so that a
-controller that was killed goes on where it was; two of them decide alike. A decision is a new version of the run's routes,
-which all gateways follow at once, for new sessions: those that began with the canary stay with it to their end.
+controller that was killed goes on where it was. A decision is the next version of the run's routes, and refused where others
+came meanwhile: of several controllers one decides. All gateways follow it at once, for new sessions: those that began with
+the canary stay with it to their end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentlightning.config import parse_settings
 from agentlightning.config_canary import CanaryConfig
@@ -63,7 +65,9 @@ class CanaryController:
         while True:
             try:
                 trial = await read_trial(self._store, self._run_id)
-                if trial.routes.canary is None or trial.routes.rule is None:
+                if _is_promoted(trial.routes):
+                    await self._promote(trial)
+                elif trial.routes.canary is None or trial.routes.rule is None:
                     await self._store.wait_resources(self._run_id, {ROUTES_RESOURCE: trial.version}, WAIT_S)
                 else:
                     await self._judge(trial, trial.routes.rule)
@@ -119,21 +123,37 @@ class CanaryController:
             "figures": figures,
         }
         assert routes.canary is not None
-        if (await read_trial(self._store, self._run_id)).version != trial.version:
-            return  # a person, or another controller, was faster
-        if decision == "promote" and self._alias is not None:
-            # First, so that a controller that is killed here finds what it began: routes that say the same again.
-            try:
-                await self._store.set_alias(self._model, self._alias, routes.canary, reason)
-            except (ConflictError, NotFoundError) as cause:  # its weights were deleted, which a lease prevents
-                log.error("%s@%s was not promoted: %s", self._model, routes.canary, cause)
         following = {
-            "promote": RoutesConfig(stable=routes.canary, reason=reason),
-            "roll_back": RoutesConfig(stable=routes.stable, reason=reason),
-            "hold": routes.model_copy(update={"reason": reason}),
-        }[decision]
-        await put_routes(self._store, self._run_id, following)
+            # With an alias to be moved the decision alone at first, so that whoever is killed here is gone on from.
+            "promote": RoutesConfig(stable=routes.canary) if self._alias is None else routes,
+            "roll_back": RoutesConfig(stable=routes.stable),
+            "hold": routes,
+        }[decision].model_copy(update={"reason": reason})
+        try:
+            stored = await put_routes(self._store, self._run_id, following, after=trial.version)
+        except ConflictError:
+            return  # a person, or another controller, was faster
+        if _is_promoted(following):
+            await self._promote(replace(trial, routes=following, version=stored.version))
         self._on_decision(reason)
+
+    async def _promote(self, trial: CanaryTrial) -> None:
+        """Do what was decided, or the rest of it: the alias moves, then new sessions get the canary."""
+        routes = trial.routes
+        assert routes.canary is not None
+        stable = routes.canary
+        try:
+            if self._alias is not None:
+                await self._store.set_alias(self._model, self._alias, routes.canary, routes.reason)
+        except (ConflictError, NotFoundError) as cause:  # its weights were deleted, which a lease prevents
+            log.error("%s@%s was not promoted: %s", self._model, routes.canary, cause)
+            stable = routes.stable
+        with contextlib.suppress(
+            ConflictError
+        ):  # another controller did it, or the run that serves, which follows the alias
+            await put_routes(
+                self._store, self._run_id, RoutesConfig(stable=stable, reason=routes.reason), after=trial.version
+            )
 
 
 async def read_trial(store: LightningStore, run_id: str) -> CanaryTrial:
@@ -164,8 +184,17 @@ async def read_figures(store: LightningStore, run_id: str, trial: CanaryTrial) -
     return {"figures": rule.figures(), "verdict": rule.verdict}
 
 
-async def put_routes(store: LightningStore, run_id: str, routes: RoutesConfig) -> Resource:
-    """Store new routes, which gateways follow at once. Audited, with what they say."""
+async def put_routes(store: LightningStore, run_id: str, routes: RoutesConfig, *, after: int | None = None) -> Resource:
+    """Store new routes, which gateways follow at once. Audited, with what they say.
+
+    `after`: the version of the routes that they follow from; ConflictError where there are newer ones.
+    """
     value = routes.model_dump(mode="json")
-    [stored] = await store.put_resources([Resource(run_id=run_id, name=ROUTES_RESOURCE, kind="routes", value=value)])
+    resource = Resource(run_id=run_id, name=ROUTES_RESOURCE, kind="routes", value=value)
+    [stored] = await store.put_resources([resource], None if after is None else {ROUTES_RESOURCE: after})
     return stored
+
+
+def _is_promoted(routes: RoutesConfig) -> bool:
+    """True where it was decided that the canary becomes the stable version, and it is not yet."""
+    return routes.canary is not None and routes.reason.get("decision") == "promote"

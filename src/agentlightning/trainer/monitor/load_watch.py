@@ -46,7 +46,7 @@ class LoadWatch:
             await self.look()
 
     async def _load(self) -> Load:
-        own = [one for one in await self.store.statistics() if one.run_id == self.logger.run_id]
+        own = await self.store.statistics(self.logger.run_id)
         queued, oldest_s, workers = (own[0].queued, own[0].oldest_queued_s, own[0].workers) if own else (0, 0.0, 0)
         if not queued or workers:
             self._workerless_since = None

@@ -20,16 +20,16 @@ from typing import TypeVar
 from agentlightning.config_limits import LIMITS_RESOURCE
 from agentlightning.config_serve import ROUTES_RESOURCE, RoutesConfig
 from agentlightning.engines.base import together
-from agentlightning.errors import AgentLightningError, ConfigError, NotFoundError
+from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.model_versions import ModelReference, parse_reference
 from agentlightning.store.scan import read_rollouts
-from agentlightning.trainer.canary.controller import CanaryController
+from agentlightning.trainer.canary.controller import CanaryController, put_routes
 from agentlightning.trainer.processes import record_run_status
 from agentlightning.trainer.served.settings import ServeFile, serve_record
 from agentlightning.trainer.served.versions import RENEWAL_S, ServedVersions
-from agentlightning.types import JSON, Resource
+from agentlightning.types import Resource
 
 POLL_S = 30.0
 LOOK_S = 5.0
@@ -85,7 +85,7 @@ class ServingRun:
             number = await self._wanted(None)
             await self._begin(number)
             async with record_run_status(self._store, self.run_id):
-                await self._serve(number)
+                await together([self._renewing(), self._serve(number)])
         finally:
             await self.versions.close()
 
@@ -93,7 +93,7 @@ class ServingRun:
         await self._reconcile()
         key = f"agl tokens create --role client --run {self.run_id}"
         self._tell(f"serving {self._reference.name}@{number} as run {self.run_id}; a key for it is made by: {key}")
-        loops = [self._reconciling(), self._hear_aliases(), self._hear_routes(), self._renewing(), self._dropping()]
+        loops = [self._reconciling(), self._hear_aliases(), self._hear_routes(), self._dropping()]
         if self._reference.alias is not None:  # a number stays what it is: no canary could take its place
             loops.append(
                 CanaryController(self._store, self.run_id, self._reference.name, alias=self._reference.alias).run()
@@ -136,15 +136,16 @@ class ServingRun:
 
     async def _reconcile(self) -> None:
         """Make what is served what is to be served."""
-        routes = await self._routes()
+        routes, version = await self._routes()
         wanted = await self._wanted(routes)
         await self.versions.load(wanted)
         if routes is None or routes.stable != wanted:
             routes = _with_stable(routes, wanted)
-            value: JSON = routes.model_dump(mode="json")
-            await self._store.put_resources(
-                [Resource(run_id=self.run_id, name=ROUTES_RESOURCE, kind="routes", value=value)]
-            )
+            try:
+                await put_routes(self._store, self.run_id, routes, after=version)
+            except ConflictError:  # such as a roll-back: what was read is old
+                self._changed.set()
+                return
         named = {one for one in (routes.stable, routes.canary) if one is not None}
         for number in sorted(named):
             try:
@@ -160,9 +161,10 @@ class ServingRun:
         for number in sorted(self.versions.numbers - named - open_on):
             await self.versions.release(number)
 
-    async def _routes(self) -> RoutesConfig | None:
+    async def _routes(self) -> tuple[RoutesConfig | None, int]:
+        """The newest routes, and their version."""
         found = await self._store.resources(self.run_id, ROUTES_RESOURCE)
-        return RoutesConfig(**found[0].value) if found else None
+        return (RoutesConfig(**found[0].value), found[0].version) if found else (None, 0)
 
     async def _open_versions(self) -> set[int]:
         query = RolloutQuery(run_id=self.run_id, states=["running"])
@@ -176,7 +178,7 @@ class ServingRun:
                 async with asyncio.timeout(LOOK_S):
                     await self._changed.wait()
             except TimeoutError:
-                routes = await self._patiently(self._routes)
+                routes, _ = await self._patiently(self._routes) or (None, 0)
                 if routes is not None and self.versions.numbers <= {routes.stable, routes.canary}:
                     continue  # nothing to be released
             self._changed.clear()
@@ -203,7 +205,8 @@ class ServingRun:
     async def _renewing(self) -> None:
         while True:
             await asyncio.sleep(RENEWAL_S)
-            await self._patiently(self.versions.renew)
+            for number in sorted(self.versions.leased):
+                await self._patiently(partial(self.versions.lease, number))
 
     async def _dropping(self) -> None:
         """Delete calls and words of sessions that ended long ago."""
@@ -238,6 +241,8 @@ class ServingRun:
 
 def _with_stable(routes: RoutesConfig | None, number: int) -> RoutesConfig:
     """The routes once the alias names this version: a canary that became it is none any more."""
-    if routes is None or routes.canary in (None, number):
+    if routes is None or routes.canary is None:
         return RoutesConfig(stable=number)
+    if routes.canary == number:
+        return RoutesConfig(stable=number, reason=routes.reason)
     return routes.model_copy(update={"stable": number})

@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentlightning.config import Config, parse_config, parse_settings, run_record
 from agentlightning.config_base import Table
 from agentlightning.config_file import read_toml
-from agentlightning.config_limits import LimitsConfig
+from agentlightning.config_limits import LimitsConfig, check_limits
 from agentlightning.config_serve import ServeConfig
 from agentlightning.types import JSON
 
@@ -39,6 +39,11 @@ class ServeFile(Table):
     model: ServedSampling = ServedSampling()
     engine: dict[str, Any] = Field({})
     """Settings that replace those of the version's run."""
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> ServeFile:
+        check_limits(self.limits, {}, served=True)
+        return self
 
 
 def read_serve_file(path: Path | None) -> ServeFile:

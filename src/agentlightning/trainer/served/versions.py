@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentlightning.config import Config
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
-from agentlightning.engines.setup import EngineNeeds, make_engine
-from agentlightning.errors import ConfigError, NotFoundError
+from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
+from agentlightning.errors import ConfigError
 from agentlightning.gateway.sessions.routes import version_alias
 from agentlightning.store.base import LightningStore
 from agentlightning.store.model_versions import ModelVersion
-from agentlightning.store.scan import find_run
+from agentlightning.store.scan import find_model_version, find_run
 from agentlightning.trainer.model_files import version_folder
 from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.processes import engine_setup, policy_value, put_tokenizer
@@ -43,22 +44,44 @@ class _Served:
 class ServedVersions:
     """The versions of one serving run."""
 
-    def __init__(self, store: LightningStore, run_id: str, name: str, file: ServeFile, runs: Path) -> None:
+    def __init__(
+        self,
+        store: LightningStore,
+        run_id: str,
+        name: str,
+        file: ServeFile,
+        runs: Path,
+        make: Callable[[EngineSetup], Engine] = make_engine,
+    ) -> None:
         self._store = store
         self._run_id = run_id
         self._name = name
         self._file = file
         self._runs = runs
+        self._make = make
         self._served: dict[int, _Served] = {}
+        self._loading: set[int] = set()
 
     @property
     def numbers(self) -> set[int]:
         """The versions that are served."""
         return set(self._served)
 
+    @property
+    def leased(self) -> set[int]:
+        """The versions whose leases are to be renewed: those that are served, and those whose engines start."""
+        return self._loading | set(self._served)
+
     async def config(self, number: int) -> Config:
         """The configuration by which a version is sampled. NotFoundError where there is none, or its weights are gone."""
-        version = await self._version(number)
+        return await self._config(await self._version(number))
+
+    async def lease(self, number: int) -> None:
+        """Keep the weights of a version until the next renewal, and some missed ones. NotFoundError where there is none,
+        ConflictError where they were deleted."""
+        await self._store.lease_model(self._name, number, self._run_id, LEASE_S)
+
+    async def _config(self, version: ModelVersion) -> Config:
         run = await find_run(self._store, version.run_id)
         trained = policy_configs(recorded_config(run))
         own = trained.get(version.policy) or next(iter(trained.values()))
@@ -70,14 +93,23 @@ class ServedVersions:
         cannot be."""
         if number in self._served:
             return
-        await self.renew([number])  # from here on nobody deletes it
-        config = await self.config(number)
+        self._loading.add(number)
+        try:
+            await self.lease(number)  # from here on nobody deletes it
+            self._served[number] = await self._start(await self._version(number))
+        finally:
+            self._loading.discard(number)
+        log.info("serving %s@%d", self._name, number)
+
+    async def _start(self, version: ModelVersion) -> _Served:
+        """Start a version's engine, and tell the gateways where it is."""
+        config = await self._config(version)
         limits = HangLimits(
             hang_timeout_s=config.trainer.hang_timeout_s,
             stall_timeout_s=config.trainer.stall_timeout_s,
             start_timeout_s=config.trainer.start_timeout_s,
         )
-        alias = version_alias(self._name, number)
+        alias = version_alias(self._name, version.number)
         setup = engine_setup(
             config,
             EngineNeeds(),
@@ -85,7 +117,7 @@ class ServedVersions:
             watchdog=Watchdog(limits),
             learns=False,
         )
-        engine = make_engine(setup)
+        engine = self._make(setup)
         if not engine.support.serves:
             raise ConfigError(
                 f"engine.name: {config.engine.name!r} samples only while it trains; name another engine in [engine] of the "
@@ -95,14 +127,13 @@ class ServedVersions:
         try:
             tokenizer = await put_tokenizer(self._store, self._run_id, Path(config.model.path))
             value = policy_value(config, self._name, tokenizer, endpoints, engine.support, config.trainer.seed)
-            value["prompts"] = await self._put_prompts(await self._version(number))
-            named = Resource(run_id=self._run_id, name=alias, kind="policy", value=value, step=number)
+            value["prompts"] = await self._put_prompts(version)
+            named = Resource(run_id=self._run_id, name=alias, kind="policy", value=value, step=version.number)
             await self._store.put_resources([named])
         except BaseException:
             await engine.close()
             raise
-        self._served[number] = _Served(engine, asyncio.create_task(engine.watch()))
-        log.info("serving %s@%d", self._name, number)
+        return _Served(engine, asyncio.create_task(engine.watch()))
 
     async def release(self, number: int) -> None:
         """Serve a version no longer. The gateways know it first."""
@@ -118,11 +149,6 @@ class ServedVersions:
         await _close(served)
         await self._store.release_model(self._name, number, self._run_id)
         log.info("released %s@%d", self._name, number)
-
-    async def renew(self, numbers: list[int] | None = None) -> None:
-        """Keep the weights of what is served, or of these."""
-        for number in sorted(self._served) if numbers is None else numbers:
-            await self._store.lease_model(self._name, number, self._run_id, LEASE_S)
 
     async def watch(self) -> None:
         """Never returns; EngineError where a version can be served no longer."""
@@ -157,10 +183,7 @@ class ServedVersions:
         return pins
 
     async def _version(self, number: int) -> ModelVersion:
-        for version in await self._store.models(self._name):
-            if version.number == number:
-                return version
-        raise NotFoundError(f"{self._name}@{number}: no such version; see: agl models list")
+        return await find_model_version(self._store, f"{self._name}@{number}")
 
 
 async def _close(served: _Served) -> None:

@@ -1,5 +1,6 @@
 -- The time, then for each run of state running: its id, how many are queued and running, when the one that was queued
--- first was made, when leases that run out soon do, and its workers. `now` is empty where the server's clock counts.
+-- first was made, when leases that run out soon do, and its workers. `now` is empty where the server's clock counts, `run`
+-- where all runs are asked for.
 
 local time = call('TIME')
 local now = asked.now ~= '' and asked.now or time[1] .. string.format('%06d', time[2]) .. '000'
@@ -20,8 +21,13 @@ local function in_state(run, state)
   return call('ZCARD', train) + call('ZCARD', eval), first[1]
 end
 
-local runs = call('SMEMBERS', store .. 'active')
-table.sort(runs)
+local runs
+if asked.run == '' then
+  runs = call('SMEMBERS', store .. 'active')
+  table.sort(runs)
+else
+  runs = call('SISMEMBER', store .. 'active', asked.run) == 1 and { asked.run } or {}
+end
 local answer = { now }
 for _, run in ipairs(runs) do
   local queued, first = in_state(run, 'queued')
