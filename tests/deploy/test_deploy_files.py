@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,17 @@ def test_the_agents_image_leaves_out_the_tasks_and_the_others_do_not(tmp_path: P
     assert {"train.jsonl", "heldout.jsonl"} <= set(files["agent.Dockerfile.dockerignore"].splitlines())
     assert "train.jsonl" not in files["trainer.Dockerfile.dockerignore"]
     assert "reward.py" not in files["agent.Dockerfile.dockerignore"]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values())
+def test_images_install_extras_that_there_are(tmp_path: Path, config: str) -> None:
+    files = rendered(tmp_path, config, "docker")
+    ours = set(metadata("agentlightning").get_all("Provides-Extra") or ())
+    for image in ("server", "trainer"):
+        (wheel,) = re.findall(r'--python \S+ "(/wheels/.*)"', files[f"{image}.Dockerfile"])
+        asked = re.fullmatch(r"/wheels/agentlightning-\S+\.whl\[([\w,]+)\]", wheel)
+        assert asked, wheel
+        assert set(asked[1].split(",")) <= ours
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
