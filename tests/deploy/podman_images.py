@@ -1,6 +1,6 @@
 """Podman as tests of images need it: a store of its own, a base image made of Debian's packages, builds without network.
 
-Bases of registries cannot be had everywhere, so what the Dockerfiles name is a root of Debian with its own Python, tagged with
+Bases of registries cannot be had everywhere, so what the Dockerfiles name is a root of Debian with its own Python, which has
 that name in this store alone. Packages come from a folder of wheels.
 """
 
@@ -44,7 +44,9 @@ class Podman:
     def run(self, *words: str, check: bool = True) -> str:
         """What `podman words…` printed."""
         done = self._done(*words)
-        assert not check or done.returncode == 0, f"podman {' '.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert not check or done.returncode == 0, (
+            f"podman {' '.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
         return done.stdout
 
     def make_base(self, name: str) -> None:
@@ -79,7 +81,15 @@ class Podman:
 
     def start(self, image: str, *options: str) -> str:
         """Start a container as compose.yaml hardens it, without network; its id."""
-        hardened = "--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp:mode=1777"
+        hardened = (
+            "--read-only",
+            "--cap-drop",
+            "all",
+            "--security-opt",
+            "no-new-privileges",
+            "--tmpfs",
+            "/tmp:mode=1777",
+        )
         return self.run("run", "--detach", "--network", "none", *hardened, *LIMITS, *options, image).strip()
 
     def healthy(self, container: str) -> bool:

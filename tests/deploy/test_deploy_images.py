@@ -1,4 +1,4 @@
-"""The images of `agl deploy` are built by podman from a local root without network, and run so, without root and read-only."""
+"""The images of `agl deploy` are built by podman from a local root without network, and run so, without root, read-only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def project(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_agents_image_holds_the_agent_and_neither_tasks_nor_torch(podman: Podman, project: Path) -> None:
     image = podman.build(project, "agent")
-    look = "import importlib.util as i, json, os; print(json.dumps([sorted(os.listdir()), i.find_spec('torch') is None]))"
+    look = (
+        "import importlib.util as i, json, os; print(json.dumps([sorted(os.listdir()), i.find_spec('torch') is None]))"
+    )
     shown = podman.run("run", "--rm", "--network", "none", *podman_images.LIMITS, image, "python", "-c", look)
     files, without_torch = json.loads(shown)
     assert files == ["agent.py", "deploy", "requirements.txt", "reward.py", "train.toml"]

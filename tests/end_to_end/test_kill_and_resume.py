@@ -115,7 +115,9 @@ async def test_ctrl_c_ends_after_the_step_with_a_checkpoint_and_the_line_that_re
     await training.check()
 
 
-async def test_a_named_run_that_is_told_to_end_exits_with_75_and_the_same_words_go_on_with_it(training: Training) -> None:
+async def test_a_named_run_that_is_told_to_end_exits_with_75_and_the_same_words_go_on_with_it(
+    training: Training,
+) -> None:
     words = ("--run", "bot", "--set", "trainer.steps=3")
     first = await training.start_and_hold(1, *words)
     first.send_signal(signal.SIGTERM)
