@@ -92,6 +92,11 @@ class Podman:
         )
         return self.run("run", "--detach", "--network", "none", *hardened, *LIMITS, *options, image).strip()
 
+    def log(self, container: str) -> str:
+        """What a container printed."""
+        done = self._done("logs", container)
+        return done.stdout + done.stderr
+
     def healthy(self, container: str) -> bool:
         """True where the health check of the container's image passes now."""
         return self._done("healthcheck", "run", container).returncode == 0

@@ -51,11 +51,11 @@ def test_the_agents_image_holds_the_agent_and_neither_tasks_nor_torch(podman: Po
     )
     shown = podman.run("run", "--rm", "--network", "none", *podman_images.LIMITS, image, "python", "-c", look)
     files, without_torch = json.loads(shown)
-    assert files == ["agent.py", "deploy", "requirements.txt", "reward.py", "train.toml"]
+    assert files == ["agent.py", "deploy", "requirements.txt", "reward.py"]
     assert without_torch
     worker = podman.start(image)  # its command finds the agent, and no server
     assert podman.run("wait", worker).strip() != "0"
-    assert "http://server:8088" in podman.run("logs", worker)
+    assert "http://server:8088" in podman.log(worker)
 
 
 def test_the_servers_image_serves_without_network_root_or_a_file_system_to_write_to(
