@@ -17,7 +17,8 @@ from agentlightning.deploy.folder import write_files
 from agentlightning.deploy.project import read_project
 from agentlightning.deploy.render import IMAGES, render
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]  # 5 minutes, most of them for packages
+# 6 minutes, most of them for packages; several times as much on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
