@@ -13,7 +13,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: coding-agents test-coding-agents demo test lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser frameworks clients clean
+.PHONY: coding-agents test-coding-agents demo test lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -83,11 +83,9 @@ node-packages: tests/sdk/node/node_modules/.installed tests/runner/node/node_mod
 
 # Debian's Chromium and axe-core, for the tests of the console in a browser; where either cannot be had they are left out.
 browser: tests/console/node/node_modules/.installed
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
-		if [ "$$(id -u)" = 0 ]; then root="env"; else root="sudo -n env"; fi; \
-		install="$$root DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq"; \
-		{ command -v apt-get >/dev/null && $$install update && $$install install --no-install-recommends chromium; } \
-			>/dev/null || echo "Chromium cannot be installed here: the tests in a browser are left out"; }
+	@missing="chromium"; \
+	! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null || missing=""; \
+	$(install_missing)
 
 %/node_modules/.installed: %/package-lock.json
 	if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix $* && touch $@; fi
@@ -99,12 +97,7 @@ servers:
 	ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null || missing="postgresql"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	[ "$$(uname)" != Linux ] || command -v bwrap >/dev/null || missing="$$missing bubblewrap"; \
-	if [ -n "$$missing" ]; then \
-		if [ "$$(id -u)" = 0 ]; then root="env"; else root="sudo -n env"; fi; \
-		install="$$root DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq"; \
-		{ command -v apt-get >/dev/null && $$install update && $$install install --no-install-recommends $$missing; } \
-			>/dev/null || echo "$$missing cannot be installed here: the tests that need it are left out"; \
-	fi
+	$(install_missing)
 
 lint: install
 	$(BIN)/ruff check .
@@ -116,6 +109,16 @@ bytecode: install
 	@$(BIN)/pytest --collect-only -qq >/dev/null
 
 install: .venv/.installed
+
+# Debian's packages in $missing, if any (RUNLEVEL=1 starts no service).
+define install_missing
+	if [ -n "$$missing" ]; then \
+		if [ "$$(id -u)" = 0 ]; then root="env"; else root="sudo -n env"; fi; \
+		install="$$root DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq"; \
+		{ command -v apt-get >/dev/null && $$install update && $$install install --no-install-recommends $$missing; } \
+			>/dev/null || echo "$$missing cannot be installed here: the tests that need it are left out"; \
+	fi
+endef
 
 define check_python
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -179,7 +182,13 @@ endef
 	{ $(call install,$(@D),-r $<); } && touch $@ || \
 		{ echo "the validators of $< cannot be installed here: their tests are left out"; rm -rf $(@D); }
 
-test-deploy: .venv-deploy/.installed
+# Podman builds the images of `agl deploy` from a root of Debian's packages: bases of registries cannot be had everywhere.
+podman:
+	@missing=""; \
+	for name in podman runc mmdebstrap; do command -v $$name >/dev/null || missing="$$missing $$name"; done; \
+	$(install_missing)
+
+test-deploy: .venv-deploy/.installed podman
 
 # Phoenix, a real viewer of traces, for `make test-phoenix`.
 .venv-phoenix/.installed: tests/tracing/phoenix.lock | .venv/.installed

@@ -60,6 +60,17 @@ def test_a_run_is_deleted_unless_it_is_running() -> None:
     assert runs() == []
 
 
+def test_with_a_search_goes_what_its_optimizer_model_was_asked() -> None:
+    async def add() -> None:
+        async with open_store("sqlite:///agl.db") as store:
+            await store.create_run("optimizer old", {}, "old-optimizer")
+            await store.create_run("somebody else's", {}, "now-optimizer")
+
+    asyncio.run(add())
+    assert agl("runs", "delete", "old", "now", "--force").output == "3 deleted\n"
+    assert runs() == ["now-optimizer"]
+
+
 def test_a_run_is_exported_and_stays(folder: Path) -> None:
     result = agl("runs", "export", "old", "--to", "out")
     assert result.output == "1 rollouts, 1 attempts: out\n"

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,65 @@ def test_packages_are_found_in_the_file_that_fixes_most(
     assert all(any(name in command for name in found) or "/tmp/agent.txt" in command or "export" in command
                for command in dependencies.commands)  # fmt: skip
     assert dependencies.locked == ("lock" in "".join(found))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "all_of_it"),
+    [
+        ("requirements.txt", "httpx==0.28.1 --hash=sha256:00\nmcp @ https://host/mcp.whl\n", False),
+        ("requirements.txt", "-r base.txt\n", True),
+        ("requirements.txt", "httpx\n-e .\n", True),
+        ("requirements.txt", "--constraint=limits.txt\n", True),
+        ("requirements.txt", "./packages/tool\n", True),
+        ("requirements.txt", "tool @ file:packages/tool\n", True),
+        ("pyproject.toml", '[project]\nname = "a"\ndynamic = [\n  "version", "dependencies",\n]\n', True),
+        ("pyproject.toml", '[project]\nname = "a"\ndynamic = ["version"]\ndependencies = ["httpx"]\n', False),
+        ("pylock.toml", '[[packages]]\nname = "a"\ndirectory = { path = "a" }\n', True),
+    ],
+)
+def test_what_names_other_files_is_installed_after_they_are_copied(
+    tmp_path: Path, name: str, text: str, all_of_it: bool
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert find_dependencies(tmp_path).files == ((".",) if all_of_it else (name,))
+
+
+@pytest.mark.parametrize(("source", "all_of_it"), [('{ editable = "." }', False), ('{ editable = "tool" }', True)])
+def test_a_lock_of_a_workspace_needs_all_of_it(tmp_path: Path, source: str, all_of_it: bool) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "uv.lock").write_text(f'[[package]]\nname = "a"\nsource = {source}\n')
+    assert (find_dependencies(tmp_path).files == (".",)) == all_of_it
+
+
+@pytest.mark.parametrize("name", ["a b.jsonl", "!a.jsonl", "#a.jsonl", "a*.jsonl", "$(id).jsonl", "a\nRUN id.jsonl"])
+def test_a_name_that_files_of_images_would_read_as_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    config = make_project(tmp_path / "bot")
+    (config.parent / name).write_text("{}")
+    config.write_text(CONFIG.replace('"heldout.jsonl"', json.dumps(name)))
+    with pytest.raises(ConfigError, match=r"data\.val: expected a path of letters"):
+        read_project(config)
+    config.unlink()
+    with pytest.raises(ConfigError, match="CONFIG: expected a path of letters"):
+        read_project(make_project(tmp_path / "bot").rename(config.with_name(name)))
+
+
+def test_a_key_among_the_arguments_of_vllm_is_refused(tmp_path: Path) -> None:
+    config = CONFIGS["vllm"].replace("[external.judge]", 'arguments = ["--api-key", "secret"]\n[external.judge]')
+    with pytest.raises(ConfigError, match=r"engine\.vllm\.arguments: --api-key would stand in the files"):
+        read_project(make_project(tmp_path / "bot", config))
+
+
+def test_what_links_lead_to_outside_of_the_projects_folder_is_refused(tmp_path: Path) -> None:
+    config = make_project(tmp_path / "bot")
+    for name, why in (
+        ("heldout.jsonl", r"data\.val: .* lies outside of"),
+        ("train.toml", "is a link to a file outside"),
+    ):
+        outside = (config.parent / name).rename(tmp_path / name)
+        (config.parent / name).symlink_to(outside)
+        with pytest.raises(ConfigError, match=why):
+            read_project(config)
+        outside.replace(config.parent / name)
 
 
 def test_a_project_without_packages_is_told_so_in_one_sentence(tmp_path: Path) -> None:
@@ -135,9 +195,20 @@ def test_a_folder_outside_of_the_project_is_refused(config_file: Path, tmp_path:
 
 def test_the_agents_image_leaves_out_the_tasks_and_the_others_do_not(tmp_path: Path) -> None:
     files = rendered(tmp_path, CONFIG, "docker")
-    assert {"train.jsonl", "heldout.jsonl"} <= set(files["agent.Dockerfile.dockerignore"].splitlines())
+    assert {"train.jsonl", "heldout.jsonl", "train.toml"} <= set(files["agent.Dockerfile.dockerignore"].splitlines())
     assert "train.jsonl" not in files["trainer.Dockerfile.dockerignore"]
     assert "reward.py" not in files["agent.Dockerfile.dockerignore"]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values())
+def test_images_install_extras_that_there_are(tmp_path: Path, config: str) -> None:
+    files = rendered(tmp_path, config, "docker")
+    ours = set(metadata("agentlightning").get_all("Provides-Extra") or ())
+    for image in ("server", "trainer"):
+        (wheel,) = re.findall(r'--python \S+ "(/wheels/.*)"', files[f"{image}.Dockerfile"])
+        asked = re.fullmatch(r"/wheels/agentlightning-\S+\.whl\[([\w,]+)\]", wheel)
+        assert asked, wheel
+        assert set(asked[1].split(",")) <= ours
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))

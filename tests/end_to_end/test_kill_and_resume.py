@@ -19,7 +19,7 @@ from training import GROUP, LEARNER, SAMPLER, SERVER, TASKS, WORKER, Training
 
 pytestmark = pytest.mark.slow
 
-EXIT_STOPPED, EXIT_INTERRUPTED = 0, 130
+EXIT_STOPPED, EXIT_UNFINISHED, EXIT_INTERRUPTED = 0, 75, 130
 
 
 @pytest.fixture
@@ -113,6 +113,22 @@ async def test_ctrl_c_ends_after_the_step_with_a_checkpoint_and_the_line_that_re
     assert await training.ended(second) == 0, training.output
     assert "executing step" not in training.output, "the checkpoint is of the step that it stopped after"
     await training.check()
+
+
+async def test_a_named_run_that_is_told_to_end_exits_with_75_and_the_same_words_go_on_with_it(
+    training: Training,
+) -> None:
+    words = ("--run", "bot", "--set", "trainer.steps=3")
+    first = await training.start_and_hold(1, *words)
+    first.send_signal(signal.SIGTERM)
+    await said(training, first, "ending after this step")
+    training.hold.unlink()
+    assert await training.ended(first) == EXIT_UNFINISHED, training.output
+    assert training.step == 2
+    second = training.start(*words)
+    assert await training.ended(second) == 0, training.output
+    assert training.step == 3
+    assert training.run_id == "bot"
 
 
 @pytest.mark.long

@@ -36,7 +36,7 @@ def deploy(
     Starts nothing and asks nobody. The files are yours: each choice is explained in them. They hold no secret.
     """
     from agentlightning.deploy.folder import write_files
-    from agentlightning.deploy.project import read_project
+    from agentlightning.deploy.project import image_path, read_project
     from agentlightning.deploy.render import render
     from agentlightning.deploy.validators import check_files
 
@@ -44,7 +44,7 @@ def deploy(
     folder = to.resolve()
     if not folder.is_relative_to(project.root) or folder == project.root:
         raise ConfigError(f"--to: expected a folder inside {project.root}, which images are built from, got {to}")
-    files = render(project, target, folder.relative_to(project.root).as_posix())
+    files = render(project, target, image_path("--to", folder.relative_to(project.root)))
     changed = write_files(folder, files, force=force)
     for note in project.notes:
         typer.echo(f"note: {note}", err=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -28,13 +28,18 @@ def delete(
     force: Force = False,
     yes: Yes = False,
 ) -> None:
-    """Delete runs with everything that the store holds of them. Checkpoints are files, and stay."""
+    """Delete runs with everything that the store holds of them. Checkpoints are files, and stay.
+
+    With a search over prompts goes the run of what its optimizer model was asked, RUN-optimizer.
+    """
 
     async def work(opened: LightningStore) -> None:
         for run in dict.fromkeys(runs):
             await _refuse_running(opened, run, force)
-        _ask(f"delete {', '.join(runs)} for ever?", yes)
-        typer.echo(f"{await opened.delete_runs(runs)} deleted")
+        beside = await _optimizer_runs(opened, runs)
+        _ask(f"delete {', '.join(dict.fromkeys([*runs, *beside]))} for ever?", yes)
+        deleted = await opened.delete_runs(runs)  # first, since it may be refused: then the answers stay, too
+        typer.echo(f"{deleted + await opened.delete_runs(beside)} deleted")
 
     with_store(store, work)
 
@@ -109,6 +114,15 @@ def prune(
         typer.echo(f"{len(doomed)} runs {would}deleted, and {calls} calls of runs that stay")
 
     with_store(store, work)
+
+
+async def _optimizer_runs(store: LightningStore, searches: Sequence[str]) -> list[str]:
+    """Ids of the runs that keep what the optimizer models of these runs were asked."""
+    from agentlightning.trainer.prompts.optimizer_model import OPTIMIZER_RUN
+
+    names = {OPTIMIZER_RUN.format(run_id=run): f"optimizer {run}" for run in searches}
+    found = await store.runs(list(names))
+    return [run.id for run in found if run.name == names[run.id]]
 
 
 async def _refuse_running(store: LightningStore, run: str, force: bool) -> None:

@@ -5,12 +5,21 @@ Looks at names of files and at pyproject.toml; resolves nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentlightning.config_file import read_toml
 from agentlightning.errors import ConfigError
 
+# Of each kind of file, lines that name other files of the project.
+NAMED_FILES = {
+    "requirements": r"^\s*(-[rce]\b|--(requirement|constraint|editable)\b|\.{0,2}/|file:)|@\s*(file:|\.{0,2}/)",
+    "uv.lock": r'source = \{ (editable|directory|virtual|path) = "(?!\.")',  # "." is the project, which is not installed
+    "poetry.lock": r'^type = "(directory|file)"',
+    "pylock": r"\bpath = ",
+    "pyproject.toml": r"^dynamic\b[^\]]*dependencies",
+}
 UV_VERSION = "0.9.7"
 POETRY_VERSION = "2.2.1"
 
@@ -20,7 +29,8 @@ class Dependencies:
     """The files that name an agent's Python packages, and the commands that install them."""
 
     files: tuple[str, ...]
-    """Copied into the image before the agent's code, so that a change of the code alone installs nothing again."""
+    """Copied into the image before the agent's code, so that a change of the code alone installs nothing again; "." where
+    they name other files of the project."""
     commands: tuple[str, ...]
     """Shell commands, run in the folder with the files; none where there is nothing to install."""
     sentence: str
@@ -30,10 +40,25 @@ class Dependencies:
 
 
 def find_dependencies(root: Path) -> Dependencies:
-    """The packages of the project in a folder: of a lock file, else of requirements*.txt, else of pyproject.toml.
+    """Finds the packages of the project in a folder: of a lock file, else of requirements*.txt, else of pyproject.toml.
 
     A lock file goes first, since it names what was tested. ConfigError where several requirements files could be meant.
     """
+    found = _of_a_file(root)
+    file = found.files[-1] if found.files else ""
+    lines = next((lines for kind, lines in NAMED_FILES.items() if file.startswith(kind)), None)
+    if lines is None or not re.search(lines, _text(root / file), re.MULTILINE):
+        return found
+    return replace(
+        found, files=(".",), sentence=f"{found.sentence} It names files of the project: all of it is copied first."
+    )
+
+
+def _text(file: Path) -> str:
+    return file.read_bytes().decode("utf-8", errors="replace")
+
+
+def _of_a_file(root: Path) -> Dependencies:
     install = "uv pip install --no-cache --python /opt/venv/bin/python"
     if (root / "uv.lock").is_file() and (root / "pyproject.toml").is_file():
         export = "uv export --frozen --no-dev --no-emit-project --format requirements-txt --output-file /tmp/agent.txt"

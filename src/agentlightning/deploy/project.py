@@ -46,7 +46,7 @@ class Project:
     model: str | None
     """Folder of the model in the project; None where it comes from a hub."""
     withheld: tuple[str, ...]
-    """Files that agents must not see: the model and the tasks, held-out ones among them."""
+    """Files that agents must not see: the configuration, the model and the tasks, held-out ones among them."""
     notes: tuple[str, ...]
     """Sentences for whoever deploys it."""
 
@@ -110,10 +110,19 @@ def read_project(config_file: Path) -> Project:
         )
     if not config.agent.given:
         raise ConfigError("agent: expected run or command; without an agent there are no workers to deploy")
+    if "--api-key" in " ".join(config.engine.vllm.arguments if config.engine.vllm is not None else ()):
+        raise ConfigError("engine.vllm.arguments: --api-key would stand in the files; the key comes by the environment")
     inside = list(_named_paths(config, root))
     agent = config.agent.run or str(config.agent.command)
     words = shlex.split(agent) if config.agent.run is None else []
     dependencies = find_dependencies(root)
+    file = image_path("CONFIG", config_file.name)
+    for name in dependencies.files:
+        image_path("packages of the agent", name)
+    if not config_file.resolve().is_relative_to(root):
+        raise ConfigError(
+            f"CONFIG: {config_file} is a link to a file outside of {root}; expected the file itself there"
+        )
     notes = [f"packages of the agent: {dependencies.sentence}"]
     if config.sandbox is not None:
         notes.append(
@@ -126,7 +135,7 @@ def read_project(config_file: Path) -> Project:
         notes.append(f"trainer.checkpoint_url: give the trainer credentials of {url}, by a role or its environment.")
     return Project(
         root=root,
-        config_file=config_file.resolve().relative_to(root).as_posix(),
+        config_file=file,
         config=config,
         name=_run_name(config_file),
         agent=_relative(agent, root),
@@ -134,9 +143,20 @@ def read_project(config_file: Path) -> Project:
         dependencies=dependencies,
         node=bool(words) and words[0] == "node" and (root / "package-lock.json").is_file(),
         model=next((path for setting, path in inside if setting == "model.path"), None),
-        withheld=tuple(sorted({path for _, path in inside if not path.endswith(".py")})),
+        withheld=tuple(sorted({file, *(path for _, path in inside if not path.endswith(".py"))})),
         notes=tuple(notes),
     )
+
+
+def image_path(setting: str, path: Path | str) -> str:
+    """Returns a path in the project as Dockerfiles, lists of ignored files and scripts can name it without quotes.
+
+    ConfigError, which names the setting, where it has signs that one of these reads as something else.
+    """
+    text = Path(path).as_posix()
+    if not re.fullmatch(r"[\w.@+][\w.@+/-]*", text):
+        raise ConfigError(f"{setting}: expected a path of letters, digits and any of . _ - + @ /, got {text!r:.200}")
+    return text
 
 
 def _run_name(config_file: Path) -> str:
@@ -164,7 +184,8 @@ def _named_paths(config: Config, root: Path) -> Iterator[tuple[str, str]]:
             raise ConfigError(
                 f"{setting}: {path} lies outside of {root}, the folder of the configuration; move it there"
             )
-        yield (setting, path.relative_to(root).as_posix())
+        inside = path.relative_to(root)
+        yield (setting, inside.as_posix() if inside.suffix == ".py" else image_path(setting, inside))
 
 
 def _relative(spec: str, root: Path) -> str:

@@ -131,15 +131,21 @@ def _yamllint(place: _Place) -> ValidatorFinding | None:
 def _compose(place: _Place) -> ValidatorFinding | None:
     if not place.matching("compose.yaml"):
         return None
-    docker = place.program("docker")
-    if docker is None or place.run(docker, "compose", "version").returncode:
-        return ValidatorFinding("docker compose config", "absent", "not installed")
+    docker, other = place.program("docker"), place.program("podman-compose")
+    if docker is not None and not place.run(docker, "compose", "version").returncode:
+        name, program = "docker compose config", [docker, "compose"]
+    elif other is not None and place.program("podman") is not None:  # which it asks for its version
+        name, program = "podman-compose config", [other]
+    else:
+        return ValidatorFinding(
+            "docker compose config", "absent", "neither docker compose nor podman with podman-compose is installed"
+        )
     with tempfile.NamedTemporaryFile("w", suffix=".env") as values:  # any value will do
         example = (place.folder / ".env.example").read_text(encoding="utf-8")
         values.write("".join(f"{line}x\n" for line in example.splitlines() if line.endswith("=")))
         values.flush()
-        done = place.run(docker, "compose", "--env-file", values.name, "--file", "compose.yaml", "config", "--quiet")
-    return _judged("docker compose config", done)
+        done = place.run(*program, "--env-file", values.name, "--file", "compose.yaml", "config", "--quiet")
+    return _judged(name, done)
 
 
 def _helm(place: _Place) -> ValidatorFinding | None:

@@ -11,7 +11,7 @@ FROM ${PYTHON_IMAGE} AS build
 RUN pip install --no-cache-dir uv==[[ uv_version ]] && python -m venv /opt/venv
 WORKDIR /app
 COPY [[ folder ]]/wheels/[[ wheel ]] /wheels/
-RUN uv pip install --no-cache --python /opt/venv/bin/python "/wheels/[[ wheel ]][[[ extras ]]]"
+RUN uv pip install --no-cache --python /opt/venv/bin/python "/wheels/[[ wheel ]][[ "[" ~ extras ~ "]" ]]"
 # Reward functions and tasks may import what the agent does: [[ dependencies.sentence ]]
 [% if dependencies.files %]
 COPY [[ dependencies.files | join(" ") ]] ./
