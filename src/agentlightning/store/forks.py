@@ -17,8 +17,8 @@ Choices = list[Call]
 
 
 async def new_forks(store: LightningStore, rollout_id: str, calls: int, count: int = 1) -> list[NewRollout]:
-    """Rollouts to enqueue, a group of `count`, that continue the latest attempt of a finished rollout after its first `calls`
-    model calls: with its task, mode, sampling and versions of prompts.
+    """Make rollouts to enqueue, a group of `count`, that continue the latest attempt of a finished rollout after its first
+    `calls` model calls: with its task, mode, sampling and versions of prompts.
 
     NotFoundError where there is no such rollout, InputError where it has not finished or where nothing would be sampled.
     """

@@ -78,7 +78,9 @@ class ScriptedOptimiser:
             unknown = sorted(set(grammar) - {"add", "drop", "replace"})
             if unknown:
                 raise ConfigError(f"grammar.{unknown[0]}: no such list of edits; known here: add, drop, replace")
-            edits = {name: tuple(one) if isinstance(one, list) else one for name, one in grammar.items()}
+            edits: dict[str, Any] = {
+                name: tuple(one) if isinstance(one, list) else one for name, one in grammar.items()
+            }
             grammar = EditGrammar(**edits)
         self.grammar = grammar
         passages = [*grammar.add, *grammar.drop, *grammar.replace, *grammar.replace.values()]
