@@ -120,6 +120,8 @@ class Fork:
     attempt: int
     calls: int
     """So many are answered from the record, in the order in which they began; the next one is sampled."""
+    root_id: str
+    """The rollout at which it all began, whose seed (AGL_SEED) is theirs: `rollout_id`, unless that is a fork itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.gateway.app import App
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
+from agentlightning.runner.agent import llm_for
+from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.forks import new_forks
 from agentlightning.types import Call, Claim, Finish, Rollout, WorkerStatus
 
@@ -104,6 +106,17 @@ async def test_a_gateway_that_starts_again_goes_on_with_the_replay(house: House)
     for expected in ("rainy.", "snowy."):
         reply = await client.chat.completions.create(model="policy", messages=messages)
         assert reply.choices[0].message.content == expected
+
+
+async def test_a_fork_of_a_fork_has_the_seed_of_the_first(house: House) -> None:
+    first = await recorded(house)
+    second = await fork(house, first, 2)
+    await converse(house, second)
+    await house.store.finish([Finish(lease=second.lease, state="succeeded")])
+    third = await fork(house, second, 1)
+    seeds = {llm_for(claim, "http://gateway", "policy", ConnectionPool()).seed for claim in (first, second, third)}
+    assert len(seeds) == 1
+    assert seeds != {llm_for(await house.claim("another"), "http://gateway", "policy", ConnectionPool()).seed}
 
 
 async def test_equal_requests_get_the_recorded_answers_in_their_order(house: House) -> None:

@@ -43,7 +43,7 @@ async def test_a_run_that_asks_for_no_label_takes_workers_with_any(store: Lightn
 
 async def test_a_fork_and_the_calls_that_it_repeats_are_kept(store: LightningStore) -> None:
     run_id = await a_run(store)
-    fork = Fork(rollout_id="another", attempt=2, calls=3)
+    fork = Fork(rollout_id="another", attempt=2, calls=3, root_id="the first")
     plain, forked = await store.enqueue([*some(run_id, 1), *some(run_id, 1, group_id="forks", fork=fork)])
     assert (plain.fork, forked.fork) == (None, fork)
     [_, claim] = await store.claim(a_worker(run_id), limit=2)

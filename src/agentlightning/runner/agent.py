@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from agentlightning.errors import AgentError, ConfigError
@@ -19,7 +20,7 @@ from agentlightning.protocols.base import call_id as recorded_call_id
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.connection_pool import ConnectionPool, Sdk
 from agentlightning.store.base import reward_number
-from agentlightning.types import Claim, Sampling
+from agentlightning.types import Claim, Rollout, Sampling
 
 if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic
@@ -44,6 +45,8 @@ class LLM:
     connections: ConnectionPool = field(default_factory=ConnectionPool, repr=False, compare=False)
     prompts: RolloutPrompts = field(default_factory=RolloutPrompts, repr=False, compare=False)
     """The run's prompt templates, in the versions of this rollout."""
+    seed: int = 0
+    """For what an agent draws by chance: 31 bits, the same in all attempts of a rollout and in its forks."""
 
     def prompt(self, name: str, /, **fields: object) -> str | list[Message]:
         """The text of a prompt template of the run, or its messages; placeholders that `fields` lack are the task's.
@@ -115,7 +118,13 @@ def llm_for(
         sampling=claim.rollout.sampling,
         connections=connections,
         prompts=prompts,
+        seed=_seed(claim.rollout),
     )
+
+
+def _seed(rollout: Rollout) -> int:
+    root_id = rollout.id if rollout.fork is None else rollout.fork.root_id
+    return int.from_bytes(blake2b(root_id.encode(), digest_size=4).digest(), "big") >> 1
 
 
 @overload

@@ -211,6 +211,7 @@ def command_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM, ta
         "AGL_REWARD_URL": f"{llm.base_url}/reward",
         "AGL_ROLLOUT_ID": claim.rollout.id,
         "AGL_ATTEMPT": str(claim.lease.attempt),
+        "AGL_SEED": str(llm.seed),
     }
     if "GOOGLE_API_KEY" in environment:  # Google's SDKs prefer it to the other
         environment["GOOGLE_API_KEY"] = llm.api_key

@@ -36,6 +36,8 @@ async def new_forks(store: LightningStore, rollout_id: str, calls: int, count: i
             if recorded
             else f"fork: a policy answered no call of attempt {rollout.attempt} of rollout {rollout_id}"
         )
+    root_id = rollout_id if rollout.fork is None else rollout.fork.root_id
+    fork = Fork(rollout_id=rollout_id, attempt=rollout.attempt, calls=calls, root_id=root_id)
     return [
         NewRollout(
             run_id=rollout.run_id,
@@ -47,7 +49,7 @@ async def new_forks(store: LightningStore, rollout_id: str, calls: int, count: i
             sampling=rollout.sampling,
             retry=rollout.retry,
             prompts=rollout.prompts,
-            fork=Fork(rollout_id=rollout_id, attempt=rollout.attempt, calls=calls),
+            fork=fork,
         )
         for replica in range(count)
     ]
