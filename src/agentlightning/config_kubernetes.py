@@ -37,7 +37,9 @@ class KubernetesConfig(Table):
         parts = [spec, pod.get("metadata", {}), *(spec.get("containers", []) if isinstance(spec, dict) else [])]
         if not all(isinstance(part, dict) for part in parts):
             raise ValueError("expected metadata, spec and each of spec.containers to be tables")
-        agent = next((each for each in spec.get("containers", []) if each.get("name") == AGENT_CONTAINER), {})
+        agent: dict[str, Any] = next(
+            (each for each in spec.get("containers", []) if each.get("name") == AGENT_CONTAINER), {}
+        )
         if taken := sorted({"image", "command", "args"} & set(agent)):
             raise ValueError(
                 f"spec.containers: {taken[0]} of the container {AGENT_CONTAINER!r} would be ignored; expected "

@@ -35,7 +35,9 @@ class Cluster(Protocol):
         """The object; 404 where there is none."""
         ...
 
-    async def list(self, kind: Kind, labels: Mapping[str, str], fields: Mapping[str, str] | None = None) -> Sequence[JSON]:
+    async def list(
+        self, kind: Kind, labels: Mapping[str, str], fields: Mapping[str, str] | None = None
+    ) -> Sequence[JSON]:
         """Objects with all of these labels and fields."""
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from agentlightning.errors import ConfigError, MissingExtraError
 from agentlightning.runner.kubernetes.cluster import ClusterError, Kind
@@ -25,23 +25,25 @@ class LightkubeCluster:
             import httpx2
             import lightkube
             from lightkube.core.exceptions import ConfigError as NotConfigured
-            from lightkube.resources import batch_v1, core_v1
+            from lightkube.generic_resource import create_namespaced_resource
+            from lightkube.types import CascadeType
         except ModuleNotFoundError as cause:
             raise MissingExtraError(str(cause.name), "kubernetes") from cause
         self._http = httpx2
+        # Not lightkube's models, which drop what they do not know: a cluster may be newer than they are.
         self._kinds: dict[str, Any] = {
-            "Job": batch_v1.Job,
-            "Pod": core_v1.Pod,
-            "Secret": core_v1.Secret,
-            "Event": core_v1.Event,
+            kind: create_namespaced_resource("batch" if kind == "Job" else "", "v1", kind, f"{kind.lower()}s")
+            for kind in get_args(Kind)
         }
-        self._background = lightkube.CascadeType.BACKGROUND if hasattr(lightkube, "CascadeType") else None
+        self._background = CascadeType.BACKGROUND
         timeout = httpx2.Timeout(TIMEOUT_S)
         try:
             self._client: AsyncClient = lightkube.AsyncClient(namespace=namespace, timeout=timeout)
             self._trial: AsyncClient = lightkube.AsyncClient(namespace=namespace, timeout=timeout, dry_run=True)
         except (NotConfigured, OSError) as cause:
-            raise ConfigError(f"kubernetes: no cluster is configured here (KUBECONFIG, or a service account): {cause}") from cause
+            raise ConfigError(
+                f"kubernetes: no cluster is configured here (KUBECONFIG, or a service account): {cause}"
+            ) from cause
 
     async def create(self, manifest: JSON, *, dry_run: bool = False) -> JSON:
         client = self._trial if dry_run else self._client
@@ -52,7 +54,9 @@ class LightkubeCluster:
         with self._told():
             return _plain(await self._client.get(self._kinds[kind], name))
 
-    async def list(self, kind: Kind, labels: Mapping[str, str], fields: Mapping[str, str] | None = None) -> Sequence[JSON]:
+    async def list(
+        self, kind: Kind, labels: Mapping[str, str], fields: Mapping[str, str] | None = None
+    ) -> Sequence[JSON]:
         with self._told():
             listed = self._client.list(self._kinds[kind], labels=dict(labels), fields=dict(fields or {}))
             return [_plain(each) async for each in listed]
@@ -64,7 +68,9 @@ class LightkubeCluster:
                 yield "ADDED", _plain(each)
             yield "LISTED", {}
             version = listed.resourceVersion
-            async for change, each in self._client.watch(self._kinds[kind], labels=dict(labels), resource_version=version):
+            async for change, each in self._client.watch(
+                self._kinds[kind], labels=dict(labels), resource_version=version
+            ):
                 yield str(change), _plain(each)
 
     async def delete_job(self, name: str) -> None:
