@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from agentlightning.errors import ConfigError, MissingExtraError
@@ -19,8 +20,8 @@ TIMEOUT_S = 10.0
 class LightkubeCluster:
     """One namespace. MissingExtraError without lightkube, ConfigError where no cluster is configured."""
 
-    def __init__(self, namespace: str | None) -> None:
-        """namespace: None for that of the pod, or of kubeconfig's context."""
+    def __init__(self, namespace: str | None, kubeconfig: Path | None = None) -> None:
+        """namespace: None for that of the pod, or of kubeconfig's context. kubeconfig: None for the usual ones."""
         try:
             import httpx2
             import lightkube
@@ -38,8 +39,9 @@ class LightkubeCluster:
         self._background = CascadeType.BACKGROUND
         timeout = httpx2.Timeout(TIMEOUT_S)
         try:
-            self._client: AsyncClient = lightkube.AsyncClient(namespace=namespace, timeout=timeout)
-            self._trial: AsyncClient = lightkube.AsyncClient(namespace=namespace, timeout=timeout, dry_run=True)
+            config = None if kubeconfig is None else lightkube.KubeConfig.from_file(kubeconfig)
+            self._client: AsyncClient = lightkube.AsyncClient(config, namespace=namespace, timeout=timeout)
+            self._trial: AsyncClient = lightkube.AsyncClient(config, namespace=namespace, timeout=timeout, dry_run=True)
         except (NotConfigured, OSError) as cause:
             raise ConfigError(
                 f"kubernetes: no cluster is configured here (KUBECONFIG, or a service account): {cause}"

@@ -164,7 +164,11 @@ class KubernetesRunner:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._cluster.close()
+
+    @property
+    def states(self) -> dict[str, State]:
+        """What was last seen of each attempt, by the name of its Job."""
+        return {name: place.state for name, place in self._places.items()}
 
     async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
         """Run the attempt's Job, which may be there already, to its end, and delete it.
