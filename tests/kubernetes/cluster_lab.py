@@ -18,6 +18,8 @@ class Lab(Protocol):
     """A cluster whose node a test plays."""
 
     cluster: Cluster
+    pending_s: float
+    """Long enough for its controllers."""
 
     async def report(self, pod: str, status: JSON) -> None:
         """The node reports a pod's status."""
@@ -43,6 +45,7 @@ class MemoryLab:
 
     def __init__(self) -> None:
         self.memory = MemoryCluster()
+        self.pending_s = 0.5
         self.cluster: Cluster = self.memory
 
     async def report(self, pod: str, status: JSON) -> None:

@@ -42,6 +42,7 @@ class RealLab:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.pending_s = 10.0
         self._etcd_port, self._api_port, peer_port = _ports(3)
         self._logs: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -155,15 +156,17 @@ class RealLab:
             self._processes[program] = subprocess.Popen(words, stdout=log, stderr=log)
 
     def _start_api(self) -> None:
-        key = self._folder / "sa.key"
+        folder, key = self._folder, self._folder / "sa.key"
         self._run(
-            "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self._etcd_port}", "--bind-address=127.0.0.1",
-            f"--secure-port={self._api_port}", f"--cert-dir={self._folder}/certs", f"--token-auth-file={self._folder}/tokens.csv",
-            "--authorization-mode=RBAC", "--service-account-issuer=https://cluster", f"--service-account-signing-key-file={key}",
-            f"--service-account-key-file={key}", "--service-cluster-ip-range=10.96.0.0/24", "--endpoint-reconciler-type=none",
-            "--disable-admission-plugins=ServiceAccount", "--feature-gates=TTLAfterFinished=true",
-            "--kubelet-preferred-address-types=InternalIP",
-        )  # fmt: skip
+            "kube-apiserver",
+            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            *("--bind-address=127.0.0.1", f"--secure-port={self._api_port}", f"--cert-dir={folder}/certs"),
+            *(f"--token-auth-file={folder}/tokens.csv", "--authorization-mode=RBAC"),
+            *("--service-account-issuer=https://cluster", f"--service-account-signing-key-file={key}"),
+            *(f"--service-account-key-file={key}", "--service-cluster-ip-range=10.96.0.0/24"),
+            *("--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount"),
+            *("--feature-gates=TTLAfterFinished=true", "--kubelet-preferred-address-types=InternalIP"),
+        )
 
     def _await_api(self) -> None:
         deadline = time.monotonic() + DEADLINE_S

@@ -24,7 +24,7 @@ from agentlightning.runner.kubernetes.runner import KubernetesRunner
 from agentlightning.runner.kubernetes.state import Running, Waiting
 from agentlightning.types import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
 
-SETTINGS = KubernetesConfig(image="registry.example/agent:1", server="http://agl.example:8088", pending_s=0.5)
+SETTINGS = KubernetesConfig(image="registry.example/agent:1", server="http://agl.example:8088")
 
 
 def a_claim(rollout_id: str = "r1", run_id: str = "run", task: JSON | None = None) -> Claim:
@@ -51,7 +51,7 @@ def a_runner(
     """One that is not started."""
     return KubernetesRunner(
         "python agent.py --fast",
-        SETTINGS.model_copy(update=settings),
+        SETTINGS.model_copy(update={"pending_s": lab.pending_s, **settings}),
         lab.cluster,
         run_id=run_id,
         worker_id=worker_id,
@@ -161,7 +161,7 @@ async def test_a_program_that_fails_says_so_with_the_end_of_its_output(lab: Lab,
 
 async def test_a_quota_that_allows_no_pod_is_told(lab: Lab) -> None:
     await lab.limit_pods(0)
-    async with started(a_runner(lab, pending_s=2.0)) as runner:
+    async with started(a_runner(lab)) as runner:
         with pytest.raises(AttemptLostError, match="exceeded quota"):
             await ended(attempt(runner, a_claim()))
 
@@ -258,7 +258,7 @@ async def test_an_api_server_that_was_away_costs_no_attempt(lab: Lab) -> None:
 
 
 async def _waits(runner: KubernetesRunner, claim: Claim) -> bool:
-    return isinstance(runner.states[job_name(claim)], Waiting)
+    return isinstance(runner.states.get(job_name(claim)), Waiting)
 
 
 async def test_a_worker_that_starts_again_goes_on_with_what_it_left(lab: Lab) -> None:
