@@ -34,7 +34,7 @@ RIGHTS = [
     {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
 ]
-"""Of the runner's account, as `agl deploy kubernetes` writes them."""
+"""Of the worker's account, as `agl deploy kubernetes` writes them (tests/deploy compares the two)."""
 
 
 class RealLab:
@@ -71,6 +71,10 @@ class RealLab:
             "--listen-peer-urls", urls[1], "--log-level", "error",
         )  # fmt: skip
         self._start_api()
+        self._admin = httpx.Client(
+            base_url=self._url, headers={"Authorization": "Bearer admin-token"}, verify=False, timeout=30
+        )
+        self._await_api()  # they end where it does not answer soon
         config = ("--kubeconfig", folder / "admin.json")
         self._run(
             "kube-controller-manager",
@@ -81,9 +85,6 @@ class RealLab:
             "--feature-gates=TTLAfterFinished=true",
         )
         self._run("kube-scheduler", *config, *_unserved(), "--leader-elect=false")
-        self._admin = httpx.Client(
-            base_url=self._url, headers={"Authorization": "Bearer admin-token"}, verify=False, timeout=30
-        )
         self._prepare()
         self.cluster: Cluster
 
@@ -212,7 +213,6 @@ class RealLab:
     # --- what is in the cluster --------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        self._await_api()
         self._post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
         self._post(f"{roles}/roles", {"metadata": {"name": "runner"}, "rules": RIGHTS})

@@ -115,6 +115,11 @@ def read_project(config_file: Path) -> Project:
     words = shlex.split(agent) if config.agent.run is None else []
     dependencies = find_dependencies(root)
     notes = [f"packages of the agent: {dependencies.sentence}"]
+    if config.kubernetes is not None:
+        notes.append(
+            f"kubernetes: workers create Jobs of {config.kubernetes.image}; the image of this folder is that of the workers. "
+            "Their pods keep this namespace's standard (restricted) by kubernetes.pod: runAsNonRoot."
+        )
     if config.sandbox is not None:
         notes.append(
             "sandbox: bubblewrap needs user namespaces, which containers are denied by default: the image is the agents' "
