@@ -117,7 +117,7 @@ def read_project(config_file: Path) -> Project:
     notes = [f"packages of the agent: {dependencies.sentence}"]
     if config.kubernetes is not None:
         notes.append(
-            f"kubernetes: workers create Jobs of {config.kubernetes.image}; the image of this folder is that of the workers. "
+            f"kubernetes: workers create Jobs of {config.kubernetes.image}; this folder's image is that of the workers. "
             "Their pods keep this namespace's standard (restricted) by kubernetes.pod: runAsNonRoot."
         )
     if config.sandbox is not None:
