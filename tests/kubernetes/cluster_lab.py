@@ -18,6 +18,8 @@ class Lab(Protocol):
     """A cluster whose node a test plays."""
 
     cluster: Cluster
+    workers: Cluster
+    """The same, as a worker's account may use it."""
     pending_s: float
     """Long enough for its controllers."""
 
@@ -47,6 +49,7 @@ class MemoryLab:
         self.memory = MemoryCluster()
         self.pending_s = 0.5
         self.cluster: Cluster = self.memory
+        self.workers: Cluster = self.memory
 
     async def report(self, pod: str, status: JSON) -> None:
         found = copy.deepcopy(self.memory.objects["Pod"][pod])

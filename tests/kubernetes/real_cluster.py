@@ -63,7 +63,6 @@ class RealLab:
         )
         for user in ("admin", "runner"):
             (folder / f"{user}.json").write_text(json.dumps(self._kubeconfig(user)))
-        self.kubeconfig = folder / "runner.json"
         self._kubelet_port = self._start_kubelet()
         urls = [f"http://127.0.0.1:{port}" for port in (self._etcd_port, peer_port)]
         self._run(
@@ -87,15 +86,18 @@ class RealLab:
         self._run("kube-scheduler", *config, *_unserved(), "--leader-elect=false")
         self._prepare()
         self.cluster: Cluster
+        self.workers: Cluster
 
     # --- the lab ---------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
         self.cluster = LightkubeCluster(NAMESPACE, kubeconfig=self._folder / "admin.json")
+        self.workers = LightkubeCluster(NAMESPACE, kubeconfig=self._folder / "runner.json")
 
     async def end(self) -> None:
         await self.come_back()
         await self.cluster.close()
+        await self.workers.close()
         for path in (
             "apis/batch/v1/namespaces/agents/jobs",
             "api/v1/namespaces/agents/pods",
@@ -143,6 +145,7 @@ class RealLab:
             process.kill()
             process.wait()
         self._kubelet.shutdown()
+        self._kubelet.server_close()
         self._admin.close()
 
     # --- processes ---------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def a_runner(
     return KubernetesRunner(
         "python agent.py --fast",
         SETTINGS.model_copy(update={"pending_s": lab.pending_s, **settings}),
-        lab.cluster,
+        lab.workers,
         run_id=run_id,
         worker_id=worker_id,
         over=over or Ended(),
@@ -263,7 +263,8 @@ async def _waits(runner: KubernetesRunner, claim: Claim) -> bool:
 
 async def test_a_worker_that_starts_again_goes_on_with_what_it_left(lab: Lab) -> None:
     claim = a_claim()
-    whole, lab.cluster = lab.cluster, (cut := CutOff(lab.cluster))
+    whole = lab.workers
+    lab.workers = cut = CutOff(whole)
     async with started(a_runner(lab)) as runner:
         work = attempt(runner, claim)
         pod = await pod_of(lab, claim)
@@ -271,7 +272,7 @@ async def test_a_worker_that_starts_again_goes_on_with_what_it_left(lab: Lab) ->
         work.cancel()
         with pytest.raises(CommandFailed):
             await ended(work)
-    lab.cluster = whole
+    lab.workers = whole
     async with started(a_runner(lab)) as successor:
         left = await successor.left()
         assert [(each.lease, each.key) for each in left] == [(claim.lease, claim.key)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.errors import ConfigError, MissingExtraError
 from agentlightning.runner.kubernetes.cluster import ClusterError, Kind
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from lightkube import AsyncClient
 
 TIMEOUT_S = 10.0
+PLACES: dict[Kind, tuple[str, str]] = {
+    "Job": ("batch", "jobs"),
+    "Pod": ("", "pods"),
+    "Secret": ("", "secrets"),
+    "Event": ("", "events"),
+}
+"""Group and plural of each kind, as URLs have them."""
 
 
 class LightkubeCluster:
@@ -26,15 +33,16 @@ class LightkubeCluster:
             import httpx2
             import lightkube
             from lightkube.core.exceptions import ConfigError as NotConfigured
-            from lightkube.generic_resource import create_namespaced_resource
+            from lightkube.generic_resource import GenericNamespacedResource, create_api_info
             from lightkube.types import CascadeType
         except ModuleNotFoundError as cause:
             raise MissingExtraError(str(cause.name), "kubernetes") from cause
         self._http = httpx2
-        # Not lightkube's models, which drop what they do not know: a cluster may be newer than they are.
+        # Not lightkube's models, which drop what they do not know: a cluster may be newer than they are. Not its registered
+        # generic ones either: that registry is the process's, and knows a name once.
         self._kinds: dict[str, Any] = {
-            kind: create_namespaced_resource("batch" if kind == "Job" else "", "v1", kind, f"{kind.lower()}s")
-            for kind in get_args(Kind)
+            kind: type(kind, (GenericNamespacedResource,), {"_api_info": create_api_info(group, "v1", kind, plural)})
+            for kind, (group, plural) in PLACES.items()
         }
         self._background = CascadeType.BACKGROUND
         timeout = httpx2.Timeout(TIMEOUT_S)
