@@ -23,7 +23,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 
 class AttemptLostError(AgentLightningError):
-    """What was to run the agent could not, or ended it: not the agent's failure, so that its attempt counts as lost."""
+    """The place of an agent could not run it, or ended it: not the agent's failure, so that its attempt counts as lost."""
 
 
 def describe(error: BaseException) -> str:

@@ -35,7 +35,7 @@ from agentlightning.runner.command import (
 from agentlightning.runner.failure import AttemptLostError
 from agentlightning.runner.function import AgentOutput
 from agentlightning.runner.kubernetes.cluster import Cluster, ClusterError
-from agentlightning.runner.kubernetes.follow import RESYNC_S, Follow
+from agentlightning.runner.kubernetes.followed_objects import RESYNC_S, FollowedObjects
 from agentlightning.runner.kubernetes.job import (
     TASK_FILE,
     TASK_FOLDER,
@@ -125,8 +125,8 @@ class KubernetesRunner:
             )
         self._places: dict[str, _Place] = {}
         labels = worker_labels(run_id, worker_id)
-        self._jobs = Follow(cluster, "Job", labels, self._look, resync_s)
-        self._pods = Follow(cluster, "Pod", labels, self._look, resync_s)
+        self._jobs = FollowedObjects(cluster, "Job", labels, self._look, resync_s)
+        self._pods = FollowedObjects(cluster, "Pod", labels, self._look, resync_s)
         self._background = BackgroundTasks()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -155,7 +155,7 @@ class KubernetesRunner:
                 await backoff.sleep()
 
     def start(self) -> None:
-        """Follow Jobs and pods, and delete Jobs whose attempts are over, until `close`."""
+        """FollowedObjects Jobs and pods, and delete Jobs whose attempts are over, until `close`."""
         loops = {"jobs": self._jobs.run, "pods": self._pods.run, "left jobs": self._sweep_for_ever}
         self._tasks = [self._background.start(name, loop) for name, loop in loops.items()]
 
@@ -167,7 +167,7 @@ class KubernetesRunner:
 
     @property
     def states(self) -> dict[str, State]:
-        """What was last seen of each attempt, by the name of its Job."""
+        """States of the attempts as last seen, by the name of its Job."""
         return {name: place.state for name, place in self._places.items()}
 
     async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
@@ -268,7 +268,7 @@ class KubernetesRunner:
         return state_of(job, pods, place.pod)
 
     async def _refusal(self, place: _Place) -> str:
-        """Why a Job has no pod, as the controller that makes them tells."""
+        """The reason for which a Job has no pod, as the controller that makes them tells."""
         fields = {"involvedObject.kind": "Job", "involvedObject.name": place.name}
         try:
             events = await self._cluster.list("Event", {}, fields)

@@ -22,7 +22,7 @@ class Running:
     """Its program runs, or nothing keeps it from starting."""
 
     where: str = ""
-    """What it waits for; empty where it runs."""
+    """The thing that it waits for; empty where it runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Follow: what is in a cluster of one kind, kept up to date by list and watch. Knows nothing of what objects mean."""
+"""FollowedObjects: all of one kind in a cluster, kept up to date by list and watch. Knows nothing of what they mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESYNC_S = 30.0
 """Everything is listed anew so often: a watch that hangs, or that lost something, costs no more than that."""
 
 
-class Follow:
+class FollowedObjects:
     """Objects of one kind with some labels. `run` goes on until it is cancelled, whatever the API server does."""
 
     def __init__(
