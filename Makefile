@@ -13,7 +13,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: coding-agents test-coding-agents demo test lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients clean
+.PHONY: kubernetes coding-agents test-coding-agents demo test lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -61,6 +61,12 @@ test-%: install node-packages servers
 	$(BIN)/pytest tests/$* $(ARGS)
 
 test-console: browser
+
+test-kubernetes: kubernetes
+
+# Kubernetes 1.20's API server, controller manager and scheduler, with Debian's Go: 7 CPU minutes and 3 GB, once for all checkouts.
+kubernetes:
+	nice tests/kubernetes/build.sh "$${XDG_CACHE_HOME:-$$HOME/.cache}/agentlightning/kubernetes-1.20.2"
 
 test-phoenix: install .venv-phoenix/.installed
 	$(BIN)/pytest tests/tracing/test_phoenix.py $(ARGS)

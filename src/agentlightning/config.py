@@ -22,6 +22,7 @@ from agentlightning.config_base import FolderUrl, Table, matching
 from agentlightning.config_base import parse_settings as parse_settings
 from agentlightning.config_engine import EngineConfig
 from agentlightning.config_external import ExternalModelConfig, agent_model, check_external_models, external_name
+from agentlightning.config_kubernetes import KubernetesConfig
 from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig, check_limits
 from agentlightning.config_optimizer import OptimizeConfig, check_optimize
 from agentlightning.config_prompts import PromptsConfig
@@ -353,6 +354,8 @@ class Config(Table):
     air: AirConfig = AirConfig()
     sandbox: SandboxConfig | None = None
     """None: agents run as the worker's user, with all that it may do."""
+    kubernetes: KubernetesConfig | None = None
+    """Jobs of a cluster that a command agent's attempts are; None: they run where their worker does."""
     tracing: TracingConfig = TracingConfig()
     monitor: MonitorConfig = MonitorConfig()
     alerts: AlertsConfig = AlertsConfig()
@@ -452,6 +455,12 @@ class Config(Table):
             raise ValueError(
                 "sandbox: a function agent runs inside the worker and cannot be isolated from it; expected agent.command"
             )
+        if self.kubernetes is not None and agent.command is None:
+            raise ValueError(
+                "kubernetes: a function agent runs inside its worker, not in a pod; expected agent.command"
+            )
+        if self.kubernetes is not None and self.sandbox is not None:
+            raise ValueError("sandbox: has no effect on an agent in a pod, which is its sandbox; leave it out")
         if self.offline:  # trainer/offline/settings.py checks the others
             return self
         if self.data.val is None and self.eval != EvalConfig():  # the file of a run names every setting

@@ -334,3 +334,25 @@ def test_agents_reach_the_gateway_alone(tmp_path: Path) -> None:
     denied = policies["agl-deny"]
     assert denied["podSelector"]["matchLabels"] == {"app.kubernetes.io/part-of": "agentlightning"}
     assert [port["port"] for rule in denied["egress"] for port in rule["ports"]] == [53, 53]
+
+
+def test_workers_whose_attempts_are_jobs_may_make_them_and_no_more(tmp_path: Path) -> None:
+    config = CONFIG.replace('run = "agent.py:solve"', 'command = "python agent.py"')
+    files = rendered(tmp_path, f'{config}\n[kubernetes]\nimage = "registry.example.com/agent:1"\n', "kubernetes")
+    worker = list(yaml.safe_load_all(files["kustomize/worker.yaml"]))
+    role = next(each for each in worker if each["kind"] == "Role")
+    rights = {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
+    assert rights == {
+        "jobs": ["create", "get", "list", "watch", "delete"],
+        "secrets": ["create", "get"],
+        "pods": ["get", "list", "watch"],
+        "pods/log": ["get"],
+        "events": ["list"],
+    }
+    deployment = next(each for each in worker if each["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    policies = {each["metadata"]["name"]: each["spec"] for each in yaml.safe_load_all(files["kustomize/network.yaml"])}
+    (rule,) = policies["agl-agent"]["egress"]
+    assert policies["agl-agent"]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "agl-agent"}}
+    assert rule["to"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "agl-server"}}}]
+    assert "[kubernetes]" in files["agent.Dockerfile"]

@@ -29,6 +29,7 @@ from agentlightning.config_engine import EngineConfig, LoraConfig
 from agentlightning.config_external import ExternalModelConfig
 from agentlightning.config_limits import LimitConfig, LimitsConfig
 from agentlightning.config_optimizer import OptimizeConfig
+from agentlightning.config_kubernetes import KubernetesConfig
 from agentlightning.config_sandbox import SandboxConfig
 from agentlightning.config_serve import ServeConfig
 from agentlightning.config_vllm import VllmConfig
@@ -73,6 +74,8 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables |= {"agent": defaults(AgentConfig), "agent.reward": defaults(RewardConfig)}
         elif name == "sandbox":
             tables["sandbox"] = defaults(SandboxConfig)
+        elif name == "kubernetes":
+            tables["kubernetes"] = defaults(KubernetesConfig)
         elif name == "optimize":
             tables["optimize"] = defaults(OptimizeConfig)
         elif name == "external":

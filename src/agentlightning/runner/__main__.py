@@ -35,6 +35,8 @@ from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import AgentRunner, FunctionRunner
 from agentlightning.runner.guardian import Guardian
+from agentlightning.runner.kubernetes.runner import KubernetesRunner
+from agentlightning.runner.kubernetes.start import kubernetes_of_run, left_claims, start_kubernetes_runner
 from agentlightning.runner.llm_judge import gateway_judge
 from agentlightning.runner.sandbox.sandbox import Sandbox, sandbox_of_run, store_folders
 from agentlightning.runner.scoring import Scorer, load_scorers
@@ -99,7 +101,8 @@ async def _work(
             config = (await find_run(store, options.run)).config
             _forget(*secret_variables(config))
             model = options.model or _agent_model(config)
-            runner = await _runner(options, agent, config, guardian, scored=reward is not None)
+            runner = await _runner(options, agent, config, guardian, store, scored=reward is not None)
+            left = await left_claims(runner, store) if isinstance(runner, KubernetesRunner) else []
             air = await air_of_run(options.run, store, threads)
             traced = not options.command and _trace_agents(options, config)
         except AgentLightningError as error:
@@ -133,6 +136,7 @@ async def _work(
             open_store=lambda: LightningStoreClient(options.server, server_key),
             boots=lambda: store.boots,
             guardian=guardian,
+            left=left,
         )
         if not options.child:  # a person started it, and sees nothing else
             sys.stderr.write(f"note: working for run {options.run} at {options.server}, until Ctrl-C\n")
@@ -184,10 +188,24 @@ async def _runner(
     agent: FunctionRunner | None,
     config: Mapping[str, Any],
     guardian: Guardian,
+    store: LightningStoreClient,
     scored: bool,
 ) -> AgentRunner:
-    """The runner of the agent, in the sandbox that the run's configuration in the store asks for: workers anywhere do
-    alike. ConfigError where it cannot be had here."""
+    """The runner of the agent, in the sandbox or the cluster that the run's configuration in the store asks for: workers
+    anywhere do alike. ConfigError where it cannot be had here."""
+    jobs = kubernetes_of_run(config)
+    if jobs is not None:
+        if agent is not None:
+            raise ConfigError("kubernetes: a function agent runs inside its worker, not in a pod; expected a command")
+        return await start_kubernetes_runner(
+            options.command,
+            jobs,
+            store,
+            run_id=options.run,
+            worker_id=options.worker_id,
+            server_url=options.server,
+            scored=scored,
+        )
     settings = sandbox_of_run(config)
     if agent is not None:
         if settings is not None:

@@ -17,7 +17,7 @@ from agentlightning.runner.air import AttemptAir
 from agentlightning.runner.attempt import CURRENT, AttemptContext
 from agentlightning.runner.command import CommandFailed
 from agentlightning.runner.connection_pool import ConnectionPool
-from agentlightning.runner.failure import bounded, describe, interrupted_at, proxy_diagnosis, stack
+from agentlightning.runner.failure import AttemptLostError, bounded, describe, interrupted_at, proxy_diagnosis, stack
 from agentlightning.runner.function import AgentOutput, AgentRunner
 from agentlightning.runner.result import result_of
 from agentlightning.runner.scoring import Scorer
@@ -96,6 +96,8 @@ class Execution:
             return ended(attempt, "failed", f"it was at:\n{where}" if where else "")
         except CommandFailed as failure:
             return ended(attempt, "failed", bounded(str(failure)), failure.output)
+        except AttemptLostError as lost:
+            return ended(attempt, "lost", bounded(str(lost)))
         except Exception as error:  # the agent's own code: whatever it raises ends its attempt only
             return ended(attempt, "failed", describe(error))
         return Finish(

@@ -22,6 +22,10 @@ _OURS = str(Path(__file__).resolve().parent)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
+class AttemptLostError(AgentLightningError):
+    """The place of an agent could not run it, or ended it: not the agent's failure, so that its attempt counts as lost."""
+
+
 def describe(error: BaseException) -> str:
     """The error as text: our own errors by their sentence, others with the frames of the user's files."""
     if isinstance(error, AgentLightningError) and error.__cause__ is None:

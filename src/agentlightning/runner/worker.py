@@ -63,7 +63,8 @@ class Worker:
 
     open_store: makes another client of the same store, for the heartbeat thread. boots: ids of the starts of its servers
     that have answered so far. guardian: told how long leases last; ends what agents left behind where the process is given
-    up, and the process where agent code keeps the interpreter's lock.
+    up, and the process where agent code keeps the interpreter's lock. left: attempts of this worker's predecessor whose
+    agents still run, with the seconds since they began.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class Worker:
         open_store: Callable[[], LightningStore],
         boots: Callable[[], frozenset[str]] = frozenset,
         guardian: Guardian | None = None,
+        left: Sequence[tuple[Claim, float]] = (),
     ) -> None:
         self._store = execution.store
         self._execution = execution
         self.options = options
         self._boots = boots
+        self._left = list(left)
         self._running: dict[asyncio.Task[None], AttemptContext] = {}
         self._held: dict[Lease, AttemptContext] = {}
         """Attempts whose end the store does not know yet: they take a place and their leases are extended."""
@@ -143,7 +146,26 @@ class Worker:
             self._execution.connections.close()
         return EXIT_REPLACE if self._hung else 0
 
+    async def _take_over(self) -> None:
+        """Go on with the attempts of this worker's predecessor whose leases it can still renew."""
+        backoff = Backoff()
+        while self._left:
+            asked_s = elapsed_s()
+            try:
+                claims = await self._renewed([claim for claim, _ in self._left])
+            except NotFoundError:
+                raise
+            except StoreError:
+                self.note_absence()
+                await backoff.sleep()
+                continue
+            ages = {claim.lease: age_s for claim, age_s in self._left}
+            for claim in claims:
+                self._start(claim, asked_s + self.options.lease_s, ages[claim.lease])
+            self._left = []
+
     async def _claim_for_ever(self) -> None:
+        await self._take_over()
         backoff = Backoff()
         while True:
             # A place is free once its attempt's end is in the store: what ended during one report is claimed for at once.
@@ -181,8 +203,8 @@ class Worker:
         held = await self._store.heartbeat(self.status(), leases, lease_s=self.options.lease_s)
         return [claim for claim, still in zip(claims, held, strict=True) if still]
 
-    def _start(self, claim: Claim, lease_ends: float) -> None:
-        attempt = AttemptContext(claim, time.monotonic(), lease_ends, self._boots())
+    def _start(self, claim: Claim, lease_ends: float, age_s: float = 0.0) -> None:
+        attempt = AttemptContext(claim, time.monotonic() - age_s, lease_ends, self._boots())
         self._held[claim.lease] = attempt
         task = asyncio.create_task(self._attempt(attempt))
         self._running[task] = attempt

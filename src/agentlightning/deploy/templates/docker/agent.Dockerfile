@@ -21,7 +21,7 @@ RUN pip install --no-cache-dir uv==[[ uv_version ]] && python -m venv /opt/venv
 WORKDIR /app
 # From a wheel that you build: a package of this name on a public index need not be this one.
 COPY [[ folder ]]/wheels/[[ wheel ]] /wheels/
-RUN uv pip install --no-cache --python /opt/venv/bin/python /wheels/[[ wheel ]]
+RUN uv pip install --no-cache --python /opt/venv/bin/python "/wheels/[[ wheel ]][% if jobs %][kubernetes][% endif %]"
 # Packages of the agent, from [[ dependencies.sentence ]]
 [% if dependencies.files %]
 COPY [[ dependencies.files | join(" ") ]] ./

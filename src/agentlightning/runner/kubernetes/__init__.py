@@ -1,0 +1,1 @@
+"""The runner whose attempts are Jobs of a Kubernetes cluster."""

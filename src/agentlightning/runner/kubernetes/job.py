@@ -1,0 +1,163 @@
+"""The Job of an attempt and the Secret beside it, from the run's settings: pure, the same attempt gives the same objects.
+
+Driven by the Kubernetes runner. The Job tells what may be seen by whoever may see Jobs; the agent's environment, its key and
+its task are in the Secret, which the Job owns and which ends with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentlightning.config_kubernetes import AGENT_CONTAINER, KubernetesConfig
+from agentlightning.types import JSON, Claim, Lease
+
+TASK_FOLDER = "/agl"
+TASK_FILE = "task.json"
+LEASE_FILE, KEY_FILE = "lease.json", "key.txt"
+"""Entries of the Secret that no pod is given: what a worker that starts again needs to go on with the attempt."""
+OVERTIME_S = 60
+"""A Job ends by itself so long after its attempt's time: where no worker is there to end it."""
+KEPT_S = 300
+"""A Job that ended is deleted by the cluster after so long: where no worker is there to delete it."""
+TERM_S = 2
+"""Time of a program that is told to end."""
+LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+RUN, WORKER, ROLLOUT, ATTEMPT = (f"agentlightning/{name}" for name in ("run", "worker", "rollout", "attempt"))
+
+
+def job_name(claim: Claim) -> str:
+    """The name of an attempt's objects: whoever creates them twice finds the first ones."""
+    named = hashlib.sha256(f"{claim.rollout.run_id}/{claim.rollout.id}".encode()).hexdigest()
+    return f"agl-{named[:24]}-{claim.lease.attempt}"
+
+
+def label_value(text: str) -> str:
+    """The text where Kubernetes takes it for a label's value, else a hash of it."""
+    return text if LABEL.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def run_labels(run_id: str) -> dict[str, str]:
+    """Labels of all objects of a run."""
+    return {"app.kubernetes.io/name": "agl-agent", RUN: label_value(run_id)}
+
+
+def worker_labels(run_id: str, worker_id: str) -> dict[str, str]:
+    """Labels of all objects of a worker."""
+    return run_labels(run_id) | {WORKER: label_value(worker_id)}
+
+
+def attempt_of(job: JSON) -> tuple[str, int]:
+    """The id of a Job's rollout and the number of its attempt."""
+    notes = job["metadata"]["annotations"]
+    return notes[ROLLOUT], int(notes[ATTEMPT])
+
+
+def job_manifest(
+    claim: Claim, settings: KubernetesConfig, arguments: Sequence[str], names: Sequence[str], worker_id: str
+) -> JSON:
+    """The Job. names: of the variables that its Secret holds."""
+    name = job_name(claim)
+    labels = worker_labels(claim.rollout.run_id, worker_id)
+    labels |= {"app.kubernetes.io/part-of": "agentlightning"}
+    notes = {ROLLOUT: claim.rollout.id, ATTEMPT: str(claim.lease.attempt), WORKER: worker_id}
+    template: dict[str, Any] = copy.deepcopy(settings.pod)
+    metadata = template.setdefault("metadata", {})
+    metadata["labels"] = {**metadata.get("labels", {}), **labels}
+    spec = template.setdefault("spec", {})
+    spec["restartPolicy"] = "Never"
+    for setting, value in _defaults().items():
+        spec.setdefault(setting, value)
+    containers: list[dict[str, Any]] = spec.setdefault("containers", [])
+    agent = next((each for each in containers if each.get("name") == AGENT_CONTAINER), None)
+    if agent is None:
+        agent = {"name": AGENT_CONTAINER}
+        containers.insert(0, agent)
+    agent |= {"image": settings.image, "command": list(arguments)}
+    agent.setdefault("securityContext", {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}})
+    others = [each for each in agent.get("env", []) if each.get("name") not in names]
+    agent["env"] = others + [
+        {"name": each, "valueFrom": {"secretKeyRef": {"name": name, "key": each}}} for each in names
+    ]
+    mounted = {"name": "agl-task", "mountPath": TASK_FOLDER, "readOnly": True}
+    agent["volumeMounts"] = [*agent.get("volumeMounts", []), mounted]
+    task = {"secretName": name, "items": [{"key": TASK_FILE, "path": TASK_FILE}]}
+    spec["volumes"] = [*spec.get("volumes", []), {"name": "agl-task", "secret": task}]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": labels, "annotations": notes},
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": math.ceil(claim.rollout.retry.timeout_s) + OVERTIME_S,
+            "ttlSecondsAfterFinished": KEPT_S,
+            "template": template,
+        },
+    }
+
+
+def secret_manifest(claim: Claim, job: JSON, environment: Mapping[str, str]) -> JSON:
+    """The Secret of a Job that there is."""
+    metadata = job["metadata"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+    lease = {"rollout_id": claim.lease.rollout_id, "attempt": claim.lease.attempt, "token": claim.lease.token}
+    texts = dict(environment) | {
+        TASK_FILE: json.dumps(claim.rollout.task),
+        LEASE_FILE: json.dumps(lease),
+        KEY_FILE: claim.key,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": metadata["name"], "labels": metadata["labels"], "ownerReferences": [owner]},
+        "type": "Opaque",
+        "data": {name: _base64(text) for name, text in texts.items()},
+    }
+
+
+def lease_in(secret: JSON) -> tuple[Lease, str]:
+    """The lease of a Secret's attempt, and its key."""
+    data = secret["data"]
+    return Lease(**json.loads(_text(data[LEASE_FILE]))), _text(data[KEY_FILE])
+
+
+def dropped(manifest: object, answer: object, path: str = "") -> list[str]:
+    """Paths of what stands in a manifest and not in the API server's answer to it: names that it does not know."""
+    if isinstance(manifest, dict):
+        found = answer if isinstance(answer, dict) else {}
+        return [
+            missing
+            for name, value in manifest.items()
+            for missing in (
+                [f"{path}.{name}".lstrip(".")] if name not in found else dropped(value, found[name], f"{path}.{name}")
+            )
+            if value not in (None, False, 0, "", [], {})
+        ]
+    if isinstance(manifest, list) and isinstance(answer, list):
+        pairs = zip(manifest, answer, strict=False)
+        return [missing for at, (one, other) in enumerate(pairs) for missing in dropped(one, other, f"{path}[{at}]")]
+    return []
+
+
+def _defaults() -> dict[str, Any]:
+    """Settings of a pod where its template has none: an agent is nobody in the cluster, as in every sandbox."""
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": TERM_S,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+    }
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _text(encoded: str) -> str:
+    return base64.b64decode(encoded).decode()
