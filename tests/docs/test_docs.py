@@ -27,9 +27,9 @@ from agentlightning.config import AgentConfig, Config, PolicyConfig, RewardConfi
 from agentlightning.config_canary import CanaryConfig
 from agentlightning.config_engine import EngineConfig, LoraConfig
 from agentlightning.config_external import ExternalModelConfig
+from agentlightning.config_kubernetes import KubernetesConfig
 from agentlightning.config_limits import LimitConfig, LimitsConfig
 from agentlightning.config_optimizer import OptimizeConfig
-from agentlightning.config_kubernetes import KubernetesConfig
 from agentlightning.config_sandbox import SandboxConfig
 from agentlightning.config_serve import ServeConfig
 from agentlightning.config_vllm import VllmConfig
