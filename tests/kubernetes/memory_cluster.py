@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from agentlightning.runner.kubernetes.cluster import Cluster, ClusterError, Kind
 from agentlightning.types import JSON
@@ -83,7 +83,7 @@ class MemoryCluster(Cluster):
         name = (fields or {}).get("involvedObject.name")
         return copy.deepcopy([each for each in found if name is None or each["involvedObject"]["name"] == name])
 
-    async def follow(self, kind: Kind, labels: Mapping[str, str]) -> AsyncIterator[tuple[str, JSON]]:
+    async def follow(self, kind: Kind, labels: Mapping[str, str]) -> AsyncGenerator[tuple[str, JSON], None]:
         queue: asyncio.Queue[tuple[str, JSON] | None] = asyncio.Queue()
         listed = await self.list(kind, labels)
         self._watches.add((kind, queue))

@@ -6,7 +6,7 @@ is known to those who drive it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Literal, Protocol
 
 from agentlightning.errors import AgentLightningError
@@ -41,9 +41,9 @@ class Cluster(Protocol):
         """Objects with all of these labels and fields."""
         ...
 
-    def follow(self, kind: Kind, labels: Mapping[str, str]) -> AsyncIterator[tuple[str, JSON]]:
+    def follow(self, kind: Kind, labels: Mapping[str, str]) -> AsyncGenerator[tuple[str, JSON], None]:
         """Yields ("ADDED", object) for all that are there, ("LISTED", {}) after the last of them, and then each change
-        ("ADDED", "MODIFIED", "DELETED") as it comes."""
+        ("ADDED", "MODIFIED", "DELETED") as it comes. Its connection is open until it is closed."""
         ...
 
     async def delete_job(self, name: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 
 from agentlightning.backoff import Backoff
 from agentlightning.runner.kubernetes.cluster import Cluster, ClusterError, Kind
@@ -58,17 +59,18 @@ class FollowedObjects:
     async def _once(self, backoff: Backoff) -> None:
         began = time.monotonic()
         listed: dict[str, JSON] | None = {}
-        async for change, found in self._cluster.follow(self._kind, self._labels):
-            if change == "LISTED":
-                self.objects, listed = listed or {}, None
-                self.live, self.listed = True, began
-                backoff.reset()
-            elif listed is not None:
-                listed[found["metadata"]["name"]] = found
-                continue
-            elif change == "DELETED":
-                self.objects.pop(found["metadata"]["name"], None)
-            else:
-                self.objects[found["metadata"]["name"]] = found
-            self._changed()
+        async with aclosing(self._cluster.follow(self._kind, self._labels)) as changes:
+            async for change, found in changes:
+                if change == "LISTED":
+                    self.objects, listed = listed or {}, None
+                    self.live, self.listed = True, began
+                    backoff.reset()
+                elif listed is not None:
+                    listed[found["metadata"]["name"]] = found
+                    continue
+                elif change == "DELETED":
+                    self.objects.pop(found["metadata"]["name"], None)
+                else:
+                    self.objects[found["metadata"]["name"]] = found
+                self._changed()
         raise ClusterError("Kubernetes: the watch ended")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,17 +71,17 @@ class LightkubeCluster:
             listed = self._client.list(self._kinds[kind], labels=dict(labels), fields=dict(fields or {}))
             return [_plain(each) async for each in listed]
 
-    async def follow(self, kind: Kind, labels: Mapping[str, str]) -> AsyncIterator[tuple[str, JSON]]:
+    async def follow(self, kind: Kind, labels: Mapping[str, str]) -> AsyncGenerator[tuple[str, JSON], None]:
         with self._told():
             listed = self._client.list(self._kinds[kind], labels=dict(labels))
             async for each in listed:
                 yield "ADDED", _plain(each)
             yield "LISTED", {}
             version = listed.resourceVersion
-            async for change, each in self._client.watch(
-                self._kinds[kind], labels=dict(labels), resource_version=version
-            ):
-                yield str(change), _plain(each)
+            watch: Any = self._client.watch(self._kinds[kind], labels=dict(labels), resource_version=version)
+            async with aclosing(watch) as changes:  # the one request here that is open while others go on
+                async for change, each in changes:
+                    yield str(change), _plain(each)
 
     async def delete_job(self, name: str) -> None:
         with self._told():
