@@ -43,7 +43,6 @@ class RealLab:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.pending_s = 10.0
-        self.worker_kubeconfig = folder / "runner.json"
         self._etcd_port, self._api_port, peer_port = _ports(3)
         self._logs: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -95,7 +94,7 @@ class RealLab:
 
     async def begin(self) -> None:
         self.cluster = LightkubeCluster(NAMESPACE, kubeconfig=self._folder / "admin.json")
-        self.workers = LightkubeCluster(NAMESPACE, kubeconfig=self.worker_kubeconfig)
+        self.workers = LightkubeCluster(NAMESPACE, kubeconfig=self._folder / "runner.json")
 
     async def end(self) -> None:
         await self.come_back()
