@@ -144,7 +144,7 @@ class NewRollout:
     prompts: dict[str, int] = field(default_factory=dict)
     """Versions of prompt templates by name. Of those that are not named, the first claim pins the newest."""
     fork: Fork | None = None
-    """Where it continues another rollout; None where it begins at the beginning."""
+    """The place in another rollout from which it goes on; None for one that begins at the beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ class Rollout:
     prompts: dict[str, int] = field(default_factory=dict)
     """Versions of the run's prompt templates by name, of all its attempts: pinned at the first claim."""
     fork: Fork | None = None
-    """Where it continues another rollout; None where it began at the beginning."""
+    """The place in another rollout from which it goes on; None for one that began at the beginning."""
     outcome: Outcome | None = None
     """Use that training made of it; None until a training step consumed it."""
 

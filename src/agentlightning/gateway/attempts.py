@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentlightning.engines.base import DEFAULT_POLICY
-from agentlightning.gateway.replay import Replay
+from agentlightning.gateway.replay import AttemptReplay
 from agentlightning.protocols.base import ApiError
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
@@ -76,8 +76,8 @@ class TrackedAttempt:
     """Hashes of the agent's own system prompts that the record has already."""
     ends_refused: bool = False
     """No call was answered since a refusal was recorded last."""
-    replay: Replay | None = None
-    """What a forked rollout's calls still get from the record; None until the first of them comes."""
+    replay: AttemptReplay | None = None
+    """Of a forked rollout: the calls that are still answered from the record; None until the first of them comes."""
 
     def knows(self, call_id: str) -> bool:
         """True where a call of that id is in one of its graphs."""
@@ -242,15 +242,15 @@ class AttemptCache:
         self._account(attempt)
         return known
 
-    async def replay(self, attempt: TrackedAttempt) -> Replay | None:
-        """What the calls of a forked rollout still get from the record; None where its rollout continues no other."""
+    async def replay(self, attempt: TrackedAttempt) -> AttemptReplay | None:
+        """Return what is still answered from the record; None where the rollout continues no other."""
         fork = attempt.rollout.fork
         if fork is None:
             return None
         async with attempt.reading:
             if attempt.replay is None:
                 recorded = await self._store.calls([fork.rollout_id], fork.attempt)
-                attempt.replay = Replay(replayable(recorded)[: fork.calls])
+                attempt.replay = AttemptReplay(replayable(recorded)[: fork.calls])
             if not attempt.complete:
                 attempt.replay.see(await self._store.calls([attempt.rollout.id], attempt.number))
             return attempt.replay

@@ -1,4 +1,4 @@
-"""Replay: the completions that the first calls of a forked rollout get from the record of the one that it continues.
+"""AttemptReplay: the completions that the first calls of a forked rollout get from the record of the one that it continues.
 
 Kept by attempts.py and driven by policy/calls.py, for every call of a rollout with a `Rollout.fork`. A call gets a recorded
 completion where its request is the recorded one: same messages, tools, decoding, and as many tokens of the prompt. The first
@@ -19,8 +19,8 @@ from agentlightning.types import Call
 log = logging.getLogger(__name__)
 
 
-class Replay:
-    """What a forked attempt still gets from the record."""
+class AttemptReplay:
+    """The calls of a forked attempt that are still answered from the record."""
 
     def __init__(self, recorded: Sequence[Choices]) -> None:
         """`recorded`: the calls to replay, in the order in which they began."""
