@@ -33,11 +33,7 @@ MANNERS = ("polite", "brief", "calm", "honest", "cheerful", "formal", "modest", 
 SUBJECTS = ("question", "fact", "answer", "word", "boss", "name", "city", "job", "pet", "person")
 DISTRACTORS = (
     *(f"Be {manner} to whoever asks." for manner in MANNERS),
-    *(f"Be as {manner} as an expert." for manner in MANNERS),
-    *(f"Think about the {subject} first." for subject in SUBJECTS),
     *(f"Take care with the {subject}." for subject in SUBJECTS),
-    *(f"Look at the {subject} step by step." for subject in SUBJECTS),
-    *(f"Every {subject} matters here." for subject in SUBJECTS),
 )
 GRAMMAR: JSON = {"add": [SENTENCE, LOOK_UP, GO_ON, BARE, *DISTRACTORS], "drop": [FROM_MEMORY]}
 """All edits of the scripted optimiser: four of them help."""
@@ -90,7 +86,7 @@ def demonstrate(task: JSON, prompt: str, rng: Random) -> list[Message]:
     """The conversation of the demonstrator under a system prompt."""
     messages = [{"role": "system", "content": prompt}, {"role": "user", "content": task["question"]}]
     known, relations = task["plan"]["person"], task["plan"]["relations"]
-    look_up = (0.85 if LOOK_UP in prompt else 0.08) if FROM_MEMORY in prompt else (0.98 if LOOK_UP in prompt else 0.6)
+    look_up = (0.85 if LOOK_UP in prompt else 0.04) if FROM_MEMORY in prompt else (0.98 if LOOK_UP in prompt else 0.6)
     if rng.random() < look_up:
         for hop, relation in enumerate(relations):
             if hop == 1 and rng.random() > (0.97 if GO_ON in prompt else 0.1):
@@ -104,7 +100,7 @@ def demonstrate(task: JSON, prompt: str, rng: Random) -> list[Message]:
             known = fact if fact in PEOPLE or hop == len(relations) - 1 else known
     else:
         fact = rng.choice([value for values in lookup.VALUES.values() for value in values])
-    bare = (0.5 if BARE in prompt else 0.05) if SENTENCE in prompt else (0.97 if BARE in prompt else 0.15)
+    bare = (0.5 if BARE in prompt else 0.05) if SENTENCE in prompt else (0.97 if BARE in prompt else 0.08)
     messages.append({"role": "assistant", "content": fact if rng.random() < bare else f"I think that it is {fact}."})
     return messages
 
