@@ -258,7 +258,7 @@ def figures(found: Sequence[dict[str, Scores]], used: Sequence[dict[str, int]], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0, help="the set-up was chosen on seeds from 100 on")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of the seeds [%(default)s]")
     parser.add_argument("--arms", default=",".join(ARMS), help="comma between them; all: %(default)s")
     parser.add_argument("--work", type=Path, help="where everything is kept [runs/prompts]")
     parser.add_argument("--parallel", type=int, default=1, help="commands of a seed at a time")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +118,18 @@ async def test_a_fork_of_a_fork_has_the_seed_of_the_first(house: House) -> None:
     seeds = {llm_for(claim, "http://gateway", "policy", ConnectionPool()).seed for claim in (first, second, third)}
     assert len(seeds) == 1
     assert seeds != {llm_for(await house.claim("another"), "http://gateway", "policy", ConnectionPool()).seed}
+
+
+async def test_a_fork_of_another_run_s_rollout_gets_none_of_its_answers(house: House) -> None:
+    claim = await recorded(house)
+    [new] = await new_forks(house.store, claim.rollout.id, 2)
+    house.run_id = (await house.store.create_run("another", {})).id
+    await house.serve_policy()
+    await house.store.enqueue([replace(new, run_id=house.run_id)])
+    worker = WorkerStatus(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
+    [forked] = await house.store.claim(worker, lease_s=LEASE_S)
+    house.say("snowy.")
+    assert await converse(house, forked, QUESTIONS[:1]) == ["snowy."]
 
 
 async def test_equal_requests_get_the_recorded_answers_in_their_order(house: House) -> None:

@@ -249,7 +249,9 @@ class AttemptCache:
             return None
         async with attempt.reading:
             if attempt.replay is None:
-                recorded = await self._store.calls([fork.rollout_id], fork.attempt)
+                calls = await self._store.calls([fork.rollout_id], fork.attempt)
+                # Whoever may enqueue rollouts in one run may not read another's answers by them.
+                recorded = [call for call in calls if call.run_id == attempt.rollout.run_id]
                 attempt.replay = AttemptReplay(replayable(recorded)[: fork.calls])
             if not attempt.complete:
                 attempt.replay.see(await self._store.calls([attempt.rollout.id], attempt.number))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.store.forks import Choices
-from agentlightning.types import Call
+from agentlightning.types import ABANDONED, Call
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class AttemptReplay:
         for call in own:
             if call.policy and call.replayed_id is None:
                 self._ended = True
-            elif call.replayed_id is not None:
+            elif call.replayed_id is not None and call.finish_reason != ABANDONED:
                 self._taken.add(call.replayed_id)
 
     def take(self, request_hash: str, decoding: str, prompt_tokens: int, samples: int) -> Choices:

@@ -167,10 +167,7 @@ class PolicyCalls:
             seeds=seeds,
             images=images,
             replayed=recorded_choices,
-            decoders=[
-                ResponseDecoder(policy.renderer, request, plan.prompt_text, name)
-                for name in _tool_ids(seeds, recorded_choices)
-            ],
+            decoders=_decoders(policy, request, plan, seeds, recorded_choices),
         )
         await self._complete(job, request_hash, digest, incoming, reply)
 
@@ -459,13 +456,15 @@ def _engine_request(job: PolicyJob, index: int) -> JSON:
     }
 
 
-def _tool_ids(seeds: list[int], replayed: list[Call]) -> list[str]:
-    """For each choice what its tool calls are named by, those of a replayed one as before: the agent repeats their names."""
+def _decoders(
+    policy: Policy, request: CompletionRequest, plan: PromptPlan, seeds: list[int], replayed: list[Call]
+) -> list[ResponseDecoder]:
+    """A decoder for each choice. Tool calls of a replayed one keep their ids: the agent repeats them in its next request."""
     names = [f"call_{seed:016x}" for seed in seeds]
     for index, call in enumerate(replayed):
         if tool_calls := call.completion.get("tool_calls"):
             names[index] = str(tool_calls[0]["id"]).removesuffix("0")
-    return names
+    return [ResponseDecoder(policy.renderer, request, plan.prompt_text, name) for name in names]
 
 
 def _answer(job: PolicyJob) -> Completion:

@@ -49,7 +49,8 @@ from agentlightning.runner.kubernetes.job import (
     worker_labels,
 )
 from agentlightning.runner.kubernetes.state import Exited, Lost, Running, State, Waiting, state_of
-from agentlightning.types import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
+from agentlightning.store.codec import new_rollout
+from agentlightning.types import JSON, Claim, Lease, NewRollout
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class KubernetesRunner:
                 await backoff.sleep()
 
     def start(self) -> None:
-        """FollowedObjects Jobs and pods, and delete Jobs whose attempts are over, until `close`."""
+        """Follow Jobs and pods, and delete Jobs whose attempts are over, until `close`."""
         loops = {"jobs": self._jobs.run, "pods": self._pods.run, "left jobs": self._sweep_for_ever}
         self._tasks = [self._background.start(name, loop) for name, loop in loops.items()]
 
@@ -355,20 +356,5 @@ class KubernetesRunner:
 
 def _trial(run_id: str) -> Claim:
     """The claim of an attempt that there is not."""
-    rollout = Rollout(
-        id="check",
-        run_id=run_id,
-        task={},
-        group_id="check",
-        replica=0,
-        mode="train",
-        step=0,
-        sampling=Sampling(),
-        retry=RetryPolicy(),
-        priority=0,
-        state="running",
-        attempt=1,
-        lost=0,
-        created_ns=0,
-    )
+    rollout = new_rollout(NewRollout(run_id=run_id, task={}, group_id="check"), "check", now_ns=0)
     return Claim(rollout=rollout, lease=Lease(rollout_id="check", attempt=1, token=""), key="")
