@@ -43,6 +43,7 @@ class RealLab:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.pending_s = 10.0
+        self.worker_kubeconfig = folder / "runner.json"
         self._etcd_port, self._api_port, peer_port = _ports(3)
         self._logs: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -94,7 +95,7 @@ class RealLab:
 
     async def begin(self) -> None:
         self.cluster = LightkubeCluster(NAMESPACE, kubeconfig=self._folder / "admin.json")
-        self.workers = LightkubeCluster(NAMESPACE, kubeconfig=self._folder / "runner.json")
+        self.workers = LightkubeCluster(NAMESPACE, kubeconfig=self.worker_kubeconfig)
 
     async def end(self) -> None:
         await self.come_back()
