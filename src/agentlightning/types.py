@@ -499,6 +499,7 @@ class WorkerStatus:
     run_id: str
     host: str
     pid: int
+    """0 where its attempts outlive its process: whoever starts again under its name goes on with them."""
     running: int
     """Attempts it holds."""
     seen_ns: int

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from runner_bench import DEADLINE_S
@@ -85,6 +86,26 @@ async def test_a_claim_whose_answer_was_long_on_its_way_is_worked_on_if_it_is_st
             assert await running == 0
         [attempt] = await store.attempts([queued.id])
     assert (attempt.state, begun.is_set()) == (("succeeded", True) if held else ("running", False))
+
+
+@pytest.mark.parametrize("outlived", [True, False])
+async def test_a_worker_that_starts_again_keeps_the_leases_of_agents_that_outlived_it(outlived: bool) -> None:
+    async with InMemoryLightningStore() as store:
+        run_id = (await store.create_run("again", {})).id
+        await store.enqueue([NewRollout(run_id=run_id, task={}, group_id="g") for _ in range(2)])
+        with ThreadPoolExecutor(1) as threads:
+            worker = Worker(
+                an_execution(store, FunctionRunner(idle, threads)),
+                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1),
+                open_store=InMemoryLightningStore,
+                left=[] if outlived else None,
+            )
+        predecessor = worker.status()
+        if predecessor.pid:
+            predecessor = replace(predecessor, pid=predecessor.pid + 1)
+        [claim] = await store.claim(predecessor)
+        await store.claim(worker.status())
+        assert await store.heartbeat(worker.status(), [claim.lease]) == [outlived]
 
 
 class Failing(Worker):

@@ -102,7 +102,7 @@ async def _work(
             _forget(*secret_variables(config))
             model = options.model or _agent_model(config)
             runner = await _runner(options, agent, config, guardian, store, scored=reward is not None)
-            left = await left_claims(runner, store) if isinstance(runner, KubernetesRunner) else []
+            left = await left_claims(runner, store) if isinstance(runner, KubernetesRunner) else None
             air = await air_of_run(options.run, store, threads)
             traced = not options.command and _trace_agents(options, config)
         except AgentLightningError as error:

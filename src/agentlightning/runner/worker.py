@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentlightning.background import BackgroundTasks
@@ -64,7 +64,7 @@ class Worker:
     open_store: makes another client of the same store, for the heartbeat thread. boots: ids of the starts of its servers
     that have answered so far. guardian: told how long leases last; ends what agents left behind where the process is given
     up, and the process where agent code keeps the interpreter's lock. left: attempts of this worker's predecessor whose
-    agents still run, with the seconds since they began.
+    agents still run, with the seconds since they began; None where agents end with the worker that runs them.
     """
 
     def __init__(
@@ -75,13 +75,14 @@ class Worker:
         open_store: Callable[[], LightningStore],
         boots: Callable[[], frozenset[str]] = frozenset,
         guardian: Guardian | None = None,
-        left: Sequence[tuple[Claim, float]] = (),
+        left: Sequence[tuple[Claim, float]] | None = None,
     ) -> None:
         self._store = execution.store
         self._execution = execution
         self.options = options
         self._boots = boots
-        self._left = list(left)
+        self._left = list(left or ())
+        self._outlived = left is not None
         self._running: dict[asyncio.Task[None], AttemptContext] = {}
         self._held: dict[Lease, AttemptContext] = {}
         """Attempts whose end the store does not know yet: they take a place and their leases are extended."""
@@ -323,4 +324,5 @@ class Worker:
 
     def status(self) -> WorkerStatus:
         """The worker as the store lists it."""
-        return status_here(self.options.worker_id, self.options.run_id, len(self._held))
+        status = status_here(self.options.worker_id, self.options.run_id, len(self._held))
+        return replace(status, pid=0) if self._outlived else status

@@ -166,8 +166,8 @@ class LightningStore(ModelRegistry, SessionStore):
         No rollout is claimed twice. Where none is queued, waits up to `wait_s` seconds for one (pushed, not polled).
         `labels`: the worker's. InputError where the run asks for one that it does not have (``agent.labels``). Records the
         worker as seen. Leases of a worker of the same name, run and host but another pid are given up first: it
-        ended, and this is its successor. The first claim of a rollout pins the newest version of each prompt template of the
-        run that the rollout does not name; later attempts keep them.
+        ended, with its attempts, and this is its successor. The first claim of a rollout pins the newest version of each
+        prompt template of the run that the rollout does not name; later attempts keep them.
         """
 
     @abc.abstractmethod
