@@ -19,7 +19,7 @@ from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.failure import AttemptLostError
 from agentlightning.runner.function import AgentOutput
 from agentlightning.runner.kubernetes.cluster import Cluster, ClusterError
-from agentlightning.runner.kubernetes.job import attempt_of, job_name
+from agentlightning.runner.kubernetes.job import JobTemplate, attempt_of, job_name
 from agentlightning.runner.kubernetes.runner import KubernetesRunner
 from agentlightning.runner.kubernetes.state import Running, Waiting
 from agentlightning.types import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
@@ -49,16 +49,14 @@ def a_runner(
     lab: Lab, over: Ended | None = None, worker_id: str = "w", run_id: str = "run", **settings: object
 ) -> KubernetesRunner:
     """One that is not started."""
-    return KubernetesRunner(
+    template = JobTemplate(
         "python agent.py --fast",
         SETTINGS.model_copy(update={"pending_s": lab.pending_s, **settings}),
-        lab.workers,
         run_id=run_id,
         worker_id=worker_id,
-        over=over or Ended(),
         server_url="http://127.0.0.1:9",
-        resync_s=0.5,
     )
+    return KubernetesRunner(template, lab.workers, over=over or Ended(), resync_s=0.5)
 
 
 @asynccontextmanager

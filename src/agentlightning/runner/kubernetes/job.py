@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import base64
 import copy
+import dataclasses
 import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from agentlightning.config_kubernetes import AGENT_CONTAINER, KubernetesConfig
+from agentlightning.errors import ConfigError
+from agentlightning.runner.agent import LLM
+from agentlightning.runner.command import LOOPBACK, command_environment, split_command
 from agentlightning.types import JSON, Claim, Lease
 
 TASK_FOLDER = "/agl"
@@ -59,47 +65,73 @@ def attempt_of(job: JSON) -> tuple[str, int]:
     return notes[ROLLOUT], int(notes[ATTEMPT])
 
 
-def job_manifest(
-    claim: Claim, settings: KubernetesConfig, arguments: Sequence[str], names: Sequence[str], worker_id: str
-) -> JSON:
-    """The Job. names: of the variables that its Secret holds."""
-    name = job_name(claim)
-    labels = worker_labels(claim.rollout.run_id, worker_id)
-    labels |= {"app.kubernetes.io/part-of": "agentlightning"}
-    notes = {ROLLOUT: claim.rollout.id, ATTEMPT: str(claim.lease.attempt), WORKER: worker_id}
-    template: dict[str, Any] = copy.deepcopy(settings.pod)
-    metadata = template.setdefault("metadata", {})
-    metadata["labels"] = {**metadata.get("labels", {}), **labels}
-    spec = template.setdefault("spec", {})
-    spec["restartPolicy"] = "Never"
-    for setting, value in _defaults().items():
-        spec.setdefault(setting, value)
-    containers: list[dict[str, Any]] = spec.setdefault("containers", [])
-    agent = next((each for each in containers if each.get("name") == AGENT_CONTAINER), None)
-    if agent is None:
-        agent = {"name": AGENT_CONTAINER}
-        containers.insert(0, agent)
-    agent |= {"image": settings.image, "command": list(arguments)}
-    agent.setdefault("securityContext", {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}})
-    others = [each for each in agent.get("env", []) if each.get("name") not in names]
-    agent["env"] = others + [
-        {"name": each, "valueFrom": {"secretKeyRef": {"name": name, "key": each}}} for each in names
-    ]
-    mounted = {"name": "agl-task", "mountPath": TASK_FOLDER, "readOnly": True}
-    agent["volumeMounts"] = [*agent.get("volumeMounts", []), mounted]
-    task = {"secretName": name, "items": [{"key": TASK_FILE, "path": TASK_FILE}]}
-    spec["volumes"] = [*spec.get("volumes", []), {"name": "agl-task", "secret": task}]
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "labels": labels, "annotations": notes},
-        "spec": {
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": math.ceil(claim.rollout.retry.timeout_s) + OVERTIME_S,
-            "ttlSecondsAfterFinished": KEPT_S,
-            "template": template,
-        },
-    }
+class JobTemplate:
+    """Makes the Jobs of a worker's attempts, as the run's settings want them.
+
+    ConfigError where the command is empty, or pods could not reach the server. server_url: of the worker, for pods that
+    are told no other.
+    """
+
+    def __init__(
+        self, command: str, settings: KubernetesConfig, *, run_id: str, worker_id: str, server_url: str
+    ) -> None:
+        self._arguments = split_command(command, "agent command", found=False)
+        if settings.server is None and urlsplit(server_url).hostname in LOOPBACK:
+            raise ConfigError(
+                f"kubernetes.server: pods cannot reach {server_url}, which is this machine's own; expected a URL of the "
+                "server that they can"
+            )
+        self.settings = settings
+        self.run_id = run_id
+        self.worker_id = worker_id
+
+    def environment(self, claim: Claim, llm: LLM) -> dict[str, str]:
+        """The variables of an attempt's program, with the model as pods reach it."""
+        if self.settings.server is not None:
+            outer = llm.anthropic_base_url
+            root = f"{self.settings.server.rstrip('/')}{outer[outer.index('/r/') :]}"
+            llm = dataclasses.replace(llm, base_url=f"{root}/v1", anthropic_base_url=root)
+        return command_environment({}, claim, llm, Path(TASK_FOLDER) / TASK_FILE)
+
+    def manifest(self, claim: Claim, names: Sequence[str]) -> JSON:
+        """The Job. names: of the variables that its Secret holds."""
+        name = job_name(claim)
+        labels = worker_labels(claim.rollout.run_id, self.worker_id)
+        labels |= {"app.kubernetes.io/part-of": "agentlightning"}
+        notes = {ROLLOUT: claim.rollout.id, ATTEMPT: str(claim.lease.attempt), WORKER: self.worker_id}
+        template: dict[str, Any] = copy.deepcopy(self.settings.pod)
+        metadata = template.setdefault("metadata", {})
+        metadata["labels"] = {**metadata.get("labels", {}), **labels}
+        spec = template.setdefault("spec", {})
+        spec["restartPolicy"] = "Never"
+        for setting, value in _defaults().items():
+            spec.setdefault(setting, value)
+        containers: list[dict[str, Any]] = spec.setdefault("containers", [])
+        agent = next((each for each in containers if each.get("name") == AGENT_CONTAINER), None)
+        if agent is None:
+            agent = {"name": AGENT_CONTAINER}
+            containers.insert(0, agent)
+        agent |= {"image": self.settings.image, "command": list(self._arguments)}
+        agent.setdefault("securityContext", {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}})
+        others = [each for each in agent.get("env", []) if each.get("name") not in names]
+        agent["env"] = others + [
+            {"name": each, "valueFrom": {"secretKeyRef": {"name": name, "key": each}}} for each in names
+        ]
+        mounted = {"name": "agl-task", "mountPath": TASK_FOLDER, "readOnly": True}
+        agent["volumeMounts"] = [*agent.get("volumeMounts", []), mounted]
+        task = {"secretName": name, "items": [{"key": TASK_FILE, "path": TASK_FILE}]}
+        spec["volumes"] = [*spec.get("volumes", []), {"name": "agl-task", "secret": task}]
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, "labels": labels, "annotations": notes},
+            "spec": {
+                "backoffLimit": 0,
+                "activeDeadlineSeconds": math.ceil(claim.rollout.retry.timeout_s) + OVERTIME_S,
+                "ttlSecondsAfterFinished": KEPT_S,
+                "template": template,
+            },
+        }
 
 
 def secret_manifest(claim: Claim, job: JSON, environment: Mapping[str, str]) -> JSON:

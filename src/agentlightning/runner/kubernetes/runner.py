@@ -14,34 +14,27 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from urllib.parse import urlsplit
 
 from agentlightning.background import BackgroundTasks
 from agentlightning.backoff import Backoff
-from agentlightning.config_kubernetes import AGENT_CONTAINER, KubernetesConfig
+from agentlightning.config_kubernetes import AGENT_CONTAINER
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.command import (
-    LOOPBACK,
     MAX_OUTPUT_BYTES,
     MAX_RECORDED_BYTES,
     CommandFailed,
     Tail,
-    command_environment,
     printed_reward,
-    split_command,
 )
 from agentlightning.runner.failure import AttemptLostError
 from agentlightning.runner.function import AgentOutput
 from agentlightning.runner.kubernetes.cluster import Cluster, ClusterError
 from agentlightning.runner.kubernetes.followed_objects import RESYNC_S, FollowedObjects
 from agentlightning.runner.kubernetes.job import (
-    TASK_FILE,
-    TASK_FOLDER,
+    JobTemplate,
     attempt_of,
     dropped,
-    job_manifest,
     job_name,
     lease_in,
     run_labels,
@@ -94,38 +87,25 @@ class LeftAttempt:
 class KubernetesRunner:
     """Runs a command line in the pod of a Job. `start` it before the first attempt, `check` says whether it can.
 
-    ConfigError where the command is empty, or pods could not reach the server. over: asked before a Job that nobody here
-    wants is deleted: another worker may.
+    over: asked before a Job that nobody here wants is deleted: another worker may.
     """
 
     def __init__(
         self,
-        command: str,
-        settings: KubernetesConfig,
+        template: JobTemplate,
         cluster: Cluster,
         *,
-        run_id: str,
-        worker_id: str,
         over: Over,
-        server_url: str,
         scored: bool = False,
         resync_s: float = RESYNC_S,
     ) -> None:
-        self._arguments = split_command(command, "agent command", found=False)
-        self._settings = settings
+        self._template = template
         self._cluster = cluster
-        self._run_id = run_id
-        self._worker_id = worker_id
         self._over = over
         self._scored = scored
         self._resync_s = resync_s
-        if settings.server is None and urlsplit(server_url).hostname in LOOPBACK:
-            raise ConfigError(
-                f"kubernetes.server: pods cannot reach {server_url}, which is this machine's own; expected a URL of the "
-                "server that they can"
-            )
         self._places: dict[str, _Place] = {}
-        labels = worker_labels(run_id, worker_id)
+        labels = worker_labels(template.run_id, template.worker_id)
         self._jobs = FollowedObjects(cluster, "Job", labels, self._look, resync_s)
         self._pods = FollowedObjects(cluster, "Pod", labels, self._look, resync_s)
         self._background = BackgroundTasks()
@@ -133,11 +113,11 @@ class KubernetesRunner:
 
     async def check(self) -> None:
         """ConfigError where the cluster would refuse Jobs as the settings want them, or knows not all that they say."""
-        job = job_manifest(_trial(self._run_id), self._settings, self._arguments, ["OPENAI_API_KEY"], self._worker_id)
+        job = self._template.manifest(_trial(self._template.run_id), ["OPENAI_API_KEY"])
         try:
             answer = await self._cluster.create(job, dry_run=True)
             for kind in ("Job", "Pod"):
-                await self._cluster.list(kind, run_labels(self._run_id))
+                await self._cluster.list(kind, run_labels(self._template.run_id))
         except ClusterError as cause:
             raise ConfigError(f"kubernetes: an attempt's Job cannot be created: {cause}") from cause
         if unknown := dropped(job["spec"]["template"], answer["spec"]["template"]):
@@ -148,7 +128,7 @@ class KubernetesRunner:
         backoff = Backoff()
         while True:
             try:
-                jobs = await self._cluster.list("Job", worker_labels(self._run_id, self._worker_id))
+                jobs = await self._cluster.list("Job", worker_labels(self._template.run_id, self._template.worker_id))
                 found = [await self._left(job) for job in jobs]
                 return [each for each in found if each is not None]
             except ClusterError as error:
@@ -179,7 +159,7 @@ class KubernetesRunner:
         place = _Place(job_name(claim), asyncio.Event())
         self._places[place.name] = place
         try:
-            await self._create(claim, self._inside(llm), place)
+            await self._create(claim, llm, place)
             exited = await self._exited(place)
             output = await self._printed(exited)
         except asyncio.CancelledError as cause:
@@ -195,17 +175,9 @@ class KubernetesRunner:
 
     # --- what an attempt goes through --------------------------------------------------------------------------------
 
-    def _inside(self, llm: LLM) -> LLM:
-        """The model as pods reach it."""
-        if self._settings.server is None:
-            return llm
-        outer = llm.anthropic_base_url
-        root = f"{self._settings.server.rstrip('/')}{outer[outer.index('/r/') :]}"
-        return dataclasses.replace(llm, base_url=f"{root}/v1", anthropic_base_url=root)
-
     async def _create(self, claim: Claim, llm: LLM, place: _Place) -> None:
-        environment = command_environment({}, claim, llm, Path(TASK_FOLDER) / TASK_FILE)
-        manifest = job_manifest(claim, self._settings, self._arguments, sorted(environment), self._worker_id)
+        environment = self._template.environment(claim, llm)
+        manifest = self._template.manifest(claim, sorted(environment))
         job = await self._created(manifest, place)
         place.created = time.monotonic()
         # After it, so that it owns the Secret: whoever is killed in between leaves a pod that cannot start, and no key.
@@ -230,7 +202,7 @@ class KubernetesRunner:
                 place.state = Waiting(str(error))
                 if error.status in (401, 403, 404):  # a quota refuses with 403, too
                     refused = now if refused is None else refused
-                    if now - refused >= self._settings.pending_s:
+                    if now - refused >= self._template.settings.pending_s:
                         raise AttemptLostError(f"kubernetes: {error}") from error
             await backoff.sleep()
 
@@ -248,10 +220,12 @@ class KubernetesRunner:
                     raise AttemptLostError(f"kubernetes: {state.reason}")
                 case Waiting() if self._jobs.live and self._pods.live:
                     waiting_since = time.monotonic() if waiting_since is None else waiting_since
-                    pause = waiting_since + self._settings.pending_s - time.monotonic()
+                    pause = waiting_since + self._template.settings.pending_s - time.monotonic()
                     if pause <= 0:
                         why = await self._refusal(place) if place.pod is None else state.reason
-                        raise AttemptLostError(f"kubernetes: it waited for {self._settings.pending_s:g} s: {why}")
+                        raise AttemptLostError(
+                            f"kubernetes: it waited for {self._template.settings.pending_s:g} s: {why}"
+                        )
                 case Running():
                     waiting_since = None
             with contextlib.suppress(TimeoutError):
@@ -345,7 +319,7 @@ class KubernetesRunner:
 
     async def sweep(self) -> None:
         """Delete the run's Jobs, whichever worker made them, whose attempts are over. ClusterError, StoreError."""
-        jobs = await self._cluster.list("Job", run_labels(self._run_id))
+        jobs = await self._cluster.list("Job", run_labels(self._template.run_id))
         unwanted = [job for job in jobs if job["metadata"]["name"] not in self._places]
         if not unwanted:
             return

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentlightning.config_base import parse_settings
 from agentlightning.config_kubernetes import KubernetesConfig
+from agentlightning.runner.kubernetes.job import JobTemplate
 from agentlightning.runner.kubernetes.lightkube_cluster import LightkubeCluster
 from agentlightning.runner.kubernetes.runner import KubernetesRunner, Over
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -33,16 +34,8 @@ async def start_kubernetes_runner(
     scored: bool,
 ) -> KubernetesRunner:
     """The runner, which follows the cluster from now on. ConfigError where the cluster would refuse its Jobs."""
-    runner = KubernetesRunner(
-        command,
-        settings,
-        LightkubeCluster(settings.namespace),
-        run_id=run_id,
-        worker_id=worker_id,
-        over=over_by(store),
-        server_url=server_url,
-        scored=scored,
-    )
+    template = JobTemplate(command, settings, run_id=run_id, worker_id=worker_id, server_url=server_url)
+    runner = KubernetesRunner(template, LightkubeCluster(settings.namespace), over=over_by(store), scored=scored)
     await runner.check()
     runner.start()
     return runner
