@@ -61,7 +61,8 @@ def served_config(trained: Config, file: ServeFile, weights: Path, name: str) ->
         engine["vllm"] = {**engine["vllm"], "weights": "reload", "weights_url": None}
     table["engine"] = engine | file.engine
     table["model"]["path"] = str(weights)
-    table["limits"], table["external"], table["policies"] = file.limits.model_dump(mode="json"), {}, {}
+    # Keys are of the run that serves, which has a resource with all limits: training from its record has no users.
+    table["limits"], table["external"], table["policies"] = file.limits.of_agents.model_dump(mode="json"), {}, {}
     for key in ("temperature", "max_tokens"):
         if (value := getattr(file.model, key)) is not None:
             table["model"][key] = value
