@@ -71,6 +71,13 @@ class LimitsConfig(Table):
         keys = {f"limits.keys.{name}": limit for name, limit in self.keys.items()}
         return {"limits.attempt": self.attempt, "limits.run": self.run, **keys}
 
+    @property
+    def of_agents(self) -> LimitsConfig:
+        """The same without what is of serving keys alone."""
+        spent = self.attempt.counts_spend or self.run.counts_spend
+        prices = {} if spent else {"input_cost_per_token": None, "output_cost_per_token": None}
+        return self.model_copy(update={"keys": {}, **prices})
+
     def cost(self, prompt_tokens: int, sampled_tokens: int) -> float:
         """US dollars for one call of a policy; 0 where it has no price."""
         return prompt_tokens * (self.input_cost_per_token or 0.0) + sampled_tokens * (self.output_cost_per_token or 0.0)

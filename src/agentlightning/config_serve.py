@@ -33,6 +33,8 @@ class RoutesConfig(Table):
     weight: Weight = 0.0
     """Share of new sessions that get the canary."""
     header: HeaderRoute | None = None
+    shadow: Weight = 0.0
+    """Share of new sessions whose calls the canary gets copies of: nobody gets its completions."""
     rule: CanaryConfig | None = None
     """Rules by which the canary is promoted or rolled back. None: a person decides."""
     reason: dict[str, Any] = Field(default_factory=dict)
@@ -40,8 +42,11 @@ class RoutesConfig(Table):
 
     @model_validator(mode="after")
     def _check_canary(self) -> RoutesConfig:
-        if self.canary is None and (self.weight or self.header is not None or self.rule is not None):
-            raise ValueError("weight, header and rule: have no effect without canary")
+        sessions = bool(self.weight or self.header is not None or self.rule is not None)
+        if self.canary is None and (sessions or self.shadow):
+            raise ValueError("weight, header, rule and shadow: have no effect without canary")
+        if self.shadow and sessions:  # a copy would wait in the engine's queue before a user's call
+            raise ValueError("shadow: conflicts with weight, header and rule, of a canary that answers users itself")
         return self
 
 

@@ -84,9 +84,33 @@ def test_without_a_rule_a_person_decides(url: str) -> None:
     assert "a person decides" in canary(url, "status", "support").output
 
 
+def test_a_canary_may_get_copies_of_calls_alone(url: str) -> None:
+    assert said(url, "start", "support@50", "--shadow", "0.2")["weight"] == 0
+    text = canary(url, "status", "support").output.splitlines()
+    assert text[0] == "support@50 gets copies of the calls of 20% of new sessions"
+    assert [line.split()[:2] for line in text[1:3]] == [["measure", "served"], ["calls", "0"]]
+    assert said(url, "stop", "support")["shadow"]["completed"] == 0
+    assert "calls" in canary(url, "status", "support").output
+
+
+def test_calls_are_not_copied_to_a_version_with_another_tokenizer(url: str) -> None:
+    async def change() -> None:
+        other = Resource(run_id="served", name="support-50", kind="policy", value={"tokenizer": "elsewhere"})
+        async with open_store(url) as store:
+            await store.put_resources([other])
+
+    asyncio.run(change())
+    result = canary(url, "start", "support@50", "--shadow", "0.2")
+    assert "--shadow: support-40 and support-50 have other tokenizers" in str(result.exception)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (
+            ["start", "support@50", "--shadow", "0.2", "--weight", "0.1"],
+            "--shadow: goes without --weight, --header and",
+        ),
         (["start", "support@40"], "support@40: is the stable version already"),
         (["start", "support@60"], "NAME@REF: no such model version: support@60"),
         (["start", "support"], "NAME@REF: expected NAME@NUMBER or NAME@ALIAS"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentlightning.config_canary import CanaryConfig
 from agentlightning.config_serve import HeaderRoute, RoutesConfig
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.sessions.routes import choose_version, pinned_alias
+from agentlightning.gateway.sessions.routes import choose_version, is_shadowed, pinned_alias
 from agentlightning.types import RetryPolicy, Rollout, Sampling
 
 WEIGHTS = st.floats(0, 1)
@@ -49,8 +52,22 @@ def test_a_header_chooses_the_canary_whatever_its_weight(session: str) -> None:
 
 
 def test_a_weight_without_a_canary_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="weight, header and rule: have no effect without canary"):
+    with pytest.raises(ConfigError, match="weight, header, rule and shadow: have no effect without canary"):
         RoutesConfig(stable=40, weight=0.5)
+
+
+@pytest.mark.parametrize(
+    "share", [{"weight": 0.5}, {"header": HeaderRoute(name="x", value="1")}, {"rule": CanaryConfig()}]
+)
+def test_a_canary_gets_sessions_or_copies_of_calls(share: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="shadow: conflicts with weight, header and rule"):
+        RoutesConfig(stable=40, canary=50, shadow=0.5, **share)
+
+
+def test_the_shadow_is_the_share_of_sessions() -> None:
+    routes = RoutesConfig(stable=40, canary=50, shadow=0.1)
+    copied = [is_shadowed(f"session-{number}", routes) for number in range(10_000)]
+    assert 900 < copied.count(True) < 1100  # three standard deviations are 90
 
 
 def test_only_sessions_are_pinned() -> None:

@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 
 from agentlightning.config import parse_config
+from agentlightning.config_limits import LimitConfig, LimitsConfig
 from agentlightning.config_serve import RoutesConfig
 from agentlightning.errors import ConfigError
+from agentlightning.store.tokens import Token
 from agentlightning.trainer.served.serving_run import ServedModel, _with_stable
-from agentlightning.trainer.served.settings import ServeFile, read_serve_file, serve_record, served_config
+from agentlightning.trainer.served.settings import (
+    ServeFile,
+    limits_without_key,
+    read_serve_file,
+    serve_record,
+    served_config,
+)
 
 TRAINED: dict[str, Any] = {
     "model": {"path": "base", "max_tokens": 100},
@@ -39,6 +47,18 @@ def test_the_record_says_how_users_are_served(tmp_path: Path) -> None:
     assert record["limits"]["attempt"]["max_calls"] == 3
 
 
+def test_limits_of_keys_are_no_settings_of_the_versions_that_are_served(tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text("[limits]\ninput_cost_per_token = 0.1\n[limits.keys.shop]\nmax_budget = 5.0\n")
+    config = served_config(parse_config(TRAINED, "test"), read_serve_file(path), tmp_path, "support@40")
+    assert (config.limits.keys, config.limits.input_cost_per_token) == ({}, None)
+    path.write_text(
+        "[limits]\ninput_cost_per_token = 0.1\n[limits.run]\nmax_budget = 5.0\n[limits.keys.shop]\nmax_calls = 5\n"
+    )
+    config = served_config(parse_config(TRAINED, "test"), read_serve_file(path), tmp_path, "support@40")
+    assert (config.limits.keys, config.limits.input_cost_per_token) == ({}, 0.1)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -53,6 +73,20 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path, text: str, said
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
         read_serve_file(path)
+
+
+def test_limits_that_no_key_goes_with_are_told() -> None:
+    limits = LimitsConfig(keys={"shop": LimitConfig(max_calls=1), "sohp": LimitConfig(max_calls=1)})
+    keys = [
+        Token(id=str(number), name=name, role=role, run_id="r", created_ns=0, revoked_ns=revoked_ns)
+        for number, (name, role, revoked_ns) in enumerate(
+            [("shop", "client", None), ("sohp", "worker", None), ("sohp", "client", 1)]
+        )
+    ]
+    assert limits_without_key(limits, keys, now_ns=2) == [
+        "limits.keys.sohp: limits nobody: no serving key has this name; keys are shop"
+    ]
+    assert [one.rpartition("; ")[2] for one in limits_without_key(limits, [], 2)] == ["there is no key yet"] * 2
 
 
 def test_the_run_that_serves_has_the_same_id_every_time() -> None:

@@ -32,7 +32,9 @@ LOAD_TIMEOUT_S = 600.0
 @app.command("start")
 def start(
     version: Annotated[str, typer.Argument(metavar="NAME@REF", help="The version: a number or an alias.")],
-    weight: Annotated[float, typer.Option("--weight", min=0, max=1, help="Share of new sessions.")] = 0.1,
+    weight: Annotated[
+        float | None, typer.Option("--weight", min=0, max=1, help="Share of new sessions; default: 0.1.")
+    ] = None,
     header: Annotated[
         str | None, typer.Option("--header", metavar="NAME=VALUE", help="Sessions that begin with it get the canary.")
     ] = None,
@@ -40,6 +42,9 @@ def start(
         Path | None, typer.Option("--rule", help="TOML file with [canary]: when it is promoted or rolled back.")
     ] = None,
     manual: Annotated[bool, typer.Option("--manual", help="A person decides: no rule.")] = False,
+    shadow: Annotated[
+        float, typer.Option("--shadow", min=0, max=1, help="Share of new sessions whose calls it gets copies of.")
+    ] = 0.0,
     run: Run = None,
     as_json: Json = False,
     store: Store = None,
@@ -48,6 +53,7 @@ def start(
     from agentlightning.config_canary import CanaryConfig
     from agentlightning.config_file import read_toml
     from agentlightning.config_serve import RoutesConfig
+    from agentlightning.gateway.sessions.routes import version_alias
     from agentlightning.store.model_versions import parse_reference
     from agentlightning.store.scan import find_model_version
     from agentlightning.trainer.canary.controller import put_routes, read_trial
@@ -56,7 +62,10 @@ def start(
     route = _header(header)
     if manual and rule is not None:
         raise ConfigError("--manual: goes without --rule")
-    settings = None if manual else CanaryConfig() if rule is None else _rule(read_toml(rule), str(rule))
+    if shadow and (weight or header is not None or rule is not None):
+        raise ConfigError("--shadow: goes without --weight, --header and --rule; nobody gets what the canary says")
+    weight = 0.0 if shadow else 0.1 if weight is None else weight
+    settings = None if manual or shadow else CanaryConfig() if rule is None else _rule(read_toml(rule), str(rule))
 
     async def work(opened: LightningStore) -> JSON:
         run_id = await _serving_run(opened, name, run)
@@ -69,7 +78,9 @@ def start(
         announced = RoutesConfig(stable=stable, canary=number)
         waiting = await put_routes(opened, run_id, announced, after=before.version)
         await _wait_loaded(opened, run_id, name, number)
-        routes = RoutesConfig(stable=stable, canary=number, weight=weight, header=route, rule=settings)
+        if shadow:
+            await _check_tokenizers(opened, run_id, [version_alias(name, one) for one in (stable, number)])
+        routes = RoutesConfig(stable=stable, canary=number, weight=weight, header=route, rule=settings, shadow=shadow)
         await put_routes(opened, run_id, routes, after=waiting.version)
         return {"run_id": run_id, **routes.model_dump(mode="json")}
 
@@ -78,6 +89,7 @@ def start(
         print_json(started)
     else:
         share = f"{weight:.0%} of new sessions" + ("" if header is None else f", and those with {header}")
+        share = f"copies of the calls of {shadow:.0%} of new sessions" if shadow else share
         typer.echo(f"{name}@{started['canary']} beside {name}@{started['stable']}: {share} of run {started['run_id']}")
 
 
@@ -88,7 +100,8 @@ def status(
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Print the routes, what the canary's sessions and the others made so far, and the last decision."""
+    """Print the routes, the figures of the canary's sessions and the others so far, or of copied calls, and the last
+    decision."""
     from agentlightning.trainer.canary.controller import read_figures, read_trial
     from agentlightning.trainer.display import screen
 
@@ -104,9 +117,12 @@ def status(
         return
     if routes.reason:
         typer.echo(f"last decision: {routes.reason.get('decision')} of {routes.reason.get('canary')}")
-    figures = found.get("figures") or routes.reason.get("figures") or {}
+    numbers = found or routes.reason
+    figures, shadow = numbers.get("figures") or {}, numbers.get("shadow") or {}
     if routes.canary is None:
         typer.echo(f"no canary: new sessions get {name}@{routes.stable}")
+    elif routes.shadow:
+        typer.echo(f"{name}@{routes.canary} gets copies of the calls of {routes.shadow:.0%} of new sessions")
     else:
         decides = "a person decides" if routes.rule is None else f"verdict so far: {found['verdict'] or 'none'}"
         typer.echo(f"{name}@{routes.canary} gets {routes.weight:.0%} beside {name}@{routes.stable}; {decides}")
@@ -114,6 +130,8 @@ def status(
         rows: list[tuple[str, ...]] = [("measure", "stable", "sessions", "canary", "sessions", "worse", "not worse")]
         rows += [_row(measure, one) for measure, one in figures.items()]
         print_columns(screen(), rows)
+    if shadow:
+        print_columns(screen(), [("measure", "served", "copy"), *_shadow_rows(shadow)])
 
 
 @app.command("stop")
@@ -189,6 +207,25 @@ async def _wait_loaded(store: LightningStore, run_id: str, name: str, number: in
             if one.name == alias and not one.value.get("released"):
                 return
     raise NotFoundError(f"{name}@{number}: is not served within {LOAD_TIMEOUT_S:.0f} s; the log of agl serve says why")
+
+
+async def _check_tokenizers(store: LightningStore, run_id: str, aliases: list[str]) -> None:
+    """ConfigError where the versions have other tokenizers: the tokens of a call mean nothing to both then."""
+    found = {one.name: one.value.get("tokenizer") for one in await store.resources(run_id)}
+    if found.get(aliases[0]) != found.get(aliases[1]):
+        raise ConfigError(
+            f"--shadow: {' and '.join(aliases)} have other tokenizers; calls of one cannot be copied to the other"
+        )
+
+
+def _shadow_rows(figures: JSON) -> list[tuple[str, ...]]:
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    rows: list[tuple[str, ...]] = [("calls", str(figures["calls"]), str(figures["completed"]))]
+    rows += [(name, shown(one["served"]), shown(one["copy"])) for name, one in figures["measures"].items()]
+    rows += [("same completion", "", shown(figures["equal"])), ("dropped", "", str(figures["dropped"]))]
+    return [*rows, *((f"failed: {code}", "", str(count)) for code, count in figures["failed"].items())]
 
 
 def _row(measure: str, one: JSON) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,66 +18,84 @@ if TYPE_CHECKING:
 Options = dict[str, float | int | str | None]
 
 
+Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")]
+Gateways = Annotated[
+    int, typer.Option("--gateways", min=1, help="Gateway processes; several need postgresql:// or redis://.")
+]
+KeepDays = Annotated[
+    float | None, typer.Option("--keep-days", help="Delete runs that did not change for so many days.")
+]
+KeepSize = Annotated[str | None, typer.Option("--keep-size", help="Delete runs until the others hold so much: 10GB.")]
+KeepRecordsDays = Annotated[
+    float | None,
+    typer.Option("--keep-records-days", help="Delete calls of rollouts learned from so many days ago."),
+]
+ExternalKeysFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--external-keys",
+        help='TOML file of variables that may be sent, and where: OPENAI_API_KEY = ["api.openai.com"].',
+    ),
+]
+MaxParallelRequests = Annotated[
+    int | None, typer.Option("--max-parallel-requests", help="Requests of one attempt at a time (256).")
+]
+MaxRequestBytes = Annotated[
+    str | None, typer.Option("--max-request-bytes", help="Bytes of these requests together: 64MB.")
+]
+MaxConnections = Annotated[
+    int | None, typer.Option("--max-connections", help="Connections at a time; default: what files allow.")
+]
+TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="Certificate (PEM): serve https.")]
+TlsKey = Annotated[str | None, typer.Option("--tls-key", help="Key of the certificate (PEM).")]
+TlsClientCa = Annotated[
+    str | None, typer.Option("--tls-client-ca", help="Roots of client certificates (PEM): /api asks for one.")
+]
+TrustedProxies = Annotated[
+    list[str] | None, typer.Option("--trusted-proxy", help="Address or network whose X-Forwarded-… are believed.")
+]
+MetricsPort = Annotated[int | None, typer.Option("--metrics-port", help="Port of /metrics, which then wants no key.")]
+CorsOrigins = Annotated[
+    list[str] | None, typer.Option("--cors-origin", help="https://HOST whose web pages may use the server.")
+]
+PolicyReference = Annotated[
+    str | None, typer.Option("--policy", help="Serve users this registered model: support@production.")
+]
+ServeFilePath = Annotated[
+    Path | None,
+    typer.Option("--config", help="TOML file with [serve], [limits], [model], [engine]; with --policy."),
+]
+ServingRunId = Annotated[str | None, typer.Option("--run", help="Id of the run that serves; with --policy.")]
+Redactions = Annotated[
+    list[str] | None,
+    typer.Option("--redact", help="file.py:function that texts of users go through, which runs may ask for."),
+]
+
+
 def serve(
     store: Store = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")] = 8088,
-    gateways: Annotated[
-        int, typer.Option("--gateways", min=1, help="Gateway processes; several need postgresql:// or redis://.")
-    ] = 1,
-    keep_days: Annotated[
-        float | None, typer.Option("--keep-days", help="Delete runs that did not change for so many days.")
-    ] = None,
-    keep_size: Annotated[
-        str | None, typer.Option("--keep-size", help="Delete runs until the others hold so much: 10GB.")
-    ] = None,
-    keep_records_days: Annotated[
-        float | None,
-        typer.Option("--keep-records-days", help="Delete calls of rollouts learned from so many days ago."),
-    ] = None,
-    external_keys: Annotated[
-        Path | None,
-        typer.Option(
-            "--external-keys",
-            help='TOML file of variables that may be sent, and where: OPENAI_API_KEY = ["api.openai.com"].',
-        ),
-    ] = None,
-    max_parallel_requests: Annotated[
-        int | None, typer.Option("--max-parallel-requests", help="Requests of one attempt at a time (256).")
-    ] = None,
-    max_request_bytes: Annotated[
-        str | None, typer.Option("--max-request-bytes", help="Bytes of these requests together: 64MB.")
-    ] = None,
-    max_connections: Annotated[
-        int | None, typer.Option("--max-connections", help="Connections at a time; default: what files allow.")
-    ] = None,
-    tls_cert: Annotated[str | None, typer.Option("--tls-cert", help="Certificate (PEM): serve https.")] = None,
-    tls_key: Annotated[str | None, typer.Option("--tls-key", help="Key of the certificate (PEM).")] = None,
-    tls_client_ca: Annotated[
-        str | None, typer.Option("--tls-client-ca", help="Roots of client certificates (PEM): /api asks for one.")
-    ] = None,
-    trusted_proxy: Annotated[
-        list[str] | None, typer.Option("--trusted-proxy", help="Address or network whose X-Forwarded-… are believed.")
-    ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option("--metrics-port", help="Port of /metrics, which then wants no key.")
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None, typer.Option("--cors-origin", help="https://HOST whose web pages may use the server.")
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option("--policy", help="Serve users this registered model: support@production.")
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", help="TOML file with [serve], [limits], [model], [engine]; with --policy."),
-    ] = None,
-    run_id: Annotated[str | None, typer.Option("--run", help="Id of the run that serves; with --policy.")] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8088,
+    gateways: Gateways = 1,
+    keep_days: KeepDays = None,
+    keep_size: KeepSize = None,
+    keep_records_days: KeepRecordsDays = None,
+    external_keys: ExternalKeysFile = None,
+    max_parallel_requests: MaxParallelRequests = None,
+    max_request_bytes: MaxRequestBytes = None,
+    max_connections: MaxConnections = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    trusted_proxy: TrustedProxies = None,
+    metrics_port: MetricsPort = None,
+    cors_origin: CorsOrigins = None,
+    policy: PolicyReference = None,
+    config: ServeFilePath = None,
+    run_id: ServingRunId = None,
     runs: Runs = Path("runs"),
-    redact: Annotated[
-        list[str] | None,
-        typer.Option("--redact", help="file.py:function that texts of users go through, which runs may ask for."),
-    ] = None,
+    redact: Redactions = None,
 ) -> None:
     """Serve agents, workers and trainers; with --store http://…, be one gateway more of the server there.
 
@@ -85,19 +103,13 @@ def serve(
     in a file and found by your commands on this machine. What is more than the limits given is
     deleted once an hour, as `agl runs prune` does it. With --policy users ask a registered model, without a trainer.
     """
-    from agentlightning.errors import ConfigError
     from agentlightning.gateway.__main__ import run
-    from agentlightning.gateway.external_keys import read_file
     from agentlightning.trainer.checkpoint import make_default_folder
-    from agentlightning.trainer.served.settings import read_serve_file
 
     url = store_url(store)
     make_default_folder(url)
-    keep: Options = {
-        "--keep-days": keep_days,
-        "--keep-bytes": bytes_of(keep_size, "--keep-size"),
-        "--keep-record-days": keep_records_days,
-    }
+    serving = _served_model(policy, config, runs, run_id, tls_cert)
+    redactions = [*(redact or ()), *_redactions_of(serving)]
     given: Options = {
         "--max-parallel-requests": max_parallel_requests,
         "--max-request-bytes": bytes_of(max_request_bytes, "--max-request-bytes"),
@@ -106,34 +118,54 @@ def serve(
         "--tls-key": tls_key,
         "--tls-client-ca": tls_client_ca,
     }
-    arguments = _words(given)
-    if policy is None and (config is not None or run_id is not None):
-        raise ConfigError("--config and --run: have no effect without --policy")
-    file = read_serve_file(config)
-    redact = [*(redact or ()), *([] if file.serve.redact is None else [file.serve.redact])]
-    for name, values in {"--trusted-proxy": trusted_proxy, "--cors-origin": cors_origin, "--redact": redact}.items():
-        arguments += [part for value in values or () for part in (name, value)]
-    for pair in [] if external_keys is None else read_file(external_keys):
-        arguments += ["--external-key", pair]
+    several = {"--trusted-proxy": trusted_proxy, "--cors-origin": cors_origin, "--redact": redactions}
+    arguments = [*_words(given), *_repeated(several), *_external_key_words(external_keys)]
+    keep: Options = {
+        "--keep-days": keep_days,
+        "--keep-bytes": bytes_of(keep_size, "--keep-size"),
+        "--keep-record-days": keep_records_days,
+    }
     # Only one of several deletes what is too old, and each has its own port for metrics.
-    own = [
-        _words({"--metrics-port": None if metrics_port is None else metrics_port + number})
-        + _words(keep if not number else {})
-        for number in range(gateways)
-    ]
-    if gateways == 1 and policy is None:
+    ports = [None if metrics_port is None else metrics_port + number for number in range(gateways)]
+    own = [_words({"--metrics-port": one} | ({} if number else keep)) for number, one in enumerate(ports)]
+    if gateways == 1 and serving is None:
         run(["--store", url, "--host", host, "--port", str(port), *arguments, *own[0]])
-        return
-    serving = None
-    if policy is not None:
-        from agentlightning.trainer.served.serving_run import ServedModel
+    else:
+        _serve_gateways(url, host, port, arguments, own, serving)
 
-        if tls_cert is not None:
-            raise ConfigError(
-                "--tls-cert: does not go with --policy, whose own requests it would not accept; use a proxy"
-            )
-        serving = ServedModel.of(policy, file, runs.resolve(), run_id)
-    _serve_gateways(url, host, port, arguments, own, serving)
+
+def _served_model(
+    policy: str | None, config: Path | None, runs: Path, run_id: str | None, tls_cert: str | None
+) -> ServedModel | None:
+    """The model of --policy; None without. Raises ConfigError where other options have no effect, or do not go with it."""
+    from agentlightning.errors import ConfigError
+
+    if policy is None:
+        if config is not None or run_id is not None:
+            raise ConfigError("--config and --run: have no effect without --policy")
+        return None
+    from agentlightning.trainer.served.serving_run import ServedModel
+    from agentlightning.trainer.served.settings import read_serve_file
+
+    file = read_serve_file(config)
+    if tls_cert is not None:
+        raise ConfigError("--tls-cert: does not go with --policy, whose own requests it would not accept; use a proxy")
+    return ServedModel.of(policy, file, runs.resolve(), run_id)
+
+
+def _redactions_of(serving: ServedModel | None) -> list[str]:
+    """The function that the served model's file names, where it does."""
+    return [] if serving is None or serving.file.serve.redact is None else [serving.file.serve.redact]
+
+
+def _external_key_words(path: Path | None) -> list[str]:
+    from agentlightning.gateway.external_keys import read_file
+
+    return [] if path is None else _repeated({"--external-key": read_file(path)})
+
+
+def _repeated(options: Mapping[str, Sequence[str] | None]) -> list[str]:
+    return [word for name, values in options.items() for value in values or () for word in (name, value)]
 
 
 def _words(options: Options) -> list[str]:

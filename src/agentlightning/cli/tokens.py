@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from agentlightning.store.audit import AuditEntry
     from agentlightning.store.base import LightningStore
+    from agentlightning.store.tokens import NewToken
 
 app = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -38,8 +39,18 @@ def create_token(
     A worker needs a run, and so does a client, which asks the model that its run serves. A trainer without one gets the
     first run that it creates; a reader without one reads all runs.
     """
+    from agentlightning.config_limits import LIMITS_RESOURCE
+
     lifetime_s = seconds_of(expires, "--expires")
-    made = with_store(one_store(store, server), lambda opened: opened.create_token(name or role, role, run, lifetime_s))
+
+    async def work(opened: LightningStore) -> tuple[NewToken, list[str]]:
+        made = await opened.create_token(name or role, role, run, lifetime_s)
+        limits = await opened.resources(run, LIMITS_RESOURCE) if role == "client" and run is not None else []
+        return made, sorted(limits[0].value.get("keys") or ()) if limits else []
+
+    made, limited = with_store(one_store(store, server), work)
+    if limited and made.token.name not in limited:
+        typer.echo(f"--name: {made.token.name} has no limits; names with limits are {', '.join(limited)}", err=True)
     typer.echo(f"token {made.token.id}, {_what(made.token.role, made.token.run_id)}; it is not shown again:", err=True)
     typer.echo(made.secret)
 

@@ -31,6 +31,7 @@ from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
 from agentlightning.gateway.policy.engine_health import ProbeSettings
 from agentlightning.gateway.policy.engine_router import PATIENCE_S, EngineRouter
 from agentlightning.gateway.policy.renderers import Renderers
+from agentlightning.gateway.policy.shadow_calls import ShadowCalls
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.responses_api import ResponsesApi
@@ -107,6 +108,7 @@ class App:
         self._limits = CallLimits(store, self._watcher, directory, self._settings.limits)
         self._authentication = Authentication(store, server_key)
         stored = StoredResponses(store)
+        self._shadows = ShadowCalls(store, self._watcher, self._engine_router, recorder, self._metrics)
         self._policy_calls = PolicyCalls(
             store,
             self._attempts,
@@ -114,6 +116,7 @@ class App:
             self._metrics,
             stored,
             recorder,
+            self._shadows,
             grace_s=grace_s,
             deadline_s=deadline_s,
         )
@@ -172,6 +175,7 @@ class App:
     async def close(self) -> None:
         """Close the connections to engines and external models."""
         await self.background.stop()
+        await self._shadows.close()
         await self._watcher.close()
         await self._engine_router.close()
         await self._external.close()

@@ -27,6 +27,10 @@ FILE_DELETED: Literal["gateway.file_deleted"] = "gateway.file_deleted"
 """Names of the spans by which an attempt has uploaded files."""
 
 
+SHADOW_CALL: Literal["gateway.shadow_call"] = "gateway.shadow_call"
+"""Name of the span of a session that says how its canary did on a copy of one of the session's calls."""
+
+
 def broken_counts(attributes: JSON) -> dict[str, int]:
     """By cause, what a span named BROKEN_SPANS counts; attributes that are no counts are somebody else's."""
     return {cause: count for cause, count in attributes.items() if type(count) is int}

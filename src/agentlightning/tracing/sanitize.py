@@ -29,7 +29,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from agentlightning.store.gateway_events import BROKEN_SPANS, FILE_DELETED, FILE_UPLOADED, REFUSED_CALLS, UNKNOWN_ROUTE
+from agentlightning.store.gateway_events import (
+    BROKEN_SPANS,
+    FILE_DELETED,
+    FILE_UPLOADED,
+    REFUSED_CALLS,
+    SHADOW_CALL,
+    UNKNOWN_ROUTE,
+)
 from agentlightning.tracing.clocks import MAX_TIME_NS, Clocks, Times, plain_times
 from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan
 from agentlightning.types import JSON, Span
@@ -50,7 +57,7 @@ MAX_DEPTH = 32
 LOST = frozenset({"undecodable", "too_many"})
 """Causes by which a span is lost; by the others it is mended."""
 
-RESERVED = frozenset({BROKEN_SPANS, FILE_DELETED, FILE_UPLOADED, REFUSED_CALLS, UNKNOWN_ROUTE})
+RESERVED = frozenset({BROKEN_SPANS, FILE_DELETED, FILE_UPLOADED, REFUSED_CALLS, SHADOW_CALL, UNKNOWN_ROUTE})
 """Names of spans that stores, gateway and trainer look for: what they say holds, so that nobody else may say it."""
 
 

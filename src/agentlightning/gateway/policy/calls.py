@@ -23,7 +23,6 @@ from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.decoding import (
     decoding_of,
-    engine_params,
     recorded,
     request_digest,
     schema_note,
@@ -31,12 +30,13 @@ from agentlightning.gateway.policy.decoding import (
 )
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.grammar_checker import GrammarChecker
-from agentlightning.gateway.policy.images import CallImages, check_prompt, engine_prompt, read_images, read_placeholder
+from agentlightning.gateway.policy.images import CallImages, check_prompt, read_images, read_placeholder
 from agentlightning.gateway.policy.prompt_scores import prompt_table
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.gateway.policy.sampling import sampling_of, trained_cut
 from agentlightning.gateway.policy.scoring import PromptScoring
 from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
+from agentlightning.gateway.policy.shadow_calls import ShadowCalls
 from agentlightning.gateway.policy.streamed_response import PolicyJob, StreamedResponse, replay
 from agentlightning.gateway.policy.unsupported import ignored_header
 from agentlightning.gateway.replay import recorded_tokens
@@ -80,6 +80,7 @@ class PolicyCalls:
         metrics: GatewayMetrics,
         responses: StoredResponses,
         recorder: Recorder,
+        shadows: ShadowCalls,
         *,
         grace_s: float = GRACE_S,
         deadline_s: float = DEADLINE_S,
@@ -90,6 +91,7 @@ class PolicyCalls:
         self._metrics = metrics
         self._responses = responses
         self._recorder = recorder
+        self._shadows = shadows
         self.files = UploadedFiles(store)
         """Files that its requests may name."""
         self._grace_s = grace_s
@@ -272,6 +274,7 @@ class PolicyCalls:
                 await reply.whole(200, job.wire.body(job.request, answer))
             else:
                 await stream.last(rest, answer)
+            self._shadows.copy(job)
         except TimeoutError:
             await self._record_partial(job)
             if not job.gone:
@@ -320,7 +323,7 @@ class PolicyCalls:
             if stream is not None:
                 await stream.more(index, decoder.feed(decoder.sampled.ids))
             return
-        request = _engine_request(job, index)
+        request = job.engine_request(index)
         affinity = f"{job.attempt.rollout.id}/{job.attempt.number}"
         if stream is None:
             decoder.sampled = await self._engine_router.generate(job.policy, request, affinity)
@@ -429,31 +432,6 @@ def _seed(policy: Policy, attempt: TrackedAttempt, plan: PromptPlan, request: Co
     if index:
         place += f"|{index}".encode()
     return int.from_bytes(blake2b(place, digest_size=8).digest(), "big") >> 1
-
-
-def _engine_request(job: PolicyJob, index: int) -> JSON:
-    parameters: JSON = {
-        "temperature": job.sampling.temperature,
-        "top_p": job.sampling.top_p,
-        # vLLM counts the token itself among its alternatives, and has 20 at most.
-        "logprobs": min(job.request.top_logprobs + 1, 20) if job.request.top_logprobs else 0,
-        "stop": list(job.decoders[index].stops),
-        "stop_token_ids": job.decoders[index].stop_ids,
-        **engine_params(job.decoding),
-    }
-    if job.request.prompt_logprobs is not None and index == 0:
-        parameters["prompt_logprobs"] = job.request.prompt_logprobs
-    if job.policy.seed is not None:
-        parameters["seed"] = job.seeds[index]
-    if job.sampling.max_tokens is not None:
-        parameters["max_tokens"] = job.sampling.max_tokens
-    return {
-        "request_id": job.call_id(index),
-        "model": job.policy.alias,
-        **engine_prompt(job.plan, job.images, job.policy.renderer),
-        "stream": job.request.stream,
-        "sampling_params": parameters,
-    }
 
 
 def _decoders(

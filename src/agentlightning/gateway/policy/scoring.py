@@ -1,7 +1,7 @@
 """PromptScoring: log-probabilities of given tokens under a policy, without sampling and without a record.
 
-Driven by the proxy for ``POST /v1/tokens/logprobs``, and by policy/calls.py for a retry of a call that asks for those of its
-prompt: no record keeps them.
+Driven by the proxy for ``POST /v1/tokens/logprobs``, by policy/calls.py for a retry of a call that asks for those of its
+prompt, which no record keeps, and by shadow_calls.py.
 """
 
 from __future__ import annotations
@@ -58,6 +58,14 @@ class PromptScoring:
         """Returns what the engine gives for these tokens; the one token that engines insist on sampling is dropped. It is a
         call by the limits. Raises ApiError where one is reached."""
         admission.begin()
+        scored = await self.score_uncounted(policy, ids, alternatives, attempt)
+        admission.count_prompt(len(ids))
+        return scored
+
+    async def score_uncounted(
+        self, policy: Policy, ids: list[int], alternatives: int, attempt: TrackedAttempt
+    ) -> SampledTokens:
+        """The same for what the attempt did not ask for: no call by its limits."""
         engine_request = {
             "request_id": str(uuid7()),
             "model": policy.alias,
@@ -65,6 +73,4 @@ class PromptScoring:
             "stream": False,
             "sampling_params": {"temperature": 0.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": alternatives},
         }
-        scored = await self._engine_router.generate(policy, engine_request, f"{attempt.rollout.id}/{attempt.number}")
-        admission.count_prompt(len(ids))
-        return scored
+        return await self._engine_router.generate(policy, engine_request, f"{attempt.rollout.id}/{attempt.number}")

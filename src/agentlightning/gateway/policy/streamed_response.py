@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from agentlightning.gateway.asgi_response import AgentResponse
 from agentlightning.gateway.call_job import CallJob
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.policy.decoding import engine_params
 from agentlightning.gateway.policy.engine_router import Policy
-from agentlightning.gateway.policy.images import CallImages
+from agentlightning.gateway.policy.images import CallImages, engine_prompt
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.protocols.base import Completion, CompletionRequest, Delta, WireFormat
 from agentlightning.protocols.response_events import replayed
@@ -34,6 +35,31 @@ class PolicyJob(CallJob):
     @property
     def alias(self) -> str:
         return self.policy.alias
+
+    def engine_request(self, index: int) -> JSON:
+        """The request for choice `index` in the form of vLLM's /inference/v1/generate."""
+        parameters: JSON = {
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            # vLLM counts the token itself among its alternatives, and has 20 at most.
+            "logprobs": min(self.request.top_logprobs + 1, 20) if self.request.top_logprobs else 0,
+            "stop": list(self.decoders[index].stops),
+            "stop_token_ids": self.decoders[index].stop_ids,
+            **engine_params(self.decoding),
+        }
+        if self.request.prompt_logprobs is not None and index == 0:
+            parameters["prompt_logprobs"] = self.request.prompt_logprobs
+        if self.policy.seed is not None:
+            parameters["seed"] = self.seeds[index]
+        if self.sampling.max_tokens is not None:
+            parameters["max_tokens"] = self.sampling.max_tokens
+        return {
+            "request_id": self.call_id(index),
+            "model": self.policy.alias,
+            **engine_prompt(self.plan, self.images, self.policy.renderer),
+            "stream": self.request.stream,
+            "sampling_params": parameters,
+        }
 
 
 class StreamedResponse:

@@ -63,6 +63,14 @@ class Recorder:
         served = await self._sessions.served(rollout.run_id)
         return served.record and served.redact is None
 
+    async def completion(self, rollout: Rollout, given: JSON) -> Any:
+        """The completion of a session's call as it may be kept; None where it may not. `given` is what may be kept of a call
+        as `Redact` takes it. Raises ApiError where that fails."""
+        served = await self._sessions.served(rollout.run_id)
+        if not served.record:
+            return None
+        return (given if served.redact is None else await self._redacted(served.redact, given))["completion"]
+
     async def text(self, rollout: Rollout, words: str) -> str | None:
         """Words of a user as they may be kept; None where they may not."""
         served = await self._sessions.served(rollout.run_id)

@@ -39,6 +39,15 @@ def chosen_by_weight(session_id: str, routes: RoutesConfig) -> bool:
     return _place(session_id) < routes.weight
 
 
+def is_shadowed(session_id: str, routes: RoutesConfig) -> bool:
+    """True where the canary gets copies of the calls of a session, which the stable version answers.
+
+    >>> is_shadowed("s", RoutesConfig(stable=40)), is_shadowed("s", RoutesConfig(stable=40, canary=50, shadow=1.0))
+    (False, True)
+    """
+    return _place(session_id) < routes.shadow
+
+
 def _place(session_id: str) -> float:
     digest = blake2b(session_id.encode(errors="surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53  # a float has 53 bits: 1 is never reached

@@ -22,6 +22,7 @@ from agentlightning.errors import ConflictError, NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.canary.results import WAIT_S, SessionResults
 from agentlightning.trainer.canary.rule import CanaryRule, Verdict
+from agentlightning.trainer.canary.shadows import read_shadow_figures
 from agentlightning.types import JSON, Resource
 
 log = logging.getLogger(__name__)
@@ -173,9 +174,12 @@ async def read_trial(store: LightningStore, run_id: str) -> CanaryTrial:
 
 
 async def read_figures(store: LightningStore, run_id: str, trial: CanaryTrial) -> JSON:
-    """The numbers of a trial so far, and the verdict of its rule; empty where there is no canary."""
+    """The numbers of a trial so far, and the verdict of its rule, or those of shadow calls; empty where there is no
+    canary."""
     if trial.routes.canary is None:
         return {}
+    if trial.routes.shadow:
+        return {"shadow": await read_shadow_figures(store, run_id, trial.routes, trial.started_ns)}
     config = trial.routes.rule or CanaryConfig()
     rule = CanaryRule(config)
     for result in await SessionResults(store, run_id, trial.routes, config, trial.started_ns).read():

@@ -88,7 +88,7 @@ class SessionResults:
         await asyncio.gather(*self._waits.values(), return_exceptions=True)
 
     async def _find_sessions(self) -> None:
-        after = _first_id(self._newest_ms - OVERLAP_MS)
+        after = first_id(self._newest_ms - OVERLAP_MS)
         for rollout in await self._store.rollouts(RolloutQuery(run_id=self._run_id, after=after)):
             if rollout.id in self._known:
                 continue
@@ -97,7 +97,7 @@ class SessionResults:
             if self._counts(rollout):
                 canary = rollout.step == self._routes.canary
                 self._watched[rollout.id] = _Watched(canary=canary, measures=set(self._rule.margins))
-        oldest = _first_id(self._newest_ms - OVERLAP_MS)
+        oldest = first_id(self._newest_ms - OVERLAP_MS)
         self._known = {one: None for one in self._known if one > oldest}
         for rollout_id in list(self._watched)[:-MAX_WATCHED]:
             del self._watched[rollout_id]
@@ -158,10 +158,10 @@ class SessionResults:
         return bool(found)
 
 
-def _first_id(ms: int) -> str:
+def first_id(ms: int) -> str:
     """An id below all that are made at this time, in milliseconds since the epoch.
 
-    >>> _first_id(0)
+    >>> first_id(0)
     '00000000-0000-0000-0000-000000000000'
     """
     return str(uuid.UUID(int=max(0, ms) << 80))

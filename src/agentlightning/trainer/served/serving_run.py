@@ -27,7 +27,7 @@ from agentlightning.store.model_versions import ModelReference, parse_reference
 from agentlightning.store.scan import read_rollouts
 from agentlightning.trainer.canary.controller import CanaryController, put_routes
 from agentlightning.trainer.processes import record_run_status
-from agentlightning.trainer.served.settings import ServeFile, serve_record
+from agentlightning.trainer.served.settings import ServeFile, limits_without_key, serve_record
 from agentlightning.trainer.served.versions import RENEWAL_S, ServedVersions
 from agentlightning.types import Resource
 
@@ -93,6 +93,8 @@ class ServingRun:
         await self._reconcile()
         key = f"agl tokens create --role client --run {self.run_id}"
         self._tell(f"serving {self._reference.name}@{number} as run {self.run_id}; a key for it is made by: {key}")
+        for sentence in limits_without_key(self._file.limits, await self._store.tokens(self.run_id), time.time_ns()):
+            self._tell(sentence)
         loops = [self._reconciling(), self._hear_aliases(), self._hear_routes(), self._dropping()]
         if self._reference.alias is not None:  # a number stays what it is: no canary could take its place
             loops.append(

@@ -3,6 +3,7 @@ version's own run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from agentlightning.config_base import Table
 from agentlightning.config_file import read_toml
 from agentlightning.config_limits import LimitsConfig, check_limits
 from agentlightning.config_serve import ServeConfig
+from agentlightning.store.tokens import Token
 from agentlightning.types import JSON
 
 OF_LEARNING = (
@@ -59,11 +61,24 @@ def served_config(trained: Config, file: ServeFile, weights: Path, name: str) ->
         engine["vllm"] = {**engine["vllm"], "weights": "reload", "weights_url": None}
     table["engine"] = engine | file.engine
     table["model"]["path"] = str(weights)
-    table["limits"], table["external"], table["policies"] = file.limits.model_dump(mode="json"), {}, {}
+    # Keys are of the run that serves, which has a resource with all limits: training from its record has no users.
+    table["limits"], table["external"], table["policies"] = file.limits.of_agents.model_dump(mode="json"), {}, {}
     for key in ("temperature", "max_tokens"):
         if (value := getattr(file.model, key)) is not None:
             table["model"][key] = value
     return parse_config(table, name)
+
+
+def limits_without_key(limits: LimitsConfig, tokens: Sequence[Token], now_ns: int) -> list[str]:
+    """A sentence for each ``[limits.keys.NAME]`` that limits nobody, since none of a run's tokens is a valid key of that
+    name: it may be made later, or the name is mistyped."""
+    names = {one.name for one in tokens if one.role == "client" and one.ended(now_ns) is None}
+    known = f"keys are {', '.join(sorted(names))}" if names else "there is no key yet"
+    return [
+        f"limits.keys.{name}: limits nobody: no serving key has this name; {known}"
+        for name in limits.keys
+        if name not in names
+    ]
 
 
 def serve_record(config: Config, file: ServeFile, name: str) -> JSON:
