@@ -15,7 +15,6 @@ from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, choice, first, number, replay_link, select, table
 from agentlightning.console.reader import Reader, Recorded
 from agentlightning.errors import InputError
-from agentlightning.store.audit import Actor, acting_as
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.forks import calls_before, new_forks, replayable
 from agentlightning.types import FINAL_STATES, JSON, SESSION
@@ -70,7 +69,7 @@ async def fork_page(reader: Reader, query: Query, may_fork: bool) -> Html:
     )
 
 
-async def fork(reader: Reader, body: bytes, actor: str) -> str:
+async def fork(reader: Reader, body: bytes, _actor: str) -> str:
     """Enqueues what a sent form asks for; returns the address of a page about it. A form that is sent twice makes nothing
     more."""
     query: Query = parse_qs(body.decode("utf-8", "replace"))
@@ -81,8 +80,7 @@ async def fork(reader: Reader, body: bytes, actor: str) -> str:
     if not 1 <= count <= MAX_COUNT:
         raise InputError(f"count: expected 1 to {MAX_COUNT}, got {count}")
     new = await new_forks(reader.store, rollout_id, calls, count, answer=_answer(query), key=key)
-    with acting_as(Actor(name=f"{actor}, through the console")):
-        made = await reader.store.enqueue(new)
+    made = await reader.store.enqueue(new)
     return url("/fork", {"run": made[0].run_id, "group": made[0].group_id})
 
 
