@@ -119,9 +119,11 @@ class Fork:
     rollout_id: str
     attempt: int
     calls: int
-    """So many are answered from the record, in the order in which they began; the next one is sampled."""
+    """So many are answered from the record, in the order in which they began; the next one gets `answer` or is sampled."""
     root_id: str
     """The rollout at which it all began, whose seed (AGL_SEED) is theirs: `rollout_id`, unless that is a fork itself."""
+    answer: JSON | None = None
+    """The assistant message that the next call gets in place of a sampled completion; None where it is sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,12 +341,13 @@ class Call:
     images: list[ImageSpan] = field(default_factory=list)
     """Images among ``suffix_ids``, in their order."""
     replayed_id: str | None = None
-    """Id of the call of another rollout whose completion this repeats (`Rollout.fork`); None where it was sampled."""
+    """Id of the call of another rollout (`Rollout.fork`) whose completion this repeats, or in whose place it was given
+    `Fork.answer`; None where it was sampled."""
 
     @property
     def learnable(self) -> bool:
         """True where the completion was sampled for this rollout, and sent whole: of others it cannot be said that the agent
-        acted on them, and what is replayed is learned from where it was sampled."""
+        acted on them, and what is replayed is learned from where it was sampled, if it was."""
         return self.delivered and self.finish_reason != ABANDONED and self.replayed_id is None
 
     @property

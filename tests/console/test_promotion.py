@@ -35,7 +35,7 @@ async def writer(reader: Reader) -> AsyncIterator[Reader]:
 
 @pytest.fixture
 async def client(writer: Reader) -> AsyncIterator[httpx.AsyncClient]:
-    access = Access(create_app(writer), None, Sessions(), promotes=True)
+    access = Access(create_app(writer), None, Sessions(), writes=frozenset({"/promote"}))
     headers = {"origin": HOST}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(access), base_url=HOST, headers=headers) as client:
         yield client

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_house import LEASE_S, House, path
+from gateway_house import END, LEASE_S, House, path
 
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.errors import InputError, NotFoundError
@@ -14,8 +14,9 @@ from agentlightning.gateway.app import App
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.connection_pool import ConnectionPool
-from agentlightning.store.forks import new_forks
-from agentlightning.types import Call, Claim, Finish, Rollout, WorkerStatus
+from agentlightning.store.forks import new_forks, replay_ended, replay_warning
+from agentlightning.store.summary_types import SummaryQuery
+from agentlightning.types import SESSION, Call, Claim, Finish, Resource, Rollout, WorkerStatus
 
 QUESTIONS = ["weather in Rome?", "and in Oslo?", "and in Lima?"]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -49,8 +50,8 @@ async def recorded(house: House) -> Claim:
     return claim
 
 
-async def fork(house: House, claim: Claim, calls: int) -> Claim:
-    await house.store.enqueue(await new_forks(house.store, claim.rollout.id, calls))
+async def fork(house: House, claim: Claim, calls: int, answer: str | dict[str, Any] | None = None) -> Claim:
+    await house.store.enqueue(await new_forks(house.store, claim.rollout.id, calls, answer=answer))
     worker = WorkerStatus(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
     return (await house.store.claim(worker, lease_s=LEASE_S))[0]
 
@@ -189,6 +190,132 @@ async def test_a_call_whose_agent_goes_away_is_replayed_for_its_next_try(house: 
     refused = await house.http().post(f"{path(forked)}/v1/chat/completions", json=body)
     assert refused.status_code == 400
     assert await converse(house, forked, QUESTIONS[:1]) == ["sunny."]
+
+
+async def finished(house: House, claim: Claim) -> tuple[Rollout, list[Call]]:
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    [rollout] = await _rollouts(house, claim)
+    return rollout, await calls_of(house, claim)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_next_call_gets_the_answer_that_is_given_and_sampling_goes_on_from_it(
+    house: House, stream: bool
+) -> None:
+    claim = await recorded(house)
+    forked = await fork(house, claim, 1, "windy.")
+    house.say("snowy.")
+    assert await converse(house, forked, stream=stream) == ["sunny.", "windy.", "snowy."]
+    before, after = await calls_of(house, claim), await calls_of(house, forked)
+    assert [call.replayed_id for call in after] == [before[0].id, before[1].id, None]
+    assert after[1].sampled_ids == [*house.renderer.encode("windy."), END]
+    by_id = {call.id: call for call in after}
+    [request] = house.engine.requests
+    assert request["token_ids"] == chain_prompt_ids(call_chain(after[2], by_id))
+    assert after[2].parent_id == after[1].id
+
+
+async def test_an_answer_that_was_given_is_context_for_the_learner(house: House) -> None:
+    forked = await fork(house, await recorded(house), 1, "windy.")
+    house.say("snowy.")
+    await converse(house, forked)
+    rollout, calls = await finished(house, forked)
+    [trajectory], _ = trajectories([rollout], calls, keep_unrewarded=True)
+    assert [house.renderer.decode(one.sampled_ids) for one in trajectory.transitions] == ["snowy."]
+
+
+async def test_a_tool_call_may_be_the_answer(house: House) -> None:
+    claim = await house.claim()
+    client = house.openai(claim)
+    request: Any = {"model": "policy", "messages": [{"role": "user", "content": "weather?"}], "tools": [WEATHER]}
+    house.say("I do not know.")
+    await client.chat.completions.create(**request)
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    tool: dict[str, Any] = {"function": {"name": "weather", "arguments": {}}}
+    forked = await fork(house, claim, 0, {"tool_calls": [tool]})
+    reply = await house.openai(forked).chat.completions.create(**request)
+    [asked] = reply.choices[0].message.tool_calls or []
+    assert (asked.function.name, asked.function.arguments, bool(asked.id)) == ("weather", "{}", True)  # type: ignore[union-attr]
+
+
+async def test_an_answer_that_the_agent_would_read_otherwise_is_refused(house: House) -> None:
+    claim = await house.claim()
+    body = {"model": "policy", "messages": [{"role": "user", "content": QUESTIONS[0]}], "stop": ["dy"]}
+    house.say("sunny.")
+    await house.http().post(f"{path(claim)}/v1/chat/completions", json=body)
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    forked = await fork(house, claim, 0, "windy.")
+    for _ in range(2):  # its next try is no better
+        refused = await house.http().post(f"{path(forked)}/v1/chat/completions", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "fork.answer")
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        ("", "answer: expected content or tool_calls"),
+        ({"role": "user", "content": "x"}, "expected an assistant message"),
+        ({"content": ["x"]}, "answer.content: expected a text"),
+        ({"refusal": "x"}, "answer.refusal: expected content"),
+        ({"tool_calls": [{"name": "x"}]}, r"answer.tool_calls\[0\]"),
+    ],
+)
+async def test_an_answer_that_is_none_is_refused(house: House, answer: Any, wrong: str) -> None:
+    claim = await recorded(house)
+    with pytest.raises(InputError, match=wrong):
+        await new_forks(house.store, claim.rollout.id, 1, answer=answer)
+
+
+async def test_a_replay_that_ended_too_early_is_told_from_the_record(house: House) -> None:
+    claim = await recorded(house)
+    whole, ended = await fork(house, claim, 2), await fork(house, claim, 2)
+    await converse(house, whole)
+    assert replay_ended(*await finished(house, whole)) is None
+    await converse(house, ended, [QUESTIONS[0], "and on Mars?"])
+    assert replay_ended((await _rollouts(house, ended))[0], await calls_of(house, ended)) == 1
+    rollout, calls = await finished(house, ended)
+    assert replay_ended(rollout, calls) == 1
+    assert "after 1 of 2 calls" in (replay_warning(rollout, calls) or "")
+
+
+async def test_a_replay_that_has_still_calls_to_come_has_not_ended(house: House) -> None:
+    forked = await fork(house, await recorded(house), 2)
+    await converse(house, forked, QUESTIONS[:1])
+    [rollout] = await _rollouts(house, forked)
+    assert replay_ended(rollout, await calls_of(house, forked)) is None
+    assert replay_ended(*await finished(house, forked)) == 1  # its agent ended by itself
+
+
+async def test_replayed_tokens_are_none_of_those_that_limits_and_summaries_count(house: House) -> None:
+    claim = await recorded(house)
+    forked = await fork(house, claim, 2)
+    await house.store.put_resources(
+        [Resource(run_id=house.run_id, name="limits", kind="limits", value={"attempt": {"max_tokens": 1}})]
+    )
+    house.say("snowy.")
+    assert await converse(house, forked) == ["sunny.", "rainy.", "snowy."]  # what is over the limit is refused after it
+    await finished(house, forked)
+    rows = {row.id: row for row in (await house.store.summaries(SummaryQuery(run_id=house.run_id))).rows}
+    after = await calls_of(house, forked)
+    assert rows[forked.rollout.id].sampled_tokens == len(after[2].sampled_ids)
+    assert rows[claim.rollout.id].sampled_tokens == sum(len(call.sampled_ids) for call in await calls_of(house, claim))
+
+
+async def test_forks_of_one_key_are_made_once(house: House) -> None:
+    claim = await recorded(house)
+    made = [
+        await house.store.enqueue(await new_forks(house.store, claim.rollout.id, 1, 2, key=key))
+        for key in ("a", "a", None, None)
+    ]
+    ids = [tuple(one.id for one in some) for some in made]
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
+
+
+async def test_a_session_of_a_user_is_not_forked(house: House) -> None:
+    claim = await house.claim(f"{SESSION}someone")
+    with pytest.raises(InputError, match="no agent can be started"):
+        await new_forks(house.store, claim.rollout.id, 0)
 
 
 @pytest.mark.parametrize("calls", [-1, 3])

@@ -12,14 +12,13 @@ import math
 from collections.abc import Callable, Iterable
 
 from agentlightning.adapters.trajectories import JUDGE
-from agentlightning.prefill import with_completion
 from agentlightning.rendering.call_chain import call_chain, chain_prompt, chain_tools, is_whole
 from agentlightning.rendering.conversation import RAW_PROMPTS, Conversation
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
 from agentlightning.rendering.request_view import RequestView
 from agentlightning.training_types import Trajectory, Transition
-from agentlightning.types import JSON, Call, Rollout
+from agentlightning.types import Call, Rollout
 
 CUT = "length"
 """`finish_reason` of a completion that a limit cut: its end is not taught."""
@@ -49,11 +48,14 @@ def rendered(
             return f"call {call.id} has a raw prompt, which belongs to the model that was asked"
         try:
             plan = conversation.plan(RequestView.of(messages, tools))
-            completion_ids = _completion_ids(call, messages, tools, plan.prompt_ids, renderer)
+            view = [normal(message) for message in messages]
+            completion_ids = renderer.completion_ids(plan.prompt_ids, view, tools, normal(call.completion))
         except RenderError as refusal:
             return f"call {call.id}: {refusal}"
         if completion_ids is None:
             return f"call {call.id}: the model's chat template writes an answer otherwise than it opens one"
+        if call.finish_reason == CUT:
+            completion_ids, _ = renderer.split_end(completion_ids)
         conversation.record(plan, call.id, completion_ids, call.completion)
         made[call.id] = Transition(
             call_id=call.id,
@@ -73,21 +75,3 @@ def rendered(
         return "the teacher answered none of its calls"
     reward = math.nan if rollout.reward is None else rollout.reward
     return Trajectory(rollout_id=rollout.id, group_id=rollout.group_id, reward=reward, transitions=transitions)
-
-
-def _completion_ids(
-    call: Call, messages: list[JSON], tools: list[JSON] | None, prompt_ids: list[int], renderer: Renderer
-) -> list[int] | None:
-    """The ids that the model would have sampled, with the token that ends them; None where the template cannot tell."""
-    view = [normal(message) for message in messages]
-    opening = renderer.render(view, tools, generate=True)
-    whole = renderer.render(with_completion(view, normal(call.completion)), tools, generate=False)
-    if not whole.startswith(opening):
-        return None
-    ids = renderer.encode(whole[len(opening) :], after=prompt_ids[-1] if prompt_ids else None)
-    ends = [place for place, token in enumerate(ids) if token in renderer.end_ids]
-    if ends:
-        ids = ids[: ends[-1] + 1]
-    elif renderer.end_ids:  # the template never writes one, and the model has to learn to stop all the same
-        ids = [*ids, next(iter(renderer.end_ids))]
-    return renderer.split_end(ids)[0] if call.finish_reason == CUT else ids

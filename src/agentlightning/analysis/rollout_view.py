@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from agentlightning.errors import printable
-from agentlightning.types import JSON, Attempt, Call, Reward, Rollout
+from agentlightning.store.forks import replay_warning
+from agentlightning.types import JSON, Attempt, Call, Fork, Reward, Rollout
 
 
 def print_rollout(
@@ -28,6 +29,10 @@ def print_rollout(
         soft_wrap=True,
     )
     console.print(f"task {orjson.dumps(rollout.task).decode()}", soft_wrap=True)
+    if fork := rollout.fork:
+        console.print(f"fork of rollout {fork.rollout_id}, attempt {fork.attempt}, {fork_place(fork)}", soft_wrap=True)
+    if warning := replay_warning(rollout, calls):
+        console.print(warning, soft_wrap=True, style="yellow")
     for number, call in enumerate(calls, 1):
         print_call(console, number, call, tokens)
     console.print("──", style="dim")
@@ -59,6 +64,8 @@ def print_call(console: Console, number: int, call: Call, tokens: bool = False) 
     if call.untrained_tokens:
         cause += f" ({call.untrained_tokens} sampled tokens are context only)"
     by = f" by {call.agent}" if call.agent else ""
+    if call.replayed_id is not None:
+        by += "  replayed" if call.versions else "  given"
     console.print(
         f"── call {number}{by}  {call.policy or call.model}  "
         + (_external(call) if not call.policy else f"{version}  {_sampled(call)}{cause}"),
@@ -72,6 +79,18 @@ def print_call(console: Console, number: int, call: Call, tokens: bool = False) 
     if tokens:
         for token, logprob in zip(call.sampled_ids, call.logprobs, strict=True):
             console.print(f"    {token:>8}  {logprob:9.4f}")
+
+
+def fork_place(fork: Fork) -> str:
+    """The place at which a fork leaves the rollout that it continues.
+
+    >>> fork_place(Fork(rollout_id="r", attempt=1, calls=1, root_id="r"))
+    'after 1 call'
+    >>> fork_place(Fork(rollout_id="r", attempt=1, calls=2, root_id="r", answer={"role": "assistant", "content": "Hm."}))
+    'after 2 calls and an answer that was given'
+    """
+    given = " and an answer that was given" if fork.answer is not None else ""
+    return f"after {fork.calls} call{'' if fork.calls == 1 else 's'}{given}"
 
 
 def decoding_line(decoding: JSON) -> str:

@@ -16,14 +16,17 @@ def console(
     allow_promote: Annotated[
         bool, typer.Option("--allow-promote", help="Offer a button that promotes a version of a prompt template.")
     ] = False,
+    allow_fork: Annotated[
+        bool, typer.Option("--allow-fork", help="Offer buttons that continue a rollout from one of its calls.")
+    ] = False,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: a free one.")] = 7860,
 ) -> None:
     """Show runs, rollouts and tokens in a browser. Reads only; a run is as fast with it as without.
 
     At an address of this machine everybody on it may read. At any other, browsers are asked for the server's key
     (AGL_SERVER_KEY, else the file beside the store) or a reader's token (agl tokens create --role reader). With
-    --allow-promote everybody on this machine may also promote a prompt version; at another address, who has the server's
-    key or an admin's token.
+    --allow-promote everybody on this machine may also promote a prompt version, with --allow-fork also continue a rollout;
+    at another address, who has the server's key or an admin's token.
     """
     from agentlightning.children import hide_memory, keep_files_private, listen
     from agentlightning.console.server import run
@@ -42,4 +45,4 @@ def console(
         ) from cause
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listener.getsockname()[1]}"
-    run(url, listener, lambda: typer.echo(f"console {address}"), promotes=allow_promote)
+    run(url, listener, lambda: typer.echo(f"console {address}"), promotes=allow_promote, forks=allow_fork)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import orjson
 import typer
 
-from agentlightning.cli import drift, export_rows, replay, traces
+from agentlightning.cli import drift, export_rows, fork, replay, traces
 from agentlightning.cli.options import Mode, RunId, Step, Store, with_store
 from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.types import RolloutState
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
     from agentlightning.store.summary_types import SummaryQuery
     from agentlightning.types import Rollout
 
+Warnings = Mapping[str, str]
+
 MAX_REASON_CHARS = 240
 """Characters of what went wrong that a list shows."""
 
 app = typer.Typer(help="List, show and replay rollouts.", no_args_is_help=True, rich_markup_mode=None)
 app.command("replay")(replay.replay)
+app.command("fork")(fork.fork_rollout)
 app.command("drift")(drift.show_drift)
 app.command("export-rows")(export_rows.export_rows)
 app.command("export-traces")(traces.export_traces)
@@ -83,11 +87,15 @@ def list_rollouts(
         query = RolloutQuery(run_id=run, mode=mode, step=step, states=states, limit=limit, newest_first=True)
         return await opened.rollouts(query), None
 
-    found, further = with_store(store, work)
+    async def with_warnings(opened: LightningStore) -> tuple[Sequence[Rollout | RolloutSummary], str | None, Warnings]:
+        rollouts, following = await work(opened)
+        return rollouts, following, {} if as_json else await _replay_warnings(opened, rollouts)
+
+    found, further, warnings = with_store(store, with_warnings)
     if as_json:
         print(orjson.dumps({"rollouts": found, "next": further}).decode())
         return
-    print_rollouts(screen(), found)
+    print_rollouts(screen(), found, warnings)
     if further is not None:
         screen().print(f"more of them: --after {further}", soft_wrap=True)
 
@@ -118,6 +126,20 @@ async def _summaries(store: LightningStore, query: SummaryQuery, limit: int) -> 
         if further is None:
             break
     return found, further
+
+
+async def _replay_warnings(store: LightningStore, listed: Sequence[Rollout | RolloutSummary]) -> Warnings:
+    """By rollout: of the forks among them, those whose replay ended too early."""
+    from agentlightning.store.base import RolloutQuery
+    from agentlightning.store.forks import FORK, replay_warning
+
+    ids = [one.id for one in listed if one.group_id.startswith(FORK)]
+    if not ids:
+        return {}
+    rollouts = await store.rollouts(RolloutQuery(ids=ids))
+    calls = await store.calls(ids)
+    found = {one.id: replay_warning(one, [call for call in calls if call.rollout_id == one.id]) for one in rollouts}
+    return {rollout_id: warning for rollout_id, warning in found.items() if warning}
 
 
 @app.command("show")
@@ -152,8 +174,10 @@ def show_rollout(
     with_store(store, work)
 
 
-def print_rollouts(console: Console, rollouts: Sequence[Rollout | RolloutSummary]) -> None:
-    """A line for each rollout, and below it what went wrong: no terminal is wide enough for both."""
+def print_rollouts(
+    console: Console, rollouts: Sequence[Rollout | RolloutSummary], warnings: Warnings = MappingProxyType({})
+) -> None:
+    """A line for each rollout, and below it what went wrong: no terminal is wide enough for both. warnings: by rollout."""
     if not rollouts:
         console.print("no rollout matches")
         return
@@ -176,10 +200,10 @@ def print_rollouts(console: Console, rollouts: Sequence[Rollout | RolloutSummary
     for row, rollout in zip(rows, [None, *rollouts], strict=True):
         line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         console.print(line, soft_wrap=True, style="bold" if rollout is None else None)
-        wrong = "" if rollout is None else (_why(rollout) or "").strip()
-        if wrong:
-            last = wrong.splitlines()[-1][:MAX_REASON_CHARS]
-            console.print(f"    {last}", soft_wrap=True, style="yellow")
+        for wrong in () if rollout is None else (_why(rollout), warnings.get(rollout.id)):
+            if wrong and wrong.strip():
+                last = wrong.strip().splitlines()[-1][:MAX_REASON_CHARS]
+                console.print(f"    {last}", soft_wrap=True, style="yellow")
 
 
 def _why(rollout: Rollout | RolloutSummary) -> str | None:

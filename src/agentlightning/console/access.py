@@ -33,11 +33,14 @@ MAX_SESSIONS = 1000
 MAX_LOGIN_BYTES = 16_384
 LOGIN = "/login"
 PROMOTE = "/promote"
+FORK = "/fork"
+FORMS = {PROMOTE: "--allow-promote", FORK: "--allow-fork"}
+"""Paths whose forms write something, with the option that allows it."""
 ACTOR = "agl_actor"
-"""Of a request's scope: who asks to promote a version."""
+"""Of a request's scope: who asks, where they may send its form."""
 FORM = b"application/x-www-form-urlencoded"
 SERVED = re.compile(
-    r"/(|run|live|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|export|login|promote"
+    r"/(|run|live|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|export|login|promote|fork"
     r"|theme\.css|favicon\.ico|manifest\.json|gradio_api/queue/(join|data)|gradio_api/heartbeat/\w+|(assets|static)(/\w[\w.-]*)+)"
 )
 """Paths that the pages need. Gradio also takes uploads, serves files and fetches URLs: nobody gets to those."""
@@ -83,15 +86,15 @@ class Sessions:
 class Access:
     """Lets requests through to `app`. Without `authentication` this machine may read.
 
-    With `promotes` a form of the console's own pages may promote a prompt version: anybody's on this machine without
-    `authentication`, with it that of the server's key or an admin's token.
+    `writes`: paths of FORMS whose forms this console takes, of its own pages only: anybody's on this machine without
+    `authentication`, with it those of the server's key or an admin's token.
     """
 
     app: ASGIApp
     authentication: Authentication | None
     sessions: Sessions
     cookie: str = "agl_console"
-    promotes: bool = False
+    writes: frozenset[str] = frozenset()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve, or refuse."""
@@ -107,8 +110,8 @@ class Access:
     async def _refusal(self, request: Request) -> Response | None:
         """The response to a request that may not read; None where it may."""
         headers: Headers = list(request.scope["headers"])
-        if request.url.path == PROMOTE:
-            return await self._promotion_refusal(request, headers)
+        if request.url.path in FORMS:
+            return await self._form_refusal(request, headers)
         if self.authentication is None:
             reason = cross_site_reason(request.method, _without_navigation(request.method, headers))
             return None if reason is None else PlainTextResponse(reason, 403)
@@ -122,11 +125,12 @@ class Access:
             return _login_page("", 401)
         return PlainTextResponse("the console wants the server's key or a reader's token", 401)
 
-    async def _promotion_refusal(self, request: Request, headers: Headers) -> Response | None:
-        """The response to a request that may not see what a promotion does, or may not promote; else None, and its scope
-        says who asks where they may promote."""
-        if not self.promotes:
-            return PlainTextResponse("this console only reads; start it with --allow-promote", 403)
+    async def _form_refusal(self, request: Request, headers: Headers) -> Response | None:
+        """The response to a request that may not see what a form does, or may not send it; else None, and its scope says
+        who asks where they may send it."""
+        path = request.url.path
+        if path not in self.writes:
+            return PlainTextResponse(f"this console only reads; start it with {FORMS[path]}", 403)
         if request.method == "POST" and (reason := _foreign_form(headers)):
             return PlainTextResponse(reason, 403)
         if self.authentication is None:
@@ -139,7 +143,7 @@ class Access:
         if caller is not None and caller.role == "admin":
             request.scope[ACTOR] = caller.actor.name
         elif request.method == "POST" or not await self._may_read(self._presented(headers)):
-            return PlainTextResponse("promoting wants the server's key or an admin's token", 403)
+            return PlainTextResponse("this wants the server's key or an admin's token", 403)
         return None
 
     def _presented(self, headers: Headers) -> bytes:

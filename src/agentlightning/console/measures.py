@@ -67,6 +67,8 @@ def _use(rollout: Rollout, call: Call, credit: CallCredit | None, siblings: bool
         return False, "context only: the agent was gone before the end of the completion was sent"
     if call.finish_reason == ABANDONED:
         return False, "context only: the agent went away while it was sampled"
+    if call.replayed_id is not None:
+        return False, f"context only: {replay_note(call)}"
     if call.decoding.get("untrained"):
         return False, "context only: the run learns nothing from calls with these sampling fields"
     if credit is not None and credit.trained_tokens:
@@ -87,6 +89,13 @@ def _use(rollout: Rollout, call: Call, credit: CallCredit | None, siblings: bool
     if rollout.outcome is None:
         return None, "not consumed by a training step yet"
     return False, f"not trained: the rollout's outcome is {rollout.outcome}"
+
+
+def replay_note(call: Call) -> str:
+    """The origin of a completion that was not sampled for this rollout."""
+    return (
+        f"replayed from call {call.replayed_id}" if call.versions else "an answer that was given in place of sampling"
+    )
 
 
 def surprise(logprob: float) -> int:

@@ -17,8 +17,9 @@ import gradio as gr
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from agentlightning.console.access import ACTOR, PROMOTE
+from agentlightning.console.access import ACTOR, FORK, PROMOTE
 from agentlightning.console.export import as_html, as_json, style_sheet
+from agentlightning.console.forking import fork, fork_page
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.pages.alerts import alerts_page
 from agentlightning.console.pages.bottlenecks import bottlenecks_page
@@ -95,19 +96,19 @@ def create_app(reader: Reader) -> FastAPI:
 
     @app.get(PROMOTE)
     async def confirm(request: Request) -> Response:
-        try:
-            content = await promotion_page(reader, _query(request), ACTOR in request.scope)
-        except Exception as error:
-            return HTMLResponse(whole_page("Promote", join([element("h1", "Promote"), _wrong(error)])), _status(error))
-        return HTMLResponse(whole_page("Promote", content))
+        return await _own_page("Promote", promotion_page(reader, _query(request), ACTOR in request.scope))
 
     @app.post(PROMOTE)
     async def promote_chosen(request: Request) -> Response:
-        try:
-            body = await bounded_body(request)
-            return RedirectResponse(await promote(reader, body, request.scope[ACTOR]), 303)
-        except Exception as error:
-            return HTMLResponse(whole_page("Promote", join([element("h1", "Promote"), _wrong(error)])), _status(error))
+        return await _taken("Promote", reader, request, promote)
+
+    @app.get(FORK)
+    async def offer_fork(request: Request) -> Response:
+        return await _own_page("Continue", fork_page(reader, _query(request), ACTOR in request.scope))
+
+    @app.post(FORK)
+    async def fork_chosen(request: Request) -> Response:
+        return await _taken("Continue", reader, request, fork)
 
     @app.get(LIVE)
     async def live(request: Request) -> Response:
@@ -181,6 +182,24 @@ async def _rendered(page: Page, reader: Reader, query: Query) -> Html:
         return await page(reader, query)
     except Exception as error:
         return _wrong(error)
+
+
+async def _own_page(title: str, content: Awaitable[Html]) -> Response:
+    """A page without Gradio, or the sentence in its place."""
+    try:
+        return HTMLResponse(whole_page(title, await content))
+    except Exception as error:
+        return HTMLResponse(whole_page(title, join([element("h1", title), _wrong(error)])), _status(error))
+
+
+async def _taken(
+    title: str, reader: Reader, request: Request, take: Callable[[Reader, bytes, str], Awaitable[str]]
+) -> Response:
+    """Does what a sent form says, and leads to the address that `take` returns."""
+    try:
+        return RedirectResponse(await take(reader, await bounded_body(request), request.scope[ACTOR]), 303)
+    except Exception as error:
+        return HTMLResponse(whole_page(title, join([element("h1", title), _wrong(error)])), _status(error))
 
 
 def _wrong(error: Exception) -> Html:

@@ -3,8 +3,8 @@
 Kept by attempts.py and driven by policy/calls.py, for every call of a rollout with a `Rollout.fork`. A call gets a recorded
 completion where its request is the recorded one: same messages, tools, decoding, and as many tokens of the prompt. The first
 that is none of those left to replay ends the replay for good, since the agent is then in a state in which the recorded
-attempt never was. What was replayed is known from the attempt's own record, so that any gateway can go on with it. Pure: it
-reads no store.
+attempt never was. What was replayed is known from the attempt's own record, so that any gateway can go on with it. A fork
+with an answer gives it in the place of the last completion. Pure: it reads no store.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.store.forks import Choices
-from agentlightning.types import ABANDONED, Call
+from agentlightning.types import ABANDONED, JSON, Call
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 class AttemptReplay:
     """The calls of a forked attempt that are still answered from the record."""
 
-    def __init__(self, recorded: Sequence[Choices]) -> None:
-        """`recorded`: the calls to replay, in the order in which they began."""
+    def __init__(self, recorded: Sequence[Choices], answer: JSON | None = None) -> None:
+        """`recorded`: the calls to replay, in the order in which they began. answer: given in place of the last one."""
         self._recorded = recorded
+        self._answer = answer
         self._taken: set[str] = set()
         self._ended = False
 
@@ -51,6 +52,10 @@ class AttemptReplay:
             )
         self._ended = True
         return []
+
+    def answer_to(self, choices: Choices) -> JSON | None:
+        """The answer that is given in the place of these recorded choices, if one is."""
+        return self._answer if choices is self._recorded[-1] else None
 
     def give_back(self, choices: Choices) -> None:
         """The call failed before it was recorded: its next try gets them."""

@@ -42,9 +42,14 @@ class Usage:
     """Times at which the calls of the last minute began, in nanoseconds since the epoch."""
 
     def add(self, call: Call, cost: Cost, now_ns: int) -> None:
-        """Count a recorded call. Further choices of a call have sampled tokens of their own and nothing else."""
+        """Count a recorded call. Further choices of a call have sampled tokens of their own and nothing else.
+
+        One that a fork replayed counts among the calls that an agent makes, and used nothing: no engine saw it.
+        """
         first = "." not in call.id
         self.calls += first
+        if call.replayed_id is not None:
+            return
         if call.policy:  # of calls that are only counted the usage tells what was sampled
             prompt = call.prompt_tokens if first else 0
             sampled = len(call.sampled_ids) or _count(call.usage.get("sampled_tokens"))

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from agentlightning.errors import InputError, ModelError
-from agentlightning.prefill import prefill_of
+from agentlightning.prefill import prefill_of, with_completion
 from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser
 from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import TemplateModel
@@ -209,6 +209,27 @@ class Renderer:
         if self._family is None:
             return None
         return self._family.bridge(prompt_ids, sampled_ids, new_messages, tools, template_kwargs)
+
+    def completion_ids(
+        self,
+        prompt_ids: list[int],
+        messages: list[JSON],
+        tools: list[JSON] | None,
+        completion: JSON,
+        template_kwargs: JSON | None = None,
+    ) -> list[int] | None:
+        """The ids that the model would have sampled after `prompt_ids` to say this completion, with the token that ends it;
+        None where the template does not write it as the continuation of its own opening. Messages are normal ones."""
+        opening = self.render(messages, tools, True, template_kwargs)
+        whole = self.render(with_completion(messages, completion), tools, False, template_kwargs)
+        if not whole.startswith(opening):
+            return None
+        ids = self.encode(whole[len(opening) :], after=prompt_ids[-1] if prompt_ids else None)
+        ends = [place for place, token in enumerate(ids) if token in self.end_ids]
+        if ends:
+            return ids[: ends[-1] + 1]
+        # Where the template never writes an end token, the model stops by one all the same.
+        return [*ids, *list(self.end_ids)[:1]]
 
     def expand(
         self, ids: list[int], hashes: Sequence[str], expansions: Mapping[str, list[int]]

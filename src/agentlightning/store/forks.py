@@ -6,26 +6,50 @@ samples from then on (gateway/replay.py), so that an agent of which nothing is k
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+from uuid_utils import uuid7
 
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import ABANDONED, FINAL_STATES, Call, Fork, NewRollout
+from agentlightning.types import ABANDONED, FINAL_STATES, JSON, SESSION, Call, Fork, NewRollout, Rollout
+
+FORK = "fork:"
+"""Beginning of the group ids of forks."""
 
 Choices = list[Call]
 """The samples of one request, the first of them first."""
 
 
-async def new_forks(store: LightningStore, rollout_id: str, calls: int, count: int = 1) -> list[NewRollout]:
+async def new_forks(
+    store: LightningStore,
+    rollout_id: str,
+    calls: int,
+    count: int = 1,
+    *,
+    answer: str | Mapping[str, Any] | None = None,
+    key: str | None = None,
+) -> list[NewRollout]:
     """Make rollouts to enqueue, a group of `count`, that continue the latest attempt of a finished rollout after its first
     `calls` model calls: with its task, mode, sampling and versions of prompts.
 
-    NotFoundError where there is no such rollout, InputError where it has not finished or where nothing would be sampled.
+    answer: what the next call gets in place of a sampled completion: its text, or an assistant message with `content`,
+    `reasoning_content` and `tool_calls`. key: names the group; enqueueing forks of a key again makes no others. Without one
+    they are always others.
+
+    NotFoundError where there is no such rollout, InputError where it has not finished, where it is a session of a served
+    model's user, where nothing would be sampled, or where the answer is none.
     """
     found = await store.rollouts(RolloutQuery(ids=[rollout_id]))
     if not found:
         raise NotFoundError(f"fork: no rollout {rollout_id}")
     rollout = found[0]
+    if rollout.group_id.startswith(SESSION):
+        raise InputError(
+            f"fork: rollout {rollout_id} is a session of a served model's user: no agent can be started for it"
+        )
     if rollout.state not in FINAL_STATES:
         raise InputError(f"fork: expected a finished rollout, {rollout_id} is {rollout.state}")
     recorded = len(replayable(await store.calls([rollout_id], rollout.attempt)))
@@ -36,13 +60,18 @@ async def new_forks(store: LightningStore, rollout_id: str, calls: int, count: i
             if recorded
             else f"fork: a policy answered no call of attempt {rollout.attempt} of rollout {rollout_id}"
         )
-    root_id = rollout_id if rollout.fork is None else rollout.fork.root_id
-    fork = Fork(rollout_id=rollout_id, attempt=rollout.attempt, calls=calls, root_id=root_id)
+    fork = Fork(
+        rollout_id=rollout_id,
+        attempt=rollout.attempt,
+        calls=calls,
+        root_id=rollout_id if rollout.fork is None else rollout.fork.root_id,
+        answer=None if answer is None else _answer(answer),
+    )
     return [
         NewRollout(
             run_id=rollout.run_id,
             task=rollout.task,
-            group_id=f"fork:{rollout_id}:{calls}",
+            group_id=f"{FORK}{rollout_id}:{calls}:{key or uuid7()}",
             replica=replica,
             mode=rollout.mode,
             step=rollout.step,
@@ -60,5 +89,74 @@ def replayable(calls: Iterable[Call]) -> list[Choices]:
     by_request: dict[str, Choices] = {}
     for call in sorted(calls, key=lambda one: one.id):
         if call.policy and call.delivered and call.finish_reason != ABANDONED:
-            by_request.setdefault(call.id.partition(".")[0], []).append(call)
+            by_request.setdefault(_request(call.id), []).append(call)
     return [choices for first, choices in by_request.items() if choices[0].id == first]
+
+
+def calls_to_replay(fork: Fork) -> int:
+    """The number of calls that are not sampled, the one that gets the fork's answer among them."""
+    return fork.calls + (fork.answer is not None)
+
+
+def calls_before(calls: Iterable[Call], call: Call) -> int | None:
+    """The number of calls to replay so that `call`, of the attempt whose `calls` these are, comes next; None where a fork
+    cannot replay it."""
+    ids = [choices[0].id for choices in replayable(calls)]
+    return ids.index(_request(call.id)) if _request(call.id) in ids else None
+
+
+def replay_ended(rollout: Rollout, calls: Iterable[Call]) -> int | None:
+    """The number of calls after which the replay of a fork's latest attempt ended too early, so that it is a rollout of its
+    own from there on; None where it did not end so, or has not yet. calls: of the rollout."""
+    if rollout.fork is None:
+        return None
+    own = [call for call in calls if call.attempt == rollout.attempt and call.policy]
+    replayed = {_request(call.replayed_id) for call in own if call.replayed_id and call.finish_reason != ABANDONED}
+    ended = rollout.attempt > 0 and rollout.state in FINAL_STATES
+    over = ended or any(call.replayed_id is None for call in own)
+    return len(replayed) if over and len(replayed) < calls_to_replay(rollout.fork) else None
+
+
+def replay_warning(rollout: Rollout, calls: Iterable[Call]) -> str | None:
+    """A sentence where the replay ended too early."""
+    ended = replay_ended(rollout, calls)
+    if rollout.fork is None or ended is None:
+        return None
+    return (
+        f"the replay ended after {ended} of {calls_to_replay(rollout.fork)} calls: the agent did not go on as recorded, and "
+        "this is a rollout of its own from there on"
+    )
+
+
+def _request(call_id: str) -> str:
+    """The id of the first of several samples of one request."""
+    return call_id.partition(".")[0]
+
+
+def _answer(given: str | Mapping[str, Any]) -> JSON:
+    """The answer as an assistant message without what only a sampled one has. InputError names what is wrong with it."""
+    message: JSON = {"content": given} if isinstance(given, str) else dict(given)
+    if message.pop("role", "assistant") != "assistant":
+        raise InputError("answer: expected an assistant message")
+    if unknown := message.keys() - {"content", "reasoning_content", "tool_calls"}:
+        raise InputError(f"answer.{min(unknown)}: expected content, reasoning_content and tool_calls only")
+    for name in ("content", "reasoning_content"):
+        if not isinstance(message.get(name), str | None):
+            raise InputError(f"answer.{name}: expected a text")
+    tools = message.get("tool_calls") or []
+    if not isinstance(tools, list):
+        raise InputError("answer.tool_calls: expected a list")
+    message["tool_calls"] = [_tool_call(one, f"answer.tool_calls[{place}]") for place, one in enumerate(tools)]
+    kept = {name: value for name, value in message.items() if value}
+    if not kept:
+        raise InputError("answer: expected content or tool_calls")
+    return {"role": "assistant", **kept}
+
+
+def _tool_call(given: Any, where: str) -> JSON:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InputError(f'{where}: expected {{"function": {{"name": …, "arguments": …}}}}')
+    arguments = function.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    return {"type": "function", "function": {"name": function["name"], "arguments": text}}

@@ -30,7 +30,7 @@ class RolloutSummary:
     """Model calls of its last attempt, as are the next four."""
     prompt_tokens: int
     sampled_tokens: int
-    """Those of external models as they reported them."""
+    """Those of external models as they reported them; those that a fork replayed were sampled for another rollout."""
     forks: int
     agents: list[str]
     """Names of its sub-agents that its calls were recorded with, sorted."""

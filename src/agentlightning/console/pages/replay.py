@@ -7,17 +7,31 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
-from agentlightning.analysis.rollout_view import decoding_line
+from agentlightning.analysis.rollout_view import decoding_line, fork_place
 from agentlightning.console.conversation import messages_view, prompt_view, token_strip, tools_view
+from agentlightning.console.forking import fork_links
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.measures import COLORINGS, CallUse, Measure, by_logprob, call_use
-from agentlightning.console.parts import Query, choice, figures, first, number, run_link, select, shown, table, when
+from agentlightning.console.parts import (
+    Query,
+    choice,
+    figures,
+    first,
+    number,
+    replay_link,
+    run_link,
+    select,
+    shown,
+    table,
+    when,
+)
 from agentlightning.console.reader import Reader, Recorded
 from agentlightning.console.texts import Texts
 from agentlightning.console.waterfall import waterfall
 from agentlightning.errors import InputError
 from agentlightning.rendering.call_chain import call_chain, chain_tools, is_whole
 from agentlightning.store.feedback import attempt_feedback
+from agentlightning.store.forks import replay_warning
 from agentlightning.types import Call, Reward
 
 
@@ -47,6 +61,7 @@ async def replay_page(reader: Reader, query: Query) -> Html:
         parts += [
             _steps(place, current, len(one.calls), playing),
             call_view(one, current, texts, COLORINGS[coloring], chosen),
+            fork_links(reader, one, current),
             _range(place, current, coloring, chosen),
         ]
     return join(parts)
@@ -68,7 +83,9 @@ def _current(one: Recorded, query: Query) -> int:
 def head(one: Recorded) -> Html:
     """The rollout's own facts: task, reward, outcome. Without links: an exported file has nowhere to lead to."""
     rollout = one.rollout
-    wrong = [text for text in (rollout.error, rollout.warning) if text]
+    ended = replay_warning(rollout, one.calls) if one.attempt == rollout.attempt else None
+    wrong = [text for text in (rollout.error, rollout.warning, ended) if text]
+    fork = None if rollout.fork is None else f"of {rollout.fork.rollout_id}, {fork_place(rollout.fork)}"
     return join(
         [
             element("h1", f"Rollout {rollout.id}"),
@@ -78,8 +95,9 @@ def head(one: Recorded) -> Html:
                     "reward": shown(rollout.reward) or "-",
                     "state": "refused" if rollout.refused else rollout.state,
                     "outcome": rollout.outcome,
+                    "fork": fork,
                     "calls": str(len(one.calls)),
-                    "sampled tokens": str(sum(len(call.sampled_ids) for call in one.calls)),
+                    "sampled tokens": str(sum(len(call.sampled_ids) for call in one.calls if not call.replayed_id)),
                     "temperature": f"{rollout.sampling.temperature:g}",
                 }
             ),
@@ -294,6 +312,8 @@ def _links(one: Recorded, place: dict[str, str]) -> Html:
     group = url("/side", {"run": one.rollout.run_id, "group": one.rollout.group_id})
     why = url("/rewards", {"run": one.rollout.run_id, "view": "explain", "rollout": one.rollout.id})
     links = [run_link(one.rollout.run_id, "Its run"), element("a", "Its group side by side", href=group)]
+    if one.rollout.fork is not None:
+        links.append(replay_link(one.rollout.fork.rollout_id, "The rollout that it continues"))
     if one.rollout.mode == "train":
         links.append(element("a", "Why it earned that", href=why))
     links += [

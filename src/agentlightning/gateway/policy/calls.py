@@ -32,6 +32,7 @@ from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.grammar_checker import GrammarChecker
 from agentlightning.gateway.policy.images import CallImages, check_prompt, read_images, read_placeholder
 from agentlightning.gateway.policy.prompt_scores import prompt_table
+from agentlightning.gateway.policy.replayed_choices import replayed_choices
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.gateway.policy.sampling import sampling_of, trained_cut
 from agentlightning.gateway.policy.scoring import PromptScoring
@@ -144,7 +145,7 @@ class PolicyCalls:
         try:
             decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, attempt, overridden_params)
             admission.begin()
-            recorded_choices = await self._replayed(attempt, plan, digest, request)
+            recorded_choices = await replayed_choices(self._attempts, attempt, policy, plan, view, digest, request)
         except BaseException:
             conversation.withdraw(plan)
             raise
@@ -223,15 +224,6 @@ class PolicyCalls:
         if not attempt.complete and conversation.lacks_answer(view):
             await self._attempts.refresh(attempt)
         return request, policy, conversation, view, images
-
-    async def _replayed(
-        self, attempt: TrackedAttempt, plan: PromptPlan, digest: str, request: CompletionRequest
-    ) -> list[Call]:
-        """The recorded choices that a forked rollout's request gets; empty where it is to be sampled."""
-        replay = await self._attempts.replay(attempt)
-        if replay is None:
-            return []
-        return replay.take(plan.request_hash.hex(), digest, len(plan.prompt_ids), request.n)
 
     # --- one call, step by step -------------------------------------------------------------------------------------
 
@@ -337,7 +329,7 @@ class PolicyCalls:
         """Make the calls durable, then let later requests continue them."""
         messages = [assistant_message(choice) for choice in answer.choices]
         calls = _records(job, messages, [choice.finish_reason for choice in answer.choices])
-        if "grammar" in job.decoding:
+        if "grammar" in job.decoding and any(call.versions for call in calls):  # an answer that was given follows none
             calls = await with_forced(calls, job.policy.renderer)
         await self._keep_images(job)
         await self._recorder.append_calls(job.attempt, calls)
@@ -437,10 +429,11 @@ def _seed(policy: Policy, attempt: TrackedAttempt, plan: PromptPlan, request: Co
 def _decoders(
     policy: Policy, request: CompletionRequest, plan: PromptPlan, seeds: list[int], replayed: list[Call]
 ) -> list[ResponseDecoder]:
-    """A decoder for each choice. Tool calls of a replayed one keep their ids: the agent repeats them in its next request."""
+    """A decoder for each choice. Tool calls of a replayed one keep their ids: the agent repeats them in its next request.
+    Those of an answer that was given have none yet."""
     names = [f"call_{seed:016x}" for seed in seeds]
     for index, call in enumerate(replayed):
-        if tool_calls := call.completion.get("tool_calls"):
+        if (tool_calls := call.completion.get("tool_calls")) and "id" in tool_calls[0]:
             names[index] = str(tool_calls[0]["id"]).removesuffix("0")
     return [ResponseDecoder(policy.renderer, request, plan.prompt_text, name) for name in names]
 

@@ -245,7 +245,9 @@ def call_row(call: Call) -> tuple[list[Any], bytes]:
 def call_totals(call: Call) -> tuple[int, int, int, str]:
     """Returns the part of a call in the summary of its rollout: prompt tokens, sampled tokens, forks, and its agent."""
     prompt_tokens = call.prompt_tokens + int(call.usage.get("prompt_tokens") or 0)
-    sampled_tokens = len(call.sampled_ids) + int(call.usage.get("sampled_tokens") or 0)
+    sampled_tokens = int(call.usage.get("sampled_tokens") or 0)
+    if call.replayed_id is None:  # what a fork replayed was sampled for another rollout
+        sampled_tokens += len(call.sampled_ids)
     return prompt_tokens, sampled_tokens, int(call.fork_cause is not None), call.agent or ""
 
 

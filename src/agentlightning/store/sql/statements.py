@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from sqlalchemy import Column, ColumnElement, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import Column, ColumnElement, and_, bindparam, case, func, insert, or_, select, update
 
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
 from agentlightning.store.sql import tables
@@ -129,7 +129,8 @@ COUNT_CALLS = (
     .where(among(calls.c.rollout_id))
     .group_by(calls.c.rollout_id, calls.c.attempt)
 )
-# Of external models counts what they reported. Few calls have that, so a rollout is a row for each of its agents.
+# Of external models counts what they reported. Few calls have that, so a rollout is a row for each of its agents. What a
+# fork replayed was sampled for another rollout.
 CALL_TOTALS = (
     select(
         calls.c.rollout_id,
@@ -138,7 +139,9 @@ CALL_TOTALS = (
         calls.c.usage,
         func.count().label("turns"),
         func.sum(calls.c.prompt_tokens).label("prompt_tokens"),
-        func.sum(func.length(calls.c.sampled_ids)).label("sampled_bytes"),
+        func.sum(case((calls.c.replayed_id.is_(None), func.length(calls.c.sampled_ids)), else_=0)).label(
+            "sampled_bytes"
+        ),
         func.count(calls.c.fork_cause).label("forks"),
     )
     .where(among(calls.c.rollout_id))

@@ -63,7 +63,7 @@ class TimeTally:
         for call in calls:
             if call.policy:
                 by_rollout.setdefault(call.rollout_id, []).append((call.started_ns, call.finished_ns))
-                self._tokens += len(call.sampled_ids)
+                self._tokens += len(call.sampled_ids) if call.replayed_id is None else 0
                 self._prompt_tokens += call.prompt_tokens if "." not in call.id else 0  # further choices share theirs
             else:  # of a rollout's time, a call to an external model is the agent's own affair, like a tool
                 self._external_calls.append((call.started_ns, call.finished_ns))

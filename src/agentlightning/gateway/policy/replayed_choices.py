@@ -1,0 +1,82 @@
+"""The completions of a forked rollout's call that are not sampled: recorded ones, or the fork's answer in its own tokens.
+
+Driven by policy/calls.py before it makes the call. Which recorded call a request is, gateway/replay.py says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
+from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.gateway.policy.engine_router import Policy
+from agentlightning.gateway.policy.response_decoder import ResponseDecoder
+from agentlightning.protocols.base import ApiError, CompletionRequest, assistant_message
+from agentlightning.rendering.conversation import PromptPlan
+from agentlightning.rendering.graph import digest, normal
+from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.request_view import RequestView
+from agentlightning.store.forks import Choices
+from agentlightning.types import JSON
+
+
+async def replayed_choices(
+    attempts: AttemptCache,
+    attempt: TrackedAttempt,
+    policy: Policy,
+    plan: PromptPlan,
+    view: RequestView,
+    request_digest: str,
+    request: CompletionRequest,
+) -> Choices:
+    """The choices that a request gets; empty where they are to be sampled. Raises ApiError where the fork's answer is none
+    that the policy could have sampled here."""
+    replay = await attempts.replay(attempt)
+    if replay is None:
+        return []
+    choices = replay.take(plan.request_hash.hex(), request_digest, len(plan.prompt_ids), request.n)
+    answer = replay.answer_to(choices) if choices else None
+    if answer is None:
+        return choices
+    try:
+        ids = _answer_ids(answer, policy.renderer, plan, view, request)
+    except BaseException:
+        replay.give_back(choices)
+        raise
+    # It was drawn from nothing: its log-probabilities say that nothing else could come.
+    return [
+        replace(
+            call,
+            completion=answer,
+            sampled_ids=ids,
+            logprobs=[0.0] * len(ids),
+            versions=[],
+            finish_reason="stop",
+        )
+        for call in choices
+    ]
+
+
+def _answer_ids(
+    answer: JSON, renderer: Renderer, plan: PromptPlan, view: RequestView, request: CompletionRequest
+) -> list[int]:
+    """The ids of the answer, which the agent will read as it was given."""
+    ids: list[int] | None
+    if request.prompt is None:
+        ids = renderer.completion_ids(plan.prompt_ids, view.normal, view.tools, normal(answer), view.template_kwargs)
+    else:
+        text = renderer.encode(answer.get("content") or "", after=plan.prompt_ids[-1] if plan.prompt_ids else None)
+        ids = [*text, *list(renderer.end_ids)[:1]]
+    if ids is None:
+        raise _refusal("the model's chat template writes it otherwise than it opens a completion")
+    decoder = ResponseDecoder(renderer, request, plan.prompt_text, "")
+    decoder.sampled = SampledTokens(ids=ids, logprobs=[0.0] * len(ids), finish_reason="stop")
+    decoder.finish()
+    read = assistant_message(decoder.choice())
+    if digest(normal(read)) != digest(normal(answer)):
+        raise _refusal(f"from the model the agent would read {str(read)[:200]}")
+    return ids
+
+
+def _refusal(why: str) -> ApiError:
+    return ApiError(f"the answer of the forked rollout cannot be given: {why}", param="fork.answer", final=True)

@@ -1,0 +1,117 @@
+"""``agl rollouts fork`` enqueues forks, and what is read about rollouts says where a replay ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agentlightning.cli.app import app
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.open import open_store
+from agentlightning.types import SESSION, Call, Claim, Finish, NewRollout, Rollout, Sampling, VersionSpan, WorkerStatus
+
+WORKER = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'agl.db'}"
+
+
+def agl(store: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["rollouts", *arguments, "--store", store])
+
+
+def call(claim: Claim, number: int, replayed_id: str | None = None) -> Call:
+    return Call(
+        id=f"0-{claim.rollout.id}-{number}",
+        run_id="run",
+        rollout_id=claim.rollout.id,
+        attempt=1,
+        parent_id=None,
+        suffix_ids=[1],
+        sampled_ids=[2],
+        logprobs=[-0.5],
+        versions=[VersionSpan(version=1, start=0, end=1)],
+        prompt_tokens=1,
+        policy="default",
+        model="policy",
+        protocol="chat",
+        sampling=Sampling(),
+        history_hash="",
+        request_hash="",
+        messages=[{"role": "user", "content": "x"}],
+        completion={"role": "assistant", "content": "y"},
+        replayed_id=replayed_id,
+    )
+
+
+def finished(store: str, replayed: int | None = None, group: str = "g") -> str:
+    """Finishes a rollout of three calls, or the next fork, which replays so many and then samples; returns its id."""
+
+    async def work() -> str:
+        async with open_store(store) as opened:
+            if replayed is None:
+                await opened.create_run("name", {}, "run")
+                await opened.enqueue([NewRollout(run_id="run", task={"q": "x"}, group_id=group)])
+            [claim] = await opened.claim(WORKER)
+            calls = [call(claim, number, "a" * (number < (replayed or 0)) or None) for number in range(3)]
+            calls = [one if one.replayed_id is None else call(claim, n, f"r-{n}") for n, one in enumerate(calls)]
+            await opened.append_calls(calls)
+            await opened.finish([Finish(lease=claim.lease, state="succeeded")])
+            return claim.rollout.id
+
+    return asyncio.run(work())
+
+
+def rollouts(store: str, ids: list[str]) -> list[Rollout]:
+    async def read() -> list[Rollout]:
+        async with open_store(store) as opened:
+            return await opened.rollouts(RolloutQuery(ids=ids))
+
+    return asyncio.run(read())
+
+
+def test_forks_are_enqueued_and_their_ids_printed(store: str) -> None:
+    origin = finished(store)
+    printed = agl(store, "fork", origin, "--calls", "2", "--count", "2").stdout.split()
+    forks = [one.fork for one in rollouts(store, printed)]
+    assert [(one.rollout_id, one.calls, one.answer) for one in forks if one] == [(origin, 2, None)] * 2
+
+
+def test_the_answer_is_a_text_or_what_a_file_says(store: str, tmp_path: Path) -> None:
+    origin = finished(store)
+    (tmp_path / "answer.txt").write_text("Lima.\n")
+    (tmp_path / "answer.json").write_text(json.dumps({"content": "Rome."}))
+    given = ('{"x": 1}', str(tmp_path / "answer.txt"), str(tmp_path / "answer.json"))
+    ids = [agl(store, "fork", origin, "--calls", "0", "--answer", one).stdout.strip() for one in given]
+    forks = [rollouts(store, [one])[0].fork for one in ids]
+    assert [one.answer["content"] for one in forks if one and one.answer] == ['{"x": 1}', "Lima.", "Rome."]
+
+
+def test_what_cannot_be_forked_is_refused_with_a_sentence(store: str, tmp_path: Path) -> None:
+    origin = finished(store)
+    assert "expected 0 to 2 calls" in str(agl(store, "fork", origin, "--calls", "3").exception)
+    (tmp_path / "answer.json").write_text("[]")
+    wrong = agl(store, "fork", origin, "--calls", "0", "--answer", str(tmp_path / "answer.json"))
+    assert "expected an assistant message" in str(wrong.exception)
+
+
+def test_a_session_is_refused(store: str) -> None:
+    session = finished(store, group=f"{SESSION}someone")
+    assert "no agent can be started" in str(agl(store, "fork", session, "--calls", "0").exception)
+
+
+def test_lists_and_the_rollout_say_where_a_replay_ended(store: str) -> None:
+    origin = finished(store)
+    agl(store, "fork", origin, "--calls", "2")
+    forked = finished(store, replayed=1)
+    for arguments in (("list", "run"), ("list", "run", "--where", "turns > 0"), ("show", forked)):
+        assert "the replay ended after 1 of 2 calls" in agl(store, *arguments).stdout
+    shown = agl(store, "show", forked).stdout
+    assert f"fork of rollout {origin}, attempt 1, after 2 calls" in shown
+    assert shown.count("replayed") == 1
