@@ -79,7 +79,7 @@ class AirConfig(Table):
         return (form or self.form) == "potential"
 
     def weight(self, step: int) -> float:
-        """What the rewards are multiplied by in this training step, the first of which is 1.
+        """Returns the factor of the rewards in this training step, the first of which is 1.
 
         >>> [AirConfig(rules={"retry": -0.1}, decay_steps=4).weight(step) for step in (1, 3, 5, 9)]
         [1.0, 0.5, 0.0, 0.0]
