@@ -1,6 +1,6 @@
 """AIR on and off: training steps to the same held-out success on the generated SQL demo.
 
-    python benchmarks/air.py [--seeds 3] [--steps 20] [--goal 0.5] [--work FOLDER]
+    python benchmarks/air.py [--seeds 3] [--steps 20] [--goal 0.5] [--form potential|reward] [--work FOLDER]
 
 The demo's agent asks a database in text and reads the first cell, `empty` or `error`. With AIR, a query that comes back as
 one of the latter two costs its call 0.2, and so does one that was asked before with the same outcome; a rollout loses 0.4
@@ -68,6 +68,9 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=TASKS, help="tasks of a step")
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="held-out tasks of an evaluation")
     parser.add_argument("--goal", type=float, default=0.5, help="held-out success, greedy")
+    parser.add_argument(
+        "--form", choices=("potential", "reward"), default="potential", help="of the rewards that count"
+    )
     parser.add_argument("--work", type=Path, help="folder that keeps models and runs; a temporary one by default")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -151,6 +154,7 @@ def configuration(run: RunFolder, way: str, model: Path, seed: int, options: arg
             "eval": {"every": EVERY, "sampled": False},
             "air": {
                 "counted": way == "with",
+                "form": options.form,
                 "user_replies": True,
                 "error_pattern": "^(error|empty)$",
                 "rules": RULES,

@@ -33,6 +33,9 @@ RULES: dict[str, dict[str, Any]] = {
     "uniform": {},
     "step_rewards": {},
     "gigpo": {},
+    "grouped_gae": {"key": f"{__file__}:state"},
+    "graph_td": {"key": f"{__file__}:state", "max_states": 0},
+    "decisive": {"key": f"{__file__}:choice", "history": 0},
     "learned": {},
     "counterfactual": {"key": f"{__file__}:choice"},
 }
@@ -41,6 +44,11 @@ RULES: dict[str, dict[str, Any]] = {
 def choice(transition: Transition) -> int:
     """Returns the choice of a call, for the counterfactual rule."""
     return transition.sampled_ids[0]
+
+
+def state(transition: Transition) -> tuple[int, ...]:
+    """Returns the question, the call's number and what the prompt shows."""
+    return tuple(transition.suffix_ids)
 
 
 class Policy:

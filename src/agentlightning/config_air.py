@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,6 +21,8 @@ class AirRuleConfig(Table):
     """Only calls of these agents; None: of all."""
     budget: float | None = Field(None, gt=0)
     """Latency, tokens or calls that cost nothing."""
+    form: Literal["potential", "reward"] | None = None
+    """None: that of the table."""
     run: str | None = None
     """A custom rule: ``file.py:name``, called with (step, earlier)."""
 
@@ -30,6 +32,11 @@ class AirConfig(Table):
 
     counted: bool = True
     """False: the rewards are recorded and measured, and nothing learns from them."""
+    form: Literal["potential", "reward"] = "potential"
+    """Of the rewards that are learned from: differences of a potential, which leave the best policy what it is, or as the
+    rules gave them, which are earned like any other reward."""
+    decay_steps: int | None = Field(None, ge=1)
+    """Training steps over which the rewards fall to 0, linearly; None: they do not."""
     user_replies: bool = False
     """A user message that follows an answer is the reply of a tool that the agent calls in text."""
     error_pattern: str | None = Field(None, min_length=1)
@@ -61,7 +68,20 @@ class AirConfig(Table):
         for name in self.rules:
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
                 raise ValueError(f"rules.{name}: expected a name of small letters, digits and '_'")
-        for setting in ("counted", "user_replies", "error_pattern"):
+        for setting in ("counted", "form", "decay_steps", "user_replies", "error_pattern"):
             if not self.rules and getattr(self, setting) != AirConfig.model_fields[setting].default:
                 raise ValueError(f"{setting}: has no effect without rules")
         return self
+
+    def is_potential(self, rule: str) -> bool:
+        """True where the rule's rewards are differences of a potential."""
+        form = self.rules[rule].form if rule in self.rules else None
+        return (form or self.form) == "potential"
+
+    def weight(self, step: int) -> float:
+        """Returns the factor of the rewards in this training step, the first of which is 1.
+
+        >>> [AirConfig(rules={"retry": -0.1}, decay_steps=4).weight(step) for step in (1, 3, 5, 9)]
+        [1.0, 0.5, 0.0, 0.0]
+        """
+        return 1.0 if self.decay_steps is None else max(0.0, 1.0 - (step - 1) / self.decay_steps)

@@ -231,8 +231,8 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         ({"minibatches": 0}, "algorithm.minibatches: expected a number greater than 0, got 0"),
         (
             {"credit": "luck"},
-            "algorithm.credit: expected one of counterfactual, decisive, discounted, gigpo, judge, last, learned, "
-            "step_rewards, uniform, or file.py:name of your own, got 'luck'",
+            "algorithm.credit: expected one of counterfactual, decisive, discounted, gigpo, graph_td, grouped_gae, "
+            "judge, last, learned, rubric, step_rewards, uniform, or file.py:name of your own, got 'luck'",
         ),
         (
             {"advantage": "gea"},

@@ -27,7 +27,7 @@ from agentlightning.algorithms.plugins import plugin_advantages, plugin_settings
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
 from agentlightning.algorithms.selection import own_credits, own_groups
 from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings, code_name
-from agentlightning.algorithms.step_stats import any_signal, step_stats, without_signal
+from agentlightning.algorithms.step_stats import any_signal, most_varied, step_stats, without_signal
 from agentlightning.algorithms.updates import CallSignal, Signal, call_signals, minibatches
 from agentlightning.code_loader import plugin_hash
 from agentlightning.errors import RewardError
@@ -62,7 +62,8 @@ class UpdatePlan:
     """reward_mean, reward_std (sample, over rollouts), shares of groups: groups_with_signal (rewards differ), solved_groups
     and unsolved_groups (every rollout has the highest reward of all, or the lowest), turns (calls per rollout),
     tokens_sampled, tokens_trained (of rollouts with an advantage; KL and entropy may train others, too), sequences (rows of
-    an epoch), zero_variance (share of rollouts); where there are any: unrewarded and filled (rollouts), incomplete_groups;
+    an epoch), zero_variance (share of rollouts); where there are any: unrewarded and filled (rollouts), incomplete_groups,
+    kept_groups (share, with variance_top_p);
     with gae value_mean and explained_variance. All but the two counts of rollouts are of the policy's own calls and the
     rollouts that have any."""
 
@@ -97,6 +98,9 @@ class LightningRL:
     fill_reward: float | None = None
     incomplete_groups: Literal["train", "drop", "fail"] = "train"
     """Treatment of a group with fewer than group_size usable rollouts."""
+    variance_top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Learn from the groups of the highest reward variance alone, from as few as hold this share of the sum of all groups'
+    variances (Wang et al. 2026, "RAGEN-2", arXiv 2604.06268, SNR-aware filtering). None: from all."""
     dynamic_sampling: bool = False
     """Make up for groups from which nothing is learned (Yu et al. 2025, "DAPO", section 3.2)."""
     solved_bonus: NonNegativeFloat = 0.0
@@ -206,6 +210,14 @@ class LightningRL:
         return self.dynamic_sampling if self.normalise_over is None else self.normalise_over == "informative"
 
     @property
+    def call_gamma(self) -> float:
+        """Discount from call to call: the critic's, or the credit rule's where it has a setting gamma."""
+        if self.critic is not None:
+            return self.critic.call_gamma
+        gamma = find_rule(str(self.credit)).settings(self.credit_settings or {}).get("gamma")
+        return float(gamma) if isinstance(gamma, int | float) else 1.0
+
+    @property
     def reads_steps(self) -> bool:
         """True where step rewards may make a difference to what is learned, as they may to any code of the user's own."""
         own = type(self) is not LightningRL or self.advantage not in ADVANTAGES  # gae reads them, too
@@ -228,12 +240,15 @@ class LightningRL:
         """
         evidence = evidence or Evidence()
         if evidence.history:
-            evidence = replace(evidence, history=self._rewards().settle(evidence.history).groups)
+            evidence = replace(evidence, history=self.settled(evidence.history))
         usable, outcomes, counts = self._usable(groups, evidence)
-        signals, critic_stats = self._signals(usable, evidence, values, reference)
         outcomes |= {one.rollout_id: "zero_variance" for group in usable for one in group}
-        usable = own_groups(usable)
-        trajectories = [trajectory for group in usable for trajectory in group]
+        chosen = usable
+        if self.variance_top_p is not None:
+            chosen = most_varied(usable, self.variance_top_p, self.reads_steps)
+            counts["kept_groups"] = len(chosen) / len(usable) if usable else 0.0
+        signals, critic_stats = self._signals(chosen, evidence, values, reference)
+        trajectories = [trajectory for group in own_groups(chosen) for trajectory in group]
         outcomes |= {
             one.rollout_id: "trained" if any_signal(one, signals[one.rollout_id].advantages) else "zero_variance"
             for one in trajectories
@@ -247,8 +262,12 @@ class LightningRL:
             outcomes=outcomes,
             calls=call_signals(trajectories, signals),
             resample=without_signal(groups, outcomes) if self.dynamic_sampling else [],
-            stats=step_stats(usable, trajectories, trained) | counts | critic_stats | {"sequences": rows},
+            stats=step_stats(own_groups(usable), trained) | counts | critic_stats | {"sequences": rows},
         )
+
+    def settled(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
+        """The groups with the rewards that are learned from, without the rollouts whose reward is not known."""
+        return self._rewards().settle(groups).groups
 
     def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
         """One number per trajectory of a group on its own and transition; for every advantage but gae."""

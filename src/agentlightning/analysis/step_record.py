@@ -12,9 +12,9 @@ from pathlib import Path
 
 from agentlightning.algorithms.credit import Evidence, find_rule
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.algorithms.rewards import without_air
 from agentlightning.algorithms.selection import selection
 from agentlightning.config import Config
+from agentlightning.config_air import AirConfig
 from agentlightning.errors import ConfigError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_rollouts
@@ -22,6 +22,7 @@ from agentlightning.trainer.offline.settings import algorithm_class, make_algori
 from agentlightning.trainer.policies import policy_configs, schedule_configs
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.prompts.settings import searches
+from agentlightning.trainer.rl.air_rewards import learned_rewards
 from agentlightning.trainer.rl.credit_inputs import CreditInputReader
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen_by
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs
@@ -46,12 +47,12 @@ class StepRecord:
     rollouts: dict[str, Rollout]
     groups: list[list[Trajectory]]
     on_failure: str
-    counts_air: bool
+    air: AirConfig
 
     async def evidence(self, store: LightningStore, algorithm: LightningRL) -> Evidence:
         """The inputs of the algorithm's credit rule besides the groups. ConfigError where they are in no store."""
         needs = find_rule(str(algorithm.credit)).needs
-        if "scores" in needs:
+        if {"scores", "call_scores"} & {*needs}:
             raise ConfigError(
                 f"credit: {algorithm.credit!r} asks a model about every group, and its answers are in no store; expected a "
                 "rule of recorded rewards"
@@ -61,10 +62,11 @@ class StepRecord:
             store=store,
             run_id=self.run_id,
             folder=Path(),  # of a judge's replies, which none of these rules reads
+            air=self.air,
             on_failure="zero" if self.on_failure == "zero" else "drop",
         )
         found, _ = await reader.gather(self.step, self.groups)
-        return found if self.counts_air else Evidence(history=without_air(found.history))
+        return found
 
 
 async def read_step(
@@ -107,9 +109,9 @@ async def read_step(
         algorithm=algorithm,
         consumed=bool(opened),
         rollouts={rollout.id: rollout for rollout in rollouts},
-        groups=groups if config.air.counted else without_air(groups),
+        groups=learned_rewards(config.air, algorithm, step, groups),
         on_failure=own.agent.on_failure,
-        counts_air=config.air.counted,
+        air=config.air,
     )
 
 

@@ -67,6 +67,34 @@ async def test_rewards_that_are_not_counted_change_nothing() -> None:
     assert off != await advantages({"rules": RULES}, GROUP)
 
 
+async def test_rewards_are_differences_of_a_potential_unless_they_are_to_be_earned() -> None:
+    # Φ of the last calls is -0.5 in a1 and a2: returns from the first calls are the final rewards alone, those from the last
+    # calls [1, 0.5, 0.5]; the second reward of a2 is of the end, whose potential is 0.
+    plain = LightningRL(
+        credit="step_rewards", advantage="dr_grpo", aggregation="token_mean", minibatches=1, merge=False
+    )
+    found = {}
+    for form in ("potential", "reward"):
+        plan, _ = await planner({"rules": RULES, "form": form}, plain).plan_policy("default", 1, [GROUP])
+        found[form] = [one.credit for one in plan.calls]
+    assert found["potential"] == pytest.approx([2 / 3, 1 / 3, -1 / 3, -1 / 6, -1 / 3, -1 / 6])
+    # returns [1, 1], [-0.5, 0], [-1, -0.5]
+    assert found["reward"] == pytest.approx([7 / 6, 5 / 6, -1 / 3, -1 / 6, -5 / 6, -2 / 3])
+
+
+async def test_rewards_fall_to_zero_over_their_steps() -> None:
+    for form in ("potential", "reward"):
+        decaying = {"rules": RULES, "form": form, "decay_steps": 10}
+        first, half, gone = [
+            [one.credit for one in (await planner(decaying).plan_policy("default", step, [GROUP]))[0].calls]
+            for step in (1, 6, 11)
+        ]
+        plain = [one.credit for one in STEPS.plan([PLAIN], seed=0).calls]
+        assert gone == plain
+        assert half == pytest.approx([(one + other) / 2 for one, other in zip(first, plain, strict=True)])
+        assert first != plain
+
+
 class OneStepBefore:
     """A store with one closed step, whose one rollout has a reward of AIR on its call."""
 
@@ -95,7 +123,7 @@ async def test_a_credit_rule_that_looks_back_sees_no_rewards_that_are_not_counte
     )
     algorithm = LightningRL(credit=f"{rule}:back", advantage="reinforce", minibatches=1)
     for counted, advantage in ((True, -0.5), (False, 0.0)):
-        looking = planner({"rules": RULES, "counted": counted}, algorithm)
+        looking = planner({"rules": RULES, "counted": counted, "form": "reward"}, algorithm)
         plan, _ = await replace(looking, store=OneStepBefore()).plan_policy("default", 2, [PLAIN])  # type: ignore[arg-type]
         found = [row.advantages for ofone in plan.minibatches for row in ofone if row.rollout_id == "a0"]
         assert [one for row in found for one in row if one] == [advantage] * 4 * bool(advantage)

@@ -12,9 +12,12 @@ from types import MappingProxyType
 from agentlightning.algorithms.credit.counterfactual import counterfactual
 from agentlightning.algorithms.credit.decisive import decisive
 from agentlightning.algorithms.credit.gigpo import gigpo
+from agentlightning.algorithms.credit.graph_td import graph_td
+from agentlightning.algorithms.credit.grouped_gae import grouped_gae
 from agentlightning.algorithms.credit.judge import judge
 from agentlightning.algorithms.credit.learned import learned
 from agentlightning.algorithms.credit.outcome import discounted, last, uniform
+from agentlightning.algorithms.credit.rubric import rubric
 from agentlightning.algorithms.credit.rule import SIGNATURES, Credit, Evidence, Rule, credit_rule
 from agentlightning.algorithms.credit.step_rewards import step_rewards
 from agentlightning.code_loader import check_signature, load_plugin, path_of_code
@@ -24,7 +27,20 @@ __all__ = ["CREDIT", "Credit", "Evidence", "Rule", "credit_rule", "find_rule", "
 CREDIT: Mapping[str, Rule] = MappingProxyType(
     {
         rule.name: rule
-        for rule in (uniform, last, discounted, step_rewards, gigpo, counterfactual, learned, decisive, judge)
+        for rule in (
+            uniform,
+            last,
+            discounted,
+            step_rewards,
+            gigpo,
+            grouped_gae,
+            graph_td,
+            counterfactual,
+            learned,
+            decisive,
+            judge,
+            rubric,
+        )
     }
 )
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -36,6 +36,9 @@ MAX_CONCURRENCY = 8
 """Groups that are judged at a time."""
 STATS = ("judge/requests", "judge/cached", "judge/unusable", "judge/prompt_tokens", "judge/sampled_tokens")
 """judge/unusable counts completions."""
+
+
+T = TypeVar("T")
 
 
 class Ask(Protocol):
@@ -123,8 +126,23 @@ async def _judge(
     if len(distinct) == 1:
         return Judged(scores={trajectory.rollout_id: 0.5 for trajectory in group})
     stats = dict.fromkeys(STATS, 0.0)
+    request = _request([json.loads(text) for text in distinct], model, instructions)
+    scores = await usable_answer(request, ask, cache, attempts, lambda reply: read_scores(reply, len(distinct)), stats)
+    if scores is None:
+        return Judged(scores={}, stats=stats)
+    by_text = dict(zip(distinct, scores, strict=True))
+    values = [by_text[json.dumps(text, sort_keys=True)] for text in texts]
+    return Judged(scores={one.rollout_id: score for one, score in zip(group, values, strict=True)}, stats=stats)
+
+
+async def usable_answer(
+    request: JSON, ask: Ask, cache: Cache, attempts: int, read: Callable[[str], T | None], stats: dict[str, float]
+) -> T | None:
+    """Returns what `read` finds in the first answer in which it finds something, of `attempts` at most; None where in none.
+
+    Counts into `stats`, by the names of `STATS`. An answer is kept before it is read.
+    """
     for attempt in range(attempts):
-        request = _request([json.loads(text) for text in distinct], model, instructions)
         key = _hash(json.dumps([request, attempt], sort_keys=True))
         text = await cache.get(key)
         if text is None:
@@ -136,13 +154,11 @@ async def _judge(
             stats["judge/sampled_tokens"] += reply.sampled_tokens
         else:
             stats["judge/cached"] += 1
-        scores = read_scores(text, len(distinct))
-        if scores is not None:
-            by_text = dict(zip(distinct, scores, strict=True))
-            values = [by_text[json.dumps(text, sort_keys=True)] for text in texts]
-            return Judged(scores={one.rollout_id: score for one, score in zip(group, values, strict=True)}, stats=stats)
+        found = read(text)
+        if found is not None:
+            return found
         stats["judge/unusable"] += 1
-    return Judged(scores={}, stats=stats)
+    return None
 
 
 def read_scores(text: str, count: int) -> list[float] | None:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
+from typing import Any
 
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.runner.user_code import load
 from agentlightning.training_types import Trajectory, Transition
 
 Key = Callable[[Transition], Hashable]
+NAMES_OF_CALLS = frozenset({"id", "tool_call_id", "call_id"})
+"""Keys of messages whose values are drawn anew for each tool call."""
 
 
 def prompt_key(transition: Transition) -> Hashable:
     """Hash of the prompt's tokens: the state that the call was made in."""
     return _digest(transition.prompt_ids)
+
+
+def observation_key(transition: Transition) -> Hashable:
+    """Hash of the agent, the task and the last observation: what its conversation began with, and what it was told since the
+    call before, whatever was said in between. Texts are compared without regard to white space, tool calls without their
+    ids; calls that are recorded without messages are compared by tokens. Of a conversation's first call all of the prompt
+    counts."""
+    first = transition.path[0]
+    parts: list[Any] = [first] if first is transition else [first, transition]
+    shown = [_normalised(part.messages) if first.messages else part.suffix_ids for part in parts]
+    text = json.dumps([transition.agent, shown], ensure_ascii=False, sort_keys=True)
+    return blake2b(text.encode(), digest_size=16).digest()
 
 
 def answer_key(transition: Transition) -> Hashable:
@@ -52,6 +68,14 @@ def places(trajectory: Trajectory) -> list[Hashable]:
             found.append(unnamed)
             unnamed += 1
     return found
+
+
+def _normalised(value: Any) -> Any:
+    if isinstance(value, str):
+        return " ".join(value.split())
+    if isinstance(value, dict):
+        return {key: _normalised(each) for key, each in value.items() if key not in NAMES_OF_CALLS}
+    return [_normalised(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _digest(ids: Sequence[int]) -> bytes:

@@ -30,6 +30,18 @@ def returns_to_go(trajectory: Trajectory, gamma: float, final: float = 1.0) -> l
     return returns[::-1]
 
 
+def mean_returns(group: Sequence[Trajectory], returns: Sequence[Sequence[float]], final: float = 1.0) -> list[float]:
+    """The mean return of the group's t-th calls, for each t. After its last call a rollout has its final reward (times
+    `final`) and earns nothing more: that is its part of later means."""
+    return [
+        statistics.mean(
+            earned[place] if place < len(earned) else final * trajectory.reward
+            for earned, trajectory in zip(returns, group, strict=True)
+        )
+        for place in range(max(map(len, returns), default=0))
+    ]
+
+
 @credit_rule("step_rewards", each="group")
 def step_rewards(
     group: Sequence[Trajectory],
@@ -44,22 +56,13 @@ def step_rewards(
 
     Two rollouts of two calls with final reward 0; step rewards [1, 0] and [0, 0]. G is [1, 0] and [0, 0], the means of the
     calls [0.5, 0]: differences [0.5, 0] and [-0.5, 0]. The second calls earned the same, and neither is praised nor blamed.
-
-    After its last call a rollout has its final reward (times `final`) and earns nothing more: that is its part of later
-    calls' means.
+    A rollout that ended keeps its final reward in later calls' means.
     """
     returns = [returns_to_go(trajectory, gamma, final) for trajectory in group]
     scores = [earned[0] for earned in returns]
     if compare == "rollout":
         return [Credit(values=earned, score=score) for earned, score in zip(returns, scores, strict=True)]
-    most = max(map(len, returns))
-    means = [
-        statistics.mean(
-            earned[place] if place < len(earned) else final * trajectory.reward
-            for earned, trajectory in zip(returns, group, strict=True)
-        )
-        for place in range(most)
-    ]
+    means = mean_returns(group, returns, final)
     return [
         Credit(
             values=[value - mean for value, mean in zip(earned, means[: len(earned)], strict=True)],

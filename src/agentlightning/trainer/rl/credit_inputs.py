@@ -1,7 +1,9 @@
-"""Credit inputs: data that a credit rule needs besides the step's groups, earlier steps from the store or a judge's scores.
+"""Credit inputs: data that a credit rule needs besides the step's groups: earlier steps from the store, a graph of all of
+them, a judge's scores.
 
 The step planner drives it before the algorithm plans. Everything it gathers is recorded, in the store or as the
-judge's replies in the run's folder, so that a step that is executed again gathers the same and pays nothing.
+judge's replies in the run's folder, so that a step that is executed again gathers the same and pays nothing. A further
+kind of input is a name in a rule's `needs`, a field of `Evidence`, and a method here.
 """
 
 from __future__ import annotations
@@ -9,26 +11,33 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.credit import Evidence, find_rule
 from agentlightning.algorithms.credit.judge import judge_groups
+from agentlightning.algorithms.credit.keys import observation_key, user_key
+from agentlightning.algorithms.credit.rubric import score_calls
+from agentlightning.algorithms.credit.state_graph import StateGraph
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.config_air import AirConfig
 from agentlightning.disk import open_private
 from agentlightning.errors import ConfigError
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.trainer.rl.air_rewards import learned_rewards
+from agentlightning.trainer.rl.graph_files import GraphFiles
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs, read_inputs, with_failures
 from agentlightning.training_types import Trajectory
 from agentlightning.types import Step
 
 TIMEOUT_S = 300.0
 READ_BATCH = 512
+STEPS_AT_A_TIME = 64
 
 
 @dataclass(kw_only=True)
@@ -40,6 +49,10 @@ class CreditInputReader:
     run_id: str
     folder: Path
     """Folder of the judge's replies."""
+    graphs: GraphFiles | None = None
+    """The graph of earlier steps, as it is kept. None: it is made anew from the store."""
+    air: AirConfig = field(default_factory=AirConfig)
+    """The settings by which earlier steps learned from AIR's rewards."""
     on_failure: Literal["drop", "zero"] = "drop"
     transport: httpx.AsyncBaseTransport | None = None
 
@@ -47,19 +60,55 @@ class CreditInputReader:
         """The evidence for `step`, and what it cost."""
         rule = find_rule(str(self.algorithm.credit))
         settings = rule.settings(self.algorithm.credit_settings or {})
-        history = await self._history(step, settings["history"]) if "history" in rule.needs else []
-        if "scores" not in rule.needs:
-            return Evidence(history=history), {}
-        async with httpx.AsyncClient(timeout=TIMEOUT_S, transport=self.transport) as client:
-            judged = await judge_groups(
-                groups,
-                ChatEndpoint(client, settings["url"], bearer(settings["key_env"])),
-                _Replies(self.folder),
-                model=settings["model"],
-                instructions=settings["instructions"],
-                attempts=settings["attempts"],
-            )
-        return Evidence(history=history, scores=judged.scores), judged.stats
+        evidence, cost = Evidence(), dict[str, float]()
+        if "history" in rule.needs:
+            evidence = replace(evidence, history=await self._history(step, settings["history"]))
+        if "graph" in rule.needs:
+            evidence = replace(evidence, graph=await self._graph(step, settings))
+        if "scores" in rule.needs:
+            async with self._client() as client:
+                judged = await judge_groups(
+                    groups, self._judge(client, settings), _Replies(self.folder), **_asked(settings)
+                )
+            evidence, cost = replace(evidence, scores=judged.scores), cost | judged.stats
+        if "call_scores" in rule.needs:
+            async with self._client() as client:
+                scored = await score_calls(
+                    groups,
+                    self._judge(client, settings),
+                    _Replies(self.folder),
+                    rubric=settings["rubric"],
+                    **_asked(settings),
+                )
+            evidence, cost = replace(evidence, call_scores=scored.scores), cost | scored.stats
+        return evidence, cost
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(timeout=TIMEOUT_S, transport=self.transport)
+
+    def _judge(self, client: httpx.AsyncClient, settings: dict[str, Any]) -> ChatEndpoint:
+        return ChatEndpoint(client, settings["url"], bearer(settings["key_env"]))
+
+    async def _graph(self, step: int, settings: dict[str, Any]) -> StateGraph:
+        """The graph of all steps before this one: the latest that is kept, and the closed steps after it from the store."""
+        if not settings["max_states"]:
+            return StateGraph()
+        key = observation_key if settings["key"] is None else user_key(settings["key"])
+        made_by = repr([settings["key"], settings["forget"], settings["max_states"]])
+        done, graph = self.graphs.latest(step - 1, made_by) if self.graphs else (0, StateGraph())
+        while done < step - 1:
+            earlier = await self.store.steps(self.run_id, after=done, limit=min(STEPS_AT_A_TIME, step - 1 - done))
+            earlier = [one for one in earlier if one.step < step]
+            if not earlier:
+                break
+            for one in earlier:
+                done = one.step
+                if one.state == "closed":
+                    groups = self.algorithm.settled(await self._groups(one))
+                    graph = graph.with_groups(groups, key, settings["forget"]).bounded(settings["max_states"])
+        if self.graphs:
+            self.graphs.keep(step - 1, made_by, graph)
+        return graph
 
     async def _history(self, step: int, steps: int) -> list[list[Trajectory]]:
         """Groups of the latest `steps` steps before this one that were learned from, oldest first."""
@@ -85,21 +134,25 @@ class CreditInputReader:
         by_group: defaultdict[str, list[Trajectory]] = defaultdict(list)
         for trajectory in kept:
             by_group[trajectory.group_id].append(trajectory)
-        return list(by_group.values())
+        return learned_rewards(self.air, self.algorithm, step.step, list(by_group.values()))
 
 
 def check_credit_inputs(algorithm: LightningRL) -> None:
     """ConfigError where the credit rule needs what this process cannot give."""
     rule = find_rule(str(algorithm.credit))
-    if "scores" not in rule.needs:
+    if not {"scores", "call_scores"} & {*rule.needs}:
         return
     settings = rule.settings(algorithm.credit_settings or {})
     if settings["url"] is None:
         raise ConfigError(
-            "algorithm.credit_settings.url: is required with credit = 'judge': https://HOST/v1 of the judge"
+            f"algorithm.credit_settings.url: is required with credit = {algorithm.credit!r}: https://HOST/v1 of the judge"
         )
     if settings["key_env"] is not None and not os.environ.get(settings["key_env"]):
         raise ConfigError(f"algorithm.credit_settings.key_env: the variable {settings['key_env']} is not set")
+
+
+def _asked(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: settings[name] for name in ("model", "instructions", "attempts")}
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,8 @@ class RLLoop(TrainingLoop):
             plan = await self._again(stored)
         else:
             plan = await (self._collect(step) if search is None else self._search(step, search))
+        with self._timed("prepare"):
+            plan.metrics.update(await self.planner.mutual_information(plan))
         with self._timed("update"):
             updates = await self.planner.update(plan, self.learning_rate(step))
         with self._timed("publish"):

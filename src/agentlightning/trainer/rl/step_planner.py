@@ -26,8 +26,11 @@ from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.rl.air_metrics import air_effect
+from agentlightning.trainer.rl.air_rewards import weighed_rewards
 from agentlightning.trainer.rl.credit_inputs import CreditInputReader
+from agentlightning.trainer.rl.graph_files import GraphFiles
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen_by
+from agentlightning.trainer.rl.mutual_information import mutual_information
 from agentlightning.trainer.rl.policy_update import RowNumbers, critic_values, reference_values, update_policy
 from agentlightning.trainer.rl.staleness import Staleness
 from agentlightning.training_types import Trajectory
@@ -117,19 +120,19 @@ class StepPlanner:
     ) -> tuple[UpdatePlan, Metrics]:
         """One policy's updates for these groups, and the metrics of what its credit rule asked for."""
         config, algorithm = self.policies[alias].config, self.policies[alias].algorithm
-        air = air_effect(algorithm, groups) if config.air.rules else {}
-        if not config.air.counted:
-            groups = without_air(groups)
+        weighed = weighed_rewards(config.air, algorithm, step, groups)
+        air = air_effect(algorithm, weighed) if config.air.rules else {}
+        groups = weighed if config.air.counted else without_air(groups)
         reader = CreditInputReader(
             algorithm=algorithm,
             store=self.store,
             run_id=self.run_id,
             folder=self.folder / "judge",
+            graphs=GraphFiles(folder=self.folder / "graph" / alias, keep_steps=config.trainer.checkpoint_every),
+            air=config.air,
             on_failure=config.agent.on_failure,
         )
         inputs, cost = await reader.gather(step, groups)
-        if not config.air.counted:
-            inputs = replace(inputs, history=without_air(inputs.history))
         values = await critic_values(self.engine, alias, algorithm, own_groups(groups))
         reference = await reference_values(self.engine, alias, algorithm, own_groups(groups))
         seed = config.trainer.seed * 1_000_003 + step
@@ -138,6 +141,15 @@ class StepPlanner:
             if not isinstance(plan, UpdatePlan):
                 raise TypeError(f"plan: expected an UpdatePlan, got {type(plan).__name__}")
         return plan, cost | air
+
+    async def mutual_information(self, plan: StepPlan) -> Metrics:
+        """Measures how much each policy's completions depend on their tasks, before the updates, where it is asked for."""
+        metrics: Metrics = {}
+        for alias, own in self.policies.items():
+            if tasks := own.config.monitor.mutual_information:
+                calls = [one.call for one in plan.plans[alias].calls]
+                metrics |= self._named(alias, await mutual_information(self.engine, alias, calls, tasks))
+        return metrics
 
     async def update(self, plan: StepPlan, learning_rate: float) -> Metrics:
         """Executes the plans, those of several policies side by side; returns means over each one's updates.

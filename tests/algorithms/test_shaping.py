@@ -1,0 +1,76 @@
+"""AIR's rewards as differences of a potential: Ng, Harada and Russell's shaping."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.credit.step_rewards import returns_to_go
+from agentlightning.algorithms.rewards import shaped_air
+from agentlightning.training_types import Trajectory, Transition
+
+
+def judged(name: str, reward: float, **rewards: list[float]) -> Trajectory:
+    """A rollout whose calls have these rewards by name; ``air_RULE`` is AIR's."""
+    count = len(next(iter(rewards.values())))
+    calls = []
+    for place in range(count):
+        named = {key.replace("air_", "air."): values[place] for key, values in rewards.items() if values[place]}
+        call = Transition(
+            call_id=f"{name}/{place}", suffix_ids=[1], sampled_ids=[2], logprobs=[-1.0], versions=[], rewards=named
+        )
+        calls.append(replace(call, reward=sum(named.values())))
+    return Trajectory(rollout_id=name, group_id="g", reward=reward, transitions=calls)
+
+
+def shaped(one: Trajectory, gamma: float = 1.0, weight: float = 1.0, potential: bool = True) -> Trajectory:
+    [[found]] = shaped_air([[one]], lambda rule: potential or rule == "retry", gamma, weight)
+    return found
+
+
+def rewards(one: Trajectory) -> list[float]:
+    return [call.reward for call in one.transitions]
+
+
+def test_each_call_gets_what_the_potential_changed_by() -> None:
+    one = judged("a", 1.0, air_tool_error=[-0.25, 0.0, -0.5])
+    assert rewards(shaped(one)) == [-0.25, 0.0, 0.25]
+    # γ = 0.5: 0.5 × -0.25 - 0, 0.5 × -0.25 + 0.25, 0 + 0.25
+    assert rewards(shaped(one, gamma=0.5)) == [-0.125, 0.125, 0.25]
+    assert rewards(shaped(one, weight=0.5)) == [-0.125, 0.0, 0.125]
+
+
+def test_rules_that_are_to_be_earned_and_rewards_of_others_stay() -> None:
+    one = judged("a", 1.0, air_calls=[-0.25, -0.25], air_retry=[0.0, -0.5], format=[0.0, 1.0])
+    found = shaped(one, weight=0.5, potential=False)
+    assert [call.rewards for call in found.transitions] == [{"air.calls": -0.125}, {"air.calls": -0.125, "format": 1.0}]
+    assert rewards(found) == [-0.125, 0.875]
+    assert shaped(judged("b", 1.0, format=[1.0])) == judged("b", 1.0, format=[1.0])
+
+
+def test_the_discount_is_that_of_the_returns() -> None:
+    assert LightningRL(credit="step_rewards", credit_settings={"gamma": 0.5}).call_gamma == 0.5
+    assert LightningRL(credit="gigpo").call_gamma == 0.95
+    assert LightningRL().call_gamma == 1.0
+    assert LightningRL(advantage="gae", critic={"call_gamma": 0.8}).call_gamma == 0.8
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1, max_size=5),
+    st.sampled_from([0.5, 0.9, 1.0]),
+    st.floats(-1, 1),
+)
+def test_from_any_state_on_shaping_changes_the_return_by_that_states_potential_alone(
+    given_rewards: list[tuple[float, float]], gamma: float, final: float
+) -> None:
+    """Whatever is done from there on: the order of policies stays."""
+    one = judged("a", final, air_tool_error=[a for a, _ in given_rewards], air_retry=[b for _, b in given_rewards])
+    plain = returns_to_go(replace(one, transitions=[replace(call, reward=0.0) for call in one.transitions]), gamma)
+    potential = 0.0
+    for found, expected, call in zip(returns_to_go(shaped(one, gamma), gamma), plain, one.transitions, strict=True):
+        assert found == pytest.approx(expected - potential, abs=1e-9)
+        potential += sum(call.rewards.values())
