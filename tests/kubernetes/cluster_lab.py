@@ -82,8 +82,9 @@ def running() -> JSON:
     return {"phase": "Running", "containerStatuses": [_container({"running": {}})]}
 
 
-def exited(code: int, reason: str = "") -> JSON:
-    state = {"terminated": {"exitCode": code, "reason": reason or ("Error" if code else "Completed")}}
+def exited(code: int, reason: str = "", message: str = "") -> JSON:
+    why = {"reason": reason or ("Error" if code else "Completed"), "message": message}
+    state = {"terminated": {"exitCode": code, **why}}
     return {"phase": "Failed" if code else "Succeeded", "containerStatuses": [_container(state)]}
 
 

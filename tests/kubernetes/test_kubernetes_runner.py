@@ -143,6 +143,7 @@ async def test_what_the_cluster_cannot_run_is_lost_with_its_reason(lab: Lab, sta
     ("status", "told"),
     [
         (exited(137, "OOMKilled"), r"exit code 137 \(OOMKilled\)"),
+        (exited(128, "StartError", "exec: no such file"), r"exit code 128 \(StartError: exec: no such file\)"),
         (exited(3), "exit code 3; the end of its output:\nboom"),
     ],
 )

@@ -39,7 +39,7 @@ class Exited:
     pod: str
     code: int
     why: str = ""
-    """Reason that Kubernetes gives, beside the exit code."""
+    """Reason that Kubernetes gives, beside the exit code, with its message: that of a program that is not there has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ def _of_pod(pod: JSON) -> State:
     if disrupted is not None or (status.get("phase") == "Failed" and reason and reason not in OWN_ENDS):
         return Lost(f"its pod was ended by the cluster: {_sentence(disrupted or status)}")
     if terminated is not None:
-        why = terminated.get("reason", "")
-        return Exited(name, int(terminated.get("exitCode", 1)), "" if why in ("Error", "Completed") else why)
+        why = "" if terminated.get("reason", "") in ("", "Error", "Completed") else _sentence(terminated)
+        return Exited(name, int(terminated.get("exitCode", 1)), why)
     if status.get("phase") in ("Failed", "Succeeded"):
         if reason in OWN_ENDS:
             return Exited(name, 137, reason)
