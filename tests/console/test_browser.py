@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+import httpx
 import pytest
 from browser import AXE, CHROMIUM, console, visitor
 from console_scene import ATTACKS, GROUP, STEPS, fill
@@ -233,6 +234,16 @@ def test_a_run_is_live_while_somebody_sees_it_and_a_hidden_page_asks_for_nothing
         asked = len(visit.requests)
         visit.page.clock.run_for(60_000)
         assert len(visit.requests) == asked
+
+
+def test_what_moves_is_sent_to_a_browser_once(address: str) -> None:
+    first = httpx.get(f"{address}/live?run=beta")
+    again = httpx.get(f"{address}/live?run=beta", headers={"if-none-match": first.headers["etag"]})
+    unknown = httpx.get(f"{address}/live?run=nobody")
+
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+    assert "svg" in first.text
+    assert (unknown.status_code, "nobody" in unknown.text) == (404, True)
 
 
 def test_a_browser_of_another_host_logs_in_with_the_key(store_url: str) -> None:

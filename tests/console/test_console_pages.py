@@ -33,19 +33,15 @@ async def a_rollout(reader: Reader, run_id: str, replica: int = 1) -> Rollout:
     return next(one for one in found if one.replica == replica)
 
 
-async def live(reader: Reader, query: Query) -> Html:
-    return (await live_part(reader, query))[1]
-
-
 async def run_with_alerts(reader: Reader, _: Query) -> Html:
     begun = {"step": 2, "time": 1.7e9, "name": "entropy_gone", "text": "<b>gone</b>"}
     await reader.store.update_run("alpha", summary={"alert_history": [begun]})
-    return await live(reader, {"run": ["alpha"]}) + await alerts_page(reader, {"run": ["alpha"]})
+    return await live_part(reader, {"run": ["alpha"]}) + await alerts_page(reader, {"run": ["alpha"]})
 
 
 PAGES: dict[str, tuple[Callable[[Reader, Query], Awaitable[Html]], dict[str, list[str]]]] = {
     "runs": (runs_page, {}),
-    "run, live": (live, {"run": ["gamma"]}),
+    "run, live": (live_part, {"run": ["gamma"]}),
     "run": (run_page, {"run": ["gamma"], "with": ["alpha"]}),
     "rollouts": (rollouts_page, {"run": ["gamma"]}),
     "side": (side_page, {"run": ["gamma"], "group": ["1-0"]}),
@@ -84,7 +80,7 @@ async def test_the_list_of_runs_is_searched_by_all_the_words(reader: Reader) -> 
 
 
 async def test_a_run_shows_its_figures_its_alarms_and_what_differs_from_another(reader: Reader) -> None:
-    text = Parsed(await live(reader, {"run": ["alpha"]})).text
+    text = Parsed(await live_part(reader, {"run": ["alpha"]})).text
     differing = Parsed(await run_page(reader, {"run": ["alpha"], "with": ["gamma"]})).text
 
     assert "0.700 at step 3" in text
@@ -95,16 +91,16 @@ async def test_a_run_shows_its_figures_its_alarms_and_what_differs_from_another(
     assert "trainer.seed" not in differing
 
 
-async def test_what_moves_has_another_mark_only_when_something_is_new(reader: Reader) -> None:
+async def test_what_moves_is_drawn_anew_only_when_something_is_new(reader: Reader) -> None:
     later = Reader(reader.store, clock=itertools.count(0.0, 10.0).__next__)
-    before, _ = await live_part(later, {"run": ["beta"]})
-    unchanged, _ = await live_part(later, {"run": ["beta"]})
+    before = await live_part(later, {"run": ["beta"]})
+    unchanged = await live_part(later, {"run": ["beta"]})
     await reader.store.log_metrics([Metric(run_id="beta", step=STEPS + 1, name="train/reward_mean", value=0.9)])
-    after, view = await live_part(later, {"run": ["beta"]})
+    after = await live_part(later, {"run": ["beta"]})
     later.close()
 
-    assert before == unchanged != after
-    assert "0.9 at 4" in view
+    assert before is unchanged
+    assert "0.9 at 4" in after
 
 
 async def test_rollouts_are_filtered_sorted_and_paged(reader: Reader) -> None:

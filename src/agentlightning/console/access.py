@@ -37,7 +37,7 @@ ACTOR = "agl_actor"
 """Of a request's scope: who asks to promote a version."""
 FORM = b"application/x-www-form-urlencoded"
 SERVED = re.compile(
-    r"/(|run|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|export|login|promote"
+    r"/(|run|live|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|export|login|promote"
     r"|theme\.css|favicon\.ico|manifest\.json|gradio_api/queue/(join|data)|gradio_api/heartbeat/\w+|(assets|static)(/\w[\w.-]*)+)"
 )
 """Paths that the pages need. Gradio also takes uploads, serves files and fetches URLs: nobody gets to those."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from agentlightning.analysis import suggestions
 from agentlightning.analysis.run_settings import tags_of
 from agentlightning.config import MonitorConfig
+from agentlightning.console.markup import Html
 from agentlightning.console.measures import CallUse, call_use
 from agentlightning.console.texts import Texts, Tokenizers
 from agentlightning.errors import NotFoundError, StoreError
@@ -48,6 +49,8 @@ class Curves:
     series: dict[str, list[SeriesPoint]] = field(default_factory=dict)
     version: int = 0
     """Grows with every change."""
+    drawn: tuple[str, Html] | None = None
+    """The state of the run that was drawn last, and the drawing."""
     read_s: float = float("-inf")
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 

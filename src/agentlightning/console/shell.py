@@ -7,6 +7,7 @@ it, and gets nothing where nothing is new.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import warnings
 from collections.abc import Awaitable, Callable
@@ -42,8 +43,28 @@ Page = Callable[[Reader, Query], Awaitable[Html]]
 TICK_MS = 2000
 PLAY_MS = 2500
 """Time for which a replay that plays shows a call."""
-TICKING = f"setInterval(() => {{ if (!document.hidden) trigger('input'); }}, {TICK_MS});"
-"""Run by the live part once: a hidden page asks for nothing."""
+LIVE = "/live"
+TICKING = """
+let mark = "", asking = false;
+const tick = async () => {
+  if (document.hidden || asking) return;
+  asking = true;
+  try {
+    const answer = await fetch("live" + location.search, {headers: {"If-None-Match": mark}});
+    const now = answer.headers.get("ETag");
+    if (answer.status !== 304 && now) {
+      element.innerHTML = await answer.text();
+      mark = now;
+    }
+  } catch {
+  } finally {
+    asking = false;
+  }
+};
+tick();
+setInterval(tick, TICK_MS);
+""".replace("TICK_MS", str(TICK_MS))
+"""Run by the live part once: a hidden page asks for nothing, and while nobody answers it shows what it has."""
 
 SCRUBBING = """<script>
 document.addEventListener("change", (event) => {
@@ -88,6 +109,10 @@ def create_app(reader: Reader) -> FastAPI:
         except Exception as error:
             return HTMLResponse(whole_page("Promote", join([element("h1", "Promote"), _wrong(error)])), _status(error))
 
+    @app.get(LIVE)
+    async def live(request: Request) -> Response:
+        return await _live(reader, request)
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "SSR mode", UserWarning)  # told of the mode that is off, too
         gr.mount_gradio_app(
@@ -122,7 +147,7 @@ def _blocks(reader: Reader) -> gr.Blocks:
         with blocks.route(name, path):
             _view(blocks, reader, path, page)
     with blocks.route("Run", "/run"):
-        _live(blocks, reader)
+        gr.HTML(apply_default_css=False, js_on_load=TICKING)
         _view(blocks, reader, None, run_page)
     blocks.queue(default_concurrency_limit=None)
     return blocks
@@ -138,21 +163,17 @@ def _view(blocks: gr.Blocks, reader: Reader, path: str | None, page: Page) -> No
     blocks.load(show, None, view, show_progress="hidden", api_visibility="private")
 
 
-def _live(blocks: gr.Blocks, reader: Reader) -> None:
-    """The view of what moves; `seen` is the mark of what the browser has."""
-    view = gr.HTML(apply_default_css=False, js_on_load=TICKING)
-    seen = gr.State("")
-
-    async def show(mark: str, request: gr.Request) -> Any:
-        try:
-            now, part = await live_part(reader, _query(request))
-        except Exception as error:
-            part = _wrong(error)
-            now = str(part)
-        return (gr.skip(), gr.skip()) if now == mark else (_framed("/run", part), now)
-
-    for listen in (blocks.load, view.input):
-        listen(show, seen, [view, seen], show_progress="hidden", api_visibility="private")
+async def _live(reader: Reader, request: Request) -> Response:
+    """The view of what moves, or 304 where the browser has it: ticks of many browsers are no work."""
+    try:
+        part, status = await live_part(reader, _query(request)), 200
+    except Exception as error:
+        part, status = _wrong(error), _status(error)
+    mark = f'"{hashlib.blake2b(part.encode(), digest_size=16).hexdigest()}"'
+    headers = {"etag": mark, "cache-control": "no-store"}
+    if request.headers.get("if-none-match") == mark:
+        return Response(status_code=304, headers=headers)
+    return HTMLResponse(_framed("/run", part), status, headers)
 
 
 async def _rendered(page: Page, reader: Reader, query: Query) -> Html:

@@ -12,7 +12,7 @@ from agentlightning.analysis.run_settings import differing, flat_settings
 from agentlightning.console.charts import Curve, Incident, Point, line_chart
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, figures, first, interval, run_link, select, setting, shown, table, when
-from agentlightning.console.reader import Reader
+from agentlightning.console.reader import Curves, Reader
 from agentlightning.errors import InputError
 from agentlightning.store.summary_types import SeriesPoint
 from agentlightning.trainer.monitor.alert_state import active_alarms, history
@@ -68,16 +68,23 @@ async def run_page(reader: Reader, query: Query) -> Html:
     )
 
 
-async def live_part(reader: Reader, query: Query) -> tuple[str, Html]:
-    """The parts of a run that move, and a mark that changes when they do."""
+async def live_part(reader: Reader, query: Query) -> Html:
+    """The parts of a run that move, which are drawn once for all who look."""
     run = await _run(reader, query)
     curves = await reader.curves(run.id)
     alarms = active_alarms(run)
+    state = f"{curves.version} {run.name} {run.state} {orjson.dumps(alarms, default=str).decode()}"
+    if curves.drawn is None or curves.drawn[0] != state:
+        curves.drawn = state, _live_part(run, curves, alarms)
+    return curves.drawn[1]
+
+
+def _live_part(run: Run, curves: Curves, alarms: Mapping[str, object]) -> Html:
     warnings = [element("li", element("strong", name), ": ", str(text)) for name, text in alarms.items()]
     series = {name: points for name, points in curves.series.items() if points}
     marks = [Incident(one["step"], f"alarm {one['name']} at step {one['step']}") for one in history(run)]
     drawn = [_chart(title, names, series, marks) for title, names in CHARTS if any(name in series for name in names)]
-    view = join(
+    return join(
         [
             element("h1", run.name or run.id),
             element("p", run.id, " ", element("span", run.state, class_=f"state {run.state}"), " since ",
@@ -87,7 +94,6 @@ async def live_part(reader: Reader, query: Query) -> tuple[str, Html]:
             element("div", *drawn, class_="charts") if drawn else element("p", "no step is complete yet", class_="none"),
         ]
     )  # fmt: skip
-    return f"{curves.version} {run.state} {orjson.dumps(alarms, default=str).decode()}", view
 
 
 async def _run(reader: Reader, query: Query) -> Run:
