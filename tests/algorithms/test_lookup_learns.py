@@ -1,4 +1,4 @@
-"""Each advantage, loss and credit rule but a judge raises held-out success on the demo's lookup task; a coin does not.
+"""Each advantage, loss and credit rule, but for judges', raises held-out success on the lookup task; a coin does not.
 
 One warm start is shared. Everything is drawn from seeds, so that a machine gives the same numbers again; the bounds leave
 room for other machines' rounding.
@@ -41,9 +41,14 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 CREDIT: dict[str, float] = {
     "last": 0.1,  # what was asked for before the last call is left to chance
-    **dict.fromkeys(("discounted", "step_rewards", "gigpo", "counterfactual", "learned", "decisive"), LEARNED),
+    **dict.fromkeys(
+        ("discounted", "step_rewards", "gigpo", "grouped_gae", "graph_td", "counterfactual", "learned", "decisive"),
+        LEARNED,
+    ),
 }
 """What held-out success rises by at the least."""
+WITHOUT_STORE: dict[str, dict[str, Any]] = {"decisive": {"history": 0}, "graph_td": {"max_states": 0}}
+"""Settings of the rules that read earlier steps, which no store keeps here."""
 IN_CI = ("grpo, ppo_clip", "grpo, gspo", "rloo, reinforce", "gae, ppo_clip", "last", "learned")
 """The others are run by `make test-algorithms`."""
 
@@ -76,9 +81,8 @@ def test_each_advantage_and_loss_learns(name: str, warm: Path, tmp_path: Path) -
     "credit", [one if one in IN_CI else pytest.param(one, marks=pytest.mark.long) for one in CREDIT]
 )
 def test_each_credit_rule_learns(credit: str, warm: Path, tmp_path: Path) -> None:
-    # No store keeps earlier steps here.
-    settings = {"credit_settings": {"history": 0}} if credit == "decisive" else {}
-    before, after = learned(warm, tmp_path, {"credit": credit, "minibatches": 1 if credit == "last" else 4} | settings)
+    settings = {"credit": credit, "credit_settings": WITHOUT_STORE.get(credit, {})}
+    before, after = learned(warm, tmp_path, settings | {"minibatches": 1 if credit == "last" else 4})
     assert after >= before + CREDIT[credit]
 
 
