@@ -81,7 +81,8 @@ class AirConfig(Table):
     def weight(self, step: int) -> float:
         """Returns the factor of the rewards in this training step, the first of which is 1.
 
-        >>> [AirConfig(rules={"retry": -0.1}, decay_steps=4).weight(step) for step in (1, 3, 5, 9)]
-        [1.0, 0.5, 0.0, 0.0]
+        >>> fading = AirConfig(rules={"retry": -0.1}, decay_steps=4)
+        >>> fading.weight(1), fading.weight(3), fading.weight(9)
+        (1.0, 0.5, 0.0)
         """
         return 1.0 if self.decay_steps is None else max(0.0, 1.0 - (step - 1) / self.decay_steps)
