@@ -92,6 +92,7 @@ def test_a_coin_teaches_nothing(warm: Path, tmp_path: Path) -> None:
     assert after < before + LEARNED
 
 
+@pytest.mark.long
 def test_the_critic_comes_to_explain_what_is_earned(warm: Path, tmp_path: Path) -> None:
     critic = {"learning_rate": 0.01, "backbone_grad_scale": 1.0}
     school = School(warm, tmp_path, LightningRL(advantage="gae", critic=critic, epochs=2))

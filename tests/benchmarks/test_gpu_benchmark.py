@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_at_tiny_size_prints_every_figure() -> None:
     command = [sys.executable, "benchmarks/gpu.py", "--size", "tiny", "--device", "cpu", "--rounds", "1"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False)

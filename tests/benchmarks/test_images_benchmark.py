@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_steps_of_the_picture_game_are_exact_call_by_call() -> None:
     command = [sys.executable, "benchmarks/images.py", "--quick"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=580, check=False)

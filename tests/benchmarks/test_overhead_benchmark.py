@@ -14,6 +14,7 @@ ROLES = ("agent", "gateway", "store", "sampling", "training", "warm_start", "tra
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_shares_of_all_parts_add_up() -> None:

@@ -16,6 +16,7 @@ FIGURES = {"agents", "calls_per_s", "added_p50_ms", "added_p99_ms", "rss_mb_per_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(POSTGRES is None, reason="PostgreSQL is not installed")
 def test_a_quick_run_loses_nothing_and_prints_every_figure() -> None:
     command = [sys.executable, "benchmarks/scale.py", "--quick"]

@@ -13,6 +13,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "structured.py"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_call_follows_its_schema_and_is_learned_from_under_its_mask() -> None:
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), "--quick"], stdout=subprocess.PIPE, text=True, check=True, timeout=600

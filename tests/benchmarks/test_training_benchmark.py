@@ -23,6 +23,7 @@ OF_TRL = {"ours_over_trl_train", "ours_over_trl_step"}
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_quick_run_prints_every_figure() -> None:
     command = [sys.executable, "benchmarks/training.py", "--quick"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=880, check=False)
