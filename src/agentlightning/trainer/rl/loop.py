@@ -92,6 +92,7 @@ class RLLoop(TrainingLoop):
             engine=self.engine,
             progress=self.progress,
             learning_rate=self.config.trainer.learning_rate,
+            collector=self.collector,
             asks_numbers=self.reports_numbers and bool(self.config.monitor.keep_credit),
         )
         self.scheduler = GroupScheduler(
