@@ -1,8 +1,8 @@
 """Fork returns: forks of a step's rollouts around some of their calls, for credit = "forked".
 
 Credit inputs drive it, once a step's rollouts have finished and before it is planned. Forks are enqueued under names that
-depend on the step, the rollout and the place alone, so that a step that is executed again, or was killed while it waited,
-finds its own. They are rollouts of evaluation, from which nothing learns, in groups of their own, which no evaluation reads.
+depend on the rollout's and the place alone, so that a step that is executed again, or was killed while it waited, finds its
+own. They are rollouts of evaluation, from which nothing learns, in groups of their own, which no evaluation reads.
 Which calls are chosen, and what their returns mean, algorithms/credit/forked.py knows.
 """
 
@@ -18,7 +18,7 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.credit.forked import call_estimates, chosen_calls
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.forks import calls_before, forks_of, replay_ended, replayable
+from agentlightning.store.forks import FORK, calls_before, forks_of, replay_ended, replayable
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.rl.step_inputs import read_inputs, with_failures
 from agentlightning.training_types import Trajectory, Transition
@@ -74,9 +74,9 @@ class ForkSampler:
         }
         places = await self._places([one for group in groups for one in group], chosen)
         wanted = [
-            replace(fork, mode="eval", step=step, priority=PRIORITY)
+            replace(fork, group_id=_name(place), mode="eval", step=step, priority=PRIORITY)
             for place in places
-            for fork in forks_of(place.rollout, place.calls, settings["forks"], key=f"credit:{step}")
+            for fork in forks_of(place.rollout, place.calls, settings["forks"])
         ]
         forks = await self._finished(wanted)
         found = await self._read(forks, {(place.rollout.id, place.calls): place.call_id for place in places})
@@ -145,6 +145,11 @@ class ForkSampler:
             "cost/fork_agent_s": sum(max(0, end - begun) for begun, end in spans if begun and end) / S,
         }
         return ForkReturns(returns={one: dict(found) for one, found in returns.items()}, metrics=metrics)
+
+
+def _name(place: _Place) -> str:
+    """The group of a place's forks: of names alone, since completions are drawn by it, and ids are others in every run."""
+    return f"{FORK}credit:{place.rollout.group_id}:{place.rollout.replica}:{place.calls}"
 
 
 def _places_of(rollout: Rollout, trajectory: Trajectory, calls: Sequence[Call], chosen: set[str]) -> list[_Place]:
