@@ -303,9 +303,12 @@ class RLLoop(TrainingLoop):
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started, waited = time.perf_counter(), self.collector.waited_s
         yield
-        self.seconds[phase] += time.perf_counter() - started
+        waited = self.collector.waited_s - waited
+        self.seconds[phase] += time.perf_counter() - started - waited
+        if waited:  # planning waits for forks
+            self.seconds["collect"] += waited
 
 
 def _with_counts(plan: StepPlan, outcomes: Iterable[Outcome]) -> StepPlan:
