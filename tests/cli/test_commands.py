@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ async def a_program_that_failed(store: LightningStore) -> None:
     await store.finish(
         [Finish(lease=claim.lease, state="failed", error="KeyError: '[/b]'", output="it [printed] this")]
     )
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert agl("--version").stdout == f"agentlightning {version('agentlightning')}\n"
 
 
 def test_a_list_that_is_piped_is_not_cut() -> None:

@@ -7,9 +7,11 @@ Each command is a file of this folder. Modules are imported after parsing, by th
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from agentlightning import __version__
 from agentlightning.children import hide_memory
 from agentlightning.cli import (
     alerts,
@@ -49,6 +51,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"agentlightning {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Takes what goes before a command."""
+
+
 app.command("demo")(demo.demo)
 app.command("tiny")(tiny.tiny)
 app.command("train")(train.train)
