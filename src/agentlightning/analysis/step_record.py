@@ -59,7 +59,8 @@ class StepRecord:
             )
         if "fork_returns" in needs and algorithm.credit != self.algorithm.credit:
             raise ConfigError(
-                f"credit: {algorithm.credit!r} needs forks that were sampled for the step; expected a rule of recorded rewards"
+                f"credit: {algorithm.credit!r} needs forks that were sampled for the step; expected a rule of recorded "
+                "rewards"
             )
         reader = CreditInputReader(
             algorithm=algorithm,

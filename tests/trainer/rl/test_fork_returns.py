@@ -162,3 +162,11 @@ async def test_a_fork_whose_replay_ended_is_no_evidence_and_one_that_failed_coun
     assert found.metrics["forks/replay_ended_share"] == (0.5 if how == "ended" else 0.0)
     assert found.metrics["forks/failed"] == (2.0 if how == "failed" else 0.0)
     assert (await sampled(store, group, on_failure, collector=None)).returns == found.returns
+
+
+async def test_forks_are_found_again_whatever_else_is_recorded_of_what_they_continue(store: LightningStore) -> None:
+    group = await a_group(store)
+    found, _ = await asyncio.gather(sampled(store, group), finish_forks(store, "well"))
+    for one in group:  # as a gateway may find out late
+        await store.mark_delivered(one.rollout_id, 1, [one.transitions[0].call_id], False)
+    assert await asyncio.wait_for(sampled(store, group), 10) == found

@@ -12,13 +12,14 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.credit.forked import call_estimates, chosen_calls
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.forks import FORK, calls_before, forks_of, replay_ended, replayable
+from agentlightning.store.forks import FORK, calls_before, forks_of, replay_ended
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.rl.step_inputs import read_inputs, with_failures
 from agentlightning.training_types import Trajectory, Transition
@@ -40,15 +41,22 @@ class ForkReturns:
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """A state to fork."""
 
     rollout: Rollout
     calls: int
-    """Those before it."""
+    """Those to replay before it."""
     call_id: str
-    """The one that follows."""
+    """The call that follows."""
+    number: int
+    """Of that call among those that are learned from: what a step that was opened does not find otherwise again."""
+
+    @property
+    def group_id(self) -> str:
+        """The group of its forks: of names alone, since completions are drawn by it, and ids are others in every run."""
+        return f"{FORK}credit:{self.rollout.group_id}:{self.rollout.replica}:{self.number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +82,12 @@ class ForkSampler:
         }
         places = await self._places([one for group in groups for one in group], chosen)
         wanted = [
-            replace(fork, group_id=_name(place), mode="eval", step=step, priority=PRIORITY)
+            replace(fork, group_id=place.group_id, mode="eval", step=step, priority=PRIORITY)
             for place in places
             for fork in forks_of(place.rollout, place.calls, settings["forks"])
         ]
         forks = await self._finished(wanted)
-        found = await self._read(forks, {(place.rollout.id, place.calls): place.call_id for place in places})
+        found = await self._read(forks, {place.group_id: place for place in places})
         variances = [
             call.variance
             for group in groups
@@ -115,7 +123,7 @@ class ForkSampler:
         found = await self.store.rollouts(query)
         return [one for one in found if (one.group_id, one.replica) in names and one.state in FINAL_STATES]
 
-    async def _read(self, forks: Sequence[Rollout], call_ids: Mapping[tuple[str, int], str]) -> ForkReturns:
+    async def _read(self, forks: Sequence[Rollout], places: Mapping[str, _Place]) -> ForkReturns:
         """The returns of those that count: whose replay did not end early, and whose reward is known, which is 0 for one
         that failed where the run counts failures so."""
         returns: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -133,9 +141,8 @@ class ForkSampler:
             )
             [counted] = self.algorithm.settled([told[0]])
             for one in counted:
-                fork = whole[one.rollout_id].fork
-                assert fork is not None
-                returns[fork.rollout_id][call_ids[fork.rollout_id, fork.calls]].append(one.reward)
+                place = places[one.group_id]
+                returns[place.rollout.id][place.call_id].append(one.reward)
         spans = [(one.started_ns, one.finished_ns) for one in forks]
         metrics = {
             "forks/count": float(len(forks)),
@@ -147,20 +154,16 @@ class ForkSampler:
         return ForkReturns(returns={one: dict(found) for one, found in returns.items()}, metrics=metrics)
 
 
-def _name(place: _Place) -> str:
-    """The group of a place's forks: of names alone, since completions are drawn by it, and ids are others in every run."""
-    return f"{FORK}credit:{place.rollout.group_id}:{place.rollout.replica}:{place.calls}"
-
-
 def _places_of(rollout: Rollout, trajectory: Trajectory, calls: Sequence[Call], chosen: set[str]) -> list[_Place]:
-    ids = [choices[0].id for choices in replayable(calls)]
-    before = {calls_before(calls, call) for call in calls if call.id in chosen} - {None}
-    own = {one.call_id for one in trajectory.transitions}
-    return [
-        _Place(rollout, place, ids[place])
-        for place in range(1, len(ids))
-        if before & {place, place - 1} and ids[place] in own
-    ]
+    places: list[_Place] = []
+    ids = sorted(call.call_id for call in trajectory.transitions)
+    by_id = {call.id: call for call in calls}
+    for number, (previous, call_id) in enumerate(pairwise(ids), 1):
+        before = calls_before(calls, by_id[call_id])
+        further_choice = before == calls_before(calls, by_id[previous])  # of the same request
+        if before is not None and not further_choice and chosen & {previous, call_id}:
+            places.append(_Place(rollout=rollout, calls=before, call_id=call_id, number=number))
+    return places
 
 
 def _by_rollout(calls: Sequence[Call]) -> defaultdict[str, list[Call]]:
