@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import Evidence
-from agentlightning.algorithms.credit.forked import Estimate, call_estimates, chosen_calls, forked
+from agentlightning.algorithms.credit.forked import ForkEstimate, call_estimates, chosen_calls, forked
 from agentlightning.errors import ConfigError
 from agentlightning.training_types import Trajectory
 
@@ -40,7 +40,7 @@ def test_the_sampling_variance_of_an_advantage_is_that_of_the_means_that_it_is_m
     # returns 1, 0 of the group: 0.5 / 2; 1, 1, 0, 0 before the second call: (1 / 3) / 4; then all equal
     assert [one.variance for one in first] == pytest.approx([0.25 + 1 / 12, 1 / 12, 0.0])
     [[drawn, *_], _] = call_estimates(GROUP, {"a": {"a/1": [1.0, 0.0, 0.0]}}, 1.0)
-    assert drawn == Estimate(pytest.approx(0.0), pytest.approx(0.25 + 0.8**2 / 12))
+    assert drawn == ForkEstimate(pytest.approx(0.0), pytest.approx(0.25 + 0.8**2 / 12))
 
 
 def test_calls_count_in_the_order_in_which_they_began() -> None:

@@ -31,7 +31,7 @@ MAX_FORKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ForkEstimate:
     """A value or an advantage, with the variance of its sampling error."""
 
     value: float
@@ -70,7 +70,9 @@ def forked(
     ]
 
 
-def call_estimates(group: Sequence[Trajectory], returns: Mapping[str, Returns], prior: float) -> list[list[Estimate]]:
+def call_estimates(
+    group: Sequence[Trajectory], returns: Mapping[str, Returns], prior: float
+) -> list[list[ForkEstimate]]:
     """The advantage of each call of each rollout of a group. returns: by rollout.
 
     Variances take the two states of a difference for independent, and the group's mean that values are drawn to for exact.
@@ -95,7 +97,7 @@ def chosen_calls(trajectory: Trajectory, group: Sequence[Trajectory], calls: int
     return ordered[:calls] if calls else ordered
 
 
-def _differences(trajectory: Trajectory, returns: Returns, first: Estimate, prior: float) -> list[Estimate]:
+def _differences(trajectory: Trajectory, returns: Returns, first: ForkEstimate, prior: float) -> list[ForkEstimate]:
     # By id, that is in the order in which they began, as a fork counts them; transitions are in the order of their ends.
     order = sorted(range(len(trajectory.transitions)), key=lambda place: trajectory.transitions[place].call_id)
     ids = [trajectory.transitions[place].call_id for place in order]
@@ -103,22 +105,22 @@ def _differences(trajectory: Trajectory, returns: Returns, first: Estimate, prio
     for place, call_id in enumerate(ids):
         if place and (found := returns.get(call_id)):
             states.append((place, _estimate([trajectory.reward, *found], prior, first.value)))
-    states.append((len(ids), Estimate(trajectory.reward, 0.0)))
+    states.append((len(ids), ForkEstimate(trajectory.reward, 0.0)))
     calls = [first] * len(ids)
     for (start, before), (end, after) in pairwise(states):
         count = end - start
-        share = Estimate((after.value - before.value) / count, (after.variance + before.variance) / count**2)
+        share = ForkEstimate((after.value - before.value) / count, (after.variance + before.variance) / count**2)
         for place in order[start:end]:
             calls[place] = share
     return calls
 
 
-def _estimate(returns: Sequence[float], prior: float, towards: float) -> Estimate:
+def _estimate(returns: Sequence[float], prior: float, towards: float) -> ForkEstimate:
     """The mean of the returns, drawn to `towards`; its variance is that of the mean, 0 where there is but one return."""
     count = len(returns)
     variance = statistics.variance(returns) / count if count > 1 else 0.0
     weight = count / (count + prior)
-    return Estimate(weight * statistics.mean(returns) + (1.0 - weight) * towards, weight**2 * variance)
+    return ForkEstimate(weight * statistics.mean(returns) + (1.0 - weight) * towards, weight**2 * variance)
 
 
 def _surprise(transition: Transition) -> float:

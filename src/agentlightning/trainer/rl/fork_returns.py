@@ -34,7 +34,7 @@ S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkReturns:
-    """What the forks of a step came to."""
+    """Returns and numbers of the forks of a step."""
 
     returns: Mapping[str, Mapping[str, Sequence[float]]]
     """Of the forks that count, by rollout and by the id of the call that they sampled first."""
