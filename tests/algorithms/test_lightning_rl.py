@@ -227,12 +227,17 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
             {"group_size": 1},
             "algorithm.group_size: expected a whole number of at least 2 with advantage = 'grpo', got 1",
         ),
+        (
+            {"group_size": 1, "advantage": "reinforce", "credit": "forked"},
+            "algorithm.group_size: expected a whole number of at least 2 with credit = 'forked', whose first state is worth "
+            "the mean return of its group, got 1",
+        ),
         ({"group_size": True}, "algorithm.group_size: expected a valid integer, got True"),
         ({"minibatches": 0}, "algorithm.minibatches: expected a number greater than 0, got 0"),
         (
             {"credit": "luck"},
-            "algorithm.credit: expected one of counterfactual, decisive, discounted, gigpo, graph_td, grouped_gae, "
-            "judge, last, learned, rubric, step_rewards, uniform, or file.py:name of your own, got 'luck'",
+            "algorithm.credit: expected one of counterfactual, decisive, discounted, forked, gigpo, graph_td, "
+            "grouped_gae, judge, last, learned, rubric, step_rewards, uniform, or file.py:name of your own, got 'luck'",
         ),
         (
             {"advantage": "gea"},

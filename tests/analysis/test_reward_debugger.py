@@ -187,6 +187,8 @@ async def test_what_takes_a_model_is_refused_by_name(store: LightningStore) -> N
         await changed(store, advantage="gae")
     with pytest.raises(ConfigError, match="credit: 'judge' asks a model"):
         await changed(store, credit="judge", credit_settings={"model": "m", "url": "http://h/v1"})
+    with pytest.raises(ConfigError, match="credit: 'forked' needs forks that were sampled for the step"):
+        await changed(store, credit="forked")
     with pytest.raises(ConfigError, match="what-if: expected a credit rule"):
         await changed(store)
     with pytest.raises(NotFoundError, match="no rollout of step 7 has finished"):

@@ -301,6 +301,16 @@ async def test_replayed_tokens_are_none_of_those_that_limits_and_summaries_count
     assert rows[claim.rollout.id].sampled_tokens == sum(len(call.sampled_ids) for call in await calls_of(house, claim))
 
 
+async def test_a_fork_may_be_for_evaluation_where_what_it_continues_was_to_train(house: House) -> None:
+    claim = await recorded(house)
+    [new] = await new_forks(house.store, claim.rollout.id, 2)
+    await house.store.enqueue([replace(new, mode="eval", group_id="another")])
+    worker = WorkerStatus(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
+    [forked] = await house.store.claim(worker, lease_s=LEASE_S)
+    house.say("snowy.")
+    assert await converse(house, forked) == ["sunny.", "rainy.", "snowy."]
+
+
 async def test_forks_of_one_key_are_made_once(house: House) -> None:
     claim = await recorded(house)
     made = [
@@ -310,6 +320,7 @@ async def test_forks_of_one_key_are_made_once(house: House) -> None:
     ids = [tuple(one.id for one in some) for some in made]
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
+    assert [len({one.group_id for one in some}) for some in made] == [1] * 4
 
 
 async def test_a_session_of_a_user_is_not_forked(house: House) -> None:

@@ -162,6 +162,7 @@ async def answer(
                     request_hash="r",
                     messages=[],
                     completion={"role": "assistant", "content": "x"},
+                    replayed_id=replayed_id(rollout, number),
                     images=[ImageSpan(hash=name, start=0, end=1) for name in images],
                 )
             ]
@@ -178,6 +179,12 @@ async def answer(
         await store.finish([Finish(lease=claim.lease, state="failed", error="boom")])
     else:
         await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=(record,))])
+
+
+def replayed_id(rollout: Rollout, number: int) -> str | None:
+    """The call that a gateway would answer this one from."""
+    fork = rollout.fork
+    return None if fork is None or number >= fork.calls else f"{fork.rollout_id}-{number}"
 
 
 class Gate:

@@ -75,6 +75,11 @@ def _check_credit(settings: LightningRL) -> None:
         raise ConfigError(
             f"algorithm.credit: {settings.credit!r} has no effect with advantage = 'gae', whose critic gives credit"
         )
+    if settings.group_size == 1 and "fork_returns" in find_rule(str(settings.credit)).needs:
+        raise ConfigError(
+            "algorithm.group_size: expected a whole number of at least 2 with credit = 'forked', whose first state is worth "
+            "the mean return of its group, got 1"
+        )
     if not settings.normalize_std and settings.advantage not in ("grpo", GAE):
         raise ConfigError(
             f"algorithm.normalize_std: has an effect with advantage = 'grpo' or 'gae' only, not with {settings.advantage!r}"

@@ -1,6 +1,6 @@
 """Cost of a run: what its training steps used up, added up from the metrics that each step records.
 
-``agl runs show`` and the console's page of a run draw on it. Reads five metrics, and no rollout. Evaluations are not
+``agl runs show`` and the console's page of a run draw on it. Reads seven metrics, and no rollout. Evaluations are not
 counted, nor attempts that were repeated: no step records them.
 """
 
@@ -17,6 +17,8 @@ COSTS: Mapping[str, str] = {
     "cost/agent_s": "agent seconds",
     "cost/prompt_tokens": "prompt tokens",
     "cost/sampled_tokens": "sampled tokens",
+    "cost/fork_agent_s": "agent seconds of forks",
+    "cost/fork_sampled_tokens": "sampled tokens of forks",
     "cost/external_tokens": "tokens of external models",
     "cost/external_usd": "US dollars for external models",
 }

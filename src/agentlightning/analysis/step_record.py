@@ -57,6 +57,11 @@ class StepRecord:
                 f"credit: {algorithm.credit!r} asks a model about every group, and its answers are in no store; expected a "
                 "rule of recorded rewards"
             )
+        if "fork_returns" in needs and algorithm.credit != self.algorithm.credit:
+            raise ConfigError(
+                f"credit: {algorithm.credit!r} needs forks that were sampled for the step; expected a rule of recorded "
+                "rewards"
+            )
         reader = CreditInputReader(
             algorithm=algorithm,
             store=store,

@@ -60,18 +60,27 @@ async def new_forks(
             if recorded
             else f"fork: a policy answered no call of attempt {rollout.attempt} of rollout {rollout_id}"
         )
+    return forks_of(rollout, calls, count, None if answer is None else _answer(answer), key)
+
+
+def forks_of(
+    rollout: Rollout, calls: int, count: int, answer: JSON | None = None, key: str | None = None
+) -> list[NewRollout]:
+    """The rollouts of `new_forks`, where it is known that they can be: `rollout` has finished, and has more calls to replay
+    than `calls`."""
     fork = Fork(
-        rollout_id=rollout_id,
+        rollout_id=rollout.id,
         attempt=rollout.attempt,
         calls=calls,
-        root_id=rollout_id if rollout.fork is None else rollout.fork.root_id,
-        answer=None if answer is None else _answer(answer),
+        root_id=rollout.id if rollout.fork is None else rollout.fork.root_id,
+        answer=answer,
     )
+    group_id = f"{FORK}{rollout.id}:{calls}:{key or uuid7()}"
     return [
         NewRollout(
             run_id=rollout.run_id,
             task=rollout.task,
-            group_id=f"{FORK}{rollout_id}:{calls}:{key or uuid7()}",
+            group_id=group_id,
             replica=replica,
             mode=rollout.mode,
             step=rollout.step,

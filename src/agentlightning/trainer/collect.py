@@ -7,6 +7,7 @@ idempotent, so a trainer that was killed picks up what its predecessor had enque
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from agentlightning.errors import NoCallsError
@@ -26,6 +27,8 @@ class RolloutCollector:
     def __init__(self, store: LightningStore, run_id: str) -> None:
         self._store = store
         self.run_id = run_id
+        self.waited_s = 0.0
+        """Time of all waits so far, whoever waited."""
         self._seen: int | None = None
         self._watched: set[str] = set()
         self._finished: dict[str, Rollout] = {}
@@ -77,7 +80,9 @@ class RolloutCollector:
     async def wait_finished(self, outstanding: int, within_s: float = WAIT_S) -> None:
         """Waits until some rollouts have finished, the more the more are `outstanding`, or for `within_s` seconds."""
         assert self._seen is not None, "begin() comes first"
+        started = time.perf_counter()
         finished = await self._store.wait(self.run_id, self._seen, 1 + outstanding // PROGRESS_SHARES, within_s)
+        self.waited_s += time.perf_counter() - started
         if not finished and within_s >= WAIT_S:
             # A full disk can still be read: workers would try, and this would wait, for ever. A write finds out.
             await self._store.update_run(self.run_id)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from agentlightning.algorithms.credit.counterfactual import counterfactual
 from agentlightning.algorithms.credit.decisive import decisive
+from agentlightning.algorithms.credit.forked import forked
 from agentlightning.algorithms.credit.gigpo import gigpo
 from agentlightning.algorithms.credit.graph_td import graph_td
 from agentlightning.algorithms.credit.grouped_gae import grouped_gae
@@ -35,6 +36,7 @@ CREDIT: Mapping[str, Rule] = MappingProxyType(
             gigpo,
             grouped_gae,
             graph_td,
+            forked,
             counterfactual,
             learned,
             decisive,

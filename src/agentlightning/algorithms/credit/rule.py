@@ -54,6 +54,8 @@ class Evidence:
     """A judge's scores of the calls of each rollout that it scored."""
     graph: StateGraph = field(default_factory=StateGraph)
     """The calls of all earlier steps."""
+    fork_returns: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=lambda: MappingProxyType({}))
+    """By rollout and call: the returns of forks that sampled from that call on."""
 
 
 SIGNATURES: Mapping[Each, tuple[str, ...]] = MappingProxyType(
@@ -76,7 +78,7 @@ class Rule:
     needs: tuple[str, ...] = ()
     """Parts that the evidence must hold, by name; `trainer.rl.credit_inputs` gathers each by settings of the rule: "scores"
     and "call_scores" (url, key_env, model, instructions, attempts; rubric), "history" (history: steps), "graph" (key,
-    forget, max_states)."""
+    forget, max_states), "fork_returns" (forks, calls, choose, prior)."""
     reads_steps: bool = True
     """True where step rewards make a difference to it."""
 

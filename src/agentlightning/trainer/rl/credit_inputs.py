@@ -1,5 +1,5 @@
 """Credit inputs: data that a credit rule needs besides the step's groups: earlier steps from the store, a graph of all of
-them, a judge's scores.
+them, a judge's scores, the returns of forks.
 
 The step planner drives it before the algorithm plans. Everything it gathers is recorded, in the store or as the
 judge's replies in the run's folder, so that a step that is executed again gathers the same and pays nothing. A further
@@ -12,6 +12,7 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,10 @@ from agentlightning.disk import open_private
 from agentlightning.errors import ConfigError
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.rl.air_rewards import learned_rewards
+from agentlightning.trainer.rl.fork_returns import ForkSampler
 from agentlightning.trainer.rl.graph_files import GraphFiles
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs, read_inputs, with_failures
 from agentlightning.training_types import Trajectory
@@ -54,6 +58,9 @@ class CreditInputReader:
     air: AirConfig = field(default_factory=AirConfig)
     """The settings by which earlier steps learned from AIR's rewards."""
     on_failure: Literal["drop", "zero"] = "drop"
+    collector: RolloutCollector | None = None
+    """Waits for forks. None: none is enqueued, and those that are recorded are read."""
+    progress: Progress = field(default_factory=Silent)
     transport: httpx.AsyncBaseTransport | None = None
 
     async def gather(self, step: int, groups: Sequence[Sequence[Trajectory]]) -> tuple[Evidence, dict[str, float]]:
@@ -65,6 +72,9 @@ class CreditInputReader:
             evidence = replace(evidence, history=await self._history(step, settings["history"]))
         if "graph" in rule.needs:
             evidence = replace(evidence, graph=await self._graph(step, settings))
+        if "fork_returns" in rule.needs:
+            sampled = await self._fork_sampler().sample(step, groups, settings)
+            evidence, cost = replace(evidence, fork_returns=sampled.returns), cost | sampled.metrics
         if "scores" in rule.needs:
             async with self._client() as client:
                 judged = await judge_groups(
@@ -82,6 +92,15 @@ class CreditInputReader:
                 )
             evidence, cost = replace(evidence, call_scores=scored.scores), cost | scored.stats
         return evidence, cost
+
+    def _fork_sampler(self) -> ForkSampler:
+        return ForkSampler(
+            algorithm=self.algorithm,
+            store=self.store,
+            collector=self.collector,
+            on_failure=self.on_failure,
+            on_progress=partial(self.progress.phase, "fork"),
+        )
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(timeout=TIMEOUT_S, transport=self.transport)

@@ -92,6 +92,7 @@ class RLLoop(TrainingLoop):
             engine=self.engine,
             progress=self.progress,
             learning_rate=self.config.trainer.learning_rate,
+            collector=self.collector,
             asks_numbers=self.reports_numbers and bool(self.config.monitor.keep_credit),
         )
         self.scheduler = GroupScheduler(
@@ -302,9 +303,12 @@ class RLLoop(TrainingLoop):
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started, waited = time.perf_counter(), self.collector.waited_s
         yield
-        self.seconds[phase] += time.perf_counter() - started
+        waited = self.collector.waited_s - waited
+        self.seconds[phase] += time.perf_counter() - started - waited
+        if waited:  # planning waits for forks
+            self.seconds["collect"] += waited
 
 
 def _with_counts(plan: StepPlan, outcomes: Iterable[Outcome]) -> StepPlan:

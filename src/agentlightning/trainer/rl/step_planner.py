@@ -22,6 +22,7 @@ from agentlightning.algorithms.selection import own_groups, selection
 from agentlightning.engines.base import Engine, Metrics
 from agentlightning.errors import NoCallsError
 from agentlightning.store.base import LightningStore
+from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Progress
@@ -70,6 +71,8 @@ class StepPlanner:
     progress: Progress
     learning_rate: float
     """Of a policy that has no rate of its own, at its full height."""
+    collector: RolloutCollector | None = None
+    """Waits for the rollouts that a credit rule asks for; None where none is trained by such a rule."""
     asks_numbers: bool = False
     """True where the engine is asked for the ratios and entropies of the tokens that it trains."""
 
@@ -131,6 +134,8 @@ class StepPlanner:
             graphs=GraphFiles(folder=self.folder / "graph" / alias, keep_steps=config.trainer.checkpoint_every),
             air=config.air,
             on_failure=config.agent.on_failure,
+            collector=self.collector,
+            progress=self.progress,
         )
         inputs, cost = await reader.gather(step, groups)
         values = await critic_values(self.engine, alias, algorithm, own_groups(groups))

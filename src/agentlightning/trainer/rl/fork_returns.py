@@ -1,0 +1,173 @@
+"""Fork returns: forks of a step's rollouts around some of their calls, for credit = "forked".
+
+Credit inputs drive it, once a step's rollouts have finished and before it is planned. Forks are enqueued under names that
+depend on the rollout's and the place alone, so that a step that is executed again, or was killed while it waited, finds its
+own. They are rollouts of evaluation, from which nothing learns, in groups of their own, which no evaluation reads.
+Which calls are chosen, and what their returns mean, algorithms/credit/forked.py knows.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+from agentlightning.adapters.trajectories import trajectories
+from agentlightning.algorithms.credit.forked import call_estimates, chosen_calls
+from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.forks import FORK, calls_before, forks_of, replay_ended
+from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.rl.step_inputs import read_inputs, with_failures
+from agentlightning.training_types import Trajectory, Transition
+from agentlightning.types import FINAL_STATES, Call, NewRollout, Rollout
+
+READ_BATCH = 128
+"""Rollouts whose calls are read at a time: calls hold all text."""
+PRIORITY = 1
+"""Of forks: their step waits for them, and for none of the rollouts that run ahead of it."""
+S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkReturns:
+    """Returns and numbers of the forks of a step."""
+
+    returns: Mapping[str, Mapping[str, Sequence[float]]]
+    """Of the forks that count, by rollout and by the id of the call that they sampled first."""
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A state to fork."""
+
+    rollout: Rollout
+    calls: int
+    """Those to replay before it."""
+    call_id: str
+    """The call that follows."""
+    number: int
+    """Of that call among those that are learned from: what a step that was opened does not find otherwise again."""
+
+    @property
+    def group_id(self) -> str:
+        """The group of its forks: of names alone, since completions are drawn by it, and ids are others in every run."""
+        return f"{FORK}credit:{self.rollout.group_id}:{self.rollout.replica}:{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkSampler:
+    """Samples the forks of one run's steps."""
+
+    algorithm: LightningRL
+    store: LightningStore
+    collector: RolloutCollector | None
+    """None: none is enqueued, and those that a trainer enqueued and that have finished are read."""
+    on_failure: Literal["drop", "zero"] = "drop"
+    on_progress: Callable[[int, int], None] = lambda done, total: None
+
+    async def sample(
+        self, step: int, groups: Sequence[Sequence[Trajectory]], settings: Mapping[str, Any]
+    ) -> ForkReturns:
+        """Samples around the chosen calls of these groups, by the settings of the rule, and waits until all has finished."""
+        groups = self.algorithm.settled(groups)
+        chosen = {
+            one.rollout_id: chosen_calls(one, group, settings["calls"], settings["choose"])
+            for group in groups
+            for one in group
+        }
+        places = await self._places([one for group in groups for one in group], chosen)
+        wanted = [
+            replace(fork, group_id=place.group_id, mode="eval", step=step, priority=PRIORITY)
+            for place in places
+            for fork in forks_of(place.rollout, place.calls, settings["forks"])
+        ]
+        forks = await self._finished(wanted)
+        found = await self._read(forks, {place.group_id: place for place in places})
+        variances = [
+            call.variance
+            for group in groups
+            for one, calls in zip(group, call_estimates(group, found.returns, settings["prior"]), strict=True)
+            if one.rollout_id in found.returns
+            for call in calls
+        ]
+        if variances:
+            found.metrics["forks/advantage_variance"] = statistics.fmean(variances)
+        return found
+
+    async def _places(self, members: Sequence[Trajectory], chosen: Mapping[str, Sequence[Transition]]) -> list[_Place]:
+        """The states before and after the chosen calls, but the first, in which all of the group began, and the last."""
+        places = []
+        for start in range(0, len(members), READ_BATCH):
+            part = members[start : start + READ_BATCH]
+            ids = [one.rollout_id for one in part]
+            rollouts = {one.id: one for one in await self.store.rollouts(RolloutQuery(ids=ids))}
+            calls = _by_rollout(await self.store.calls(ids))
+            for one in part:
+                rollout = rollouts[one.rollout_id]
+                recorded = [call for call in calls[rollout.id] if call.attempt == rollout.attempt]
+                places += _places_of(rollout, one, recorded, {call.call_id for call in chosen[rollout.id]})
+        return places
+
+    async def _finished(self, wanted: Sequence[NewRollout]) -> list[Rollout]:
+        if not wanted:
+            return []
+        if self.collector is not None:
+            return await self.collector.collect(wanted, self.on_progress)
+        names = {(one.group_id, one.replica) for one in wanted}
+        query = RolloutQuery(run_id=wanted[0].run_id, group_ids=sorted({group for group, _ in names}))
+        found = await self.store.rollouts(query)
+        return [one for one in found if (one.group_id, one.replica) in names and one.state in FINAL_STATES]
+
+    async def _read(self, forks: Sequence[Rollout], places: Mapping[str, _Place]) -> ForkReturns:
+        """The returns of those that count: whose replay did not end early, and whose reward is known, which is 0 for one
+        that failed where the run counts failures so."""
+        returns: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        ended = failed = tokens = 0
+        for start in range(0, len(forks), READ_BATCH):
+            part = [one for one in forks[start : start + READ_BATCH] if one.state != "cancelled"]
+            inputs = await read_inputs(self.store, with_failures(part, self.on_failure), {})
+            calls = _by_rollout(inputs.calls)
+            whole = {one.id: one for one in part if replay_ended(one, calls[one.id]) is None}
+            ended += len(part) - len(whole)
+            failed += sum(one.state == "failed" for one in part)
+            tokens += sum(len(call.sampled_ids) for call in inputs.calls if call.policy and call.replayed_id is None)
+            told = trajectories(
+                with_failures(list(whole.values()), self.on_failure), inputs.calls, inputs.rewards, keep_unrewarded=True
+            )
+            [counted] = self.algorithm.settled([told[0]])
+            for one in counted:
+                place = places[one.group_id]
+                returns[place.rollout.id][place.call_id].append(one.reward)
+        spans = [(one.started_ns, one.finished_ns) for one in forks]
+        metrics = {
+            "forks/count": float(len(forks)),
+            "forks/failed": float(failed),
+            "forks/replay_ended_share": ended / max(1, len(forks)),
+            "cost/fork_sampled_tokens": float(tokens),
+            "cost/fork_agent_s": sum(max(0, end - begun) for begun, end in spans if begun and end) / S,
+        }
+        return ForkReturns(returns={one: dict(found) for one, found in returns.items()}, metrics=metrics)
+
+
+def _places_of(rollout: Rollout, trajectory: Trajectory, calls: Sequence[Call], chosen: set[str]) -> list[_Place]:
+    places: list[_Place] = []
+    ids = sorted(call.call_id for call in trajectory.transitions)
+    by_id = {call.id: call for call in calls}
+    for number, (previous, call_id) in enumerate(pairwise(ids), 1):
+        before = calls_before(calls, by_id[call_id])
+        further_choice = before == calls_before(calls, by_id[previous])  # of the same request
+        if before is not None and not further_choice and chosen & {previous, call_id}:
+            places.append(_Place(rollout=rollout, calls=before, call_id=call_id, number=number))
+    return places
+
+
+def _by_rollout(calls: Sequence[Call]) -> defaultdict[str, list[Call]]:
+    found: defaultdict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        found[call.rollout_id].append(call)
+    return found
