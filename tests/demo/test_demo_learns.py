@@ -1,5 +1,5 @@
-"""The demo as a person runs it: the command, its last line, and what it left on disk. The lookup demo is run, and learns, in
-tests/benchmarks/test_overhead_benchmark.py."""
+"""The demo as a person runs it: the command, its last line, and what it left on disk. The lookup demo is run by
+tests/benchmarks/test_overhead_benchmark.py, too, and learns there."""
 
 from __future__ import annotations
 
