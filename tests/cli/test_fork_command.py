@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
+from agentlightning.cli.fork import read_answer
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.types import SESSION, Call, Claim, Finish, NewRollout, Rollout, Sampling, VersionSpan, WorkerStatus
@@ -115,3 +116,7 @@ def test_lists_and_the_rollout_say_where_a_replay_ended(store: str) -> None:
     shown = agl(store, "show", forked).stdout
     assert f"fork of rollout {origin}, attempt 1, after 2 calls" in shown
     assert shown.count("replayed") == 1
+
+
+def test_a_long_text_is_an_answer_and_no_name_of_a_file() -> None:
+    assert read_answer("a long answer " * 400) == "a long answer " * 400

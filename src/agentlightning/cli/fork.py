@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,12 +64,12 @@ def read_answer(given: str) -> str | dict[str, Any]:
     'Oslo.'
     """
     path = Path(given)
+    if not os.path.isfile(path):  # Path.is_file() raises where a text is too long for a name
+        return given
     try:
-        text = path.read_text(encoding="utf-8").strip() if path.is_file() else None
+        text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as cause:
         raise InputError(f"--answer: {given:.80} cannot be read: {cause}") from cause
-    if text is None:
-        return given
     if path.suffix != ".json":
         return text
     try:

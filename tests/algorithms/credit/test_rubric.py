@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import Evidence
-from agentlightning.algorithms.credit.judge import JudgeReply
-from agentlightning.algorithms.credit.rubric import read_call_scores, rubric, score_calls
+from agentlightning.algorithms.credit.judge import JudgeReply, read_scores
+from agentlightning.algorithms.credit.rubric import rubric, score_calls
 from agentlightning.errors import ConfigError
 from agentlightning.types import JSON
 
@@ -107,8 +107,8 @@ async def test_calls_that_are_recorded_without_messages_cannot_be_scored() -> No
 
 
 def test_only_scores_for_every_call_are_read() -> None:
-    assert read_call_scores('{"scores": [0, 0]} then {"scores": [0.5, 1]}', 2) == [0.5, 1.0]
-    assert read_call_scores('{"scores": [0.5]}', 2) is None
+    assert read_scores('{"scores": [0, 0]} then {"scores": [0.5, 1]}', 2) == [0.5, 1.0]
+    assert read_scores('{"scores": [0.5]}', 2) is None
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0, 1), st.floats(-2, 2))

@@ -162,7 +162,7 @@ async def usable_answer(
 
 
 def read_scores(text: str, count: int) -> list[float] | None:
-    """The scores of a reply, None where it does not give each of `count` attempts one number from 0 to 1.
+    """The scores of a reply, None where it does not give each of `count` attempts or calls one number from 0 to 1.
 
     >>> read_scores('The second is better. {"scores": [0.2, 0.9]}', 2)
     [0.2, 0.9]

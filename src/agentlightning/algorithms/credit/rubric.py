@@ -18,12 +18,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agentlightning.algorithms.credit.judge import MAX_CONCURRENCY, STATS, Ask, Cache, usable_answer
+from agentlightning.algorithms.credit.judge import MAX_CONCURRENCY, STATS, Ask, Cache, read_scores, usable_answer
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.algorithms.settings import UnitInterval
 from agentlightning.errors import ConfigError
 from agentlightning.prefill import with_completion
-from agentlightning.runner.chat_endpoint import is_score, json_lines, values_of
+from agentlightning.runner.chat_endpoint import json_lines
 from agentlightning.training_types import Trajectory
 from agentlightning.types import JSON
 
@@ -99,26 +99,12 @@ async def score_calls(
             ],
         }
         async with gate:
-            return await usable_answer(
-                request, ask, cache, attempts, lambda reply: read_call_scores(reply, count), stats
-            )
+            return await usable_answer(request, ask, cache, attempts, lambda reply: read_scores(reply, count), stats)
 
     found = await asyncio.gather(*(scores_of(text, count) for text, count in lengths.items()))
     by_text = dict(zip(lengths, found, strict=True))
     scores = {key: numbers for key, text in texts.items() if (numbers := by_text[text]) is not None}
     return ScoredCalls(scores=scores, stats=stats)
-
-
-def read_call_scores(text: str, count: int) -> list[float] | None:
-    """The scores of a reply, None where it does not give each of `count` calls one number from 0 to 1.
-
-    >>> read_call_scores('The first decided it. {"scores": [0.9, 0.1]}', 2)
-    [0.9, 0.1]
-    """
-    for scores in values_of("scores", text):
-        if isinstance(scores, list) and len(scores) == count and all(is_score(score) for score in scores):
-            return [float(score) for score in scores]
-    return None
 
 
 def _shared(trajectory: Trajectory, scores: Sequence[float] | None, floor: float) -> Credit:
