@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,10 +71,9 @@ def read_answer(given: str) -> str | dict[str, Any]:
         raise InputError(f"--answer: {given:.80} cannot be read: {cause}") from cause
     if path.suffix != ".json":
         return text
+    from agentlightning.store.forks import read_message
+
     try:
-        message = json.loads(text)
-    except ValueError as cause:
-        raise InputError(f"--answer: {given} is no JSON: {cause}") from cause
-    if not isinstance(message, dict):
-        raise InputError(f"--answer: expected an assistant message in {given}")
-    return message
+        return read_message(text)
+    except InputError as cause:
+        raise InputError(f"--answer: {given}: {cause}") from cause

@@ -16,7 +16,7 @@ from agentlightning.console.parts import Query, choice, first, number, replay_li
 from agentlightning.console.reader import Reader, Recorded
 from agentlightning.errors import InputError
 from agentlightning.store.base import RolloutQuery
-from agentlightning.store.forks import calls_before, new_forks, replayable
+from agentlightning.store.forks import calls_before, new_forks, read_message, replayable
 from agentlightning.types import FINAL_STATES, JSON, SESSION
 
 MAX_COUNT = 64
@@ -90,13 +90,7 @@ def _answer(query: Query) -> str | JSON | None:
         return None
     if choice(query, "kind", tuple(KINDS)) == "text":
         return text
-    try:
-        message = orjson.loads(text)
-    except orjson.JSONDecodeError as cause:
-        raise InputError(f"answer: expected JSON: {cause}") from cause
-    if not isinstance(message, dict):
-        raise InputError("answer: expected an assistant message")
-    return message
+    return read_message(text)
 
 
 async def _made(reader: Reader, run_id: str, group: str) -> Html:

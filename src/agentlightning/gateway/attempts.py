@@ -22,7 +22,7 @@ from agentlightning.rendering.renderer import Renderer
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.coalescer import Coalescer
-from agentlightning.store.forks import calls_to_replay, replayable
+from agentlightning.store.forks import calls_to_replay, replayable, replayable_external
 from agentlightning.store.server_keys import is_loopback
 from agentlightning.types import Call, Claim, Rollout
 
@@ -252,7 +252,9 @@ class AttemptCache:
                 calls = await self._store.calls([fork.rollout_id], fork.attempt)
                 # Whoever may enqueue rollouts in one run may not read another's answers by them.
                 recorded = [call for call in calls if call.run_id == attempt.rollout.run_id]
-                attempt.replay = AttemptReplay(replayable(recorded)[: calls_to_replay(fork)], fork.answer)
+                attempt.replay = AttemptReplay(
+                    replayable(recorded)[: calls_to_replay(fork)], fork.answer, replayable_external(recorded, fork)
+                )
             if not attempt.complete:
                 attempt.replay.see(await self._store.calls([attempt.rollout.id], attempt.number))
             return attempt.replay

@@ -5,6 +5,10 @@ completion where its request is the recorded one: same messages, tools, decoding
 that is none of those left to replay ends the replay for good, since the agent is then in a state in which the recorded
 attempt never was. What was replayed is known from the attempt's own record, so that any gateway can go on with it. A fork
 with an answer gives it in the place of the last completion. Pure: it reads no store.
+
+Calls that external models answered before the place of the fork are answered from the record, too, while the replay goes
+on: else a judge or a simulated user would be paid again, and would say something else. One of them that is not there to
+replay ends nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.store.forks import Choices
-from agentlightning.types import ABANDONED, JSON, Call
+from agentlightning.types import ABANDONED, JSON, Call, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +26,11 @@ log = logging.getLogger(__name__)
 class AttemptReplay:
     """The calls of a forked attempt that are still answered from the record."""
 
-    def __init__(self, recorded: Sequence[Choices], answer: JSON | None = None) -> None:
-        """`recorded`: the calls to replay, in the order in which they began. answer: given in place of the last one."""
+    def __init__(self, recorded: Sequence[Choices], answer: JSON | None = None, external: Sequence[Call] = ()) -> None:
+        """`recorded`: the calls to replay, in the order in which they began. answer: given in place of the last one.
+        external: those of external models that may be replayed, in that order."""
         self._recorded = recorded
+        self._external = external
         self._answer = answer
         self._taken: set[str] = set()
         self._ended = False
@@ -53,13 +59,25 @@ class AttemptReplay:
         self._ended = True
         return []
 
+    def take_external(self, request_hash: str, model: str, protocol: str, sampling: Sampling) -> Call | None:
+        """Returns the recorded call of this request to an external model, which no other gets from now on; None where it is
+        to be asked."""
+        if self._ended:
+            return None
+        asked = (request_hash, model, protocol, sampling)
+        for call in self._external:
+            if call.id not in self._taken and (call.request_hash, call.model, call.protocol, call.sampling) == asked:
+                self._taken.add(call.id)
+                return call
+        return None
+
     def answer_to(self, choices: Choices) -> JSON | None:
         """The answer that is given in the place of these recorded choices, if one is."""
         return self._answer if choices is self._recorded[-1] else None
 
-    def give_back(self, choices: Choices) -> None:
-        """The call failed before it was recorded: its next try gets them."""
-        self._taken.discard(choices[0].id)
+    def give_back(self, call: Call) -> None:
+        """The call failed before it was recorded: its next try gets `call`, with the choices beside it."""
+        self._taken.discard(call.id)
 
 
 def recorded_tokens(call: Call) -> SampledTokens:

@@ -19,6 +19,9 @@ from agentlightning.types import ABANDONED, FINAL_STATES, JSON, SESSION, Call, F
 FORK = "fork:"
 """Beginning of the group ids of forks."""
 
+REPLAYED_PROTOCOLS = ("chat", "completions", "messages")
+"""In which an external model keeps nothing of its own that the next request would refer to, or would be without."""
+
 Choices = list[Call]
 """The samples of one request, the first of them first."""
 
@@ -63,6 +66,17 @@ async def new_forks(
     return forks_of(rollout, calls, count, None if answer is None else _answer(answer), key)
 
 
+def read_message(text: str) -> JSON:
+    """The assistant message that is given as JSON. InputError where it is none."""
+    try:
+        message = orjson.loads(text)
+    except orjson.JSONDecodeError as cause:
+        raise InputError(f"answer: expected JSON: {cause}") from cause
+    if not isinstance(message, dict):
+        raise InputError("answer: expected an assistant message")
+    return message
+
+
 def forks_of(
     rollout: Rollout, calls: int, count: int, answer: JSON | None = None, key: str | None = None
 ) -> list[NewRollout]:
@@ -100,6 +114,25 @@ def replayable(calls: Iterable[Call]) -> list[Choices]:
         if call.policy and call.delivered and call.finish_reason != ABANDONED:
             by_request.setdefault(_request(call.id), []).append(call)
     return [choices for first, choices in by_request.items() if choices[0].id == first]
+
+
+def replayable_external(calls: Iterable[Call], fork: Fork) -> list[Call]:
+    """The calls of an attempt to external models that its fork can replay, in the order in which they began: those that
+    began before the call at which it goes on otherwise, arrived, and are all that their protocol's next request needs."""
+    calls = list(calls)
+    place = replayable(calls)[fork.calls : fork.calls + 1]
+    return [
+        call
+        for call in sorted(calls, key=lambda one: one.id)
+        if place
+        and call.id < place[0][0].id
+        and not call.policy
+        and call.protocol in REPLAYED_PROTOCOLS
+        and call.delivered
+        and call.finish_reason != ABANDONED
+        and (call.completion.get("content") or call.completion.get("tool_calls"))
+        and not call.completion.get("reasoning_content")
+    ]
 
 
 def calls_to_replay(fork: Fork) -> int:

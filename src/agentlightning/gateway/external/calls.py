@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -26,6 +26,8 @@ from agentlightning.gateway.external.client import Exchange, ExternalClient, Ext
 from agentlightning.gateway.external.directory import ExternalDirectory, ExternalModel
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.policy.sdk_retries import recorded_answer
+from agentlightning.gateway.policy.streamed_response import send_recorded
 from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.protocols import generate_content
 from agentlightning.protocols.base import ApiError, CompletionReader, CompletionRequest, WireFormat
@@ -122,6 +124,8 @@ class ExternalCalls:
         self._metrics.in_flight.inc()
         exchange: Exchange | None = None
         try:
+            if await self._replayed(job, data):
+                return
             exchange = self._exchange(job, route, incoming, data, body)
             await self._run(job, exchange, incoming)
         except ApiError as refusal:
@@ -146,6 +150,26 @@ class ExternalCalls:
         conversation.withdraw(plan)  # what it continues may have gone through another gateway
         await self._attempts.refresh(attempt)
         return conversation, conversation.plan_external(view)
+
+    async def _replayed(self, job: _ExternalJob, data: JSON) -> bool:
+        """Tells whether the call of a forked rollout was answered from the record."""
+        replay, request = await self._attempts.replay(job.attempt), job.request
+        if replay is None or data.get("logprobs") or data.get("n") not in (None, 1):
+            return False
+        found = replay.take_external(job.plan.request_hash.hex(), request.model, job.wire.NAME, job.sampling)
+        if found is None:
+            return False
+        try:
+            call = replace(job.record(found.completion, found.finish_reason), replayed_id=found.id)
+            await self._keep(job, call)
+        except BaseException:
+            replay.give_back(found)
+            raise
+        self._learn(job, call)
+        answer = recorded_answer([call], call.id, None)
+        assert answer is not None
+        await send_recorded(job.wire, request, answer, job.reply)
+        return True
 
     def _exchange(self, job: _ExternalJob, route: str, incoming: AgentRequest, data: JSON, body: bytes) -> Exchange:
         settings, choices = job.external.settings, data.get("n")
@@ -227,7 +251,10 @@ class ExternalCalls:
         if finish_reason == ABANDONED:
             self._metrics.external(job.external.name, "abandoned")
             return
-        self._metrics.external(job.external.name, "recorded")
+        self._learn(job, call)
+
+    def _learn(self, job: _ExternalJob, call: Call) -> None:
+        self._metrics.external(job.external.name, "recorded" if call.replayed_id is None else "replayed")
         job.conversation.record(job.plan, call.id, [], call.completion)
         job.recorded = True
 
@@ -240,10 +267,13 @@ class ExternalCalls:
         """Write the record and count it."""
         used = _usage(exchange, finish_reason == ABANDONED, job.admission.counts_tokens)
         call = job.record(exchange.reader.message, finish_reason, usage=used)
+        await self._keep(job, call)
+        return call
+
+    async def _keep(self, job: _ExternalJob, call: Call) -> None:
         await self._recorder.append_calls(job.attempt, [call])
         job.admission.record([call], job.external.settings)
         self._metrics.record(call)
-        return call
 
     async def _leave_span(self, job: _ExternalJob, status: int | None, error: str) -> None:
         """The trace of a call that was not answered; `status` where the external model gave one."""

@@ -38,7 +38,7 @@ from agentlightning.gateway.policy.sampling import sampling_of, trained_cut
 from agentlightning.gateway.policy.scoring import PromptScoring
 from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
 from agentlightning.gateway.policy.shadow_calls import ShadowCalls
-from agentlightning.gateway.policy.streamed_response import PolicyJob, StreamedResponse, replay
+from agentlightning.gateway.policy.streamed_response import PolicyJob, StreamedResponse, send_recorded
 from agentlightning.gateway.policy.unsupported import ignored_header
 from agentlightning.gateway.replay import recorded_tokens
 from agentlightning.gateway.sessions.recorder import Recorder
@@ -139,7 +139,7 @@ class PolicyCalls:
                 found = await self._scoring.complete(policy, request, found, attempt, admission)
                 self._metrics.call(wire.NAME, "replayed")
                 found = replace(found, applied_edits=applied_edits, model=found.model or policy.model)
-                await replay(wire, request, found, reply)
+                await send_recorded(wire, request, found, reply)
                 return
         plan = _planned(conversation, request, view, schema_note(request) if policy.show_schema else None)
         try:
@@ -280,7 +280,7 @@ class PolicyCalls:
             if pending.call_id is None:
                 job.conversation.withdraw(job.plan)
                 if job.replayed and job.attempt.replay is not None:
-                    job.attempt.replay.give_back(job.replayed)
+                    job.attempt.replay.give_back(job.replayed[0])
             watch.stop()
             self._abandoned.discard(deadline)
 

@@ -41,7 +41,7 @@ async def replayed_choices(
     try:
         ids = _answer_ids(answer, policy.renderer, plan, view, request)
     except BaseException:
-        replay.give_back(choices)
+        replay.give_back(choices[0])
         raise
     # It was drawn from nothing: its log-probabilities say that nothing else could come.
     return [

@@ -96,7 +96,7 @@ class StreamedResponse:
         await self._reply.start_events(self._events.first())
 
 
-async def replay(wire: WireFormat, request: CompletionRequest, answer: Completion, reply: AgentResponse) -> None:
+async def send_recorded(wire: WireFormat, request: CompletionRequest, answer: Completion, reply: AgentResponse) -> None:
     """Send a completion that is recorded already."""
     reply.request_id = answer.call_id
     if answer.prompt_ids is not None:
