@@ -39,6 +39,8 @@ class Transition:
     temperature: float = 1.0
     policy: str = "default"
     agent: str | None = None
+    model: str = ""
+    """The model name that was asked for."""
     trained: bool = True
     """False: context of another agent or policy, which credit rules see and nothing is learned from."""
     reward: float = 0.0

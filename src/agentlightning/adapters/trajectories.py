@@ -158,6 +158,7 @@ def _add(
             temperature=one.sampling.temperature or 1.0,
             policy=one.policy,
             agent=one.agent,
+            model=one.model,
             decoding=one.decoding,
             reward=sum(rewards.values()),
             rewards=rewards,

@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, Po
 
 from agentlightning.adapters.sequences import Aggregation, spread
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, rewards_to_go, whiten_batch
+from agentlightning.algorithms.agent_rewards import AgentRewards
 from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, check_combinations, loss_aggregation
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit, CreditRule
@@ -64,7 +65,8 @@ class UpdatePlan:
     tokens_sampled, tokens_trained (of rollouts with an advantage; KL and entropy may train others, too), sequences (rows of
     an epoch), zero_variance (share of rollouts); where there are any: unrewarded and filled (rollouts), incomplete_groups,
     kept_groups (share, with variance_top_p);
-    with gae value_mean and explained_variance. All but the two counts of rollouts are of the policy's own calls and the
+    with gae value_mean and explained_variance; agents/NAME/reward_mean
+    (with agent_reward_weights). All but the two counts of rollouts are of the policy's own calls and the
     rollouts that have any."""
 
 
@@ -92,6 +94,10 @@ class LightningRL:
     """Settings of gae. None: the defaults of `Critic` with gae; without gae it has none."""
     reward_weights: Mapping[str, float] | None = None
     """Weight of each reward by name: rollouts are rewarded by their weighted sum. None: by the one final reward."""
+    agent_reward_weights: Mapping[str, Mapping[str, float]] | None = None
+    """By agent, the weights of the rewards that make its own return, as `reward_weights` does for rollouts: white =
+    {reward: 1}, black = {reward: -1} for both sides of a game that one policy plays. Each agent is compared with itself; see
+    `agent_rewards.AgentRewards`. Agents that have none get the rollout's reward."""
     missing_reward: MissingReward = "drop"
     """Treatment of a rollout with a reward that is missing, late or no finite number: drop, fill (`fill_reward`)
     or fail."""
@@ -247,7 +253,9 @@ class LightningRL:
         if self.variance_top_p is not None:
             chosen = most_varied(usable, self.variance_top_p, self.reads_steps)
             counts["kept_groups"] = len(chosen) / len(usable) if usable else 0.0
-        signals, critic_stats = self._signals(chosen, evidence, values, reference)
+        signals, signal_stats = self._agent_rewards().signals(
+            chosen, lambda part: self._signals(part, evidence, values, reference)
+        )
         trajectories = [trajectory for group in own_groups(chosen) for trajectory in group]
         outcomes |= {
             one.rollout_id: "trained" if any_signal(one, signals[one.rollout_id].advantages) else "zero_variance"
@@ -262,7 +270,7 @@ class LightningRL:
             outcomes=outcomes,
             calls=call_signals(trajectories, signals),
             resample=without_signal(groups, outcomes) if self.dynamic_sampling else [],
-            stats=step_stats(own_groups(usable), trained) | counts | critic_stats | {"sequences": rows},
+            stats=step_stats(own_groups(usable), trained) | counts | signal_stats | {"sequences": rows},
         )
 
     def settled(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
@@ -271,7 +279,7 @@ class LightningRL:
 
     def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
         """One number per trajectory of a group on its own and transition; for every advantage but gae."""
-        found = self._advantages([group], Evidence())
+        found, _ = self._agent_rewards().signals([group], lambda part: (self._advantages(part, Evidence()), {}))
         return [
             [one for one in found[each.rollout_id].advantages if isinstance(one, float)]
             if each.rollout_id in found
@@ -285,7 +293,7 @@ class LightningRL:
         if self.advantage == GAE or self.kl_in_reward or find_rule(str(self.credit)).needs:
             return None
         usable, _, _ = self._usable(groups, Evidence())
-        found = self._advantages(usable, Evidence())
+        found, _ = self._agent_rewards().signals(usable, lambda part: (self._advantages(part, Evidence()), {}))
         numbers = {key: [one for one in row.advantages if isinstance(one, float)] for key, row in found.items()}
         return numbers if all(len(numbers[key]) == len(row.advantages) for key, row in found.items()) else None
 
@@ -295,7 +303,7 @@ class LightningRL:
         """Groups with known rewards and as many rollouts as the settings ask for; the others' outcomes, and how many
         they are."""
         settled = self._rewards().settle(groups)
-        unknown = set(settled.dropped)
+        unknown = set(settled.dropped) | self._agent_rewards().unknown(settled.groups)
         if "scores" in find_rule(str(self.credit)).needs:
             unscored = {one.rollout_id for group in settled.groups for one in group} - set(evidence.scores)
             if unscored and self.missing_reward != "drop":
@@ -422,6 +430,9 @@ class LightningRL:
             [number + extra + solved for number in value] if isinstance(value, list) else value + extra + solved
             for value, extra in zip(values, credit.bonus or [0.0] * len(values), strict=True)
         ]
+
+    def _agent_rewards(self) -> AgentRewards:
+        return AgentRewards(self.agent_reward_weights or {}, self._rewards())
 
     def _rewards(self) -> RewardPolicy:
         return RewardPolicy(weights=self.reward_weights or {}, missing=self.missing_reward, fill=self.fill_reward)
