@@ -80,6 +80,7 @@ METRICS: Mapping[str, str] = {
     "rollout/calls": "recorded calls of these rollouts",
     "rollout/forked_calls": "calls whose prompt could not continue the tokens of an earlier one",
     "rollout/forked_share": "rollout/forked_calls / rollout/calls",
+    "rollout/compactions": "conversations that went on from the agent's own summary of another one; left out where none did",
     "rollout/failed": "rollouts whose attempts all failed",
     "rollout/refused_share": "share of rollouts that failed because the gateway refused their last model call",
     "rollout/invalid": "rollouts without a reward or a call of the policy",
