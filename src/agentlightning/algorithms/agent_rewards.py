@@ -106,9 +106,10 @@ def _joined(trajectory: Trajectory, agents: Sequence[str | None], parts: Mapping
     for agent in agents:
         picked.append((given[agent], places[agent]))
         places[agent] += 1
-    names = {name for one in given.values() for name in one.others}
+    first = next(iter(given.values()))
     return Signal(
         advantages=[one.advantages[place] for one, place in picked],
-        others={name: [one.others[name][place] for one, place in picked] for name in sorted(names)},
+        others={name: [one.others[name][place] for one, place in picked] for name in first.others},
+        critic={name: [one.critic[name][place] for one, place in picked] for name in first.critic},
         credits=[one.credits[place] for one, place in picked],
     )

@@ -23,7 +23,7 @@ from agentlightning.algorithms.agent_rewards import AgentRewards
 from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, check_combinations, loss_aggregation
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit, CreditRule
-from agentlightning.algorithms.critic import Critic, Values, estimates, explained
+from agentlightning.algorithms.critic import Critic, Values, critic_rows, estimates, explained
 from agentlightning.algorithms.plugins import plugin_advantages, plugin_settings
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
 from agentlightning.algorithms.selection import own_credits, own_groups
@@ -52,6 +52,10 @@ class UpdatePlan:
     with fixed_length or a plug-in; rollouts without a signal may count and have no row (`normalise_over`). A rollout is
     never split."""
     loss: Loss
+    critic_minibatches: list[list[TrainingSequence]] = field(default_factory=list)
+    """Rows of a joint critic for each minibatch, of the same update; none where the minibatches' own rows train it."""
+    critic_loss: Loss | None = None
+    """The loss of these."""
     outcomes: dict[str, Outcome]
     """Outcome of each rollout: trained, zero_variance where nothing could be learned from it, or invalid by a policy of the
     settings."""
@@ -186,9 +190,21 @@ class LightningRL:
             kl=0.0 if self.kl_in_reward else self.kl,
             kl_estimator=plain.kl_estimator if self.kl_in_reward else self.kl_estimator or plain.kl_estimator,
             entropy=self.entropy,
-            value=None if self.critic is None else self.critic.backbone_grad_scale,
-            value_clip=None if self.critic is None else self.critic.clip,
+            value=None if self.critic is None or self.joint_critic else self.critic.backbone_grad_scale,
+            value_clip=None if self.critic is None or self.joint_critic else self.critic.clip,
         )
+
+    @property
+    def joint_critic(self) -> bool:
+        """True where the critic reads what all agents of a rollout were told and said, in rows of its own."""
+        return self.critic is not None and self.critic.view == "joint"
+
+    @property
+    def critic_loss(self) -> Loss | None:
+        """The loss of a joint critic's own rows, whose advantages are 0; None where there are none."""
+        if self.critic is None or not self.joint_critic:
+            return None
+        return Loss(name="reinforce", value=self.critic.backbone_grad_scale, value_clip=self.critic.clip)
 
     @property
     def loss_aggregation(self) -> str:
@@ -263,10 +279,17 @@ class LightningRL:
         }
         trained = [trajectory for trajectory in trajectories if outcomes[trajectory.rollout_id] == "trained"]
         updates = minibatches(self, trajectories, signals, {one.rollout_id for one in trained}, seed)
+        critic_batches = []
+        if self.critic is not None and self.joint_critic:
+            whole = {one.rollout_id: one for group in chosen for one in group}
+            columns = {rollout_id: signal.critic for rollout_id, signal in signals.items()}
+            critic_batches = [critic_rows(each, whole, columns, self.critic.max_joint_tokens) for each in updates]
         rows = sum(map(len, updates)) / self.epochs
         return UpdatePlan(
             minibatches=updates,
             loss=self.loss_terms,
+            critic_minibatches=critic_batches,
+            critic_loss=self.critic_loss,
             outcomes=outcomes,
             calls=call_signals(trajectories, signals),
             resample=without_signal(groups, outcomes) if self.dynamic_sampling else [],
@@ -361,10 +384,15 @@ class LightningRL:
         for trajectory, one in zip(trajectories, estimated, strict=True):
             solved = self.solved_bonus * trajectory.reward
             advantages = one.by_token([[number + solved for number in call] for call in one.advantages])
-            others = {"returns": one.by_token(one.returns)}
+            others: dict[str, Sequence[PerToken]] = {"returns": one.by_token(one.returns)}
             if self.critic.clip is not None:
                 others["values"] = one.by_token(one.values)
-            signals[trajectory.rollout_id] = Signal(advantages=advantages, others=others, credits=one.rewards)
+            signals[trajectory.rollout_id] = Signal(
+                advantages=advantages,
+                others={} if self.joint_critic else others,
+                critic=others if self.joint_critic else {},
+                credits=one.rewards,
+            )
         return signals, explained(estimated)
 
     def _penalties(

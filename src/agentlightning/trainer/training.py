@@ -53,6 +53,7 @@ from agentlightning.trainer.policies import (
     ScheduledAlgorithm,
     TrainedPolicy,
     check_groups,
+    check_joint_critics,
     of_policy,
     policy_configs,
     schedule_configs,
@@ -366,6 +367,7 @@ def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
             _check_parts(config, schedules[alias])
     sampling = {alias: online_algorithms(schedule) for alias, schedule in schedules.items()}
     check_groups({alias: one[0] for alias, one in sampling.items()})
+    check_joint_critics(config, {alias for alias, all_ in sampling.items() if any(one.joint_critic for one in all_)})
     check_air(config, {f"{alias} {number}": one for alias, all_ in sampling.items() for number, one in enumerate(all_)})
     return schedules
 
