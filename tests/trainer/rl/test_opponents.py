@@ -189,7 +189,6 @@ async def test_a_frozen_policy_is_published_once_and_keeps_its_weights(store: Li
 async def test_each_step_draws_one_of_the_latest_checkpoints_in_the_window(
     store: LightningStore, tmp_path: Path
 ) -> None:
-    folder = RunFolder(tmp_path, "run")
     for step in range(6):
         path = tmp_path / "run" / "checkpoints" / f"step-{step:06d}"
         path.mkdir(parents=True)
@@ -205,8 +204,9 @@ async def test_each_step_draws_one_of_the_latest_checkpoints_in_the_window(
         drawn.add(made.opponents.metrics()["policies/old/policy/snapshot_step"])
     assert drawn == {3.0, 5.0}
     assert {*old.weights.values()} == {3, 5}
+    before = len(await store.resources("run", "old", latest=False))
     await made.opponents.serve(1)  # no checkpoint is earlier: it goes on
-    assert folder.path.is_dir()
+    assert len(await store.resources("run", "old", latest=False)) == before
 
 
 @pytest.mark.parametrize("every", [41, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long])])

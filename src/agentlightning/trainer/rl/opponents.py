@@ -45,7 +45,7 @@ class Opponents:
         for alias, own in self.settings.items():
             snapshots = {} if own.snapshot_of is None else await self._snapshots(step, own.snapshot_of, own.window)
             drawn = random.Random(f"{self.seed} {alias} {step}").choice(sorted(snapshots)) if snapshots else None
-            if alias in self._serving and self._serving[alias] == drawn:
+            if alias in self._serving and drawn in (None, self._serving[alias]):  # None: it goes on with what it has
                 continue
             if drawn is not None:
                 await self.engine.load(snapshots[drawn], alias)
