@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         DataConfig,
         EvalConfig,
         ModelConfig,
-        PolicyConfig,
         RewardConfig,
         StoreConfig,
         TracingConfig,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from agentlightning.config_engine import EngineConfig, LoraConfig
     from agentlightning.config_external import ExternalModelConfig
     from agentlightning.config_limits import LimitConfig, LimitsConfig
+    from agentlightning.config_policies import PolicyConfig
     from agentlightning.gateway.server import AgentLightningServer
     from agentlightning.runner.agent import LLM, emit_reward, prompt, rollout
     from agentlightning.runner.client import AgentLightningClient
@@ -56,7 +56,6 @@ _NAMES = {
         "DataConfig",
         "EvalConfig",
         "ModelConfig",
-        "PolicyConfig",
         "RewardConfig",
         "StoreConfig",
         "TracingConfig",
@@ -66,6 +65,7 @@ _NAMES = {
     "config_engine": ("EngineConfig", "LoraConfig"),
     "config_external": ("ExternalModelConfig",),
     "config_limits": ("LimitConfig", "LimitsConfig"),
+    "config_policies": ("PolicyConfig",),
     "gateway.server": ("AgentLightningServer",),
     "runner.agent": ("LLM", "emit_reward", "prompt", "rollout"),
     "runner.client": ("AgentLightningClient",),

@@ -25,6 +25,7 @@ from agentlightning.config_external import ExternalModelConfig, agent_model, che
 from agentlightning.config_kubernetes import KubernetesConfig
 from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig, check_limits
 from agentlightning.config_optimizer import OptimizeConfig, check_optimize
+from agentlightning.config_policies import PolicyConfig, check_policies
 from agentlightning.config_prompts import PromptsConfig
 from agentlightning.config_sandbox import SandboxConfig
 
@@ -295,17 +296,6 @@ class EvalConfig(Table):
     """Also evaluate at temperature 1 before and after."""
 
 
-class PolicyConfig(Table):
-    """One of several policies that are trained at once: what differs from the tables [model], [algorithm], [engine]."""
-
-    model: str | None = None
-    """Hub name or local folder. None: model.path."""
-    learning_rate: float | None = Field(None, gt=0)
-    """None: trainer.learning_rate."""
-    algorithm: dict[str, Any] = Field({})
-    engine: dict[str, Any] = Field({})
-
-
 class TracingConfig(Table):
     """OpenTelemetry traces of what agents do."""
 
@@ -402,9 +392,13 @@ class Config(Table):
         policies = table.get("policies") if isinstance(table, dict) else None
         if not (isinstance(policies, dict) and policies):
             return table
-        own = [one.get("model") if isinstance(one, dict) else None for one in policies.values()]
+        own = [
+            one.get("model") if isinstance(one, dict) else None
+            for one in policies.values()
+            if not (isinstance(one, dict) and one.get("snapshot_of"))
+        ]
         model = table.get("model", {})
-        if not all(own) or not isinstance(model, dict):
+        if not (own and all(own)) or not isinstance(model, dict):
             return table
         if model.get("path") not in (None, own[0]):  # the file of a run names every setting
             raise ValueError("model.path: has no effect, since each of the policies has a model of its own")
@@ -437,11 +431,7 @@ class Config(Table):
 
     @model_validator(mode="after")
     def _policies_named(self) -> Self:
-        for alias, own in self.policies.items():
-            if own.model is not None and external_name(own.model) is not None:
-                raise ValueError(f"policies.{alias}.model: expected a model that can be trained, got {own.model!r}")
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", alias):
-                raise ValueError(f"policies.{alias}: expected a name of letters, digits, '.', '_' and '-'")
+        check_policies(self.policies, self.trainer.keep_checkpoints)
         if self.policies and self.data.from_run:
             raise ValueError("policies: a run that learns from data.from_run trains one policy; leave them out")
         return self

@@ -38,6 +38,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "maxrl, ppo_clip": {"advantage": "maxrl", "kl": 0.01, "entropy": 0.001},
     "gae, ppo_clip": {"advantage": "gae", "critic": {"learning_rate": 0.003, "backbone_grad_scale": 0.3}},
+    "joint gae, ppo_clip": {
+        "advantage": "gae",
+        "critic": {"learning_rate": 0.003, "backbone_grad_scale": 0.3, "view": "joint"},
+    },
 }
 CREDIT: dict[str, float] = {
     "last": 0.1,  # what was asked for before the last call is left to chance

@@ -11,11 +11,14 @@ from tempfile import mkdtemp
 
 import pytest
 
+from agentlightning.engines.base import Endpoints
 from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.learner_part import LearnerProcess
-from agentlightning.engines.local.parts import SamplerChoice, Workplace
+from agentlightning.engines.local.options import WeightsForm
+from agentlightning.engines.local.parts import PublishedWeights, SamplerChoice, Workplace
 from agentlightning.engines.local.sampler_part import SamplerProcess
 from agentlightning.engines.local.weights_folder import weights_folders, weights_place
+from agentlightning.engines.saved_folders import damage
 from agentlightning.errors import EngineError, ModelError
 
 
@@ -115,3 +118,52 @@ async def test_published_weights_lie_in_a_folder_that_nobody_can_prepare(llama: 
         link.unlink()
     assert weights_folders(tmp_path) == []
     assert target.is_dir()
+
+
+class NotedSampler:
+    """A sampler part without a process, which notes what it is given."""
+
+    def __init__(self, form: WeightsForm) -> None:
+        self.form = form
+        self.endpoints = Endpoints(urls=["http://sampler"])
+        self.published: list[tuple[int, list[str]]] = []
+
+    def start(self) -> None: ...
+
+    async def ready(self) -> None: ...
+
+    async def publish(self, weights: PublishedWeights) -> None:
+        assert damage(weights.folder) is None
+        self.published.append((weights.version, sorted(path.name for path in weights.folder.iterdir())))
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
+    def pids(self) -> dict[str, int]:
+        return {}
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("form", "more"), [("weights", []), ("sealed", ["manifest.json"])])
+async def test_an_engine_that_does_not_learn_samples_with_the_saved_weights_that_it_is_given(
+    llama: Path, tmp_path: Path, form: WeightsForm, more: list[str]
+) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    for name in ("config.json", "model.safetensors", "learner.pt", "manifest.json"):
+        (saved / name).write_text('{"files": {}}')
+    sampler = NotedSampler(form)
+    engine = LocalEngine(llama, work_dir=tmp_path / "work", sampler=SamplerChoice(lambda _: sampler), learns=False)
+    await engine.start()
+    await engine.publish(1)  # nothing was loaded: it goes on with what it was made with
+    await engine.load(saved)
+    await engine.publish(2)
+    await engine.restart_learner()
+    with pytest.raises(EngineError, match="optim_step: this engine samples and does not learn"):
+        await engine.optim_step(0.1, 1.0)
+    await engine.load(tmp_path / "nowhere")
+    with pytest.raises(EngineError, match="nowhere cannot be published"):
+        await engine.publish(3)
+    await engine.close()
+    assert sampler.published == [(2, sorted(["config.json", "model.safetensors", *more]))]

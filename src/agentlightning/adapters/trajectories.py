@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
+from agentlightning.adapters.compaction import compactions
 from agentlightning.store.base import final_reward
 from agentlightning.store.scan import by_attempt
-from agentlightning.training_types import ImageInput, Trajectory, Transition
+from agentlightning.training_types import Compaction, ImageInput, Trajectory, Transition
 from agentlightning.types import SESSION, Call, Reward, Rollout
 
 JUDGE = "agl.judge"
@@ -108,11 +110,15 @@ def _transitions(
 ) -> tuple[str | None, list[Transition]]:
     """Returns the reason why these calls cannot be trained (None where they can), and their transitions."""
     by_id = {call.id: call for call in attempt}
+    compacted = compactions(attempt)
     tree: dict[str, Transition] = {}
     lengths: dict[str, int] = {}
     transitions = []
     for call in attempt:
         missing = _add(call, by_id, step_rewards, images, tree, lengths)
+        if call.id in compacted:
+            summary, replaced = (tree[name] for name in compacted[call.id])
+            tree[call.id] = replace(tree[call.id], compaction=Compaction(summary=summary, replaced=replaced))
         if missing is not None:
             return f"call {call.id} continues call {missing}, which is not recorded", []
         if not call.policy or not call.learnable or call.agent == JUDGE or call.decoding.get("untrained"):
@@ -158,6 +164,7 @@ def _add(
             temperature=one.sampling.temperature or 1.0,
             policy=one.policy,
             agent=one.agent,
+            model=one.model,
             decoding=one.decoding,
             reward=sum(rewards.values()),
             rewards=rewards,

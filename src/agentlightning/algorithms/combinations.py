@@ -87,6 +87,8 @@ def _check_credit(settings: LightningRL) -> None:
 
 
 def _check_rewards(settings: LightningRL) -> None:
+    if settings.agent_reward_weights is not None:
+        _check_agent_rewards(settings, settings.agent_reward_weights)
     if settings.dynamic_sampling and settings.advantage in (*WHITENED, GAE):
         raise ConfigError(
             f"algorithm.dynamic_sampling: has no effect with advantage = {settings.advantage!r}, which compares no group "
@@ -103,6 +105,18 @@ def _check_rewards(settings: LightningRL) -> None:
         raise ConfigError("algorithm.fill_reward: expected a number with missing_reward = 'fill'")
     if settings.missing_reward != "fill" and settings.fill_reward is not None:
         raise ConfigError(f"algorithm.fill_reward: has no effect with missing_reward = {settings.missing_reward!r}")
+
+
+def _check_agent_rewards(settings: LightningRL, weights: Mapping[str, Mapping[str, float]]) -> None:
+    if idle := [agent for agent, own in weights.items() if not own]:
+        raise ConfigError(f"algorithm.agent_reward_weights.{idle[0]}: expected a weight of at least one reward")
+    if not weights:
+        raise ConfigError("algorithm.agent_reward_weights: expected at least one agent; leave it out")
+    if needs := find_rule(str(settings.credit)).needs:
+        raise ConfigError(
+            f"algorithm.agent_reward_weights: conflicts with credit = {settings.credit!r}, which compares calls with "
+            f"{', '.join(needs)}, made of one reward per rollout"
+        )
 
 
 def _check_filter(settings: LightningRL) -> None:

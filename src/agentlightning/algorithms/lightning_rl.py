@@ -19,10 +19,11 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, Po
 
 from agentlightning.adapters.sequences import Aggregation, spread
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, rewards_to_go, whiten_batch
+from agentlightning.algorithms.agent_rewards import AgentRewards
 from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, check_combinations, loss_aggregation
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit, CreditRule
-from agentlightning.algorithms.critic import Critic, Values, estimates, explained
+from agentlightning.algorithms.critic import Critic, Values, critic_rows, estimates, explained
 from agentlightning.algorithms.plugins import plugin_advantages, plugin_settings
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
 from agentlightning.algorithms.selection import own_credits, own_groups
@@ -51,6 +52,10 @@ class UpdatePlan:
     with fixed_length or a plug-in; rollouts without a signal may count and have no row (`normalise_over`). A rollout is
     never split."""
     loss: Loss
+    critic_minibatches: list[list[TrainingSequence]] = field(default_factory=list)
+    """Rows of a joint critic for each minibatch, of the same update; none where the minibatches' own rows train it."""
+    critic_loss: Loss | None = None
+    """The loss of these."""
     outcomes: dict[str, Outcome]
     """Outcome of each rollout: trained, zero_variance where nothing could be learned from it, or invalid by a policy of the
     settings."""
@@ -64,7 +69,8 @@ class UpdatePlan:
     tokens_sampled, tokens_trained (of rollouts with an advantage; KL and entropy may train others, too), sequences (rows of
     an epoch), zero_variance (share of rollouts); where there are any: unrewarded and filled (rollouts), incomplete_groups,
     kept_groups (share, with variance_top_p);
-    with gae value_mean and explained_variance. All but the two counts of rollouts are of the policy's own calls and the
+    with gae value_mean and explained_variance; agents/NAME/reward_mean
+    (with agent_reward_weights). All but the two counts of rollouts are of the policy's own calls and the
     rollouts that have any."""
 
 
@@ -92,6 +98,10 @@ class LightningRL:
     """Settings of gae. None: the defaults of `Critic` with gae; without gae it has none."""
     reward_weights: Mapping[str, float] | None = None
     """Weight of each reward by name: rollouts are rewarded by their weighted sum. None: by the one final reward."""
+    agent_reward_weights: Mapping[str, Mapping[str, float]] | None = None
+    """By agent, the weights of the rewards that make its own return, as `reward_weights` does for rollouts: white =
+    {reward: 1}, black = {reward: -1} for both sides of a game that one policy plays. Each agent is compared with itself; see
+    `agent_rewards.AgentRewards`. Agents that have none get the rollout's reward."""
     missing_reward: MissingReward = "drop"
     """Treatment of a rollout with a reward that is missing, late or no finite number: drop, fill (`fill_reward`)
     or fail."""
@@ -180,9 +190,21 @@ class LightningRL:
             kl=0.0 if self.kl_in_reward else self.kl,
             kl_estimator=plain.kl_estimator if self.kl_in_reward else self.kl_estimator or plain.kl_estimator,
             entropy=self.entropy,
-            value=None if self.critic is None else self.critic.backbone_grad_scale,
-            value_clip=None if self.critic is None else self.critic.clip,
+            value=None if self.critic is None or self.joint_critic else self.critic.backbone_grad_scale,
+            value_clip=None if self.critic is None or self.joint_critic else self.critic.clip,
         )
+
+    @property
+    def joint_critic(self) -> bool:
+        """True where the critic reads what all agents of a rollout were told and said, in rows of its own."""
+        return self.critic is not None and self.critic.view == "joint"
+
+    @property
+    def critic_loss(self) -> Loss | None:
+        """The loss of a joint critic's own rows, whose advantages are 0; None where there are none."""
+        if self.critic is None or not self.joint_critic:
+            return None
+        return Loss(name="reinforce", value=self.critic.backbone_grad_scale, value_clip=self.critic.clip)
 
     @property
     def loss_aggregation(self) -> str:
@@ -247,7 +269,9 @@ class LightningRL:
         if self.variance_top_p is not None:
             chosen = most_varied(usable, self.variance_top_p, self.reads_steps)
             counts["kept_groups"] = len(chosen) / len(usable) if usable else 0.0
-        signals, critic_stats = self._signals(chosen, evidence, values, reference)
+        signals, signal_stats = self._agent_rewards().signals(
+            chosen, lambda part: self._signals(part, evidence, values, reference)
+        )
         trajectories = [trajectory for group in own_groups(chosen) for trajectory in group]
         outcomes |= {
             one.rollout_id: "trained" if any_signal(one, signals[one.rollout_id].advantages) else "zero_variance"
@@ -255,14 +279,21 @@ class LightningRL:
         }
         trained = [trajectory for trajectory in trajectories if outcomes[trajectory.rollout_id] == "trained"]
         updates = minibatches(self, trajectories, signals, {one.rollout_id for one in trained}, seed)
+        critic_batches = []
+        if self.critic is not None and self.joint_critic:
+            whole = {one.rollout_id: one for group in chosen for one in group}
+            columns = {rollout_id: signal.critic for rollout_id, signal in signals.items()}
+            critic_batches = [critic_rows(each, whole, columns, self.critic.max_joint_tokens) for each in updates]
         rows = sum(map(len, updates)) / self.epochs
         return UpdatePlan(
             minibatches=updates,
             loss=self.loss_terms,
+            critic_minibatches=critic_batches,
+            critic_loss=self.critic_loss,
             outcomes=outcomes,
             calls=call_signals(trajectories, signals),
             resample=without_signal(groups, outcomes) if self.dynamic_sampling else [],
-            stats=step_stats(own_groups(usable), trained) | counts | critic_stats | {"sequences": rows},
+            stats=step_stats(own_groups(usable), trained) | counts | signal_stats | {"sequences": rows},
         )
 
     def settled(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
@@ -271,7 +302,7 @@ class LightningRL:
 
     def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
         """One number per trajectory of a group on its own and transition; for every advantage but gae."""
-        found = self._advantages([group], Evidence())
+        found, _ = self._agent_rewards().signals([group], lambda part: (self._advantages(part, Evidence()), {}))
         return [
             [one for one in found[each.rollout_id].advantages if isinstance(one, float)]
             if each.rollout_id in found
@@ -285,7 +316,7 @@ class LightningRL:
         if self.advantage == GAE or self.kl_in_reward or find_rule(str(self.credit)).needs:
             return None
         usable, _, _ = self._usable(groups, Evidence())
-        found = self._advantages(usable, Evidence())
+        found, _ = self._agent_rewards().signals(usable, lambda part: (self._advantages(part, Evidence()), {}))
         numbers = {key: [one for one in row.advantages if isinstance(one, float)] for key, row in found.items()}
         return numbers if all(len(numbers[key]) == len(row.advantages) for key, row in found.items()) else None
 
@@ -295,7 +326,7 @@ class LightningRL:
         """Groups with known rewards and as many rollouts as the settings ask for; the others' outcomes, and how many
         they are."""
         settled = self._rewards().settle(groups)
-        unknown = set(settled.dropped)
+        unknown = set(settled.dropped) | self._agent_rewards().unknown(settled.groups)
         if "scores" in find_rule(str(self.credit)).needs:
             unscored = {one.rollout_id for group in settled.groups for one in group} - set(evidence.scores)
             if unscored and self.missing_reward != "drop":
@@ -353,10 +384,15 @@ class LightningRL:
         for trajectory, one in zip(trajectories, estimated, strict=True):
             solved = self.solved_bonus * trajectory.reward
             advantages = one.by_token([[number + solved for number in call] for call in one.advantages])
-            others = {"returns": one.by_token(one.returns)}
+            others: dict[str, Sequence[PerToken]] = {"returns": one.by_token(one.returns)}
             if self.critic.clip is not None:
                 others["values"] = one.by_token(one.values)
-            signals[trajectory.rollout_id] = Signal(advantages=advantages, others=others, credits=one.rewards)
+            signals[trajectory.rollout_id] = Signal(
+                advantages=advantages,
+                others={} if self.joint_critic else others,
+                critic=others if self.joint_critic else {},
+                credits=one.rewards,
+            )
         return signals, explained(estimated)
 
     def _penalties(
@@ -422,6 +458,9 @@ class LightningRL:
             [number + extra + solved for number in value] if isinstance(value, list) else value + extra + solved
             for value, extra in zip(values, credit.bonus or [0.0] * len(values), strict=True)
         ]
+
+    def _agent_rewards(self) -> AgentRewards:
+        return AgentRewards(self.agent_reward_weights or {}, self._rewards())
 
     def _rewards(self) -> RewardPolicy:
         return RewardPolicy(weights=self.reward_weights or {}, missing=self.missing_reward, fill=self.fill_reward)

@@ -26,6 +26,8 @@ class Signal:
     advantages: Sequence[PerToken]
     others: Mapping[str, Sequence[PerToken]] = field(default_factory=dict)
     """Further columns of `training_types.TrainingSequence`, such as a critic's returns."""
+    critic: Mapping[str, Sequence[PerToken]] = field(default_factory=dict)
+    """The same, of a critic's own rows."""
     credits: Sequence[float] = ()
     """The credit that the advantages were made of."""
 
@@ -52,7 +54,7 @@ def call_signals(trajectories: Sequence[Trajectory], signals: Mapping[str, Signa
             one.transitions,
             signal.credits,
             signal.advantages,
-            signal.others.get("returns", [None] * len(one.transitions)),
+            {**signal.others, **signal.critic}.get("returns", [None] * len(one.transitions)),
             strict=True,
         )
     ]

@@ -56,6 +56,18 @@ def damage(folder: Path) -> str | None:
     return None
 
 
+def copy_weights(saved: Path, to: Path) -> None:
+    """Copy a saved policy into the folder `to` as a plain transformers folder, without the learner's state and the manifest.
+    Raises OSError."""
+    for entry in sorted(saved.iterdir()):
+        if entry.name in (LEARNER_STATE, LEARNER_FOLDER, MANIFEST):
+            continue
+        if entry.is_dir():  # the adapter, where one was trained
+            shutil.copytree(entry, to / entry.name)
+        else:
+            shutil.copy2(entry, to / entry.name)
+
+
 def replace_folder(new: Path, folder: Path) -> None:
     """Give `new` the name of `folder`; what had it is removed. Killed in between, `restore_replaced` brings that back."""
     if not folder.exists():

@@ -40,7 +40,8 @@ class Support:
     values: bool = False
     """A value head: `values`, and losses that train it."""
     serves: bool = False
-    """Sampling alone, where `EngineSetup.learns` is False."""
+    """Sampling alone, where `EngineSetup.learns` is False: the weights that it was made with, or after `load` and `publish`
+    those of a saved folder."""
 
 
 CLIPPED = ("ppo_clip", "gspo", "cispo")

@@ -18,7 +18,7 @@ import orjson
 
 from agentlightning.config import DEFAULT_STORE, Config, config_text, parse_config
 from agentlightning.disk import close_to_others, file_hash, make_private_folder, open_private, sync
-from agentlightning.engines.saved_folders import LEARNER_FOLDER, LEARNER_STATE, MANIFEST, damage, restore_replaced
+from agentlightning.engines.saved_folders import LEARNER_STATE, copy_weights, damage, restore_replaced
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.former_names import upgraded_config, upgraded_kind, upgraded_row
 from agentlightning.types import JSON
@@ -259,13 +259,7 @@ def export_policy(checkpoint: Path, to: Path, policy: str | None = None) -> Path
         raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
     try:
         make_private_folder(to)
-        for entry in sorted(found[one].iterdir()):
-            if entry.name in (LEARNER_STATE, LEARNER_FOLDER, MANIFEST):
-                continue
-            if entry.is_dir():  # the adapter, where one was trained
-                shutil.copytree(entry, to / entry.name)
-            else:
-                shutil.copy2(entry, to / entry.name)
+        copy_weights(found[one], to)
     except OSError as cause:
         raise StoreError(f"{to}: cannot be written: {cause.strerror or cause}; choose another folder") from cause
     return to

@@ -6,7 +6,7 @@ is the run's own. All policies of a run are published together, so that they alw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.prompts.search import PromptAlgorithm
 from agentlightning.config import Config, TrainerConfig, parse_settings
+from agentlightning.config_policies import trained_policies
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore
@@ -32,6 +33,13 @@ PART_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Settings that belong to a part of the algorithm."""
+ADDRESS = frozenset({"listen", "advertise"})
+OF_LEARNING = (
+    *("lora", "optimizer", "muon_learning_rate", "weight_decay", "dropout", "packing", "gradient_checkpointing"),
+    *("max_tokens_per_microbatch", "train_vision_tower", "learner", "learner_processes", "learner_threads", *ADDRESS),
+)
+"""Settings of [engine] that say how a model learns, or where one sampler listens: whatever is sampled alone has them of
+nobody else."""
 DEFAULTS: Mapping[str, Any] = MappingProxyType({one.name: one.default for one in fields(LightningRL)})
 
 
@@ -123,7 +131,7 @@ def schedule_configs(config: Config) -> list[tuple[int, Config]]:
 
 
 def policy_configs(config: Config) -> dict[str, Config]:
-    """By alias, the configuration of each policy as if it were alone; none where agents ask an external model.
+    """By alias, the configuration of each trained policy as if it were alone; none where agents ask an external model.
 
     A policy's own algorithm and engine settings replace those of the run one by one. ConfigError, with the policy's name,
     where the result is none.
@@ -135,7 +143,7 @@ def policy_configs(config: Config) -> dict[str, Config]:
     if not config.policies:
         return {DEFAULT_POLICY: config}
     found = {}
-    for alias, own in config.policies.items():
+    for alias, own in trained_policies(config.policies).items():
         table = config.model_dump(mode="json")
         if own.algorithm.get("schedule") == [] and "schedule" not in config.algorithm:
             raise ConfigError(
@@ -149,6 +157,35 @@ def policy_configs(config: Config) -> dict[str, Config]:
             table["trainer"]["learning_rate"] = own.learning_rate
         found[alias] = parse_settings(Config, table, f"policies.{alias}")
     return found
+
+
+def opponent_configs(config: Config) -> dict[str, Config]:
+    """By alias, the configuration by which each policy that is never trained is sampled.
+
+    Its engine has the settings of [engine] that are not of learning, those of the policy that it is a snapshot of where it
+    is one, and its own. ConfigError where the result is none.
+    """
+    found = {}
+    for alias, own in config.policies.items():
+        if own.trains:
+            continue
+        if ignored := sorted(own.engine.keys() & {*OF_LEARNING} - ADDRESS):
+            raise ConfigError(f"policies.{alias}.engine.{ignored[0]}: has no effect on a policy that is never trained")
+        base = config if own.snapshot_of is None else policy_configs(config)[own.snapshot_of]
+        table = sampling_table(base, own.engine)
+        table["model"]["path"] = own.model or base.model.path
+        table["policies"], table["external"], table["limits"] = {}, {}, {}  # the run's affair
+        found[alias] = parse_settings(Config, table, f"policies.{alias}")
+    return found
+
+
+def sampling_table(trained: Config, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a trained policy as one of an engine that samples alone; `engine` replaces its settings."""
+    table = trained.model_dump(mode="json")
+    kept = {key: value for key, value in table["engine"].items() if key not in OF_LEARNING}
+    if kept.get("vllm"):
+        kept["vllm"] = {**kept["vllm"], "weights": "reload", "weights_url": None}
+    return table | {"engine": kept | dict(engine)}
 
 
 def _kept(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,9 +212,13 @@ def with_models(config: Config, folders: Mapping[str, Path]) -> Config:
     """The configuration with the models of a checkpoint, as `checkpoint.policies_in` finds them."""
     if not config.policies:
         return config.model_copy(update={"model": config.model.model_copy(update={"path": str(folders[""])})})
-    if len(config.policies) == 1:
-        folders = dict.fromkeys(config.policies, folders[""])
-    policies = {alias: one.model_copy(update={"model": str(folders[alias])}) for alias, one in config.policies.items()}
+    trained = trained_policies(config.policies)
+    if len(trained) == 1:
+        folders = dict.fromkeys(trained, folders[""])
+    policies = {
+        alias: one.model_copy(update={"model": str(folders[alias])}) if one.trains else one
+        for alias, one in config.policies.items()
+    }
     return config.model_copy(update={"policies": policies})
 
 
@@ -200,6 +241,17 @@ def check_groups(algorithms: Mapping[str, LightningRL]) -> None:
             raise ConfigError(
                 f"policies.{alias}.algorithm.group_size: expected {one.group_size} as for {first!r}, since they learn from "
                 f"the same rollouts, got {other.group_size}"
+            )
+
+
+def check_joint_critics(config: Config, aliases: Collection[str]) -> None:
+    """ConfigError where the critics of these policies would read tokens of a policy with another model."""
+    models = {alias: own.model.path for alias, own in (policy_configs(config) | opponent_configs(config)).items()}
+    for alias in sorted(aliases):
+        if others := sorted(other for other, model in models.items() if model != models[alias]):
+            raise ConfigError(
+                f"policies.{alias}.algorithm.critic.view: 'joint' reads the tokens of all policies, and {', '.join(others)} "
+                "has another model; expected one model for all of them, or view = 'own'"
             )
 
 

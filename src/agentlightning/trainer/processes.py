@@ -37,7 +37,7 @@ from agentlightning.tracing.instrumentations import find as find_instrumentation
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
 from agentlightning.trainer.console_process import check_console, console_process
 from agentlightning.trainer.monitor.worker_absence import WorkerAbsence
-from agentlightning.trainer.policies import policy_configs
+from agentlightning.trainer.policies import opponent_configs, policy_configs
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.supervisor import Supervisor
 from agentlightning.types import JSON, Resource, RunState
@@ -88,7 +88,8 @@ class Processes:
         self._progress = progress or Silent()
         self._config = config
         self._folder = folder
-        self._configs = policy_configs(config)
+        self._trained = policy_configs(config)
+        self._configs = self._trained | opponent_configs(config)
         self._server = url if url.startswith(("http://", "https://")) else None
         self._elsewhere = self._server is not None and beside is None
         trainer = config.trainer
@@ -122,10 +123,12 @@ class Processes:
                     work_dir=folder.path / "policies" / alias if config.policies else folder.path,
                     watchdog=self._watchdog,
                     withhold=self._secret_variables,
+                    learns=alias in self._trained,
                 )
             )
             for alias, own in self._configs.items()
         }
+        self._check_opponents()
         several = config.policies or config.agent_model is not None
         self.engine = PolicyEngines(self._engines) if several else self._engines[DEFAULT_POLICY]
 
@@ -171,7 +174,7 @@ class Processes:
             chosen = {
                 one.device for alias, one in self._engines.items() if self._configs[alias].engine.device == "auto"
             }
-            for device in sorted(chosen):
+            for device in sorted(chosen - {""}):  # an opponent's engine learns nowhere
                 self._progress.note(f"device {device} (auto)")
             self.policies = {
                 alias: self._policy(alias, await self._tokenizer(model), served[alias])
@@ -184,7 +187,7 @@ class Processes:
 
     @property
     def policy(self) -> JSON:
-        """Of the first policy: the one whose name agents get as `llm.model`."""
+        """Of the first policy that is trained: the one whose name agents get as `llm.model`."""
         return next(iter(self.policies.values()))
 
     @property
@@ -292,6 +295,14 @@ class Processes:
                 "which `agl tokens create` makes one for them"
             )
 
+    def _check_opponents(self) -> None:
+        for alias in self._configs.keys() - self._trained.keys():
+            if not self._engines[alias].support.serves:
+                raise ConfigError(
+                    f"policies.{alias}: the engine {self._configs[alias].engine.name!r} samples only what it trains; name "
+                    f'another one, such as engine = {{ name = "local" }}'
+                )
+
     def _check_sandbox(self) -> None:
         """Workers that are started here make sandboxes here."""
         agent, settings = self._config.agent, self._config.sandbox
@@ -368,7 +379,7 @@ def key_arguments(config: Config) -> list[str]:
     """Arguments of a server of this run alone: who runs it is its operator, too, so its keys go where its configuration
     says."""
     keyed = [(model.key_env, host_of(model.url)) for model in config.external.values() if model.key_env is not None]
-    for own in policy_configs(config).values():
+    for own in (policy_configs(config) | opponent_configs(config)).values():
         if own.engine.key_env is not None:
             keyed += [(own.engine.key_env, host) for host in _sampler_hosts(own.engine)]
     return [word for variable, host in keyed for word in ("--external-key", f"{variable}={host}")]

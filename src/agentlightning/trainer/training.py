@@ -53,6 +53,7 @@ from agentlightning.trainer.policies import (
     ScheduledAlgorithm,
     TrainedPolicy,
     check_groups,
+    check_joint_critics,
     of_policy,
     policy_configs,
     schedule_configs,
@@ -66,6 +67,7 @@ from agentlightning.trainer.prompts.settings import scheduled_search, searches
 from agentlightning.trainer.rl.air_metrics import check_air
 from agentlightning.trainer.rl.credit_inputs import check_credit_inputs
 from agentlightning.trainer.rl.loop import RLLoop
+from agentlightning.trainer.rl.opponents import Opponents
 from agentlightning.trainer.rl.policy_update import check_fit
 from agentlightning.trainer.run_lease import RunLease
 from agentlightning.types import JSON
@@ -199,6 +201,7 @@ class Training:
                 policies=policies,
                 train=train,
                 reports_numbers=processes.engine.support.token_numbers,
+                opponents=self._opponents(processes, list(policies)),
                 **self._shared(processes, val),
             )
             loop.offline = {
@@ -224,6 +227,21 @@ class Training:
             return loop
 
         return {alias: needs_of(schedule) for alias, schedule in schedules.items()}, make_loop
+
+    def _opponents(self, processes: Processes, trained: list[str]) -> Opponents | None:
+        settings = {alias: own for alias, own in self._config.policies.items() if not own.trains}
+        if not settings:
+            return None
+        return Opponents(
+            settings=settings,
+            values={alias: processes.policies[alias] for alias in settings},
+            trained=trained,
+            seed=self._config.trainer.seed,
+            run_id=self._folder.run_id,
+            folder=self._folder,
+            store=processes.store,
+            engine=processes.engine,
+        )
 
     async def _optimizer_model(self, processes: Processes) -> OptimizerModel:
         if self._model is None:
@@ -349,6 +367,7 @@ def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
             _check_parts(config, schedules[alias])
     sampling = {alias: online_algorithms(schedule) for alias, schedule in schedules.items()}
     check_groups({alias: one[0] for alias, one in sampling.items()})
+    check_joint_critics(config, {alias for alias, all_ in sampling.items() if any(one.joint_critic for one in all_)})
     check_air(config, {f"{alias} {number}": one for alias, all_ in sampling.items() for number, one in enumerate(all_)})
     return schedules
 

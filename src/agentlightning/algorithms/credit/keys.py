@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from agentlightning.adapters.compaction import summary_texts
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.runner.user_code import load
 from agentlightning.training_types import Trajectory, Transition
@@ -26,10 +27,13 @@ def observation_key(transition: Transition) -> Hashable:
     """Hash of the agent, the task and the last observation: what its conversation began with, and what it was told since the
     call before, whatever was said in between. Texts are compared without regard to white space, tool calls without their
     ids; calls that are recorded without messages are compared by tokens. Of a conversation's first call all of the prompt
-    counts."""
-    first = transition.path[0]
+    counts; of one that goes on from a summary, what the first conversation did not begin with, without the summary's text:
+    the state is the one that was compacted, however it was told."""
+    first = transition.origin
     parts: list[Any] = [first] if first is transition else [first, transition]
     shown = [_normalised(part.messages) if first.messages else part.suffix_ids for part in parts]
+    if transition.compaction is not None:
+        shown[1] = _told_anew(shown[1], shown[0], summary_texts(transition.compaction.summary.completion))
     text = json.dumps([transition.agent, shown], ensure_ascii=False, sort_keys=True)
     return blake2b(text.encode(), digest_size=16).digest()
 
@@ -68,6 +72,21 @@ def places(trajectory: Trajectory) -> list[Hashable]:
             found.append(unnamed)
             unnamed += 1
     return found
+
+
+def _told_anew(messages: Sequence[Any], known: Sequence[Any], summary: Sequence[str]) -> Any:
+    """The messages that are not among the known ones, without the texts of a summary."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, str):
+            for text in summary:
+                value = value.replace(text, "")
+            return value
+        if isinstance(value, dict):
+            return {key: cut(each) for key, each in value.items()}
+        return [cut(each) for each in value] if isinstance(value, list) else value
+
+    return [cut(message) for message in messages if message not in known]
 
 
 def _normalised(value: Any) -> Any:

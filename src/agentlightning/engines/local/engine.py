@@ -20,12 +20,20 @@ from agentlightning.disk import make_private_folder
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine, together
 from agentlightning.engines.local.learner_part import LearnerProcess
 from agentlightning.engines.local.models import reads_images
-from agentlightning.engines.local.options import SETTINGS, LearnerOptions, learner_options, sampler_options, support
+from agentlightning.engines.local.options import (
+    SETTINGS,
+    LearnerOptions,
+    WeightsForm,
+    learner_options,
+    sampler_options,
+    support,
+)
 from agentlightning.engines.local.parts import LearnerPart, PublishedWeights, SamplerChoice, SamplerPart, Workplace
 from agentlightning.engines.local.sampler_part import SamplerProcess
 from agentlightning.engines.local.weights_folder import make_weights_folder
 from agentlightning.engines.models import find_model
 from agentlightning.engines.sampler_address import SamplerAddress
+from agentlightning.engines.saved_folders import copy_weights, seal
 from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
 from agentlightning.engines.vllm.arguments import check_settings
@@ -53,8 +61,8 @@ class LocalEngine(ForwardingEngine):
         withhold: Iterable[str] = (),
         address: SamplerAddress = SamplerAddress(),
     ) -> None:
-        """learns: False where the model is sampled alone, as it is; withhold: variables of the environment that no process
-        inherits."""
+        """learns: False where the model is sampled alone: as it is, or with saved weights that it is given by `load` and
+        `publish`; withhold: variables of the environment that no process inherits."""
         self._learns = learns
         self._withhold = frozenset(withhold)
         self._address = address
@@ -68,6 +76,7 @@ class LocalEngine(ForwardingEngine):
         self._learner: LearnerPart | None = None
         self._watch: asyncio.Task[None] | None = None
         self._published: Path | None = None
+        self._loaded: Path | None = None
         self._publishing = asyncio.Lock()
 
     @classmethod
@@ -152,8 +161,8 @@ class LocalEngine(ForwardingEngine):
         self._sampler = self._learner = self._place = None
 
     async def restart_learner(self) -> None:
-        assert self._learner is not None
-        await self._learner.restart()
+        if self._learner is not None:
+            await self._learner.restart()
 
     async def publish(self, version: int, policy: str = DEFAULT_POLICY) -> None:
         async with self._publishing:
@@ -161,7 +170,12 @@ class LocalEngine(ForwardingEngine):
             if sampler is None or place is None:
                 raise EngineError("the engine is not started")
             folder = place.weights_folder / f"v{version}"
-            await self._operate(policy, "export", str(folder), sampler.form)
+            if self._learns:
+                await self._operate(policy, "export", str(folder), sampler.form)
+            elif self._loaded is None:
+                return  # it samples what it was made with
+            else:
+                await asyncio.to_thread(_copy, self._loaded, folder, sampler.form)
             old, self._published = self._published, folder
             await sampler.publish(PublishedWeights(folder, version))
             if old is not None and old != folder:
@@ -173,8 +187,13 @@ class LocalEngine(ForwardingEngine):
     async def _operate(self, policy: str, operation: str, *arguments: Any) -> Any:
         if policy != DEFAULT_POLICY:
             raise EngineError(f"the local engine has one policy, {DEFAULT_POLICY!r}; {policy!r} is not known")
+        if not self._learns and operation == "load":
+            self._loaded = Path(arguments[0])
+            return None
         if self._learner is None:
-            raise EngineError("the engine is not started")
+            raise EngineError(
+                "the engine is not started" if self._learns else f"{operation}: this engine samples and does not learn"
+            )
         return await self._learner.operate(operation, *arguments)
 
 
@@ -185,3 +204,15 @@ def _sampler(setup: EngineSetup) -> SamplerChoice:
     check_settings(config)
     elsewhere = bool(config.vllm.urls) and config.vllm.weights != "transfer"
     return SamplerChoice(partial(VllmServers, config=config), images=False, reads_work_dir=elsewhere)
+
+
+def _copy(saved: Path, folder: Path, form: WeightsForm) -> None:
+    """The saved weights of a policy in the form that the sampler takes; EngineError where they cannot be copied."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        copy_weights(saved, folder)
+        if form == "sealed":
+            seal(folder)
+    except OSError as cause:
+        raise EngineError(f"the weights of {saved} cannot be published: {cause.strerror or cause}") from cause

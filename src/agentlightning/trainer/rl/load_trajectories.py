@@ -80,6 +80,8 @@ class LoadedTrajectories:
         found = {"rollouts": float(len(self._rollouts)), "failed": float(failed)}
         found["refused_share"] = refused / max(1, len(self._rollouts))
         found |= {name: float(self._counts[name]) for name in ("calls", "forked_calls", "invalid")}
+        if compactions := self._counts["compactions"]:
+            found["compactions"] = float(compactions)
         if self._broken:
             found["broken_spans"] = float(self._broken.total())
             found |= {f"rollout/broken_spans/{cause}": float(count) for cause, count in self._broken.items()}
@@ -99,7 +101,8 @@ class LoadedTrajectories:
             self.selected[policy] |= {call.id for call in calls if selection(call)}
         self.names |= _names(calls)
         forked = sum(call.fork_cause is not None for call in calls)
-        self._counts.update(calls=len(calls), forked_calls=forked, invalid=len(left_out))
+        compactions = sum(one.compaction is not None for trajectory in kept for one in trajectory.transitions)
+        self._counts.update(calls=len(calls), forked_calls=forked, compactions=compactions, invalid=len(left_out))
 
 
 def seen_by(groups: Sequence[Sequence[Trajectory]], selected: set[str]) -> list[list[Trajectory]]:

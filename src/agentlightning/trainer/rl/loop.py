@@ -26,6 +26,7 @@ from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.rl.credit_record import CreditRecorder
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories
+from agentlightning.trainer.rl.opponents import Opponents
 from agentlightning.trainer.rl.scheduler import GroupScheduler, StepBatch
 from agentlightning.trainer.rl.staleness import PublishedVersions, Staleness
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs
@@ -72,6 +73,8 @@ class RLLoop(TrainingLoop):
     """True where the engine reports the ratios and entropies of the tokens that it trains."""
     scheduler: GroupScheduler = field(init=False)
     planner: StepPlanner = field(init=False)
+    opponents: Opponents | None = None
+    """Policies that agents meet and that are never trained; None where there is none."""
     offline: Mapping[int, OfflineSteps] = field(default_factory=dict)
     """Parts of the schedule, by number, that learn from recorded rollouts."""
     searches: Mapping[int, SearchSteps] = field(default_factory=dict)
@@ -122,10 +125,12 @@ class RLLoop(TrainingLoop):
 
     async def begin(self) -> int:
         await self.publish(step=0, parent=None)
+        await self._serve_opponents(1)
         return await super().begin()
 
     async def go_back(self, step: int, again: Sequence[Step]) -> int:
         await self.publish(step, parent=self.version)
+        await self._serve_opponents(step + 1)
         self._stored = {one.step: one for one in again}
         return step
 
@@ -145,6 +150,7 @@ class RLLoop(TrainingLoop):
         self.seconds.clear()
         self.times = TimeTally()
         stored = self._stored.pop(step, None)
+        await self._serve_opponents(step)
         for alias, policy in self.policies.items():
             if (entry := policy.entry(step)) != policy.entry(step - 1):
                 where = f"policies.{alias}." if len(self.policies) > 1 else ""
@@ -160,7 +166,12 @@ class RLLoop(TrainingLoop):
                 metrics[name] = float(policy.entry(step))
         metrics |= {f"time/{phase}_s": value for phase, value in self.seconds.items()}
         slots = slots_of(self.config, len(self.policies))
+        metrics |= {} if self.opponents is None else self.opponents.metrics()
         return metrics | self.times.metrics(time.perf_counter() - started, slots, self.config.external)
+
+    async def _serve_opponents(self, step: int) -> None:
+        if self.opponents is not None:
+            await self.opponents.serve(step)
 
     async def evaluate(self, step: int) -> None:
         if steps := self._offline_at(max(1, step)):
@@ -299,7 +310,7 @@ class RLLoop(TrainingLoop):
     def _staleness(self, step: int, bound: float) -> Staleness | None:
         if self.config.trainer.max_staleness == 0:
             return None
-        return Staleness(versions=self.versions, step=step, bound=bound)
+        return Staleness(versions=self.versions, step=step, bound=bound, policies=tuple(self.policies))
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ each other: after a crash the same step is published again under a later number.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agentlightning.training_types import Trajectory
@@ -43,14 +43,15 @@ class Staleness:
     versions: PublishedVersions
     step: int
     bound: float
+    policies: Collection[str] | None = None
+    """Those whose weights are exchanged: others, opponents of the run, count versions of their own. None: all."""
 
     def of(self, trajectory: Trajectory) -> int:
         """Steps between the weights of its oldest token and those that it updates; 0 where it has no token.
 
         In step 5, which updates the weights of step 4, a rollout that began under the weights of step 2 has staleness 2.
         """
-        versions = {span.version for transition in trajectory.transitions for span in transition.versions}
-        return max((self.step - 1 - self.versions.step_of(version) for version in versions), default=0)
+        return max((self.step - 1 - self.versions.step_of(one) for one in self._versions(trajectory)), default=0)
 
     def began_too_early(self, time_ns: int) -> bool:
         """True where a rollout that samples since then can only be too stale."""
@@ -65,7 +66,7 @@ class Staleness:
         stale = [rollout_id for rollout_id, age in ages.items() if age > self.bound]
         fresh = [[one for one in group if ages[one.rollout_id] <= self.bound] for group in groups]
         kept = [age for age in ages.values() if age <= self.bound]
-        mixed = [_versions(one) > 1 for group in fresh for one in group]
+        mixed = [len(self._versions(one)) > 1 for group in fresh for one in group]
         return (
             [group for group in fresh if group],
             stale,
@@ -77,6 +78,10 @@ class Staleness:
             },
         )
 
-
-def _versions(trajectory: Trajectory) -> int:
-    return len({span.version for transition in trajectory.transitions for span in transition.versions})
+    def _versions(self, trajectory: Trajectory) -> set[int]:
+        return {
+            span.version
+            for transition in trajectory.transitions
+            if self.policies is None or transition.policy in self.policies
+            for span in transition.versions
+        }

@@ -138,7 +138,7 @@ class StepPlanner:
             progress=self.progress,
         )
         inputs, cost = await reader.gather(step, groups)
-        values = await critic_values(self.engine, alias, algorithm, own_groups(groups))
+        values = await critic_values(self.engine, alias, algorithm, groups)
         reference = await reference_values(self.engine, alias, algorithm, own_groups(groups))
         seed = config.trainer.seed * 1_000_003 + step
         with own_code(algorithm):

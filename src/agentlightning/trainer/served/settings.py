@@ -15,14 +15,8 @@ from agentlightning.config_file import read_toml
 from agentlightning.config_limits import LimitsConfig, check_limits
 from agentlightning.config_serve import ServeConfig
 from agentlightning.store.tokens import Token
+from agentlightning.trainer.policies import sampling_table
 from agentlightning.types import JSON
-
-OF_LEARNING = (
-    *("lora", "optimizer", "muon_learning_rate", "weight_decay", "dropout", "packing", "gradient_checkpointing"),
-    *("max_tokens_per_microbatch", "train_vision_tower", "learner", "learner_processes", "learner_threads", "listen"),
-    "advertise",
-)
-"""Settings of [engine] that say how a model learns, or where one sampler listens: a served version has none of them."""
 
 
 class ServedSampling(Table):
@@ -55,11 +49,7 @@ def read_serve_file(path: Path | None) -> ServeFile:
 
 def served_config(trained: Config, file: ServeFile, weights: Path, name: str) -> Config:
     """The configuration by which a version is sampled: that of its run, without what is of learning alone."""
-    table = trained.model_dump(mode="json")
-    engine = {key: value for key, value in table["engine"].items() if key not in OF_LEARNING}
-    if engine.get("vllm"):
-        engine["vllm"] = {**engine["vllm"], "weights": "reload", "weights_url": None}
-    table["engine"] = engine | file.engine
+    table = sampling_table(trained, file.engine)
     table["model"]["path"] = str(weights)
     # Keys are of the run that serves, which has a resource with all limits: training from its record has no users.
     table["limits"], table["external"], table["policies"] = file.limits.of_agents.model_dump(mode="json"), {}, {}
