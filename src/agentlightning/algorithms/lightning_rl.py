@@ -19,12 +19,13 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, Po
 
 from agentlightning.adapters.sequences import Aggregation, spread
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, rewards_to_go, whiten_batch
-from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, check_combinations, loss_aggregation
+from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, TREE, check_combinations, loss_aggregation
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit, CreditRule
 from agentlightning.algorithms.critic import Critic, Values, estimates, explained
 from agentlightning.algorithms.plugins import plugin_advantages, plugin_settings
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
+from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.algorithms.selection import own_credits, own_groups
 from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings, code_name
 from agentlightning.algorithms.step_stats import any_signal, most_varied, step_stats, without_signal
@@ -81,6 +82,11 @@ class LightningRL:
     """Credit rule: a name in `credit.CREDIT`, ``file.py:name`` of a custom rule, or the rule or function itself."""
     credit_settings: Mapping[str, Any] | None = None
     """The rule's own settings."""
+    rollouts: Literal["independent", "tree"] = "independent"
+    """The way in which the rollouts of a group are sampled. tree: some begin it, the others are forked from them, share the
+    calls before that place, and calls get the credit `tree`."""
+    tree: RolloutTree | None = None
+    """The form of the trees. None: the defaults of `RolloutTree` with rollouts = "tree"; otherwise there are none."""
     advantage: CodeName = "grpo"
     """A name in `advantage.ADVANTAGES`, gae (a critic says what each call and token added), or a plug-in
     ``(groups, credits, *, settings)``; see `plugins.plugin_advantages`."""
@@ -156,6 +162,10 @@ class LightningRL:
     def __post_init__(self) -> None:
         check_settings(self)
         check_combinations(self)
+        if self.rollouts == "tree" and self.tree is None:
+            object.__setattr__(self, "tree", RolloutTree())
+        if self.tree is not None:
+            object.__setattr__(self, "credit", TREE)
         if self.advantage == GAE and self.critic is None:
             object.__setattr__(self, "critic", Critic())
 
