@@ -135,6 +135,21 @@ async def test_a_run_killed_at_any_verb_forks_nothing_twice_and_ends_as_one_that
     assert ticks > 40
 
 
+@pytest.mark.parametrize(("algorithm", "trainer"), [({"dynamic_sampling": True}, {}), ({}, {"overprovision": 1.0})])
+async def test_trees_that_a_step_samples_besides_are_whole_or_discarded(
+    store: LightningStore, tmp_path: Path, algorithm: dict[str, Any], trainer: dict[str, Any]
+) -> None:
+    small = LightningRL(group_size=4, minibatches=1, rollouts="tree", **algorithm)
+    async with agents(store, 2, reward_of=lambda claim: float(claim.rollout.task["n"] > 1 > claim.rollout.replica)):
+        one = loop(store, RememberingEngine(), tmp_path, algorithm=small, val=(), steps=2, **trainer)
+        assert await one.run(resume=False) == 2
+    groups = await rollouts_by_group(store)
+    assert len(groups) > 2 * TASKS
+    for members in groups.values():
+        assert len(members) == 4 or {one.outcome for one in members} == {"overprovisioned"}
+        assert None not in {one.outcome for one in members}
+
+
 WORKER = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
 
 
