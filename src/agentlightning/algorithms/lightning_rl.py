@@ -253,9 +253,8 @@ class LightningRL:
             evidence = replace(evidence, history=self.settled(evidence.history))
         usable, outcomes, counts = self._usable(groups, evidence)
         outcomes |= {one.rollout_id: "zero_variance" for group in usable for one in group}
-        chosen = usable
+        chosen = self._chosen(usable)
         if self.variance_top_p is not None:
-            chosen = most_varied(usable, self.variance_top_p, self.reads_steps)
             counts["kept_groups"] = len(chosen) / len(usable) if usable else 0.0
         signals, critic_stats = self._signals(chosen, evidence, values, reference)
         trajectories = [trajectory for group in own_groups(chosen) for trajectory in group]
@@ -278,6 +277,10 @@ class LightningRL:
     def settled(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
         """The groups with the rewards that are learned from, without the rollouts whose reward is not known."""
         return self._rewards().settle(groups).groups
+
+    def learned_groups(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
+        """Those of the settled groups that `plan` learns from, before a judge is asked."""
+        return self._chosen(self._usable(groups, Evidence())[0])
 
     def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
         """One number per trajectory of a group on its own and transition; for every advantage but gae."""
@@ -334,6 +337,9 @@ class LightningRL:
         }
         counts = {"unrewarded": len(unknown), "filled": settled.filled, "incomplete_groups": short}
         return kept, outcomes, {name: float(count) for name, count in counts.items() if count}
+
+    def _chosen(self, groups: list[list[Trajectory]]) -> list[list[Trajectory]]:
+        return groups if self.variance_top_p is None else most_varied(groups, self.variance_top_p, self.reads_steps)
 
     def _signals(
         self,

@@ -74,7 +74,7 @@ class ForkSampler:
         self, step: int, groups: Sequence[Sequence[Trajectory]], settings: Mapping[str, Any]
     ) -> ForkReturns:
         """Samples around the chosen calls of these groups, by the settings of the rule, and waits until all has finished."""
-        groups = self.algorithm.settled(groups)
+        groups = self.algorithm.learned_groups(groups)
         chosen = {
             one.rollout_id: chosen_calls(one, group, settings["calls"], settings["choose"])
             for group in groups
