@@ -351,6 +351,11 @@ class Call:
         return self.delivered and self.finish_reason != ABANDONED and self.replayed_id is None
 
     @property
+    def shared(self) -> bool:
+        """True where the completion repeats one that was sampled for another rollout, and was sent whole."""
+        return self.delivered and self.finish_reason != ABANDONED and self.replayed_id is not None
+
+    @property
     def continuation(self) -> str:
         """Relation of the prompt to the attempt's earlier calls: continued, first_turn, or the cause of the fork."""
         return self.fork_cause or ("first_turn" if self.parent_id is None else "continued")
@@ -420,11 +425,14 @@ class ConsumedInputs:
 
     attempt: int
     calls: list[str]
-    """Ids of the attempt's delivered calls, in the order they finished. The calls that these continue belong to them."""
+    """Ids of the attempt's delivered calls that were sampled for it, in the order they finished. The calls that these
+    continue belong to them."""
     rewards: list[str] = field(default_factory=list)
     """Ids of the attempt's rewards that count, in the order they were made."""
     agents: list[tuple[str, str]] = field(default_factory=list)
     """Id of a call and name of its agent, where the name came from spans: others of them may arrive later."""
+    replayed: list[str] = field(default_factory=list)
+    """Ids of the attempt's calls that were delivered and that repeat those of the rollout that it continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

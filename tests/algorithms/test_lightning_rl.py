@@ -237,7 +237,8 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         (
             {"credit": "luck"},
             "algorithm.credit: expected one of counterfactual, decisive, discounted, forked, gigpo, graph_td, "
-            "grouped_gae, judge, last, learned, rubric, step_rewards, uniform, or file.py:name of your own, got 'luck'",
+            "grouped_gae, judge, last, learned, rubric, step_rewards, tree, uniform, or file.py:name of your own, got "
+            "'luck'",
         ),
         (
             {"advantage": "gea"},

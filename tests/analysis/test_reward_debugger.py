@@ -113,6 +113,21 @@ async def test_another_advantage_is_that_of_the_algorithm_itself(store: Lightnin
     assert found.turned == 0.0
 
 
+async def test_another_credit_rule_sees_the_rollouts_of_trees_as_independent_ones(store: LightningStore) -> None:
+    first, *_ = await made(store, algorithm={"group_size": 4, "rollouts": "tree"})
+    assert "credit tree (normalize_std" in "\n".join((await explain_rollout(store, first)).lines)
+    trees, other = await changed(store, credit="last"), await made_independent(store)
+    assert [one.advantage_after for one in trees.calls] == [one.advantage_after for one in other.calls]
+    with pytest.raises(ConfigError, match="credit: 'tree' is the credit of rollouts = 'tree'"):
+        await what_if(store, "other", 1, RewardChange(credit="tree"))
+
+
+async def made_independent(store: LightningStore) -> WhatIfReport:
+    await store.create_run("other", record(algorithm={"group_size": 4}), "other")
+    await add_rollouts(store, "other", 1, GROUP)
+    return await what_if(store, "other", 1, RewardChange(credit="last"))
+
+
 async def test_settings_of_a_rule_are_given_and_checked(store: LightningStore) -> None:
     await made(store)
     found = await changed(store, credit="discounted", credit_settings={"gamma": 0.5})

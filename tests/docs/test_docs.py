@@ -21,6 +21,7 @@ from agentlightning import errors, training_types, types
 from agentlightning.algorithms.critic import Critic
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
+from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.analysis.bottlenecks import RULES
 from agentlightning.cli.app import app
 from agentlightning.config import AgentConfig, Config, PolicyConfig, RewardConfig
@@ -67,6 +68,7 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables[name] = {"name": "lightning_rl", "schedule": None}
             tables[name] |= {field.name: field.default for field in dataclasses.fields(LightningRL)}
             tables["algorithm.critic"] = {field.name: field.default for field in dataclasses.fields(Critic)}
+            tables["algorithm.tree"] = {field.name: field.default for field in dataclasses.fields(RolloutTree)}
         elif name == "engine":
             tables |= {"engine": defaults(EngineConfig), "engine.lora": defaults(LoraConfig)}
             tables["engine.vllm"] = defaults(VllmConfig)

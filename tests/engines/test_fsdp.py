@@ -115,6 +115,11 @@ def updates(learner: Any, count: int = 3, loss: Loss = SFT, rows: list[TrainingS
     return found
 
 
+def norms(metrics: dict[str, float]) -> dict[str, float]:
+    """Without the count of the tokens that were computed, of which an empty share has one, too."""
+    return {name: value for name, value in metrics.items() if name != "learner_tokens"}
+
+
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], atol: float = 1e-5) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
@@ -171,7 +176,7 @@ def test_with_fewer_sequences_than_ranks_the_others_go_along(llama: Path, tmp_pa
             loss = Loss(name="reinforce", value=0.1)
             assert ranks.forward_backward(rows, loss) == pytest.approx(alone.forward_backward(rows, loss), rel=1e-5)
             assert ranks.logprobs(rows) == [pytest.approx(found, abs=1e-5) for found in alone.logprobs(rows)]
-            assert ranks.optim_step(1e-3, 1.0) == pytest.approx(alone.optim_step(1e-3, 1.0), rel=1e-4)
+            assert norms(ranks.optim_step(1e-3, 1.0)) == pytest.approx(norms(alone.optim_step(1e-3, 1.0)), rel=1e-4)
         assert_same(weights(ranks, tmp_path / "ranks"), weights(alone, tmp_path / "alone"))
 
 
@@ -210,7 +215,7 @@ def test_preferences_and_values_are_those_of_one_process(llama: Path) -> None:
             assert ranks.forward_backward(taught, Loss(name="reinforce", value=0.1)) == pytest.approx(
                 expected, rel=1e-4
             )
-            assert ranks.optim_step(1e-3, 1.0) == pytest.approx(alone.optim_step(1e-3, 1.0), rel=1e-4)
+            assert norms(ranks.optim_step(1e-3, 1.0)) == pytest.approx(norms(alone.optim_step(1e-3, 1.0)), rel=1e-4)
         assert ranks.values(rows) == [pytest.approx(found, abs=1e-4) for found in alone.values(rows)]
 
 

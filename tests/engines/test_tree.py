@@ -149,6 +149,18 @@ def test_small_parts_and_small_pieces_of_logits_agree(llama: Path) -> None:
     assert_same(*learners(llama, max_tokens_per_microbatch=20, logits_at_once=64 * 3), sequences, Loss(name="gspo"))
 
 
+def test_what_several_rows_begin_with_is_computed_once_for_an_update(pair: tuple[Learner, Learner]) -> None:
+    rows = [
+        sequence([1, 2, 3, 4, 5], [(3, 5)]),
+        sequence([1, 2, 3, 6], [(3, 4)]),
+        sequence([1, 2, 3, 4, 5, 7, 8], [(6, 7)]),
+    ]
+    for learner, tokens in zip(pair, (3 * 7, 8), strict=True):
+        learner.forward_backward(rows, Loss())
+        assert learner.optim_step(0.0, 1.0)["learner_tokens"] == tokens
+        assert learner.optim_step(0.0, 1.0)["learner_tokens"] == 0
+
+
 def test_logprobs_in_a_tree_are_those_of_separate_rows(pair: tuple[Learner, Learner]) -> None:
     sequences = [*branching(random.Random(8)), sequence([5], []), sequence([5, 6], [])]
     padded, shared = (learner.logprobs(sequences) for learner in pair)

@@ -165,7 +165,7 @@ async def test_a_step_may_consume_nothing(store: LightningStore) -> None:
 async def test_a_step_keeps_the_records_that_it_learns_from(store: LightningStore) -> None:
     claims = await finished(store, 2)
     run_id = claims[0].rollout.run_id
-    inputs = ConsumedInputs(attempt=1, calls=["a", "b.1"], rewards=["r"], agents=[("b.1", "writer ü")])
+    inputs = ConsumedInputs(attempt=1, calls=["a", "b.1"], rewards=["r"], agents=[("b.1", "writer ü")], replayed=["c"])
     listed = [replace(eaten(claims[:1])[0], inputs=inputs), *eaten(claims[1:], "stale")]
     step = await store.open_step(run_id, 1, listed)
     assert step.consumed == listed

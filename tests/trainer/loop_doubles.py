@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,9 +206,11 @@ async def agents(
     reward_of: Callable[[Claim], float] = reward_of,
     refused: Callable[[Rollout], bool] = lambda _: False,
     picture: bytes = b"",
+    forgets: Callable[[Rollout], bool] = lambda _: False,
 ) -> AsyncIterator[None]:
     """A worker that survives the trainer's crashes; `broken` agents always fail after their calls, those of `refused`
-    rollouts because their first call is refused. Their calls show the `picture`, where there is one."""
+    rollouts because their first call is refused. Their calls show the `picture`, where there is one; forks that `forgets`
+    names do something else than what they are to continue, so that nothing is replayed."""
     worker = WorkerStatus(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
     gate = gate or Gate()
 
@@ -219,6 +222,8 @@ async def agents(
         async with asyncio.TaskGroup() as waiting:
             while True:
                 for claim in await store.claim(worker, limit=8, wait_s=10):
+                    if forgets(claim.rollout):
+                        claim = replace(claim, rollout=replace(claim.rollout, fork=None))
                     if refused(claim.rollout):
                         await refuse(store, claim)
                     elif gate.held(claim.rollout):

@@ -108,6 +108,8 @@ def test_no_upstream_may_have_the_name_of_a_policy() -> None:
 def test_policies_learn_from_the_same_rollouts_and_so_have_groups_of_one_size() -> None:
     with pytest.raises(ConfigError, match=r"policies\.black\.algorithm\.group_size: expected 4 as for 'white'.*got 8"):
         check_groups({"white": LightningRL(group_size=4), "black": LightningRL(group_size=8)})
+    with pytest.raises(ConfigError, match=r"policies\.black\.algorithm\.rollouts: expected what 'white' has"):
+        check_groups({"white": LightningRL(rollouts="tree"), "black": LightningRL()})
 
 
 def test_paths_of_policies_and_predicates_are_relative_to_the_file(tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ def trajectories(
                     transitions=transitions,
                     rewards=final_rewards(told),
                     failed=rollout.state == "failed",
+                    replayed={
+                        call.id: call.replayed_id for call in calls_of[latest] if call.replayed_id and call.shared
+                    },
                 )
             )
     return kept, left_out

@@ -45,6 +45,7 @@ SOURCES: Mapping[PluginKind, Mapping[str, str]] = MappingProxyType(
             "grouped_gae": "GAGPO, Zhu et al. 2026, arXiv 2605.13217",
             "graph_td": "G2PO 2026, arXiv 2606.22995; TIGPO 2026, arXiv 2609.03383",
             "forked": "VinePPO, Kazemnejad et al. 2024, arXiv 2410.01679",
+            "tree": "Tree-GRPO, Ji et al. 2025, arXiv 2509.21240",
             "counterfactual": "Foerster et al. 2018, COMA, arXiv 1705.08926",
             "learned": "Efroni et al. 2021, arXiv 2008.06036; RUDDER, arXiv 1806.07857",
             "rubric": "DRACO 2026, arXiv 2609.04094",

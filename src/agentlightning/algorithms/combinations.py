@@ -13,6 +13,7 @@ from agentlightning.adapters.sequences import Aggregation
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED
 from agentlightning.algorithms.credit import find_rule
 from agentlightning.algorithms.plugins import FunctionKind, plugin_settings
+from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce")
 """Losses of samples: sft is one of demonstrations."""
 GAE = "gae"
 """The advantage that asks an engine for a critic's values."""
+TREE = "tree"
+"""The credit rule of rollouts that are sampled as trees."""
 ALONE = (GAE, "reinforce", "reinforce_pp")
 """Advantages that do not compare the rollouts of a group, so that a group may be one rollout."""
 CLIPS: Mapping[str, tuple[float, float]] = MappingProxyType(
@@ -48,6 +51,7 @@ def check_combinations(settings: LightningRL) -> None:
             "algorithm.group_size: expected a whole number of at least 2 with advantage = "
             f"{settings.advantage!r}, got 1"
         )
+    _check_tree(settings)
     _check_credit(settings)
     if settings.advantage != GAE and settings.critic is not None:
         raise ConfigError(f"algorithm.critic: has no effect with advantage = {settings.advantage!r}; expected 'gae'")
@@ -69,8 +73,29 @@ def _check_plugins(settings: LightningRL) -> None:
             raise ConfigError(f"algorithm.{kind}_settings: has no effect with {kind} = {name!r}, which has none")
 
 
+def _check_tree(settings: LightningRL) -> None:
+    if settings.rollouts != "tree":
+        if settings.tree is not None:
+            raise ConfigError(f"algorithm.tree: has no effect with rollouts = {settings.rollouts!r}; expected 'tree'")
+        if settings.credit == TREE:
+            raise ConfigError("algorithm.credit: 'tree' is the credit of rollouts = 'tree', which brings it along")
+        return
+    if settings.credit not in ("uniform", TREE):
+        raise ConfigError(
+            f"algorithm.credit: expected none with rollouts = 'tree', whose calls get the credit of their tree, got "
+            f"{settings.credit!r}"
+        )
+    if settings.advantage not in ("grpo", "dr_grpo"):
+        raise ConfigError(
+            "algorithm.advantage: expected 'grpo' or 'dr_grpo' with rollouts = 'tree', which compares calls with their tree "
+            f"and their group, got {settings.advantage!r}"
+        )
+    (settings.tree or RolloutTree()).branches(settings.group_size)
+
+
 def _check_credit(settings: LightningRL) -> None:
-    find_rule(str(settings.credit)).settings(settings.credit_settings or {})
+    rule = TREE if settings.rollouts == "tree" else str(settings.credit)
+    find_rule(rule).settings(settings.credit_settings or {})
     if settings.advantage == GAE and settings.credit != "uniform":
         raise ConfigError(
             f"algorithm.credit: {settings.credit!r} has no effect with advantage = 'gae', whose critic gives credit"

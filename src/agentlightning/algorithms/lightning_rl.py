@@ -20,12 +20,13 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, Po
 from agentlightning.adapters.sequences import Aggregation, spread
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, rewards_to_go, whiten_batch
 from agentlightning.algorithms.agent_rewards import AgentRewards
-from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, check_combinations, loss_aggregation
+from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, TREE, check_combinations, loss_aggregation
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit, CreditRule
 from agentlightning.algorithms.critic import Critic, Values, critic_rows, estimates, explained
 from agentlightning.algorithms.plugins import plugin_advantages, plugin_settings
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
+from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.algorithms.selection import own_credits, own_groups
 from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings, code_name
 from agentlightning.algorithms.step_stats import any_signal, most_varied, step_stats, without_signal
@@ -87,6 +88,11 @@ class LightningRL:
     """Credit rule: a name in `credit.CREDIT`, ``file.py:name`` of a custom rule, or the rule or function itself."""
     credit_settings: Mapping[str, Any] | None = None
     """The rule's own settings."""
+    rollouts: Literal["independent", "tree"] = "independent"
+    """The way in which the rollouts of a group are sampled. tree: some begin it, the others are forked from them, share the
+    calls before that place, and calls get the credit `tree`."""
+    tree: RolloutTree | None = None
+    """The form of the trees. None: the defaults of `RolloutTree` with rollouts = "tree"; otherwise there are none."""
     advantage: CodeName = "grpo"
     """A name in `advantage.ADVANTAGES`, gae (a critic says what each call and token added), or a plug-in
     ``(groups, credits, *, settings)``; see `plugins.plugin_advantages`."""
@@ -166,6 +172,10 @@ class LightningRL:
     def __post_init__(self) -> None:
         check_settings(self)
         check_combinations(self)
+        if self.rollouts == "tree" and self.tree is None:
+            object.__setattr__(self, "tree", RolloutTree())
+        if self.tree is not None:
+            object.__setattr__(self, "credit", TREE)
         if self.advantage == GAE and self.critic is None:
             object.__setattr__(self, "critic", Critic())
 
@@ -265,9 +275,8 @@ class LightningRL:
             evidence = replace(evidence, history=self.settled(evidence.history))
         usable, outcomes, counts = self._usable(groups, evidence)
         outcomes |= {one.rollout_id: "zero_variance" for group in usable for one in group}
-        chosen = usable
+        chosen = self._chosen(usable)
         if self.variance_top_p is not None:
-            chosen = most_varied(usable, self.variance_top_p, self.reads_steps)
             counts["kept_groups"] = len(chosen) / len(usable) if usable else 0.0
         signals, signal_stats = self._agent_rewards().signals(
             chosen, lambda part: self._signals(part, evidence, values, reference)
@@ -299,6 +308,10 @@ class LightningRL:
     def settled(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
         """The groups with the rewards that are learned from, without the rollouts whose reward is not known."""
         return self._rewards().settle(groups).groups
+
+    def learned_groups(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
+        """Those of the settled groups that `plan` learns from, before a judge is asked."""
+        return self._chosen(self._usable(groups, Evidence())[0])
 
     def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
         """One number per trajectory of a group on its own and transition; for every advantage but gae."""
@@ -355,6 +368,9 @@ class LightningRL:
         }
         counts = {"unrewarded": len(unknown), "filled": settled.filled, "incomplete_groups": short}
         return kept, outcomes, {name: float(count) for name, count in counts.items() if count}
+
+    def _chosen(self, groups: list[list[Trajectory]]) -> list[list[Trajectory]]:
+        return groups if self.variance_top_p is None else most_varied(groups, self.variance_top_p, self.reads_steps)
 
     def _signals(
         self,

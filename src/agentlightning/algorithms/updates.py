@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast, get_args
 
 from agentlightning.adapters.sequences import Aggregation, PerToken, merge, token_weights
+from agentlightning.algorithms.credit.tree import trees_of
 from agentlightning.algorithms.plugins import plugin_weights
 from agentlightning.training_types import TrainingSequence, Trajectory, Transition
 
@@ -86,9 +87,15 @@ def minibatches(
         counted = informative
     everywhere = bool(settings.loss_terms.kl or settings.entropy or settings.critic)
     dice = random.Random(seed)
+    trees = trees_of(counted) if settings.tree is not None else {}
     found = []
     for _ in range(settings.epochs):
         dice.shuffle(counted)
+        if trees:  # side by side, since an engine may compute once what those of one minibatch begin with
+            places = {
+                number: place for place, number in enumerate(dict.fromkeys(trees[one.rollout_id] for one in counted))
+            }
+            counted.sort(key=lambda one: places[trees[one.rollout_id]])
         if not everywhere:  # a stable sort: both kinds stay in random order
             counted.sort(key=lambda one: one.rollout_id not in trained)
         for part in range(parts):

@@ -218,6 +218,8 @@ def changed_algorithm(algorithm: LightningRL, change: RewardChange) -> Lightning
     for part, name in (("credit", change.credit), ("advantage", change.advantage)):
         if name is not None and name != getattr(algorithm, part):
             changes |= {setting: DEFAULTS[setting] for setting in PART_SETTINGS[part]} | {part: name}
+    if "credit" in changes and algorithm.tree is not None:  # another rule sees its rollouts as if they shared nothing
+        changes |= {"rollouts": "independent", "tree": None}
     if change.advantage is not None:
         changes["aggregation"] = algorithm.loss_aggregation  # another advantage is no other aggregation of the loss
     if change.credit_settings is not None:

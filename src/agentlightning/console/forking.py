@@ -28,7 +28,7 @@ def fork_links(reader: Reader, one: Recorded, current: int) -> Html | None:
     """Links to what continues the shown rollout from the shown call; None where that is not offered, or cannot be."""
     rollout = one.rollout
     finished = rollout.state in FINAL_STATES and one.attempt == rollout.attempt
-    calls = calls_before(one.calls, one.calls[current])
+    calls = calls_before(one.calls).get(one.calls[current].id)
     if not reader.forks or not finished or rollout.group_id.startswith(SESSION) or calls is None:
         return None
     place: dict[str, str | int | float | None] = {"rollout": rollout.id, "calls": calls}

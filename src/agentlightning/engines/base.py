@@ -134,7 +134,9 @@ class Engine(Protocol):
         ...
 
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
-        """Clip the accumulated gradient to the norm, update, zero it. Metrics: grad_norm (before clipping)."""
+        """Clip the accumulated gradient to the norm, update, zero it. Metrics: grad_norm (before clipping), and where the
+        engine counts them learner_tokens: those that it computed since the last one, padding among them, a beginning that
+        it shares once."""
         ...
 
     async def publish(self, version: int, policy: str = DEFAULT_POLICY) -> None:

@@ -6,7 +6,7 @@ samples from then on (gateway/replay.py), so that an agent of which nothing is k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -140,11 +140,11 @@ def calls_to_replay(fork: Fork) -> int:
     return fork.calls + (fork.answer is not None)
 
 
-def calls_before(calls: Iterable[Call], call: Call) -> int | None:
-    """The number of calls to replay so that `call`, of the attempt whose `calls` these are, comes next; None where a fork
-    cannot replay it."""
-    ids = [choices[0].id for choices in replayable(calls)]
-    return ids.index(_request(call.id)) if _request(call.id) in ids else None
+def calls_before(calls: Sequence[Call]) -> dict[str, int]:
+    """By each call of an attempt, the number of calls to replay so that it comes next; without those that a fork cannot
+    replay."""
+    places = {choices[0].id: place for place, choices in enumerate(replayable(calls))}
+    return {call.id: places[_request(call.id)] for call in calls if _request(call.id) in places}
 
 
 def replay_ended(rollout: Rollout, calls: Iterable[Call]) -> int | None:

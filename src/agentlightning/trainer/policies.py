@@ -234,13 +234,18 @@ def of_policy(alias: str, config: Config) -> Iterator[None]:
 
 
 def check_groups(algorithms: Mapping[str, LightningRL]) -> None:
-    """ConfigError where the policies want groups of different sizes: every rollout is every policy's."""
+    """ConfigError where the policies want different groups: every rollout is every policy's."""
     (first, one), *others = algorithms.items()
     for alias, other in others:
         if other.group_size != one.group_size:
             raise ConfigError(
                 f"policies.{alias}.algorithm.group_size: expected {one.group_size} as for {first!r}, since they learn from "
                 f"the same rollouts, got {other.group_size}"
+            )
+        if other.tree != one.tree:
+            raise ConfigError(
+                f"policies.{alias}.algorithm.rollouts: expected what {first!r} has, and the same tree, since they learn "
+                "from the same rollouts"
             )
 
 

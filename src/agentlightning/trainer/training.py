@@ -422,6 +422,35 @@ def _check_parts(config: Config, schedule: Sequence[ScheduledAlgorithm]) -> None
                 "algorithm.schedule: group_size: groups have one size throughout a run, expected "
                 f"{sampling[0].group_size}, got {one.group_size}"
             )
+        if one.tree != sampling[0].tree:
+            raise ConfigError(
+                "algorithm.schedule: rollouts: are sampled in one way throughout a run, expected "
+                f"{_sampled(sampling[0])}, got {_sampled(one)}"
+            )
+    if sampling[0].tree is not None:
+        _check_trees(config, searching)
+
+
+def _check_trees(config: Config, searching: Sequence[ScheduledAlgorithm]) -> None:
+    """ConfigError for what cannot be beside rollouts that are sampled as trees, in rounds that wait for each other."""
+    if searching:
+        raise ConfigError(
+            "algorithm.rollouts: expected 'independent' beside a search for prompts, whose rollouts are no trees"
+        )
+    if config.trainer.max_staleness:
+        raise ConfigError(
+            "trainer.max_staleness: expected 0 with algorithm.rollouts = 'tree', whose forks go on with the weights that "
+            f"their calls before were sampled by, got {config.trainer.max_staleness}"
+        )
+    if config.trainer.group_deadline_s is not None:
+        raise ConfigError(
+            "trainer.group_deadline_s: expected none with algorithm.rollouts = 'tree', whose rounds begin when the one "
+            f"before has ended, got {config.trainer.group_deadline_s:g}"
+        )
+
+
+def _sampled(algorithm: LightningRL) -> str:
+    return repr(algorithm.rollouts) if algorithm.tree is None else f"'tree' with {algorithm.tree}"
 
 
 def online_algorithms(schedule: Sequence[ScheduledAlgorithm]) -> list[LightningRL]:

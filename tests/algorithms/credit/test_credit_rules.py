@@ -162,7 +162,7 @@ def drawn(rows: list[tuple[float, str, bool]]) -> list[Trajectory]:
 
 
 def trained(name: str, group: list[Trajectory]) -> list[list[float]]:
-    algorithm = LightningRL(credit=name)
+    algorithm = LightningRL(rollouts="tree") if name == "tree" else LightningRL(credit=name)
     plan = algorithm._advantages([group], Evidence(scores={one.rollout_id: one.reward for one in group}))
     return [list(plan[one.rollout_id].advantages) for one in group]
 

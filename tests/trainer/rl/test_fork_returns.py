@@ -117,11 +117,19 @@ async def a_group(store: LightningStore) -> list[Trajectory]:
     return trajectories(done, await store.calls(ids), await store.rewards(ids))[0]
 
 
+async def test_groups_that_are_not_learned_from_are_not_forked(store: LightningStore) -> None:
+    group = await a_group(store)
+    assert (
+        await sampled(store, group, algorithm=replace(FORKED, group_size=3, incomplete_groups="drop"))
+    ).returns == {}
+    assert await forks_of_run(store, "run") == []
+
+
 async def sampled(
     store: LightningStore, group: list[Trajectory], on_failure: Literal["drop", "zero"] = "drop", **given: Any
 ) -> ForkReturns:
     sampler = ForkSampler(
-        algorithm=FORKED,
+        algorithm=given.get("algorithm", FORKED),
         store=store,
         collector=given.get("collector", RolloutCollector(store, "run")),
         on_failure=on_failure,

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from agentlightning.algorithms.advantage import ADVANTAGES
+from agentlightning.algorithms.combinations import TREE
 from agentlightning.algorithms.credit import CREDIT
 from agentlightning.algorithms.selection import is_predicate
 from agentlightning.analysis.reward_debugger import (
@@ -49,8 +50,8 @@ MAX_STEP_ROLLOUTS = 1000
 """Rollouts of a step that these views compute; the commands have no bound."""
 MAX_LISTED = 50
 """Rollouts to choose from, and calls of a change that are shown."""
-RULES = {name: name for name, rule in CREDIT.items() if not rule.needs}
-"""Credit rules of recorded rewards alone; the others read earlier steps, or ask a model."""
+RULES = {name: name for name, rule in CREDIT.items() if not rule.needs and name != TREE}
+"""Credit rules of recorded rewards alone: the others read earlier steps, ask a model, or are of trees."""
 
 
 async def explain_view(reader: Reader, run: Run, query: Query) -> Html:

@@ -91,6 +91,7 @@ class Learner:
         self._noise = torch.Generator(device=self._device).manual_seed(options.seed + self.ranks.rank)
         self._training = False
         self._pending = False
+        self._computed = 0  # tokens of this rank, for the next update
         self._on_progress = on_progress
         self.updates = 0
         """Optimizer steps taken, over resumes."""
@@ -266,7 +267,7 @@ class Learner:
         return found
 
     def optim_step(self, learning_rate: float, grad_clip: float) -> dict[str, float]:
-        """Clip the accumulated gradient to the norm, update, zero it. grad_norm is before clipping."""
+        """Clip the accumulated gradient to the norm, update, zero it; see Engine.optim_step for the metrics."""
         norm = float(whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), grad_clip)))
         values_norm = 0.0
         if self._critic is not None:
@@ -275,12 +276,13 @@ class Learner:
         if not (math.isfinite(norm) and math.isfinite(values_norm)):
             self._forget()
             raise EngineError(f"the gradient's norm is {norm + values_norm}; the update was not applied")
+        metrics = {"grad_norm": norm, "learner_tokens": float(sum(self.ranks.gather(self._computed)))}
         self._optimizer.step(learning_rate)
         if self._critic is not None:
             self._critic.step(learning_rate)
         self._forget()
         self.updates += 1
-        return {"grad_norm": norm} | ({} if self._critic is None else {"value_grad_norm": values_norm})
+        return metrics | ({} if self._critic is None else {"value_grad_norm": values_norm})
 
     def save(self, path: str | Path) -> None:
         """Write a transformers folder and the learner's state; whole or not at all. An old folder there is replaced."""
@@ -338,7 +340,7 @@ class Learner:
         self.model.zero_grad(set_to_none=True)
         if self._critic is not None:
             self._critic.forget()
-        self._pending = False
+        self._pending, self._computed = False, 0
 
     def _new_critic(self, learning_rate_ratio: float, seed: int) -> ValueHead:
         if not self._llama:
@@ -473,6 +475,7 @@ class Learner:
             if self.threads is not None and self.threads.adjust() != torch.get_num_threads():
                 torch.set_num_threads(self.threads.count)
             self._on_progress()
+            self._computed += batch.tokens_BT.numel() if self._training else 0
             yield batch
 
     def _places(self, where: Sequence[tuple[int, int]]) -> Tensor:

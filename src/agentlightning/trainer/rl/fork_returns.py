@@ -74,7 +74,7 @@ class ForkSampler:
         self, step: int, groups: Sequence[Sequence[Trajectory]], settings: Mapping[str, Any]
     ) -> ForkReturns:
         """Samples around the chosen calls of these groups, by the settings of the rule, and waits until all has finished."""
-        groups = self.algorithm.settled(groups)
+        groups = self.algorithm.learned_groups(groups)
         chosen = {
             one.rollout_id: chosen_calls(one, group, settings["calls"], settings["choose"])
             for group in groups
@@ -157,10 +157,10 @@ class ForkSampler:
 def _places_of(rollout: Rollout, trajectory: Trajectory, calls: Sequence[Call], chosen: set[str]) -> list[_Place]:
     places: list[_Place] = []
     ids = sorted(call.call_id for call in trajectory.transitions)
-    by_id = {call.id: call for call in calls}
+    places_by_id = calls_before(calls)
     for number, (previous, call_id) in enumerate(pairwise(ids), 1):
-        before = calls_before(calls, by_id[call_id])
-        further_choice = before == calls_before(calls, by_id[previous])  # of the same request
+        before = places_by_id.get(call_id)
+        further_choice = before == places_by_id.get(previous)  # of the same request
         if before is not None and not further_choice and chosen & {previous, call_id}:
             places.append(_Place(rollout=rollout, calls=before, call_id=call_id, number=number))
     return places

@@ -21,6 +21,7 @@ from agentlightning.trainer.collect import check_calls_recorded
 from agentlightning.trainer.data.air_report import AirTally
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.rl.step_inputs import read_inputs, with_failures
+from agentlightning.trainer.rl.tree_rollouts import TreeTally
 from agentlightning.trainer.rl.utilisation import TimeTally
 from agentlightning.training_types import Trajectory
 from agentlightning.types import Call, ConsumedInputs, Rollout
@@ -39,6 +40,8 @@ class LoadedTrajectories:
     on_failure: Literal["drop", "zero"]
     progress: Progress
     air_rules: Iterable[str] = ()
+    trees: TreeTally | None = None
+    """Counts what they share, where they are sampled as trees."""
     groups: dict[str, list[Trajectory]] = field(default_factory=dict)
     """By id, in the order of the rollouts."""
     selected: dict[str, set[str]] = field(init=False)
@@ -74,7 +77,7 @@ class LoadedTrajectories:
         self._broken += await broken_spans(self.store, rollouts)
 
     def metrics(self) -> Metrics:
-        """Counts of rollouts and calls, of broken spans by cause, and of AIR's rules."""
+        """Counts of rollouts and calls, of broken spans by cause, of AIR's rules and of trees."""
         failed = sum(rollout.state != "succeeded" for rollout in self._rollouts)
         refused = sum(rollout.refused for rollout in self._rollouts)
         found = {"rollouts": float(len(self._rollouts)), "failed": float(failed)}
@@ -85,7 +88,7 @@ class LoadedTrajectories:
         if self._broken:
             found["broken_spans"] = float(self._broken.total())
             found |= {f"rollout/broken_spans/{cause}": float(count) for cause, count in self._broken.items()}
-        return found | self._air.metrics()
+        return found | self._air.metrics() | (self.trees.metrics() if self.trees else {})
 
     async def _read(self, rollouts: Sequence[Rollout], fixed: Mapping[str, ConsumedInputs]) -> None:
         inputs = await read_inputs(self.store, rollouts, fixed)
@@ -93,6 +96,8 @@ class LoadedTrajectories:
         calls = inputs.delivered
         self._air.add(rollouts, calls, inputs.rewards)
         self.times.add(rollouts, inputs.calls)
+        if self.trees:
+            self.trees.add(rollouts, inputs.calls)
         images = await read_images(self.store, inputs.calls)
         kept, left_out = trajectories(rollouts, inputs.calls, inputs.rewards, keep_unrewarded=True, images=images)
         for trajectory in kept:

@@ -31,6 +31,7 @@ from agentlightning.trainer.rl.scheduler import GroupScheduler, StepBatch
 from agentlightning.trainer.rl.staleness import PublishedVersions, Staleness
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs
 from agentlightning.trainer.rl.step_planner import StepPlan, StepPlanner
+from agentlightning.trainer.rl.tree_rollouts import TreeSampler
 from agentlightning.trainer.rl.utilisation import TimeTally, slots_of
 from agentlightning.trainer.training_loop import SearchedStep, TrainingLoop
 from agentlightning.types import FINAL_STATES, JSON, Consumed, Outcome, Resource, Rollout, Sampling, Step
@@ -98,12 +99,21 @@ class RLLoop(TrainingLoop):
             collector=self.collector,
             asks_numbers=self.reports_numbers and bool(self.config.monitor.keep_credit),
         )
+        algorithm = next(iter(self.policies.values())).algorithm  # which rollouts are sampled, all agree on
         self.scheduler = GroupScheduler(
             store=self.store,
             collector=self.collector,
             run_id=self.run_id,
             tasks=self.train,
-            group_size=next(iter(self.policies.values())).algorithm.group_size,
+            group_size=algorithm.group_size,
+            trees=None
+            if algorithm.tree is None
+            else TreeSampler(
+                store=self.store,
+                tree=algorithm.tree,
+                group_size=algorithm.group_size,
+                seed=self.config.trainer.seed,
+            ),
             trainer=self.config.trainer,
             sampling=Sampling(temperature=model.temperature, max_tokens=model.max_tokens),
             retry=self.retry(),

@@ -151,7 +151,7 @@ def named_rows(rows: Sequence[TrainingSequence]) -> dict[tuple[str, int], Traini
 
 
 def _over_updates(updates: Sequence[Metrics]) -> Metrics:
-    """Means over the optimizer updates of a step; the largest ratio.
+    """Means over the optimizer updates of a step; the largest ratio, the sum of the tokens that the learner computed.
 
     sampler_gap is the divergence from the sampler before the first update, when only their arithmetic and stale weights
     set them apart.
@@ -161,6 +161,8 @@ def _over_updates(updates: Sequence[Metrics]) -> Metrics:
         values = [update[name] for update in updates if name in update]
         if name == "ratio_max":
             merged[name] = max(values)
+        elif name == "learner_tokens":
+            merged[name] = sum(values)
         elif name != "tokens":
             merged[name] = sum(values) / len(values)
     merged["updates"] = float(len(updates))

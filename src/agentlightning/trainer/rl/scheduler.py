@@ -2,7 +2,8 @@
 
 The training loop drives it. Groups are numbered in the order of the tasks and named after their number, so what a killed
 trainer had queued is found again by name; which of them were consumed stands in the store. Here is no other memory: a new
-process reads it back. It knows neither calls nor weights.
+process reads it back. It knows neither calls nor weights. With rollouts = "tree" a group is enqueued in parts: its roots
+first, then what tree_rollouts.py forks from those that have finished.
 
 At the start of step s, groups are queued until those of max_staleness + 1 steps are outstanding. Taken in the order in which
 they were queued, all of these are consumed by step s + max_staleness: nothing can become staler than the bound. With the
@@ -21,6 +22,7 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.collect import ENQUEUE_BATCH, WAIT_S, RolloutCollector, nothing_to_learn
 from agentlightning.trainer.data.tasks import TaskOrder
 from agentlightning.trainer.rl.staleness import Staleness
+from agentlightning.trainer.rl.tree_rollouts import TreeSampler
 from agentlightning.types import FINAL_STATES, JSON, NewRollout, Outcome, RetryPolicy, Rollout, Sampling
 
 GROUP = "train"
@@ -51,6 +53,8 @@ class _Group:
     number: int
     rollouts: list[Rollout]
     """By replica, in the state last reported by the store."""
+    size: int = 0
+    """Rollouts that it has once its trees are whole; 0: those that it has."""
     cut_at: float | None = None
     """Deadline of its running rollouts; set when the first of the group has finished."""
 
@@ -60,7 +64,12 @@ class _Group:
 
     @property
     def over(self) -> bool:
-        return all(rollout.state in FINAL_STATES for rollout in self.rollouts)
+        return not self.left
+
+    @property
+    def left(self) -> int:
+        """Rollouts that have not finished, or are not enqueued yet."""
+        return max(0, self.size - len(self.rollouts)) + len(self.running)
 
     @property
     def cut(self) -> bool:
@@ -83,6 +92,8 @@ class GroupScheduler:
     trainer: TrainerConfig
     sampling: Sampling
     retry: RetryPolicy
+    trees: TreeSampler | None = None
+    """Samples groups as trees. None: their rollouts are independent."""
     others: int = 0
     """Training rollouts that somebody else enqueues in one step, at most: those of a search for prompts."""
     clock: Callable[[], float] = time.monotonic
@@ -151,6 +162,8 @@ class GroupScheduler:
         # The newest group may be consumed already, and then is not among the outstanding ones; numbers only grow, so one
         # group's worth of the newest rollouts holds the highest number.
         most = self.group_size + self.others
+        if self.trees is not None:  # the newest rollouts may be forks of any group that was sampled at the same time
+            most *= self.trainer.tasks_per_step
         newest = RolloutQuery(run_id=self.run_id, mode="train", newest_first=True, limit=most)
         known = [self._number(rollout) for rollout in await self.store.rollouts(newest) if _is_ours(rollout)]
         self._next = 1 + max([*known, *self._outstanding], default=-1)
@@ -172,9 +185,10 @@ class GroupScheduler:
     async def _queue(self, wanted: int) -> None:
         """Queues groups until `wanted` are outstanding. A group is enqueued in one transaction: never a part of it."""
         at_a_time = max(1, ENQUEUE_BATCH // self.group_size)
+        begin = self.group_size if self.trees is None else self.trees.tree.roots
         while (missing := wanted - len(self._outstanding)) > 0:
             first, self._next = self._next, self._next + min(missing, at_a_time)
-            new = [one for number in range(first, self._next) for one in self._group(number)]
+            new = [one for number in range(first, self._next) for one in self._group(number)[:begin]]
             # Enqueueing is idempotent: a rollout with an outcome was consumed before, and its number was hidden from
             # `_find` by a clock that went back. The next number is taken instead.
             self._hold([rollout for rollout in await self.store.enqueue(new) if rollout.outcome is None])
@@ -195,14 +209,25 @@ class GroupScheduler:
             for replica in range(self.group_size)
         ]
 
+    async def _fork(self) -> None:
+        """Queues the next forks of trees whose rollouts have all finished, those of a group in one transaction."""
+        if self.trees is None:
+            return
+        for group in [each for each in self._outstanding.values() if each.left]:
+            if new := await self.trees.next_round(group.rollouts, self._group(group.number)):
+                self._hold(await self.store.enqueue(new))
+
     def _number(self, rollout: Rollout) -> int:
         _, step, place, *_ = rollout.group_id.split(":")
         return (int(step) - 1) * self.trainer.tasks_per_step + int(place)
 
     def _hold(self, rollouts: Iterable[Rollout]) -> None:
-        for rollout in sorted(rollouts, key=lambda each: (each.group_id, each.replica)):
+        size = 0 if self.trees is None else self.group_size
+        for rollout in rollouts:
             number = self._number(rollout)
-            self._outstanding.setdefault(number, _Group(number, [])).rollouts.append(rollout)
+            group = self._outstanding.setdefault(number, _Group(number, [], size))
+            group.rollouts.append(rollout)
+            group.rollouts.sort(key=lambda each: each.replica)
         # By number, that is in the order of queueing: fifo takes from the front, and that order keeps the staleness bound.
         self._outstanding = dict(sorted(self._outstanding.items()))
         self.collector.watch(one for group in self._outstanding.values() for one in group.running)
@@ -233,15 +258,17 @@ class GroupScheduler:
             self._note_finished()
             self._drop_cancelled(batch, staleness)
             await self._queue(count)
+            await self._fork()
             ready = self._ready(count)
             if ready is not None:
                 return ready
             await self._cut()
             wanted = list(self._outstanding.values())[: count if self._in_order else None]
             # Of unordered groups the `count` that have least left: the estimate never exceeds what the step waits for.
-            left = sum(sorted(len(group.running) for group in wanted)[:count])
+            left = sum(sorted(group.left for group in wanted)[:count])
             on_progress(count * self.group_size - left, count * self.group_size)
-            await self.collector.wait_finished(left, self._until_cut())
+            running = sum(sorted(len(group.running) for group in wanted)[:count])
+            await self.collector.wait_finished(running, self._until_cut())
 
     def _ready(self, count: int) -> list[_Group] | None:
         """The groups that a step takes, in the order of their numbers; None where it must wait."""

@@ -27,7 +27,8 @@ class StepInputs:
     """The records of some rollouts."""
 
     calls: list[Call]
-    """All calls of their latest attempts; those that are learned from are `delivered`, what the others hold is context."""
+    """All calls of their latest attempts. Those that are learned from are `delivered`, and those that repeat what was
+    sampled for another rollout; what the others hold is context."""
     rewards: list[Reward]
     """Those that count."""
     consumed: dict[str, ConsumedInputs]
@@ -36,7 +37,7 @@ class StepInputs:
     @property
     def delivered(self) -> list[Call]:
         """The calls that are learned from."""
-        return [call for call in self.calls if call.delivered]
+        return [call for call in self.calls if call.learnable]
 
 
 def fixed_inputs(step: Step) -> dict[str, ConsumedInputs]:
@@ -70,7 +71,7 @@ async def read_inputs(
         if inputs is None:
             inputs = _inputs(rollout, recorded[place], named[place], told)
         _check_present(rollout, inputs, recorded[place], rewards[place])
-        agents, calls, kept = dict(inputs.agents), set(inputs.calls), set(inputs.rewards)
+        agents, calls, kept = dict(inputs.agents), {*inputs.calls, *inputs.replayed}, set(inputs.rewards)
         found.calls.extend(
             replace(call, delivered=call.id in calls, agent=agents.get(call.id, call.agent)) for call in recorded[place]
         )
@@ -86,13 +87,14 @@ def _inputs(rollout: Rollout, calls: Sequence[Call], named: Sequence[Call], told
         calls=[call.id for call in calls if call.learnable],
         rewards=[reward.id for reward in told],
         agents=[(call.id, names[call.id]) for call in calls if call.agent is None and call.id in names],
+        replayed=[call.id for call in calls if call.shared],
     )
 
 
 def _check_present(rollout: Rollout, inputs: ConsumedInputs, calls: Sequence[Call], rewards: Sequence[Reward]) -> None:
     if rollout.attempt != inputs.attempt:
         raise _gone(rollout, f"attempt {inputs.attempt}, its latest one is {rollout.attempt}")
-    _check_all("call", rollout, inputs.calls, {call.id for call in calls})
+    _check_all("call", rollout, [*inputs.calls, *inputs.replayed], {call.id for call in calls})
     _check_all("reward", rollout, inputs.rewards, {reward.id for reward in rewards})
 
 

@@ -34,6 +34,7 @@ from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen
 from agentlightning.trainer.rl.mutual_information import mutual_information
 from agentlightning.trainer.rl.policy_update import RowNumbers, critic_values, reference_values, update_policy
 from agentlightning.trainer.rl.staleness import Staleness
+from agentlightning.trainer.rl.tree_rollouts import TreeTally
 from agentlightning.training_types import Trajectory
 from agentlightning.types import Outcome, Reward, Rollout
 
@@ -82,13 +83,15 @@ class StepPlanner:
 
     def load(self) -> LoadedTrajectories:
         """The trajectories of a step, to which its rollouts are added."""
-        one = next(iter(self.policies.values())).config
+        first = next(iter(self.policies.values()))
+        one = first.config
         return LoadedTrajectories(
             store=self.store,
             selections={alias: selection(alias, own.algorithm.agents) for alias, own in self.policies.items()},
             on_failure=one.agent.on_failure,
             progress=self.progress,
             air_rules=one.air.rules,
+            trees=TreeTally() if first.algorithm.tree is not None else None,
         )
 
     async def plan(

@@ -1,0 +1,89 @@
+"""Tree credit: a call that several rollouts of a tree share is worth the mean of what they earned.
+
+After Ji et al. 2025, "Tree Search for LLM Agent Reinforcement Learning" (Tree-GRPO, arXiv 2509.21240): the advantage of a
+rollout is its return compared with those of its tree (intra-tree) plus its return compared with those of the group
+(inter-tree), each as GRPO has it. There a call that n rollouts share is trained n times, with the advantage of each. We
+differ: it is trained once, in the row of the rollout that sampled it, with the mean of these n advantages.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agentlightning.algorithms.advantage import grpo
+from agentlightning.algorithms.credit.rule import Credit, credit_rule
+from agentlightning.training_types import Trajectory
+
+
+@credit_rule("tree", each="group", reads_steps=False)
+def tree(group: Sequence[Trajectory], *, normalize_std: bool = True) -> list[Credit]:
+    """The mean return of the rollouts that share the call, which the advantage compares with the group, plus the same
+    number's comparison with its tree: (value - mean) / (deviation + 1e-4) over the returns of the tree.
+
+    A tree is what shares calls; a rollout whose replay ended before its first call is one of its own.
+
+    Rollout a of three calls earns 1; b, forked after the first of them, earns 0; c, which shares nothing, earns 0. The first
+    call is worth 1/2, a's others 1, b's own 0. Without deviations they get 1/2 - 1/3 + 1/2 - 1/2 = 1/6; 1 - 1/3 + 1 - 1/2 =
+    7/6; -1/3 - 1/2 = -5/6; c's -1/3 + 0.
+    """
+    paths = _paths(group)
+    returns: defaultdict[str, list[float]] = defaultdict(list)
+    for one, path in zip(group, paths, strict=True):
+        for call_id in path:
+            returns[call_id].append(one.reward)
+    values = [[statistics.mean(returns[call.call_id]) for call in one.transitions] for one in group]
+    found = [Credit(values=[]) for _ in group]
+    for members in _trees(paths):
+        rewards = [group[place].reward for place in members]
+        within = grpo([values[place] for place in members], rewards, normalize_std)
+        for place, bonus in zip(members, within, strict=True):
+            found[place] = Credit(values=values[place], bonus=bonus)
+    return found
+
+
+def trees_of(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+    """By rollout, a number that the rollouts of one tree have in common."""
+    return {
+        trajectories[place].rollout_id: number
+        for number, members in enumerate(_trees(_paths(trajectories)))
+        for place in members
+    }
+
+
+def _paths(group: Sequence[Trajectory]) -> list[set[str]]:
+    """The calls of each rollout, by the ids under which they were sampled."""
+    origins = {mine: original for one in group for mine, original in one.replayed.items()}
+    found = []
+    for one in group:
+        path = {call.call_id for call in one.transitions}
+        for call_id in one.replayed:
+            while call_id in origins:  # a fork of a fork repeats what that had repeated
+                call_id = origins[call_id]
+            path.add(call_id)
+        found.append(path)
+    return found
+
+
+@dataclass(slots=True)
+class _Tree:
+    calls: set[str] = field(default_factory=set)
+    members: list[int] = field(default_factory=list)
+
+
+def _trees(paths: Sequence[set[str]]) -> list[list[int]]:
+    """The places of the rollouts of each tree: those that are joined by calls that they share."""
+    trees: list[_Tree] = []
+    for place, path in enumerate(paths):
+        joined = _Tree({*path}, [place])
+        apart = []
+        for one in trees:
+            if one.calls.isdisjoint(path):
+                apart.append(one)
+            else:
+                joined.calls |= one.calls
+                joined.members += one.members
+        trees = [*apart, joined]
+    return [sorted(one.members) for one in trees]
