@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from agentlightning.algorithms.supervised import RFT, SFT, Distill
     from agentlightning.analysis.stored_run import load_run
     from agentlightning.config import (
-        AgentConfig,
         DataConfig,
         EvalConfig,
         ModelConfig,
-        RewardConfig,
         StoreConfig,
         TracingConfig,
         TrainerConfig,
     )
+    from agentlightning.config_agent import AgentConfig, RewardConfig
     from agentlightning.config_air import AirConfig, AirRuleConfig
     from agentlightning.config_engine import EngineConfig, LoraConfig
     from agentlightning.config_external import ExternalModelConfig
@@ -52,15 +51,14 @@ _NAMES = {
     "algorithms.supervised": ("Distill", "RFT", "SFT"),
     "analysis.stored_run": ("load_run",),
     "config": (
-        "AgentConfig",
         "DataConfig",
         "EvalConfig",
         "ModelConfig",
-        "RewardConfig",
         "StoreConfig",
         "TracingConfig",
         "TrainerConfig",
     ),
+    "config_agent": ("AgentConfig", "RewardConfig"),
     "config_air": ("AirConfig", "AirRuleConfig"),
     "config_engine": ("EngineConfig", "LoraConfig"),
     "config_external": ("ExternalModelConfig",),

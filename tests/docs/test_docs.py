@@ -24,13 +24,15 @@ from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.analysis.bottlenecks import RULES
 from agentlightning.cli.app import app
-from agentlightning.config import AgentConfig, Config, PolicyConfig, RewardConfig
+from agentlightning.config import Config
+from agentlightning.config_agent import AgentConfig, RewardConfig
 from agentlightning.config_canary import CanaryConfig
 from agentlightning.config_engine import EngineConfig, LoraConfig
 from agentlightning.config_external import ExternalModelConfig
 from agentlightning.config_kubernetes import KubernetesConfig
 from agentlightning.config_limits import LimitConfig, LimitsConfig
 from agentlightning.config_optimizer import OptimizeConfig
+from agentlightning.config_policies import PolicyConfig
 from agentlightning.config_sandbox import SandboxConfig
 from agentlightning.config_serve import ServeConfig
 from agentlightning.config_vllm import VllmConfig

@@ -12,7 +12,7 @@ from rich.console import Console
 from runner_bench import Bench
 
 from agentlightning.analysis.replay import print_replay, read_replay
-from agentlightning.config import RewardConfig
+from agentlightning.config_agent import RewardConfig
 from agentlightning.errors import RewardError
 from agentlightning.runner.result import RolloutResult, result_of
 from agentlightning.runner.scoring import FunctionScorer, SumScorer, load_scorers, read_score

@@ -18,7 +18,7 @@ from aiohttp import web
 from runner_bench import Bench, a_call, gone
 
 from agentlightning.adapters.trajectories import JUDGE
-from agentlightning.config import RewardConfig
+from agentlightning.config_agent import RewardConfig
 from agentlightning.errors import ConfigError, EngineError, RewardError
 from agentlightning.runner.agent import LLM, emit_reward
 from agentlightning.runner.chat_endpoint import ChatEndpoint

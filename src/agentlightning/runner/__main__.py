@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agentlightning.children import OWN_SECRETS, end_with_parent, hide_memory
-from agentlightning.config import AgentConfig, parse_settings
+from agentlightning.config import parse_settings
+from agentlightning.config_agent import AgentConfig
 from agentlightning.config_external import ExternalModelConfig, agent_model, external_name, secret_variables
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError, printable
 from agentlightning.gateway.connection_limit import raise_file_limit

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentlightning.adapters.trajectories import JUDGE
-from agentlightning.config import RewardConfig
+from agentlightning.config_agent import RewardConfig
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.attempt import CURRENT

@@ -18,7 +18,8 @@ from typing import IO, Any, Protocol
 import orjson
 
 from agentlightning.children import inheritable
-from agentlightning.config import RewardConfig, parse_settings, reward_labels
+from agentlightning.config_agent import RewardConfig, reward_labels
+from agentlightning.config_base import parse_settings
 from agentlightning.errors import ConfigError, RewardError, boundary
 from agentlightning.runner.command import split_command
 from agentlightning.runner.function import invoke

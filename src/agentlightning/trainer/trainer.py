@@ -16,7 +16,8 @@ import orjson
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.config import Config, RewardConfig, parse_config
+from agentlightning.config import Config, parse_config
+from agentlightning.config_agent import RewardConfig
 from agentlightning.config_base import Table
 from agentlightning.errors import ConfigError
 from agentlightning.runner.user_code import agent_spec
