@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.adapters.compaction import compactions
@@ -181,6 +181,7 @@ def keys(record: Record) -> list[Any]:
     return [observation_key(one) for one in record.trajectory(1.0).transitions if one.call_id not in summaries]
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     told=st.lists(st.sampled_from(["left", "right", "up", "down"]), min_size=1, max_size=6),
     compact_after=st.sets(st.integers(0, 5)),

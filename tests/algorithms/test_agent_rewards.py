@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
@@ -36,9 +36,9 @@ def game(name: str, rewards: dict[str, float], *agents: str) -> Trajectory:
     )
 
 
-def signals(groups: list[list[Trajectory]], values: Any = None, **settings: Any) -> dict[str, Any]:
+def signals(groups: list[list[Trajectory]], values: Any = None, **chosen: Any) -> dict[str, Any]:
     """Advantages by call."""
-    algorithm = LightningRL(minibatches=1, group_size=2, **settings)
+    algorithm = LightningRL(minibatches=1, group_size=2, **chosen)
     return {one.call.call_id: one for one in algorithm.plan(groups, seed=0, values=values).calls}
 
 
@@ -89,20 +89,20 @@ def test_a_critic_learns_the_return_of_the_agent_whose_call_it_is() -> None:
     groups = [[game("a", {"reward": 1.0}, "white", "black"), game("ab", {"reward": -1.0}, "black", "white")]]
     values = {call.call_id: [0.0] for one in groups[0] for call in one.transitions}
     critic = Critic(gamma=1.0, call_gamma=1.0, lam=1.0)
-    settings = {"advantage": "gae", "critic": critic, "normalize_std": False, "agent_reward_weights": ZERO_SUM}
-    found = signals(groups, values, **settings)
+    chosen = {"advantage": "gae", "critic": critic, "normalize_std": False, "agent_reward_weights": ZERO_SUM}
+    found = signals(groups, values, **chosen)
     assert {call: one.returns for call, one in found.items()} == {
         "a/0": [1.0],
         "a/1": [-1.0],
         "ab/0": [1.0],
         "ab/1": [-1.0],
     }
-    plan = LightningRL(minibatches=1, group_size=2, **settings).plan(groups, seed=0, values=values)
+    plan = LightningRL(minibatches=1, group_size=2, **chosen).plan(groups, seed=0, values=values)
     assert plan.stats["agents/white/reward_mean"] == plan.stats["value_mean"] == 0.0
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("refused", "sentence"),
     [
         ({"agent_reward_weights": {}}, "expected at least one agent"),
         ({"agent_reward_weights": {"white": {}}}, "agent_reward_weights.white: expected a weight of at least one"),
@@ -110,12 +110,13 @@ def test_a_critic_learns_the_return_of_the_agent_whose_call_it_is() -> None:
     ],
 )
 def test_weights_that_would_do_nothing_or_that_a_rule_does_not_know_are_refused(
-    settings: dict[str, Any], sentence: str
+    refused: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        LightningRL(**settings)
+        LightningRL(**refused)
 
 
+@settings(max_examples=20, deadline=None)
 @given(
     games=st.lists(
         st.tuples(

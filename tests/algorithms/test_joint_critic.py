@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.adapters.joint_transcript import joint_transcript
@@ -126,6 +126,7 @@ async def test_the_transcript_is_one_row_whether_the_policys_rows_are_merged_or_
     assert found == {"r1": [3], "r2": [10, 15], "r3": [28]}
 
 
+@settings(deadline=None)
 @given(data=st.data(), max_tokens=st.integers(2, 30))
 def test_every_sampled_token_is_in_one_row_after_the_calls_before_it(data: st.DataObject, max_tokens: int) -> None:
     calls: list[Transition] = []

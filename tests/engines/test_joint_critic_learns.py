@@ -14,6 +14,8 @@ from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.trainer.rl.policy_update import critic_values
 from agentlightning.training_types import TrainingSequence, Trajectory, Transition
 
+pytestmark = pytest.mark.slow
+
 
 def call(name: str, told: list[int], said: list[int], trained: bool) -> Transition:
     return Transition(

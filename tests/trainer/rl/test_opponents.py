@@ -209,7 +209,7 @@ async def test_each_step_draws_one_of_the_latest_checkpoints_in_the_window(
     assert len(await store.resources("run", "old", latest=False)) == before
 
 
-@pytest.mark.parametrize("every", [41, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.mark.parametrize("every", [83, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long])])
 async def test_a_run_with_an_opponent_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not(
     store: LightningStore, tmp_path: Path, every: int
 ) -> None:

@@ -79,6 +79,10 @@ def test_a_part_of_a_schedule_may_search_for_prompts_whichever_comes_first() -> 
         ({"data": {"train": "t"}}, r"algorithm\.schedule\[1\]: data\.val: is required to search for prompts"),
         ({"trainer": {"steps": STEPS, "max_staleness": 1}}, r"trainer\.max_staleness: expected 0"),
         ({"base": BASE | {"incomplete_groups": "drop"}}, r'algorithm\.incomplete_groups: expected "train"'),
+        (
+            {"base": BASE | {"group_size": 4, "rollouts": "tree"}},
+            r"algorithm\.rollouts: expected 'independent' beside a search for prompts",
+        ),
         ({"optimize": {"model": "writer", "temperature": 0.5}}, r"optimize\.temperature: expected model\.temperature"),
     ],
 )
