@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice, takewhile
 from typing import Any
 
 from agentlightning.types import JSON, Call
 
 MIN_SUMMARY_CHARS = 16
 """A shorter text may stand in a prompt by chance."""
+MAX_TAGS = 16
+"""Tags of a completion that are looked at: models write what they like, and each costs a look at all of it."""
+NO_TEXTS = frozenset({"role", "type", "id", "tool_call_id", "name"})
+"""Fields of a message that hold no words."""
 
 
 def compactions(attempt: Sequence[Call]) -> dict[str, tuple[str, str]]:
@@ -31,26 +36,28 @@ def compactions(attempt: Sequence[Call]) -> dict[str, tuple[str, str]]:
     """
     continued = {call.parent_id for call in attempt}
     by_id = {call.id: call for call in attempt}
+    ended: list[tuple[Call, list[str]]] = []
     found = {}
     for place, call in enumerate(attempt):
-        if call.parent_id is not None:
-            continue
-        shown = plain(call.messages)
-        for summary in reversed(attempt[:place]):
-            if summary.id in continued or not any(text in shown for text in summary_texts(summary.completion)):
+        shown = plain(call.messages) if call.parent_id is None and ended else ""
+        for summary, texts in reversed(ended):
+            if not any(text in shown for text in texts):
                 continue
-            told = _told(summary, by_id, attempt)
+            told = _told(summary, by_id, attempt[:place])
             kept = bool(told) and any(message in call.messages for message in told[0].messages)
             if kept and not all(plain(one.completion) in shown for one in told):
                 found[call.id] = summary.id, told[0].id
                 break
+        if call.id not in continued and (texts := summary_texts(call.completion)):
+            ended.append((call, texts))
     return found
 
 
 def summary_texts(completion: JSON) -> list[str]:
     """The texts by which a summary can be found in a prompt: all of its content, and what stands between two tags."""
     content = plain(completion.get("content") or "")
-    parts = [content, *(match[2].strip() for match in re.finditer(r"<(\w+)>(.*?)</\1>", content))]
+    names = dict.fromkeys(match[1] for match in islice(re.finditer(r"<(\w+)>", content), MAX_TAGS))
+    parts = [content, *(content.partition(f"<{name}>")[2].rpartition(f"</{name}>")[0].strip() for name in names)]
     return [part for part in parts if len(part) >= MIN_SUMMARY_CHARS]
 
 
@@ -67,11 +74,7 @@ def plain(value: Any) -> str:
     return " ".join(filter(None, map(plain, value))) if isinstance(value, list | tuple) else ""
 
 
-NO_TEXTS = frozenset({"role", "type", "id", "tool_call_id", "name"})
-"""Fields of a message that hold no words."""
-
-
-def _told(summary: Call, by_id: Mapping[str, Call], attempt: Sequence[Call]) -> list[Call]:
+def _told(summary: Call, by_id: Mapping[str, Call], before: Sequence[Call]) -> list[Call]:
     """The calls that a summary tells, from the first of their conversation on: those that its call continues, else those
     whose completions stand in its prompt."""
     path, parent = list[Call](), summary.parent_id
@@ -81,7 +84,8 @@ def _told(summary: Call, by_id: Mapping[str, Call], attempt: Sequence[Call]) -> 
     if path:
         return path[::-1]
     shown = plain(summary.messages)
-    quoted = [one for one in attempt[: attempt.index(summary)] if (text := plain(one.completion)) and text in shown]
+    earlier = takewhile(lambda one: one.id != summary.id, before)
+    quoted = [one for one in earlier if (text := plain(one.completion)) and text in shown]
     if not quoted:
         return []
     first = quoted[0]
