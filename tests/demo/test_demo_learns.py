@@ -39,6 +39,7 @@ def agl(folder: Path, *options: str) -> str:
 def test_the_sql_agent_learns(figures: dict[str, Any]) -> None:
     assert figures["before_greedy"] <= 0.40
     assert figures["after_greedy"] >= 0.85
+    assert figures["rollouts"] <= 8192
     assert figures["forked_calls"] == 0
 
 
