@@ -40,6 +40,7 @@ class TrainingSettings:
     tasks_per_step: int = 64
     """Groups of 8 rollouts of a step."""
     learning_rate: float = 1e-3
+    epochs: int = 1
     credit: str = "uniform"
 
 

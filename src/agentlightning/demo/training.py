@@ -27,7 +27,7 @@ from agentlightning.types import JSON
 
 GROUP_SIZE = 8
 HELD_OUT_TASKS = 300
-EVALUATIONS = 3
+EVALUATIONS = 2
 """Greedy evaluations during training, beside those before and after it."""
 TASKS_SEED = 12345
 """Held-out tasks are the same for every seed, so that seeds can be compared."""
@@ -95,7 +95,12 @@ def configure(
             "train": folder.write_tasks("train.jsonl", train),
             "val": folder.write_tasks("val.jsonl", val),
         },
-        "algorithm": {"group_size": GROUP_SIZE, "minibatches": 4, "credit": training.credit},
+        "algorithm": {
+            "group_size": GROUP_SIZE,
+            "minibatches": 4,
+            "epochs": training.epochs,
+            "credit": training.credit,
+        },
         "trainer": {
             "steps": training.steps,
             "tasks_per_step": training.tasks_per_step,
