@@ -37,8 +37,7 @@ class TrainingSettings:
     """How the demo trains on a task."""
 
     steps: int
-    tasks_per_step: int = 64
-    """Groups of 8 rollouts of a step."""
+    """Of 64 groups of 8 rollouts each."""
     learning_rate: float = 1e-3
     epochs: int = 1
     credit: str = "uniform"

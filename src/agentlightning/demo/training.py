@@ -26,6 +26,7 @@ from agentlightning.trainer.training import TrainResult
 from agentlightning.types import JSON
 
 GROUP_SIZE = 8
+TASKS_PER_STEP = 64
 HELD_OUT_TASKS = 300
 EVALUATIONS = 2
 """Greedy evaluations during training, beside those before and after it."""
@@ -80,7 +81,7 @@ def configure(
     extra: JSON = {"demo": name}
     train = [
         row | extra | ({"random_reward": True} if random_reward else {})
-        for row in rows(task, "train", training.steps * training.tasks_per_step, seed)
+        for row in rows(task, "train", training.steps * TASKS_PER_STEP, seed)
     ]
     val = [row | extra for row in rows(task, "test", HELD_OUT_TASKS, TASKS_SEED)]
     table: dict[str, dict[str, Any]] = {
@@ -103,7 +104,7 @@ def configure(
         },
         "trainer": {
             "steps": training.steps,
-            "tasks_per_step": training.tasks_per_step,
+            "tasks_per_step": TASKS_PER_STEP,
             "learning_rate": training.learning_rate,
             "warmup_steps": 3,
             "final_learning_rate": 0.1,
