@@ -34,7 +34,7 @@ CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Kyoto", "Quito", "Paris", "Delhi")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """How the demo trains on a task."""
+    """Settings by which the demo trains on a task."""
 
     steps: int
     """Of 64 groups of 8 rollouts each."""

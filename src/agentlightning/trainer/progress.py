@@ -12,7 +12,7 @@ class CreditedCall:
     """One call, and what its tokens are trained with."""
 
     text: str
-    """What was sampled, as it is."""
+    """The completion, as it was sampled."""
     advantage: float
     """The mean over its trained tokens."""
     agent: str | None = None
