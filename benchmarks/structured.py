@@ -75,7 +75,7 @@ def warm_start(folder: Path, seed: int, steps: int) -> None:
 
 def configure(folder: RunFolder, seed: int, store: str, quick: bool) -> Config:
     """As the demo's, with the agent of this benchmark."""
-    steps = 2 if quick else lookup.TRAINING_STEPS
+    steps = 2 if quick else lookup.TRAINING.steps
     tasks = 8 if quick else TASKS_PER_STEP
     train = rows(lookup, "train", steps * tasks, seed)
     val = rows(lookup, "test", 30 if quick else 300, 12345)

@@ -10,6 +10,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.demo import tiny_model
+from agentlightning.trainer.progress import Silent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -32,20 +33,14 @@ def constant(task: dict[str, str], result: agl.RolloutResult) -> float:
     return 0.5
 
 
-class Steps:
+class Steps(Silent):
     """A progress that remembers the steps."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
 
-    def phase(self, name: str, done: int, total: int) -> None: ...
-
     def step(self, step: int, steps: int, metrics: dict[str, float]) -> None:
         self.seen.append(step)
-
-    def evaluated(self, step: int, kind: str, success: float) -> None: ...
-
-    def note(self, text: str) -> None: ...
 
 
 @pytest.fixture(scope="module")

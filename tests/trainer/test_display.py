@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from agentlightning.trainer.display import Display
+from agentlightning.trainer.display import SHOWN_CALLS, Display
+from agentlightning.trainer.progress import CreditedCall, CreditedRollout
 
 
 def test_a_step_that_taught_nothing_is_shown_like_any_other() -> None:
@@ -50,3 +51,44 @@ def test_a_notebook_gets_drawings_of_the_whole_and_no_lines() -> None:
     assert lines.file.getvalue() == ""
     assert len(drawings) == 2  # the first, and the last when it ended
     assert all(text in shown.file.getvalue() for text in ("3/3", "loss 0.5000", "0.75"))
+
+
+def shown(*calls: CreditedCall, terminal: bool = True, width: int = 100) -> str:
+    """The display after the credit of a rollout was told."""
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
+    with Display("run", console) as display:
+        display.credited(7, CreditedRollout(rollout_id="r1", reward=0.5, calls=calls))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_terminal_shows_which_call_of_a_rollout_got_what() -> None:
+    text = shown(
+        CreditedCall(text="<sql>.schema</sql>", advantage=-0.5),
+        CreditedCall(text="Answer: 83", advantage=1.0, agent="writer"),
+        CreditedCall(text="[bold]", advantage=0.0),
+    )
+    last = text[text.rindex("credit in step 7: rollout r1, reward 0.5") :].splitlines()
+    assert [line.strip("│ ") for line in last[1:4]] == [
+        "1 -0.50 █████      <sql>.schema</sql>",
+        "2 +1.00 ██████████ writer: Answer: 83",
+        "3 +0.00            [bold]",
+    ]
+
+
+def test_a_call_takes_one_line_whatever_it_holds() -> None:
+    text = shown(CreditedCall(text="a\x1b[2Jb\r\nc" + "d" * 1000, advantage=-1.0), width=50)
+    assert "1 -1.00 ██████████ a\\x1b[2Jb\\nc" in text
+    assert "\x1b[2J" not in text
+    assert "…" in text
+    assert max(map(len, text.splitlines())) <= 60  # some of which move the cursor
+
+
+def test_of_many_calls_those_with_the_largest_advantages_are_shown_in_order() -> None:
+    text = shown(*(CreditedCall(text=f"call {number}", advantage=float(number)) for number in range(-20, 20)))
+    assert f"{SHOWN_CALLS} of 40 calls" in text
+    assert [number for number in range(-20, 20) if f" call {number} " in text] == [-20, -19, -18, -17, 18, 19]
+
+
+def test_no_credit_is_shown_where_there_is_no_terminal() -> None:
+    assert shown(CreditedCall(text="Answer: 83", advantage=1.0), terminal=False) == ""

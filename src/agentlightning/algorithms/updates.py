@@ -38,6 +38,8 @@ class CallSignal:
     """The training signal of one call of a usable rollout."""
 
     rollout_id: str
+    reward: float
+    """The rollout's."""
     call: Transition
     credit: float
     advantages: PerToken
@@ -48,7 +50,14 @@ class CallSignal:
 def call_signals(trajectories: Sequence[Trajectory], signals: Mapping[str, Signal]) -> list[CallSignal]:
     """The signals of all calls of these rollouts."""
     return [
-        CallSignal(rollout_id=one.rollout_id, call=call, credit=credit, advantages=advantages, returns=returns)
+        CallSignal(
+            rollout_id=one.rollout_id,
+            reward=one.reward,
+            call=call,
+            credit=credit,
+            advantages=advantages,
+            returns=returns,
+        )
         for one in trajectories
         if (signal := signals[one.rollout_id])
         for call, credit, advantages, returns in zip(

@@ -10,12 +10,12 @@ import re
 from random import Random
 from typing import Any
 
-from agentlightning.demo.tasks import PEOPLE, Message, Split, answer_with_tool, held_out
+from agentlightning.demo.tasks import PEOPLE, Message, Split, TrainingSettings, answer_with_tool, held_out
 from agentlightning.types import JSON
 
 SPECIAL_WORDS = ("<tool>", "</tool>")
 WARM_START_STEPS = 350
-TRAINING_STEPS = 40
+TRAINING = TrainingSettings(steps=40)
 MAX_CALLS = 3
 MAX_TOKENS = 16
 

@@ -12,12 +12,12 @@ from contextlib import closing
 from random import Random
 from typing import Any
 
-from agentlightning.demo.tasks import CITIES, PEOPLE, Message, Split, answer_with_tool, held_out
+from agentlightning.demo.tasks import CITIES, PEOPLE, Message, Split, TrainingSettings, answer_with_tool, held_out
 from agentlightning.types import JSON
 
 SPECIAL_WORDS = ("<sql>", "</sql>")
 WARM_START_STEPS = 200
-TRAINING_STEPS = 32
+TRAINING = TrainingSettings(steps=16, learning_rate=2e-3, epochs=2, credit="grouped_gae")
 MAX_CALLS = 4
 MAX_TOKENS = 30
 

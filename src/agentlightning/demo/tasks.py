@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from random import Random
 from typing import Any, Literal, Protocol, cast
@@ -31,6 +32,17 @@ PEOPLE = ("Ana", "Bo", "Cy", "Dee", "Eli", "Fay", "Gus", "Hal", "Ivy", "Jon", "K
 CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Kyoto", "Quito", "Paris", "Delhi")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """Settings by which the demo trains on a task."""
+
+    steps: int
+    """Of 64 groups of 8 rollouts each."""
+    learning_rate: float = 1e-3
+    epochs: int = 1
+    credit: str = "uniform"
+
+
 class DemoTask(Protocol):
     """The interface of a task module."""
 
@@ -40,8 +52,7 @@ class DemoTask(Protocol):
     """Model calls after which the agent gives up."""
     WARM_START_STEPS: int
     """Optimizer steps of the warm start, of 64 demonstrations each."""
-    TRAINING_STEPS: int
-    """Training steps that the demo takes, of 64 groups of 8 rollouts each."""
+    TRAINING: TrainingSettings
 
     def sample(self, rng: Random, split: Split) -> JSON:
         """One task row: `question` and `answer`, what the environment needs, and `plan`, for the demonstrator only."""

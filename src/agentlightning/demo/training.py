@@ -28,7 +28,7 @@ from agentlightning.types import JSON
 GROUP_SIZE = 8
 TASKS_PER_STEP = 64
 HELD_OUT_TASKS = 300
-EVALUATIONS = 3
+EVALUATIONS = 2
 """Greedy evaluations during training, beside those before and after it."""
 TASKS_SEED = 12345
 """Held-out tasks are the same for every seed, so that seeds can be compared."""
@@ -77,11 +77,11 @@ def configure(
 ) -> Config:
     """The training configuration of a demo task; writes its tasks to the run folder. engine: settings beside the demo's."""
     task = load(name)
-    steps = task.TRAINING_STEPS
+    training = task.TRAINING
     extra: JSON = {"demo": name}
     train = [
         row | extra | ({"random_reward": True} if random_reward else {})
-        for row in rows(task, "train", steps * TASKS_PER_STEP, seed)
+        for row in rows(task, "train", training.steps * TASKS_PER_STEP, seed)
     ]
     val = [row | extra for row in rows(task, "test", HELD_OUT_TASKS, TASKS_SEED)]
     table: dict[str, dict[str, Any]] = {
@@ -96,17 +96,22 @@ def configure(
             "train": folder.write_tasks("train.jsonl", train),
             "val": folder.write_tasks("val.jsonl", val),
         },
-        "algorithm": {"group_size": GROUP_SIZE, "minibatches": 4},
+        "algorithm": {
+            "group_size": GROUP_SIZE,
+            "minibatches": 4,
+            "epochs": training.epochs,
+            "credit": training.credit,
+        },
         "trainer": {
-            "steps": steps,
+            "steps": training.steps,
             "tasks_per_step": TASKS_PER_STEP,
-            "learning_rate": 1e-3,
+            "learning_rate": training.learning_rate,
             "warmup_steps": 3,
             "final_learning_rate": 0.1,
             "checkpoint_every": 5,
             "seed": seed,
         },
-        "eval": {"every": -(-steps // (EVALUATIONS + 1))},
+        "eval": {"every": -(-training.steps // (EVALUATIONS + 1))},
         "engine": {"device": "cpu", **(engine or {})},  # so small a model is no faster on a GPU
         "store": {"url": store},
     }

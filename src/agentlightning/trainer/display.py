@@ -15,11 +15,17 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from agentlightning.errors import printable
+from agentlightning.errors import one_line, printable
+from agentlightning.trainer.progress import CreditedRollout
 
 SHOWN_STEPS = 8
 DRAWN_EVERY_S = 0.5
 """In a notebook, which takes a message for each drawing."""
+SHOWN_CALLS = 6
+"""Of a rollout; of more, those with the largest advantages."""
+SHOWN_CHARS = 400
+"""Of a call, before it is cut to the terminal's width: it may be megabytes, laid out four times a second."""
+CREDIT_WIDTH = 10
 SPARK_WIDTH = 60
 SPARKS = "▁▂▃▄▅▆▇█"
 PHASES = ("collect", "prepare", "update", "publish")
@@ -77,6 +83,7 @@ class Display:
         """Phases that were told where there is no terminal: each once."""
         self._first_step = (0, 0.0)
         """The first step seen here, and when: a resumed run goes on in the middle."""
+        self._credited: tuple[int, CreditedRollout] | None = None
         self._curve: list[float] = []
         self._heldout: list[tuple[int, str, float]] = []
         self._live = Live(self, console=self.console, refresh_per_second=4, transient=False)
@@ -96,6 +103,10 @@ class Display:
             self.console.print(f"[{self._elapsed():6.1f} s] {name}")
         self._told.add(name)
         self._phase = (name, done, total)
+        self._redraw()
+
+    def credited(self, step: int, rollout: CreditedRollout) -> None:
+        self._credited = (step, rollout)
         self._redraw()
 
     def step(self, step: int, steps: int, metrics: dict[str, float]) -> None:
@@ -140,6 +151,8 @@ class Display:
                 self._table() if online else self._plain(),
                 Text(f"{what} {_spark(self._curve)} {_scale(self._curve)}", style="cyan"),
             ]
+        if self._credited is not None:
+            parts += _credit(*self._credited)
         if self._heldout:
             for kind in dict.fromkeys(kind for _, kind, _ in self._heldout):
                 found = [f"{value:.2f} after step {step}" for step, of, value in self._heldout if of == kind]
@@ -175,6 +188,30 @@ class Display:
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started
+
+
+def _credit(step: int, rollout: CreditedRollout) -> list[RenderableType]:
+    """A rollout's reward, and its calls in order, each with its number from 1 and its advantage as a number and a bar."""
+    most = max(abs(call.advantage) for call in rollout.calls) or 1.0
+    numbered = list(enumerate(rollout.calls, 1))
+    shown = sorted(sorted(numbered, key=lambda one: -abs(one[1].advantage))[:SHOWN_CALLS])
+    left_out = "" if len(shown) == len(numbered) else f", {len(shown)} of {len(numbered)} calls"
+    table = Table.grid(padding=(0, 1), expand=True)
+    for column in ("call", "advantage", "bar"):
+        table.add_column(column, justify="right" if column != "bar" else "left", no_wrap=True)
+    table.add_column("sampled", ratio=1, no_wrap=True, overflow="ellipsis")
+    for number, call in shown:
+        style = "green" if call.advantage > 0 else "red" if call.advantage < 0 else ""
+        size = round(CREDIT_WIDTH * abs(call.advantage) / most)
+        by = f"{call.agent}: " if call.agent else ""
+        table.add_row(
+            str(number),
+            Text(f"{call.advantage:+.2f}", style=style),
+            Text(f"{'█' * size:<{CREDIT_WIDTH}}", style=style),
+            Text(one_line(f"{by}{call.text[:SHOWN_CHARS]}")),
+        )
+    title = f"credit in step {step}: rollout {rollout.rollout_id}, reward {rollout.reward:.3g}{left_out}"
+    return [Text(one_line(title), style="bold", no_wrap=True, overflow="ellipsis"), table]
 
 
 def _from_rollouts(metrics: dict[str, float]) -> str:

@@ -66,8 +66,8 @@ def call_credits(
             call_id=signal.call.call_id,
             policy=policy,
             credit=signal.credit,
-            advantage=_mean(signal.advantages, signal),
-            return_=None if signal.returns is None else _mean(signal.returns, signal),
+            advantage=mean_over_call(signal.advantages, signal),
+            return_=None if signal.returns is None else mean_over_call(signal.returns, signal),
             weight=0.0 if part is None else math.fsum(part.weights),
             trained_tokens=0 if part is None else sum(part.mask),
             token_advantages=_each(signal.advantages, signal) if tokens else [],
@@ -78,6 +78,13 @@ def call_credits(
         scalars = credit.credit, credit.advantage, credit.return_ or 0.0, credit.weight
         if all(map(math.isfinite, scalars)):
             yield credit
+
+
+def mean_over_call(value: PerToken, signal: CallSignal) -> float:
+    """Returns the mean over the trained tokens; of a call that was forced as a whole, over all."""
+    if isinstance(value, int | float):
+        return float(value)
+    return fmean([*compress(value, signal.call.mask)] or [*value] or [0.0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +137,6 @@ def _trained(minibatches: Iterable[Sequence[TrainingSequence]], numbers: RowNumb
 
 def _each(value: PerToken, signal: CallSignal) -> list[float]:
     return [float(value)] * len(signal.call.sampled_ids) if isinstance(value, int | float) else list(value)
-
-
-def _mean(value: PerToken, signal: CallSignal) -> float:
-    """Over the trained tokens; of a call that was forced as a whole, over all."""
-    if isinstance(value, int | float):
-        return float(value)
-    return fmean([*compress(value, signal.call.mask)] or [*value] or [0.0])
 
 
 def _size(credit: CallCredit) -> int:

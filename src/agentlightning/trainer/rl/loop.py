@@ -24,6 +24,7 @@ from agentlightning.store.prompt_candidates import shared_group_id
 from agentlightning.trainer.collect import nothing_to_learn
 from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import TrainedPolicy
+from agentlightning.trainer.rl.credit_example import credit_example
 from agentlightning.trainer.rl.credit_record import CreditRecorder
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories
 from agentlightning.trainer.rl.opponents import Opponents
@@ -210,6 +211,8 @@ class RLLoop(TrainingLoop):
         else:
             plan = await (self._collect(step) if search is None else self._search(step, search))
         with self._timed("prepare"):
+            if (example := credit_example(plan.plans.values())) is not None:
+                self.progress.credited(step, example)
             plan.metrics.update(await self.planner.mutual_information(plan))
         with self._timed("update"):
             updates = await self.planner.update(plan, self.learning_rate(step))
