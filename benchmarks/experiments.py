@@ -82,7 +82,13 @@ EXAMPLES = {
             "generated": Slice("generated databases of the demo, unseen databases"),
         },
     ),
-    "rag": Example("OpenAI Agents SDK", {"2wiki": Slice("2Wiki dev questions, retrieval")}),
+    "rag": Example(
+        "OpenAI Agents SDK",
+        {
+            "2wiki": Slice("2Wiki dev questions, retrieval"),
+            "musique": Slice("MuSiQue dev questions, extractive answers", "musique.toml", ("--slice", "musique")),
+        },
+    ),
 }
 
 
