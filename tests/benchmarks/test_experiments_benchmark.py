@@ -102,7 +102,7 @@ async def test_parts_are_the_data_sets_and_named_rewards_of_a_greedy_evaluation(
         worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
         for claim in await store.claim(worker, limit=5):
             place = {"run_id": "run", "rollout_id": claim.rollout.id, "attempt": 1, "source": "return"}
-            values = {"reward": claim.rollout.task["right"], "repaired": 0.5}
+            values = {"repaired": 0.5, "reward": claim.rollout.task["right"]}  # the last is the rollout's
             rewards = [
                 Reward(id=f"{claim.rollout.id} {name}", name=name, value=value, **place)
                 for name, value in values.items()

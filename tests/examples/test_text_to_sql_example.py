@@ -268,7 +268,7 @@ def test_a_mistake_that_the_checker_notices_is_not_imitated(module: Module, spid
     problem = joined(module, spider_root)[1]
     tokenizer = warm_start.joins_tokenizer([problem, problem], random.Random(0))
     shown, repaired = set(), 0
-    for seed in range(200):
+    for seed in range(60):
         messages = warm_start.demonstrate_joins(problem, random.Random(seed))
         tokens, mask = warm_start.encode_right(tokenizer, messages)
         assert tokenizer.unk_token_id not in [token for token, own in zip(tokens, mask, strict=True) if own]
@@ -277,7 +277,7 @@ def test_a_mistake_that_the_checker_notices_is_not_imitated(module: Module, spid
         assert [text.strip() for text in own] == [one["content"] for one in said if "mistake" not in one]
         shown |= {message["content"] for message in messages[2::2]}
         repaired += said[-1]["content"] == "right" and any("mistake" in one for one in said)
-    assert repaired > 20
+    assert repaired > 5
     assert {"one txt", "again"} <= shown
 
 
