@@ -12,6 +12,7 @@ For each seed, with the example's own files and commands:
 `before` and `after` are the greedy evaluations that the run recorded at step 0 and at its last step (never at the best
 one), the control's is that of ``agl eval``: the same agent on the same held-out rows, three times. Everything is kept in
 --work, and what is finished there is not done again, so a benchmark that was stopped goes on; an unfinished run is resumed.
+Where held-out rows name their data set (`set`) or a reward function gives named rewards, the table has their means, too.
 
 Last line: {"example", "framework", "slice", "before", "after", "more_sft_control", "rollouts", "wall_s", "cpu_s"}: means
 over seeds, `rollouts` those of one seed's training, `wall_s` and `cpu_s` (of every process) of all seeds together.
@@ -20,6 +21,7 @@ over seeds, `rollouts` those of one seed's training, `wall_s` and `cpu_s` (of ev
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import resource
 import shutil
@@ -28,6 +30,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +38,8 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.open import open_store
 from agentlightning.trainer.checkpoint import RunFolder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -62,15 +67,28 @@ class Example:
 
 
 EXAMPLES = {
-    "calculator": Example("AutoGen", {"templates": Slice("ASDiv-A and MAWPS, questions of unseen templates")}),
+    "calculator": Example(
+        "AutoGen",
+        {
+            "templates": Slice("ASDiv-A and MAWPS, questions of unseen templates"),
+            "all": Slice("ASDiv-A, MAWPS, SVAMP, GSM8K of at most three steps", "all.toml", ("--slice", "all")),
+        },
+    ),
     "text_to_sql": Example(
         "LangGraph",
         {
             "spider": Slice("Spider, single-table questions, unseen databases", "spider.toml", ("--slice", "spider")),
+            "joins": Slice("Spider, two tables joined by a key, unseen databases", "joins.toml", ("--slice", "joins")),
             "generated": Slice("generated databases of the demo, unseen databases"),
         },
     ),
-    "rag": Example("OpenAI Agents SDK", {"2wiki": Slice("2Wiki dev questions, retrieval")}),
+    "rag": Example(
+        "OpenAI Agents SDK",
+        {
+            "2wiki": Slice("2Wiki dev questions, retrieval"),
+            "musique": Slice("MuSiQue dev questions, extractive answers", "musique.toml", ("--slice", "musique")),
+        },
+    ),
 }
 
 
@@ -90,6 +108,8 @@ class Seed:
     """(step, held-out success)."""
     training: list[tuple[int, float]]
     """(step, mean training reward at temperature 1)."""
+    parts: dict[str, tuple[float, float, float]]
+    """Means before, of the control and after: of each data set, and of each named reward."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +152,10 @@ def run_seed(plan: Plan, seed: int, work: Path, progress: Progress) -> Seed:
     controlled = json_of(work, "control_eval", evaluation, progress, seed)
     greedy = {row["step"]: row["eval/greedy/reward_mean"] for row in trained if "eval/greedy/reward_mean" in row}
     steps = [row for row in trained if row["kind"] == "step"]
+    before, control_parts, after = (
+        asyncio.run(parts(database, step)) if database.exists() else {}
+        for database, step in ((work / "agl.db", 0), (work / "control.db", 0), (work / "agl.db", plan.steps))
+    )
     return Seed(
         before=greedy[0],
         after=greedy[plan.steps],
@@ -143,7 +167,23 @@ def run_seed(plan: Plan, seed: int, work: Path, progress: Progress) -> Seed:
         cpu_s=sum(float(file.read_text()) for file in work.glob("*.cpu")),
         curve=sorted(greedy.items()),
         training=[(row["step"], row["train/reward_mean"]) for row in steps],
+        parts={name: (before[name], control_parts[name], after[name]) for name in before},
     )
+
+
+async def parts(database: Path, step: int) -> dict[str, float]:
+    """Means over a step's greedy evaluation: the reward of the rows of each `set`, and each named reward."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    async with open_store(f"sqlite:///{database}") as store:
+        found = await store.rollouts(RolloutQuery(mode="eval", step=step))
+        rollouts = {one.id: one for one in found if one.group_id.startswith(f"eval:{step}:greedy:")}
+        for rollout in rollouts.values():
+            if "set" in rollout.task:
+                values[f"{rollout.task['set']} ({{}})"].append(rollout.reward or 0.0)
+        for reward in await store.rewards(list(rollouts)):
+            if reward.call_id is None and reward.name != "reward":
+                values[reward.name].append(reward.value)
+    return {name.format(len(each)): statistics.fmean(each) for name, each in sorted(values.items())}
 
 
 def train(plan: Plan, seed: int, work: Path, model: Path, progress: Progress) -> list[dict[str, Any]]:
@@ -241,6 +281,11 @@ def table(seeds: Sequence[Seed]) -> str:
         ("gain", [seed.after - seed.before for seed in seeds], "+.3f"),
         ("wall s", [seed.wall_s for seed in seeds], ".0f"),
         ("CPU s", [seed.cpu_s for seed in seeds], ".0f"),
+    ]
+    lines += [
+        (f"{name}: {when}", [seed.parts[name][place] for seed in seeds], ".3f")
+        for name in seeds[0].parts
+        for place, when in enumerate(("before", "control", "after"))
     ]
     names = [f"seed {seed}" for seed in range(len(seeds))]
     rows = [["held-out, greedy", *names, "mean ± sd"], ["---"] * (len(names) + 2)]

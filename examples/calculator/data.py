@@ -1,7 +1,8 @@
 """Real word problems: ASDiv-A (Miao et al. 2020) and MAWPS (Koncel-Kedziorski et al. 2016), held out by template.
 
-Besides, SVAMP (Patel et al. 2021), which nothing is trained on, and GSM8K (Cobbe et al. 2021) for models that can read.
-All are read from $AGL_DATA/math/*.jsonl.gz, else from the Hugging Face hub (`pip install datasets`).
+The slice `all` has SVAMP (Patel et al. 2021) and short questions of GSM8K (Cobbe et al. 2021) besides; whole, they are for
+transfer and for models that can read. All are read from $AGL_DATA/math/*.jsonl.gz, else from the Hugging Face hub
+(`pip install datasets`).
 
 Held out are whole *templates*: questions whose words (numbers left out) overlap by half or more, directly or through
 others, are one template, and no question of a held-out template has such a neighbour in training. A split at random
@@ -20,10 +21,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from word_problem import name_numbers, to_number
+from word_problem import evaluate, is_close, name_numbers, to_number
 
 SETS = {
     "asdiv_a": "MU-NLPC/Calc-asdiv_a",
@@ -36,6 +39,8 @@ SETS = {
 BLANK = "_"
 HELD_OUT = 51
 """Of 256: a fifth of the templates."""
+CALCULATION = re.compile(r'<gadget id="calculator">(.*?)</gadget>\s*<output>(.*?)</output>')
+"""An expression and its value in Calc-X markup, in which the hub's sets write their solutions."""
 
 Step = tuple[str, str, str]
 """Operand, operator, operand: ("N0", "-", "R0")."""
@@ -46,10 +51,13 @@ class Problem:
     question: str
     answer: str
     equation: str
+    source: str = ""
+    """The data set, where it is told apart."""
 
     def row(self) -> dict[str, str]:
         """Returns the agent's task. The equation is not in it: training sees answers only."""
-        return {"question": self.question, "answer": self.answer}
+        row = {"question": self.question, "answer": self.answer}
+        return row | {"set": self.source} if self.source else row
 
 
 def train(seed: int = 0, epochs: int = 4, blanks: float = 0.1) -> list[dict[str, str]]:
@@ -72,8 +80,29 @@ def heldout() -> list[dict[str, str]]:
     return [problem.row() for problem in problems]
 
 
+def all_train(seed: int = 0) -> list[dict[str, str]]:
+    """Training rows of the slice `all`, two epochs."""
+    return training_rows(split_all()[0], seed, epochs=2)
+
+
+def all_heldout() -> list[dict[str, str]]:
+    """Held-out rows of the slice `all`, each with its `set`."""
+    return [problem.row() for problem in split_all()[1]]
+
+
+@lru_cache(maxsize=1)
+def split_all() -> tuple[list[Problem], list[Problem]]:
+    """(training, held out) of every set: ASDiv-A, MAWPS and SVAMP together by template, GSM8K by its own split.
+
+    Of GSM8K the questions whose solution is at most three steps over the question's own numbers (`program`).
+    """
+    training, held_out = split(_problems(row for name in ("asdiv_a", "mawps", "svamp") for row in _named_rows(name)))
+    short = ([p for p in _problems(_named_rows(name)) if program(p)] for name in ("gsm8k_train", "gsm8k_test"))
+    return training + next(short), held_out + next(short)
+
+
 def svamp() -> list[dict[str, str]]:
-    """SVAMP: ASDiv-A's kinds of question, changed so that habits mislead. It is for transfer, never trained on."""
+    """SVAMP: ASDiv-A's kinds of question, changed so that habits mislead. As it is, for transfer: nothing is held out."""
     return _plain("svamp")
 
 
@@ -113,7 +142,7 @@ def _problems(rows: Iterable[dict[str, Any]]) -> list[Problem]:
         if key in seen or answer is None:
             continue
         seen.add(key)
-        problems.append(Problem(row["question"], str(answer), _equation(row)))
+        problems.append(Problem(row["question"], str(answer), _equation(row, str(answer)), row.get("set", "")))
     return problems
 
 
@@ -190,16 +219,37 @@ def blank_words(question: str, share: float, rng: random.Random) -> str:
     return re.sub(r"[A-Za-z]+", blank, question)
 
 
-def _equation(row: dict[str, Any]) -> str:
-    """The hub's sets write it in Calc-X markup only: <gadget id="calculator">7 + 2</gadget>."""
-    markup = re.findall(r'<gadget id="calculator">(.*?)</gadget>', row.get("chain") or "")
-    return str(row["equation"]) if row.get("equation_ok") else markup[0] if len(markup) == 1 else ""
+def _equation(row: dict[str, Any], answer: str) -> str:
+    """The equation, or the chain of calculations as one expression."""
+    return str(row["equation"]) if row.get("equation_ok") else _in_one(row.get("chain") or "", answer)
+
+
+def _in_one(chain: str, answer: str) -> str:
+    """The last calculation with earlier ones in place of their values; "" where that is not the answer.
+
+    "48/2" -> 24, "48+24" -> 72 becomes "48+(48/2)".
+    """
+    written: dict[Fraction | None, str] = {}
+    expression = ""
+    for calculation, value in CALCULATION.findall(chain):
+
+        def earlier(number: re.Match[str]) -> str:
+            return written.get(to_number(number[0]), number[0])
+
+        expression = re.sub(r"\d[\d,]*(?:\.\d+)?|\.\d+", earlier, calculation)
+        written[to_number(value)] = f"({expression})"
+    return expression if is_close(to_number(evaluate(expression)), answer) else ""
 
 
 def _plain(name: str) -> list[dict[str, str]]:
     """Questions and answers of a whole set, as they are."""
     answers = ((row["question"], to_number(str(row["result"]).strip())) for row in _rows(name))
     return [{"question": question, "answer": str(answer)} for question, answer in answers if answer is not None]
+
+
+def _named_rows(name: str) -> Iterable[dict[str, Any]]:
+    """Rows with the name of their set; GSM8K's two files are one set."""
+    return [row | {"set": name.removesuffix("_train").removesuffix("_test")} for row in _rows(name)]
 
 
 def _rows(name: str) -> Iterable[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
     python examples/calculator/warm_start.py --seed 0 --to runs/calculator-model
 
-The warm start teaches the protocol, and some arithmetic sense, from the equations of 15 % of the training questions; one
+The warm start teaches the protocol, and some arithmetic sense, from the equations of 15 % of the training questions (of
+ASDiv-A and MAWPS; with --slice all, of every set); one
 demonstration in five follows a random program, so that the model stays curious. Reinforcement learning then sees answers
 only. With --control it is what that is compared with: the same labels, more of the same training, no reinforcement learning.
 """
@@ -13,11 +14,11 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from data import Problem, Step, load, program, read_own, split, training_rows
+from data import Problem, Step, load, program, read_own, split, split_all, training_rows
 from transformers import PreTrainedTokenizerFast
 from word_problem import OPERATORS, Calculator, name_numbers
 
@@ -77,16 +78,19 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make and warm-start the model of the calculator example.")
     parser.add_argument("--to", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slice", choices=tuple(SLICES), default=next(iter(SLICES)), help="which questions")
     parser.add_argument("--data", type=Path, help="JSONL of your own questions (README.md says what a row holds)")
     parser.add_argument("--labelled", type=float, default=LABELLED, help="share of questions whose equations are shown")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=int, default=EPOCHS)
     length.add_argument("--control", dest="epochs", action="store_const", const=CONTROL_EPOCHS)
     arguments = parser.parse_args(given)
+    if arguments.data is not None and arguments.slice != parser.get_default("slice"):
+        parser.error(f"--data: your own questions in place of those of --slice {arguments.slice}; give one of them")
     torch.set_num_threads(1)
     rng = random.Random(arguments.seed)
     try:
-        training, held_out = split(load() if arguments.data is None else read_own(arguments.data))
+        training, held_out = SLICES[arguments.slice]() if arguments.data is None else split(read_own(arguments.data))
     except FileNotFoundError as cause:
         raise SystemExit(str(cause)) from cause
     labelled = [problem for problem in training if program(problem)]
@@ -255,6 +259,12 @@ def _batches(problems: list[Problem], rng: random.Random) -> Iterator[list[Probl
         for start in range(0, len(order) - BATCH + 1, BATCH):
             yield order[start : start + BATCH]
 
+
+SLICES: dict[str, Callable[[], tuple[list[Problem], list[Problem]]]] = {
+    "templates": lambda: split(load()),
+    "all": split_all,
+}
+"""Training and held-out questions."""
 
 if __name__ == "__main__":
     main()

@@ -68,6 +68,16 @@ def training_rows(questions: list[Question], seed: int, epochs: int = 4, blanked
     ]
 
 
+def train_spans(seed: int = 0) -> list[dict[str, Any]]:
+    """Training rows of all three sets whose answer may be a span: not yes or no."""
+    return training_rows(span_questions(), seed)
+
+
+def span_questions() -> list[Question]:
+    questions = [question for name in SETS for question in load(name, "train")]
+    return [question for question in questions if question.answer.lower() not in ("yes", "no")]
+
+
 def train_all(seed: int = 0) -> list[dict[str, Any]]:
     """Training rows of all three sets, as they are."""
     return train(seed, 1, 0.0, SETS)

@@ -3,7 +3,8 @@
 A tiny model cannot learn the words of a million names, and need not: it is shown "who directed E3 ?", searches for "E3" and
 reads "E3 is a film by E7". Which name gets which number is drawn anew for each task: if they were numbered as they appear,
 a plan that never reads ("E0, then E1 three times") would do well. Names are found by spelling alone, in text without a
-capital letter by the titles of the corpus: nothing of the answer or of the gold paragraphs is used.
+capital letter by the titles of the corpus: nothing of the answer or of the gold paragraphs is used. For answers, dates and
+numbers are numbered, too: D0, D1, …, N0, N1, …
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from functools import lru_cache
 
 MAX_NAMES = 24
 """Of a task; four searches show about twenty."""
+SPANS = {"E": 40, "D": 12, "N": 12}
+"""Of a task whose dates and numbers have names, too; what is beyond is the letter alone."""
+SPAN_WORDS = 48
+"""Words of a paragraph that are shown then: what is asked is seldom said in the first ones."""
 OTHER = "E"
 """A name beyond `MAX_NAMES`."""
 BLANK = "_"
@@ -64,12 +69,14 @@ class Names:
         blanked: float = 0.0,
         words: int = 24,
         titles: frozenset[str] = frozenset(),
+        spans: bool = False,
     ) -> None:
         """`draw` decides the numbers of names, and which share `blanked` of the words is hidden. A paragraph is cut after
-        `words` words. titles: keys of the names in text without a capital letter."""
+        `words` words. titles: keys of the names in text without a capital letter. spans: dates and numbers have names."""
         self._question, self._blanked, self._words, self._titles = question, blanked, words, titles
         self._rng = random.Random(draw)
-        self._free = self._rng.sample(range(MAX_NAMES), MAX_NAMES)
+        most = SPANS if spans else {OTHER: MAX_NAMES}
+        self._free = {letter: self._rng.sample(range(many), many) for letter, many in most.items()}
         self._number_of: dict[str, str] = {}
         self._name_of: dict[str, str] = {}
 
@@ -100,15 +107,15 @@ class Names:
             elif piece == "word":
                 shown.append(BLANK if content.isalpha() and self._rng.random() < self._blanked else content)
             else:
-                shown.append("D" if piece == "date" else "N")
+                shown.append(self._name(content, "D" if piece == "date" else "N"))
         return shown
 
-    def _name(self, name: str) -> str:
-        key = name_key(name)
+    def _name(self, name: str, letter: str = OTHER) -> str:
+        key = f"{letter} {name_key(name)}"
         if key not in self._number_of:
-            if not self._free:
-                return OTHER
-            self._number_of[key] = f"E{self._free.pop()}"
+            if not self._free.get(letter):
+                return letter
+            self._number_of[key] = f"{letter}{self._free[letter].pop()}"
             self._name_of[self._number_of[key]] = name
         return self._number_of[key]
 

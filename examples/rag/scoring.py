@@ -1,8 +1,8 @@
 """Reward functions over the record of a finished rollout.
 
-For a model that can read, R = 0.9 × word F1 + 0.1 × format; for the tiny one R = 0.9 × recall + 0.1 × format, with what each
-search added to it as the reward of that step. Word F1 and its normalisation are SQuAD's (Rajpurkar et al. 2016), as in
-MuSiQue, HotpotQA and 2Wiki.
+R = 0.9 × word F1 + 0.1 × format for a model that can read, and for a tiny one that points at a span; where it only searches
+R = 0.9 × recall + 0.1 × format, with what each search added to it as the reward of that step. Word F1 and its normalisation
+are SQuAD's (Rajpurkar et al. 2016), as in MuSiQue, HotpotQA and 2Wiki.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from agent import named
+from agent import named, span_of, spanned
 
 ANSWER = "Answer:"
 
@@ -38,10 +38,24 @@ def answer(task: dict[str, Any], result: Any) -> float:
     return answer_reward(answered(result.answer), [task["answer"], *task["aliases"]])
 
 
+def span(task: dict[str, Any], result: Any) -> dict[str, float]:
+    """R of the span that the agent points at, and the recall of its searches, which are done again."""
+    names, context = spanned(task)
+    names.question()
+    for use in result.tool_calls:
+        context.search(json.loads(use.arguments)["query"])
+    reward = answer_reward(span_of(result.answer, names), [task["answer"], *task["aliases"]])
+    return {"reward": reward, "recall": recall(context.session.found, task["supporting"])}
+
+
 def retrieval_reward(found: set[str], supporting: Iterable[str], ended: bool) -> float:
     """0.9 × share of the gold paragraphs that were shown + 0.1 where the agent ended by itself, within its calls."""
+    return 0.9 * recall(found, supporting) + 0.1 * ended
+
+
+def recall(found: set[str], supporting: Iterable[str]) -> float:
     gold = set(supporting)
-    return 0.9 * len(gold & found) / len(gold) + 0.1 * ended
+    return len(gold & found) / len(gold)
 
 
 def answer_reward(answer: str | None, golds: Iterable[str]) -> float:

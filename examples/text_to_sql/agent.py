@@ -4,6 +4,9 @@ The writer writes a query and the database runs it. The checker sees what came b
 will not, or the database reports an error, the rewriter writes another query, until three have been written. All of them
 read and write one conversation.
 
+`solve_joins` is the same over tables joined by keys, with a checker that sees what kind of rows came back; scoring.py scores
+it.
+
 A model call costs about 2.1 ms of CPU in LangChain's client (0.9 of it in the openai SDK); a question 0.7 for the client and
 1 for the graph, which is compiled once.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypedDict
 
 from database import Database, Result, same_answer
@@ -23,7 +26,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
 MAX_QUERIES = 3
-NAME = re.compile(r"\b[TCV]\d+\b")
+MAX_KINDS = 6
+"""Columns of a result that the checker is shown."""
+NAME = re.compile(r"\b[TCVJ]\d+\b")
 
 
 async def solve(task: dict[str, Any], llm: Any) -> float:
@@ -32,15 +37,34 @@ async def solve(task: dict[str, Any], llm: Any) -> float:
     A task has `question`, `schema`, `database` (a file), `gold` (the right query) and `ordered`; with `names` the model sees
     and writes names such as C0, which stand for what the database calls [head].[age].
     """
-    return await answer(task, llm, BRIEF)
+    return await execution_match(task, llm, BRIEF)
+
+
+async def solve_joins(task: dict[str, Any], llm: Any) -> str:
+    """What the last query found; on the way, the checker is shown the kinds of the first row's values."""
+    found = await answer(task, llm, PREVIEW)
+    return found.error or as_lines(found)
 
 
 async def solve_text(task: dict[str, Any], llm: Any) -> float:
     """The same team with its instructions written out, for a model that can read them."""
-    return await answer(task, llm, FULL)
+    return await execution_match(task, llm, FULL)
 
 
-async def answer(task: dict[str, Any], llm: Any, prompts: Prompts) -> float:
+async def execution_match(task: dict[str, Any], llm: Any, prompts: Prompts) -> float:
+    found = await answer(task, llm, prompts)
+    return float(is_right(task, found))
+
+
+def is_right(task: dict[str, Any], found: Result) -> bool:
+    """Tells whether a result is the gold query's."""
+    with Database(task["database"]) as database:
+        gold = database.run(task["gold"])
+    return not found.error and same_answer(found.rows, gold.rows, task["ordered"])
+
+
+async def answer(task: dict[str, Any], llm: Any, prompts: Prompts) -> Result:
+    """The result of the team's last query."""
     model = ChatOpenAI(
         model=llm.model,
         base_url=llm.base_url,
@@ -52,9 +76,8 @@ async def answer(task: dict[str, Any], llm: Any, prompts: Prompts) -> float:
         context = TeamContext(model, database, task, prompts)
         messages = [SystemMessage(prompts.system)] if prompts.system else []
         end = await TEAM.ainvoke({"messages": messages, "queries": 0}, context=context)
-        gold = database.run(task["gold"])
     found: Result = end["result"]
-    return float(not found.error and same_answer(found.rows, gold.rows, task["ordered"]))
+    return found
 
 
 class State(TypedDict, total=False):
@@ -100,10 +123,7 @@ class TeamContext:
     async def query(self, state: State, text: str) -> State:
         """Ask for a query, and run it."""
         messages, reply = await self.ask(state, text, self.prompts.query_tokens)
-        names = self.task.get("names", {})
-        result = self.database.run(with_real_names(query_in(reply), names))
-        if result.error:
-            result = Result(error=with_short_names(result.error, names))
+        result = run_query(self.database, reply, self.task.get("names", {}))
         return {"messages": messages, "result": result, "queries": state["queries"] + 1}
 
 
@@ -141,6 +161,12 @@ def after_check(state: State) -> Literal["rewriter", "__end__"]:
 def is_refusal(verdict: str) -> bool:
     """Tells whether a verdict such as "WRONG: the year is missing" sends the query back."""
     return re.match(r"\W*wrong\b", verdict, re.IGNORECASE) is not None
+
+
+def run_query(database: Database, reply: str, names: dict[str, str]) -> Result:
+    """The result of a reply's query; an error has short names."""
+    result = database.run(with_real_names(query_in(reply), names))
+    return Result(error=with_short_names(result.error, names)) if result.error else result
 
 
 def query_in(reply: str) -> str:
@@ -181,6 +207,15 @@ def in_one_word(result: Result) -> str:
     return "empty" if result.is_empty else "one" if len(result.rows) == 1 else "many"
 
 
+def in_kinds(result: Result) -> str:
+    """How many rows, the kinds of the first one's values, and whether a row occurs twice: "many num txt twice"."""
+    kinds = [
+        "null" if value is None else "txt" if isinstance(value, str) else "num" for value in next(iter(result.rows), ())
+    ]
+    twice = ["twice"] if len({*result.rows}) < len(result.rows) else []
+    return " ".join([in_one_word(result), *kinds[:MAX_KINDS], *twice])
+
+
 def as_lines(result: Result) -> str:
     """The first five rows, and how many there are."""
     lines = [" | ".join(str(value)[:80] for value in row) for row in result.rows[:5]]
@@ -197,6 +232,7 @@ BRIEF = Prompts(
     query_tokens=32,
     verdict_tokens=4,
 )
+PREVIEW = replace(BRIEF, show=in_kinds)
 FULL = Prompts(
     system="You answer questions about an SQLite database. A writer, a checker and a rewriter work on one query in turn.",
     write="Database:\n{schema}\n\nQuestion: {question}\n\nWriter: write one SQLite query that answers the question. Give the"

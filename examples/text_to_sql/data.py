@@ -83,6 +83,16 @@ def spider_heldout() -> list[Row]:
     return [problem.row for problem in spider_problems("dev")]
 
 
+def joins_train(seed: int = 0) -> list[Row]:
+    """Training questions over two tables, each with other words blanked out."""
+    return training_rows(joins_problems("train"), seed)
+
+
+def joins_heldout() -> list[Row]:
+    """All questions over two tables of the 20 databases that no training question is about."""
+    return [problem.row for problem in joins_problems("dev")]
+
+
 def spider_full_train() -> list[Row]:
     """All of Spider's training questions, with the whole schema, for models that can read."""
     return [_readable(question) for question in spider.load("train")]
@@ -103,17 +113,22 @@ def spider_problems(split: spider.Split) -> list[Problem]:
     return problems_of(spider.load(split))
 
 
-def problems_of(questions: Iterable[spider.Question]) -> list[Problem]:
-    """The questions whose query is one select from one table, as the tiny model is shown them."""
+def joins_problems(split: spider.Split) -> list[Problem]:
+    return problems_of(spider.load(split), joins=True)
+
+
+def problems_of(questions: Iterable[spider.Question], joins: bool = False) -> list[Problem]:
+    """The questions whose query is one select from one table, or with joins from two, as the tiny model is shown them."""
+    wanted = spider.is_two_tables if joins else spider.is_single_table
     schemas: dict[Path, spider.Schema] = {}
     problems = []
     for question in questions:
-        if not spider.is_single_table(question.query):
+        if not wanted(question.query):
             continue
         path = question.database
         if path not in schemas:
             schemas[path] = spider.schema(path)
-        masked = masking.mask(question.text, schemas[path])
+        masked = masking.mask(question.text, schemas[path], joins)
         row = _row(question, masked.question, masked.schema) | {"names": masked.names}
         program = masking.mask_query(question.query, masked.names)
         problems.append(Problem(row, program if program and _is_right(row, program) else None))

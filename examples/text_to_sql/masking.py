@@ -1,4 +1,5 @@
-"""Names for what a question is about, so that a tiny model need not spell: tables T0.., columns C0.., values V0...
+"""Names for what a question is about, so that a tiny model need not spell: tables T0.., columns C0.., values V0..., and J0..
+for two tables joined by a key.
 
     How many heads of the departments are older than 56 ?
     how many T0 of the T1 are older than V0 ? schema T0 head : C0 head id num C1 name txt ... T1 department : ...
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 from spider import Schema, cell_key, lemma
 
-MAX_TABLES, MAX_COLUMNS, MAX_VALUES = 3, 14, 5
+MAX_TABLES, MAX_COLUMNS, MAX_VALUES, MAX_JOINS = 3, 14, 5, 4
 QUESTION_WORDS, SCHEMA_WORDS = 60, 100
 """Longest texts that are shown; what is beyond is cut."""
 STOP = frozenset(
@@ -55,7 +56,11 @@ QUOTED = re.compile(r"\"([^\"]+)\"|(?<![A-Za-z])['‘“]([^'’”]+)['’”](
 SQL_TOKEN = re.compile(
     r"'[^']*'|\"[^\"]*\"|\d+\.\d+|\d+|[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_*][A-Za-z0-9_]*)?|<>|>=|<=|!=|[^\s]"
 )
-SHORT = re.compile(r"[TCV]\d+")
+SHORT = re.compile(r"[TCVJ]\d+")
+JOINED = re.compile(
+    r"\bfrom\s+(\w+)(?:\s+as\s+(\w+))?\s+join\s+(\w+)(?:\s+as\s+(\w+))?\s+on\s+(\w+)\.(\w+)\s*=\s*(\w+)\.(\w+)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -75,17 +80,28 @@ class _Value:
     columns: tuple[int, ...]
 
 
-def mask(question: str, schema: Schema) -> Masked:
-    """The question with short names for the (at most 3) tables, 14 columns and 5 values that it seems to be about."""
-    return _Linker(question, schema).masked()
+def mask(question: str, schema: Schema, joins: bool = False) -> Masked:
+    """The question with short names for the (at most 3) tables, 14 columns and 5 values that it seems to be about.
+
+    joins: the first two tables are joined by a key, if any are, and each such pair of the tables has a name, too.
+    """
+    return _Linker(question, schema, joins).masked()
 
 
 def mask_query(query: str, names: dict[str, str]) -> str | None:
-    """A query over one table in short names; None where it needs a name, value or word that there is none for."""
-    tokens = SQL_TOKEN.findall(query.strip().rstrip(";"))
+    """A query over one table, or two joined by a key, in short names; None where it needs a name, value or word that there
+    is none for."""
+    text = query.strip().rstrip(";")
+    short = {real.lower(): name for name, real in names.items()}
+    tables: dict[str, str] = {}
+    if join := JOINED.search(text):
+        tables, source = _joined(join, short)
+        if not source:
+            return None
+        text = f"{text[: join.start()]} from {source} {text[join.end() :]}"
+    tokens = SQL_TOKEN.findall(text)
     lower = [token.lower() for token in tokens]
     table = lower[lower.index("from") + 1]
-    short = {real.lower(): name for name, real in names.items()}
     written: list[str] = []
     skip = False
     for index, (token, word) in enumerate(zip(tokens, lower, strict=True)):
@@ -95,14 +111,16 @@ def mask_query(query: str, names: dict[str, str]) -> str | None:
         if word == "<>":
             written.append("!=")
         elif index and lower[index - 1] == "from":
-            written.append(short.get(f"[{word}]", ""))
+            written.append(token if join else short.get(f"[{word}]", ""))
         elif word in KEYWORDS:
             written.append(word)
         elif word[0] in "'\"" or word[0].isdigit():
             written.append(_value_name(token, names, written))
         else:
-            column = word.split(".")[-1]
-            written.append("*" if column == "*" else short.get(f"[{table}].[{column}]", ""))
+            alias, _, column = word.rpartition(".")
+            possible = [tables[alias]] if alias in tables else sorted({*tables.values()}) or [table]
+            found = [short[real] for real in (f"[{one}].[{column}]" for one in possible) if real in short]
+            written.append("*" if column == "*" and not join else found[0] if len(found) == 1 else "")
     if "order" in written and "asc" not in written and "desc" not in written:
         written.insert(written.index("limit") if "limit" in written else len(written), "asc")
     return " ".join(written) if all(written) else None
@@ -111,7 +129,7 @@ def mask_query(query: str, names: dict[str, str]) -> str | None:
 def renumber(names: dict[str, str], rng: random.Random) -> dict[str, str]:
     """Another short name for each of `names`, of the same letter: T0 -> T2, C0 -> C7, V0 -> V3."""
     drawn = {}
-    for letter, most in (("T", MAX_TABLES), ("C", MAX_COLUMNS), ("V", MAX_VALUES)):
+    for letter, most in (("T", MAX_TABLES), ("C", MAX_COLUMNS), ("V", MAX_VALUES), ("J", MAX_JOINS)):
         used = [name for name in names if name[0] == letter]
         for name, number in zip(used, rng.sample(range(most), len(used)), strict=True):
             drawn[name] = f"{letter}{number}"
@@ -120,6 +138,19 @@ def renumber(names: dict[str, str], rng: random.Random) -> dict[str, str]:
 
 def renamed(text: str, drawn: dict[str, str]) -> str:
     return SHORT.sub(lambda match: drawn.get(match[0], match[0]), text)
+
+
+def _joined(join: re.Match[str], short: dict[str, str]) -> tuple[dict[str, str], str]:
+    """Alias -> table of a join, and the join's short name; "" where there is none."""
+    first, alias, second, other, left, left_column, right, right_column = (
+        part and part.lower() for part in join.groups()
+    )
+    tables = {first: first, second: second, alias or first: first, other or second: second}
+    ends = [(tables.get(left), left_column), (tables.get(right), right_column)]
+    for (a, x), (b, y) in (ends, ends[::-1]):
+        if name := short.get(f"[{a}] join [{b}] on [{a}].[{x}] = [{b}].[{y}]"):
+            return tables, name
+    return tables, ""
 
 
 def _value_name(token: str, names: dict[str, str], written: list[str]) -> str:
@@ -143,8 +174,9 @@ def _is_value(real: str, wanted: str) -> bool:
 class _Linker:
     """One question against one schema: spans of its words are claimed by values and by phrases of the schema."""
 
-    def __init__(self, question: str, schema: Schema) -> None:
+    def __init__(self, question: str, schema: Schema, joins: bool) -> None:
         self._schema = schema
+        self._pairs = [(schema.columns[a].table, schema.columns[b].table) for a, b in schema.keys] if joins else []
         matches = list(TOKEN.finditer(question))
         self._words = [match.group() for match in matches]
         self._lower_case = question.islower()
@@ -235,7 +267,13 @@ class _Linker:
                 scores[index] = len(common) / len(column_.words)
                 first[index] = min(at for at, word in enumerate(self._lemmas) if word in common)
             tables[column_.table] += 0.4 * min(scores[index], 2)
-        self._tables = sorted(range(len(tables)), key=lambda table: -tables[table])[:MAX_TABLES]
+        order = sorted(range(len(tables)), key=lambda table: -tables[table])
+        if self._pairs:
+            best = max(self._pairs, key=lambda pair: tables[pair[0]] + tables[pair[1]])
+            order.sort(key=lambda table: table not in best)
+        self._tables = order[:MAX_TABLES]
+        shown = [key for key, pair in zip(self._schema.keys, self._pairs, strict=False) if {*pair} <= {*self._tables}]
+        self._joins = shown[:MAX_JOINS]
 
         def rank(index: int) -> tuple[bool, int]:
             return scores[index] < 0.5, self._tables.index(columns[index].table)
@@ -298,6 +336,8 @@ class _Linker:
                 column = self._schema.columns[index]
                 if column.table == table:
                     words += [f"C{column_number}", *column.words[:3], column.kind]
+        for number, key in enumerate(self._joins):
+            words += [f"J{number}", ":", *(f"T{self._tables.index(self._schema.columns[end].table)}" for end in key)]
         return words
 
     def _names(self) -> dict[str, str]:
@@ -309,4 +349,7 @@ class _Linker:
         for number, value in enumerate(self._values.values()):
             literal = value.value
             names[f"V{number}"] = "'" + literal.replace("'", "''") + "'" if isinstance(literal, str) else str(literal)
+        for number, key in enumerate(self._joins):
+            (a, x), (b, y) = ((tables[self._schema.columns[end].table], self._schema.columns[end].name) for end in key)
+            names[f"J{number}"] = f"[{a}] join [{b}] on [{a}].[{x}] = [{b}].[{y}]"
         return names

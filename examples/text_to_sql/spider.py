@@ -62,6 +62,8 @@ class Schema:
     columns: tuple[Column, ...]
     cells: dict[str, dict[int, str]]
     """Text cell in lower case without punctuation -> {column: the cell as it is}."""
+    keys: tuple[tuple[int, int], ...] = ()
+    """Columns that refer to a column of another table, and that column."""
 
 
 def load(split: Split) -> list[Question]:
@@ -124,11 +126,23 @@ def folder() -> Path:
 
 def is_single_table(query: str) -> bool:
     """One select from one table: no join, no nesting, no set operation."""
+    return _tables_of_one_select(query) == 1
+
+
+def is_two_tables(query: str) -> bool:
+    """One select from two tables by one join: no nesting, no set operation."""
+    return _tables_of_one_select(query) == 2
+
+
+def _tables_of_one_select(query: str) -> int:
+    """The number of tables that are joined; 0 where there is more than one select, or a list of tables."""
     text = re.sub(r"'[^']*'|\"[^\"]*\"", "x", query.lower())
-    if len(re.findall(r"\bselect\b", text)) != 1 or re.search(r"\bjoin\b", text):
-        return False
+    if len(re.findall(r"\bselect\b", text)) != 1:
+        return 0
     source = re.search(r"\bfrom\b(.*?)(\bwhere\b|\bgroup\b|\border\b|\blimit\b|$)", text, re.DOTALL)
-    return source is not None and "," not in source[1]
+    if source is None or "," in source[1]:
+        return 0
+    return 1 + len(re.findall(r"\bjoin\b", text))
 
 
 def schema(path: Path) -> Schema:
@@ -145,6 +159,12 @@ def schema(path: Path) -> Schema:
         for index, table in enumerate(tables):
             for row in connection.execute(f"pragma table_info([{table}])"):
                 columns.append(Column(index, row[1], lemmas(row[1]), _kind(row[2])))
+        keys = []
+        for table in tables:
+            for row in connection.execute(f"pragma foreign_key_list([{table}])"):
+                ends = _place(columns, tables, table, row[3]), _place(columns, tables, row[2], row[4])
+                if None not in ends and row[2].lower() != table.lower():
+                    keys.append(ends)
         cells: dict[str, dict[int, str]] = {}
         for index, column in enumerate(columns):
             for (value,) in connection.execute(
@@ -152,7 +172,15 @@ def schema(path: Path) -> Schema:
             ):
                 if isinstance(value, str) and 1 < len(value) <= 40:
                     cells.setdefault(cell_key(value), {})[index] = value
-    return Schema(tuple(tables), tuple(lemmas(table) for table in tables), tuple(columns), cells)
+    return Schema(
+        tuple(tables), tuple(lemmas(table) for table in tables), tuple(columns), cells, tuple(dict.fromkeys(keys))
+    )
+
+
+def _place(columns: list[Column], tables: list[str], table: str, name: str | None) -> int | None:
+    """The number of a table's column; None where there is none: a key may refer to what was never made."""
+    wanted = table.lower(), (name or "").lower()
+    return next((at for at, one in enumerate(columns) if (tables[one.table].lower(), one.name.lower()) == wanted), None)
 
 
 def create_statements(path: Path) -> str:

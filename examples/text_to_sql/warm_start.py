@@ -2,11 +2,13 @@
 
     python examples/text_to_sql/warm_start.py --to runs/text_to_sql-model                  # the generated databases
     python examples/text_to_sql/warm_start.py --to runs/spider-model --slice spider
+    python examples/text_to_sql/warm_start.py --to runs/joins-model --slice joins
 
 The warm start teaches the protocol of the three agents. Its demonstrator for the generated databases mixes up opposites; for
 Spider it follows the gold queries of a tenth of the training questions, with other names and other words blanked out each
-time, and every fifth time with a mistake that the rewriter puts right where the database has a say. Reinforcement learning
-then sees only whether rows are right. With --control it is what that is compared with: the same labels, more of the same.
+time, and every fifth time with a mistake that the rewriter puts right where the database has a say. Over tables joined by
+keys it follows a quarter; mistakes are more frequent, noticed by the checker, and not imitated. Reinforcement learning then
+sees only whether rows are right. With --control it is what that is compared with: the same labels, more of the same.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from typing import Any
 import data
 import masking
 import torch
-from agent import BRIEF, MAX_QUERIES, is_refusal, with_real_names, with_short_names
-from database import Database
+from agent import BRIEF, MAX_QUERIES, PREVIEW, Prompts, is_refusal, is_right, run_query
+from database import Database, Result
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agentlightning.demo import sql as company
@@ -34,8 +36,8 @@ from agentlightning.demo.imitation import Imitation, Row, encode, imitate
 
 CONTEXT = 384
 
-LABELLED = 0.1
-"""Share of Spider's training questions whose gold queries are demonstrated."""
+LABELLED, LABELLED_JOINS = 0.1, 0.25
+"""Share of Spider's training questions whose gold queries are demonstrated, over one table and over two."""
 BLANKED = 0.1
 MISTAKES = 0.2
 """Share of the demonstrations whose first query has a mistake."""
@@ -61,9 +63,14 @@ WORDS = (
     *(f"C{index}" for index in range(masking.MAX_COLUMNS)),
     *(f"V{index}" for index in range(masking.MAX_VALUES)),
 )
+JOIN_WORDS = ("null", "twice", *(f"J{index}" for index in range(masking.MAX_JOINS)))
+MISTAKEN_QUERIES = (0.5, 0.35, 0.15)
+"""Share of the demonstrations over two tables with no, one and two of them."""
 CONFUSED = (("max", "min", "avg", "sum"), ("asc", "desc"), (">", "<", ">=", "<=", "=", "!="), ("and", "or"))
 
 Message = dict[str, str]
+MISTAKE = "mistake"
+"""Key of a message that is shown in a demonstration, but not imitated."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class Slice:
     dropout: float
     epochs: int
     control_epochs: int
+    labelled: float = LABELLED
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -90,15 +98,16 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slice", choices=tuple(SLICES), default="generated")
     parser.add_argument("--data", type=Path, help="JSONL of your own questions (README.md says what a row holds)")
-    parser.add_argument("--labelled", type=float, help=f"share of the questions whose queries are shown [{LABELLED}]")
+    shares = ", ".join(f"{name} {one.labelled}" for name, one in SLICES.items() if name != "generated")
+    parser.add_argument("--labelled", type=float, help=f"share of the questions whose queries are shown [{shares}]")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=int, help="how often each demonstration is seen")
     length.add_argument("--control", action="store_true", help="about as long as training on reward takes")
     arguments = parser.parse_args(given)
     torch.set_num_threads(1)
     for name in ("labelled", "data"):
-        if getattr(arguments, name) is not None and arguments.slice != "spider":
-            parser.error(f"--{name}: the generated demonstrations use no labels; give it with --slice spider")
+        if getattr(arguments, name) is not None and arguments.slice == "generated":
+            parser.error(f"--{name}: the generated demonstrations use no labels; give it with --slice spider or joins")
     chosen = SLICES[arguments.slice]
     epochs = arguments.epochs or (chosen.control_epochs if arguments.control else chosen.epochs)
     rng = random.Random(arguments.seed)
@@ -106,11 +115,11 @@ def main(given: Sequence[str] | None = None) -> None:
         training, held_out = chosen.questions(arguments.data, arguments.seed)
     except FileNotFoundError as cause:
         raise SystemExit(str(cause)) from cause
-    demonstrated = chosen.demonstrated(training, arguments.seed, arguments.labelled or LABELLED)
+    demonstrated = chosen.demonstrated(training, arguments.seed, arguments.labelled or chosen.labelled)
     if len(demonstrated) < chosen.batch or not held_out:
         raise SystemExit(
             f"{len(demonstrated)} questions whose query is shown, {len(held_out)} held out; expected at least "
-            f"{chosen.batch} and 1: give more questions over one table, or a greater share of them with --labelled"
+            f"{chosen.batch} and 1: give more questions of the slice, or a greater share of them with --labelled"
         )
     tokenizer = chosen.tokenizer(training, rng)
     tiny_model.write(arguments.to, tokenizer, hidden=chosen.hidden, context=CONTEXT, seed=arguments.seed)
@@ -138,7 +147,7 @@ def warm_start(folder: Path, chosen: Slice, demonstrated: list[Any], epochs: int
 
     def rows() -> Iterator[list[Row]]:
         for items in _batches(demonstrated, chosen.batch, rng):
-            encoded = [encode(tokenizer, chosen.demonstrate(item, rng)) for item in items]
+            encoded = [encode_right(tokenizer, chosen.demonstrate(item, rng)) for item in items]
             yield [row for row in encoded if len(row[0]) <= CONTEXT]
 
     updates = max(1, epochs * len(demonstrated) // chosen.batch)
@@ -146,8 +155,23 @@ def warm_start(folder: Path, chosen: Slice, demonstrated: list[Any], epochs: int
     return imitate(folder, rows(), settings)
 
 
-def conversation(row: data.Row, queries: list[str], verdicts: Callable[[str], str]) -> list[Message]:
-    """Returns the conversation when the team writes these queries in turn; `verdicts` maps a shown result to a verdict.
+def encode_right(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> Row:
+    """Token ids, and which of them are imitated: what the assistant says, without its mistakes."""
+    tokens, mask = encode(tokenizer, messages)
+    ends = [place for place in range(len(mask)) if mask[place] and not (place + 1 < len(mask) and mask[place + 1])]
+    said = [message for message in messages if message["role"] == "assistant"]
+    begin = 0
+    for message, end in zip(said, ends, strict=True):
+        if MISTAKE in message:
+            mask[begin : end + 1] = [False] * (end + 1 - begin)
+        begin = end + 1
+    return tokens, mask
+
+
+def conversation(
+    row: data.Row, queries: list[str], verdicts: Callable[[Result], str], prompts: Prompts = BRIEF
+) -> list[Message]:
+    """Returns the conversation when the team writes these queries in turn; `verdicts` maps a result to a verdict.
 
     It ends where the checker agrees, or with the last of `queries`.
     """
@@ -156,29 +180,28 @@ def conversation(row: data.Row, queries: list[str], verdicts: Callable[[str], st
     def say(asked: str, reply: str) -> None:
         messages.extend(({"role": "user", "content": asked}, {"role": "assistant", "content": reply}))
 
-    asked = BRIEF.write.format(question=row["question"], schema=row["schema"])
+    asked = prompts.write.format(question=row["question"], schema=row["schema"])
     names = row.get("names", {})
     with Database(row["database"]) as database:
         for number, query in enumerate(queries, 1):
             say(asked, query)
-            result = database.run(with_real_names(query, names))
+            result = run_query(database, query, names)
             if number == MAX_QUERIES:
                 break
             if result.error:
-                asked = BRIEF.repair.format(error=with_short_names(result.error, names))
+                asked = prompts.repair.format(error=result.error)
                 continue
-            shown = BRIEF.show(result)
-            verdict = verdicts(shown)
-            say(BRIEF.check.format(result=shown), verdict)
+            verdict = verdicts(result)
+            say(prompts.check.format(result=prompts.show(result)), verdict)
             if not is_refusal(verdict):
                 break
-            asked = BRIEF.rewrite
+            asked = prompts.rewrite
     return messages
 
 
-def judge(shown: str) -> str:
+def judge(result: Result) -> str:
     """The checker's habit: what is empty is wrong."""
-    return "wrong" if shown == "empty" else "right"
+    return "wrong" if result.is_empty else "right"
 
 
 def generated_questions(_: Path | None, seed: int) -> tuple[list[Any], list[data.Row]]:
@@ -211,6 +234,13 @@ def spider_questions(file: Path | None, _: int) -> tuple[list[data.Problem], lis
     return training, [problem.row for problem in held_out]
 
 
+def joins_questions(file: Path | None, _: int) -> tuple[list[data.Problem], list[data.Row]]:
+    if file is None:
+        return data.joins_problems("train"), data.joins_heldout()
+    training, held_out = (data.problems_of(questions, joins=True) for questions in data.spider.read_own(file))
+    return training, [problem.row for problem in held_out]
+
+
 def labelled_problems(problems: list[data.Problem], seed: int, share: float = LABELLED) -> list[data.Problem]:
     """The share whose gold queries may be looked at; the others lend their words to the tokenizer only."""
     labelled = [problem for problem in problems if problem.program]
@@ -219,6 +249,27 @@ def labelled_problems(problems: list[data.Problem], seed: int, share: float = LA
 
 def demonstrate_spider(problem: data.Problem, rng: random.Random) -> list[Message]:
     """The gold query under other names, at times after a mistake that the database or the checker notices."""
+    row, query = under_other_names(problem, rng)
+    if rng.random() < MISTAKES:
+        return conversation(row, [with_mistake(query, list(row["names"]), rng), query, query], judge)
+    return conversation(row, [query], lambda _: "right")
+
+
+def demonstrate_joins(problem: data.Problem, rng: random.Random) -> list[Message]:
+    """The gold query under other names, after up to two mistaken ones that the checker notices, but does not imitate."""
+    row, query = under_other_names(problem, rng)
+    (mistakes,) = rng.choices(range(MAX_QUERIES), MISTAKEN_QUERIES)
+    wrong = [with_mistake(query, list(row["names"]), rng) for _ in range(mistakes)]
+
+    def verdict(result: Result) -> str:
+        return "right" if is_right(row, result) else "wrong"
+
+    messages = conversation(row, [*wrong, query], verdict, PREVIEW)
+    return [message | {MISTAKE: "yes"} if message["content"] in wrong else message for message in messages]
+
+
+def under_other_names(problem: data.Problem, rng: random.Random) -> tuple[data.Row, str]:
+    """The problem's row and gold query, with other short names and blanks."""
     assert problem.program is not None
     drawn = masking.renumber(problem.row["names"], rng)
     question = data.blank_words(problem.row["question"], BLANKED, rng)
@@ -227,10 +278,7 @@ def demonstrate_spider(problem: data.Problem, rng: random.Random) -> list[Messag
         "schema": masking.renamed(problem.row["schema"], drawn),
         "names": {drawn[name]: real for name, real in problem.row["names"].items()},
     }
-    query = masking.renamed(problem.program, drawn)
-    if rng.random() < MISTAKES:
-        return conversation(row, [with_mistake(query, list(row["names"]), rng), query, query], judge)
-    return conversation(row, [query], lambda _: "right")
+    return row, masking.renamed(problem.program, drawn)
 
 
 def with_mistake(query: str, names: list[str], rng: random.Random) -> str:
@@ -251,6 +299,11 @@ def spider_tokenizer(training: list[data.Problem], rng: random.Random) -> PreTra
     """Whole words, those that occur twice in the training questions and schemas (no label is looked at)."""
     texts = (f"{problem.row['question']} {problem.row['schema']}" for problem in training)
     return tiny_model.word_tokenizer(texts, WORDS, min_times_seen=2)
+
+
+def joins_tokenizer(training: list[data.Problem], rng: random.Random) -> PreTrainedTokenizerFast:
+    texts = (f"{problem.row['question']} {problem.row['schema']}" for problem in training)
+    return tiny_model.word_tokenizer(texts, (*WORDS, *JOIN_WORDS), min_times_seen=2)
 
 
 def _batches(items: list[Any], size: int, rng: random.Random) -> Iterator[list[Any]]:
@@ -282,6 +335,18 @@ SLICES = {
         dropout=0.2,
         epochs=40,
         control_epochs=80,
+    ),
+    "joins": Slice(
+        joins_questions,
+        labelled_problems,
+        demonstrate_joins,
+        joins_tokenizer,
+        hidden=128,
+        batch=32,
+        dropout=0.2,
+        epochs=40,
+        control_epochs=80,
+        labelled=LABELLED_JOINS,
     ),
 }
 

@@ -17,7 +17,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY / "benchmarks"))
 
 from agentlightning.engines.saved_folders import LEARNER_STATE  # noqa: E402
-from experiments import EXAMPLES, plan_of  # noqa: E402
+from agentlightning.store.open import open_store  # noqa: E402
+from agentlightning.types import Finish, NewRollout, Reward, WorkerStatus  # noqa: E402
+from experiments import EXAMPLES, parts, plan_of  # noqa: E402
 
 FIGURES = ["example", "framework", "slice", "before", "after", "more_sft_control", "rollouts", "wall_s", "cpu_s"]
 MIN_TURNS = {"calculator": 1.5, "rag": 1.5, "text_to_sql": 1.2}
@@ -75,10 +77,45 @@ def test_figures_are_means_over_seeds_of_the_first_and_the_last_evaluation(tmp_p
     assert curve.read_bytes().startswith(b"\x89PNG")
 
 
+async def test_parts_are_the_data_sets_and_named_rewards_of_a_greedy_evaluation(tmp_path: Path) -> None:
+    database = tmp_path / "agl.db"
+    evaluated = [
+        ("eval:0:greedy:0", "mawps", 1.0),
+        ("eval:0:greedy:1", "mawps", 0.0),
+        ("eval:0:greedy:2", "svamp", 1.0),
+    ]
+    others = [("eval:0:sampled:0", "mawps", 1.0), ("a task of training", "mawps", 1.0)]
+    async with open_store(f"sqlite:///{database}") as store:
+        await store.create_run("run", {}, "run")
+        await store.enqueue(
+            [
+                NewRollout(
+                    run_id="run",
+                    task={"set": source, "right": right},
+                    group_id=group,
+                    step=0,
+                    mode="eval" if group.startswith("eval") else "train",
+                )
+                for group, source, right in evaluated + others
+            ]
+        )
+        worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+        for claim in await store.claim(worker, limit=5):
+            place = {"run_id": "run", "rollout_id": claim.rollout.id, "attempt": 1, "source": "return"}
+            values = {"repaired": 0.5, "reward": claim.rollout.task["right"]}  # the last is the rollout's
+            rewards = [
+                Reward(id=f"{claim.rollout.id} {name}", name=name, value=value, **place)
+                for name, value in values.items()
+            ]
+            await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=tuple(rewards))])
+    assert await parts(database, 0) == {"mawps (2)": 0.5, "repaired": 0.5, "svamp (1)": 1.0}
+    assert await parts(database, 1) == {}
+
+
 def test_a_slice_that_an_example_lacks_is_refused_with_those_it_has() -> None:
     done = benchmark("--example", "text_to_sql", "--slice", "templates")
     assert done.returncode == 2
-    assert "--slice: expected one of spider, generated for text_to_sql" in done.stderr
+    assert "--slice: expected one of spider, joins, generated for text_to_sql" in done.stderr
 
 
 @pytest.mark.slow

@@ -205,6 +205,64 @@ def test_the_last_answer_line_counts(module: Callable[[str], ModuleType], reply:
     assert module("word_problem").answers(reply, "2") is right
 
 
+CHAIN = (
+    'He sold 48/2=<gadget id="calculator">48/2</gadget>\n<output>24</output>\n24. In all'
+    ' <gadget id="calculator">{0}</gadget>\n<output>{1}</output>\n<result>{1}</result>'
+)
+
+
+@pytest.mark.parametrize(
+    ("last", "answer", "steps"),
+    [
+        ("48+24", "72", [("N0", "/", "N1"), ("N0", "+", "R0")]),
+        ("24-1,000", "-976", None),  # 1,000 is no number of the question
+        ("48+24", "73", None),  # the chain leads elsewhere
+    ],
+)
+def test_a_chain_of_calculations_is_one_equation(
+    module: Callable[[str], ModuleType], data_root: Path, last: str, answer: str, steps: list[Any] | None
+) -> None:
+    row = {"question": "48 clips, shared by 2?", "result": answer, "chain": CHAIN.format(last, "72")}
+    with gzip.open(data_root / "math" / "svamp.jsonl.gz", "wt") as file:
+        file.write(json.dumps(row) + "\n")
+    data = module("data")
+    (problem,) = data._problems(data._named_rows("svamp"))
+    assert data.program(problem) == steps
+    assert problem.row()["set"] == "svamp"
+
+
+def test_the_slice_of_all_sets_holds_out_templates_and_gsm8ks_own_test_questions(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    def gsm8k(name: str, question: str, answer: str) -> None:
+        with gzip.open(data_root / "math" / f"{name}.jsonl.gz", "wt") as file:
+            for chain in (CHAIN.format("48+24", "72"), CHAIN.format("24*7", "168")):
+                result = chain.rsplit("<result>")[1].split("<")[0]
+                file.write(json.dumps({"question": f"{question} {answer}", "result": result, "chain": chain}) + "\n")
+
+    with gzip.open(data_root / "math" / "svamp.jsonl.gz", "wt") as file:
+        file.write(json.dumps(row("Paco had 26 cookies and ate 9 of them?", "17", "( 26.0 - 9.0 )")) + "\n")
+    gsm8k("gsm8k_train", "Natalia sold 48 clips,", "then half of 2")
+    gsm8k("gsm8k_test", "Weng has 48 eggs,", "shared by 2")
+    data = module("data")
+    data.split_all.cache_clear()
+    training, held_out = data.split_all()
+    sources = [problem.source for problem in (*training, *held_out)]
+    assert sorted(sources) == ["asdiv_a", "asdiv_a", "gsm8k", "gsm8k", "mawps", "svamp"]
+    assert [problem.question for problem in held_out if problem.source == "gsm8k"] == ["Weng has 48 eggs, shared by 2"]
+    assert {row["set"] for row in data.all_heldout()} >= {"gsm8k"}
+    assert len(data.all_train()) == 2 * len(training)
+    data.split_all.cache_clear()
+
+
+def test_questions_of_ones_own_take_the_place_of_a_slice(
+    module: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        module("warm_start").main(["--to", str(tmp_path), "--slice", "all", "--data", "mine.jsonl"])
+    assert "--data: your own questions in place of those of --slice all" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["svamp", "gsm8k_train", "gsm8k_test"])
 def test_sets_that_are_used_whole_have_questions_and_answers(
     module: Callable[[str], ModuleType], data_root: Path, name: str

@@ -356,7 +356,7 @@ def tokenizer(module: Callable[[str], ModuleType], tmp_path: Path) -> Any:
     from transformers import AutoTokenizer
 
     warm_start = module("warm_start")
-    warm_start.make_tokenizer(["who is the singer of"] * warm_start.WORDS_SEEN).save_pretrained(tmp_path)
+    warm_start.make_tokenizer(["who is the singer of"] * 15).save_pretrained(tmp_path)
     return AutoTokenizer.from_pretrained(tmp_path)
 
 
@@ -389,7 +389,7 @@ def test_demonstrations_search_for_shown_names_and_end(
     warm_start, encode = module("warm_start"), module("agentlightning.demo.imitation").encode
     lengths = set()
     for seed in range(40):
-        conversation = warm_start.demonstration(task(draw=seed), random.Random(seed))
+        conversation = warm_start.demonstration(task(draw=seed), random.Random(seed), warm_start.SLICES["2wiki"])
         tokens, mask = encode(tokenizer, conversation)
         own = tokenizer.decode([token for token, mine in zip(tokens, mask, strict=True) if mine])
         *searches, end = own.split("<|end|>")[:-1]
@@ -428,6 +428,92 @@ async def test_the_searcher_finds_names_until_it_ends(
         assert requests[-1]["messages"][1]["role"] == "assistant"
     if len(queries) > 1:
         assert requests[1]["messages"][2]["content"] == first
+
+
+def test_dates_and_numbers_have_names_where_answers_are_spans(module: Callable[[str], ModuleType]) -> None:
+    names = module("names").Names("Who was born in 1901?", draw=3, spans=True)
+    question = names.question().split()
+    paragraph = names.paragraph("Ann Lee", "Ann Lee, born in 1901, sold 1,200 and 1,200 copies.").split()
+    assert [word[0] for word in question if word[1:].isdigit()] == ["D"]
+    year = question[4]
+    assert paragraph[paragraph.index("in") + 1] == year, "the same date keeps its name"
+    copies = [word for word in paragraph if word[0] == "N"]
+    assert len(copies) == 2
+    assert copies[0] == copies[1] != "N"
+    assert names.query(year) == "1901"
+    assert names.query(copies[0]) == "1,200"
+
+
+def test_what_is_beyond_the_names_is_a_letter(module: Callable[[str], ModuleType]) -> None:
+    names = module("names").Names(QUESTION, draw=0, words=60, spans=True)
+    numbers = " ".join(f"{number} and" for number in range(20, 40))
+    shown = [word for word in names.paragraph("Ann Lee", numbers).split() if word[0] == "N"]
+    assert shown.count("N") == 20 - module("names").SPANS["N"]
+
+
+def spans(module: Callable[[str], ModuleType], task: dict[str, Any]) -> tuple[Any, str]:
+    """The names after two searches, and that of Ohio."""
+    names, context = module("agent").spanned(task)
+    names.question()
+    context.search("question")
+    context.search(names.shown[1])
+    return names, next(name for name in names.shown if names.query(name) == "Ohio")
+
+
+async def test_an_answer_is_the_text_of_a_span_that_was_shown(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    names, ohio = spans(module, task())
+    searches = [search("question"), search(names.shown[1])]
+    words, requests = await run_agent(module("agent").solve_span, [*searches, {"content": f"answer {ohio}"}], task())
+    assert words == "Ohio"
+    shown = requests[1]["messages"][2]["content"].split()
+    assert names.query(shown[0]) == "Blue Moon", "the whole question was searched for"
+    for wrong in ("answer E", "answer Ohio", ohio, f"answer {ohio} {ohio}", "done"):
+        words, _ = await run_agent(module("agent").solve_span, [*searches, {"content": wrong}], task())
+        assert words == ""
+
+
+def test_a_span_earns_its_word_f1_and_the_format(module: Callable[[str], ModuleType], data_root: Path) -> None:
+    row = task(answer="Ohio valley", aliases=[])
+    names, ohio = spans(module, row)
+
+    queries = ["question", names.shown[1]]
+    scored = module("scoring").span(row, searched(queries, f"answer {ohio}"))
+    assert scored["reward"] == pytest.approx(0.9 * 2 / 3 + 0.1)
+    assert scored["recall"] == 1.0
+    beside = module("scoring").span(row, searched(queries, f"answer {names.shown[0]}"))
+    assert beside["reward"] == pytest.approx(0.1)
+    assert module("scoring").span(row, searched(queries, "done"))["reward"] == 0.0
+
+
+def test_demonstrations_of_answers_point_at_what_was_shown(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    warm_start = module("warm_start")
+    ends, queries = set(), set()
+    for seed in range(60):
+        row = task(draw=seed)
+        conversation = warm_start.demonstration(row, random.Random(seed), warm_start.SLICES["musique"])
+        names, context = module("agent").spanned(row)
+        names.question()
+        for message in conversation:
+            for call in message.get("tool_calls", []):
+                query = call["function"]["arguments"]["query"]
+                queries.add("question" if query == "question" else "name")
+                context.search(query)
+        ends.add(module("agent").span_of(conversation[-1]["content"], names))
+    assert {"Ohio", "Ann Lee"} <= ends
+    assert queries == {"question", "name"}
+
+
+def test_training_questions_of_spans_have_no_yes_or_no(module: Callable[[str], ModuleType], data_root: Path) -> None:
+    row = {"answer": "Yes", "aliases": [], "supporting": ["song"]}
+    path = data_root / "multihop" / "2wiki" / "train.jsonl.gz"
+    write(path, [{"question": "Is it?", **row}, {"question": "Where?", **row, "answer": "Rome"}])
+    clear_caches()
+    assert [question.question for question in module("data").span_questions()] == ["Where?", QUESTION, QUESTION]
+    assert len(module("data").train_spans()) == 12
 
 
 async def test_the_search_after_the_last_call_shows_nothing(

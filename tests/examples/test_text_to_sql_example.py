@@ -19,8 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import run_agent
 
+from agentlightning.runner.result import RolloutResult
+from agentlightning.types import Call, Sampling
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "text_to_sql"
-MODULES = ("agent", "data", "database", "masking", "rules", "spider", "warm_start")
+MODULES = ("agent", "data", "database", "masking", "rules", "scoring", "spider", "warm_start")
 
 Module = Callable[[str], ModuleType]
 
@@ -63,7 +66,7 @@ def spider_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with closing(sqlite3.connect(folder / "offices.sqlite")) as connection:
         connection.executescript(
             "create table head (id int, name text, born_state varchar(20), age real);"
-            "create table department (head_id int, BudgetInBillions real, opened date);"
+            "create table department (head_id int references head (id), BudgetInBillions real, opened date);"
             "insert into head values (1, 'Ann Bo', 'New York', 60), (2, 'Cy', 'Ohio', 50), (3, 'Di', 'New York', 57);"
             "insert into department values (1, 2.5, '1990');"
         )
@@ -223,6 +226,129 @@ def test_renumbering_changes_no_meaning(module: Module, spider_root: Path) -> No
             assert agent.with_real_names(moved, names) == agent.with_real_names(problem.program, problem.row["names"])
 
 
+JOINED = [
+    "SELECT T1.name , count(*) FROM department AS T2 JOIN head AS T1 ON T2.head_id = T1.id GROUP BY T1.name",
+    "SELECT name FROM head JOIN department ON head.id = department.head_id WHERE age > 56",
+    "SELECT name FROM head JOIN department ON head.age = department.head_id",
+    "SELECT * FROM head JOIN department ON head.id = department.head_id",
+]
+
+
+def joined(module: Module, root: Path) -> list[Any]:
+    """The problems of questions over two tables."""
+    database = root / "spider/database/offices/offices.sqlite"
+    text = "How many heads of departments are older than 56, by name and head id?"
+    spider = module("spider")
+    return list(module("data").problems_of([spider.Question(text, query, database) for query in JOINED], joins=True))
+
+
+def test_two_tables_that_a_key_joins_have_a_name(module: Module, spider_root: Path) -> None:
+    counted, older, no_key, everything = joined(module, spider_root)
+    assert counted.row["names"]["J0"] == "[department] join [head] on [department].[head_id] = [head].[id]"
+    assert counted.row["schema"].split(" J0 ")[1] in (": T0 T1", ": T1 T0")
+    name, age = (
+        next(short for short, real in older.row["names"].items() if real == f"[head].[{column}]")
+        for column in ("name", "age")
+    )
+    assert counted.program == f"select {name} , count ( * ) from J0 group by {name}"
+    assert older.program == f"select {name} from J0 where {age} > V0"
+    assert no_key.program is None
+    assert everything.program is None, "a star means other columns in another order of tables"
+
+
+def test_questions_over_one_table_are_shown_as_before(module: Module, spider_root: Path) -> None:
+    assert all("J0" not in problem.row["names"] for problem in module("data").spider_problems("train"))
+    (two,) = module("data").joins_problems("train")
+    assert two.row["gold"] == QUESTIONS[3][1]
+    assert len(module("data").joins_train()) == 3
+
+
+def test_a_mistake_that_the_checker_notices_is_not_imitated(module: Module, spider_root: Path) -> None:
+    warm_start = module("warm_start")
+    problem = joined(module, spider_root)[1]
+    tokenizer = warm_start.joins_tokenizer([problem, problem], random.Random(0))
+    shown, repaired = set(), 0
+    for seed in range(60):
+        messages = warm_start.demonstrate_joins(problem, random.Random(seed))
+        tokens, mask = warm_start.encode_right(tokenizer, messages)
+        assert tokenizer.unk_token_id not in [token for token, own in zip(tokens, mask, strict=True) if own]
+        own = tokenizer.decode([token for token, mine in zip(tokens, mask, strict=True) if mine]).split("<|end|>")[:-1]
+        said = [message for message in messages if message["role"] == "assistant"]
+        assert [text.strip() for text in own] == [one["content"] for one in said if "mistake" not in one]
+        shown |= {message["content"] for message in messages[2::2]}
+        repaired += said[-1]["content"] == "right" and any("mistake" in one for one in said)
+    assert repaired > 5
+    assert {"one txt", "again"} <= shown
+
+
+@pytest.mark.parametrize(
+    ("rows", "preview"),
+    [
+        ([("Ann", 3), ("Bo", 2)], "many txt num"),
+        ([("Ann",), ("Ann",)], "many txt twice"),
+        ([(None,)], "empty null"),
+        ([], "empty"),
+        ([tuple(range(20))], "one num num num num num num"),
+    ],
+)
+def test_the_checker_sees_the_kinds_of_what_came_back(module: Module, rows: list[Any], preview: str) -> None:
+    assert module("agent").in_kinds(module("database").Result(rows)) == preview
+
+
+@pytest.mark.parametrize(
+    ("said", "reward", "repaired", "broken", "steps"),
+    [
+        ("writer right, checker", 1, 0, 0, [1, 0]),
+        ("writer wrong, checker", 0, 0, 0, [0, 0]),
+        ("writer wrong, checker, rewriter right, checker", 1, 1, 0, [0, 0, 1, 0]),
+        ("writer right, checker, rewriter wrong, rewriter right", 1, 0, 0, [1, 0, -1, 1]),
+        ("writer right, checker, rewriter wrong, checker", 0, 0, 1, [1, 0, -1, 0]),
+    ],
+)
+def test_a_repair_is_a_reward_of_the_rewriter_and_steps_add_up(
+    module: Module, spider_root: Path, said: str, reward: int, repaired: int, broken: int, steps: list[int]
+) -> None:
+    row = joined(module, spider_root)[1].row
+    queries = {"right": joined(module, spider_root)[1].program, "wrong": "select C9 from J0", "": "wrong"}
+    calls = [recorded(one, queries) for one in said.split(", ")]
+    scored = module("scoring").joins(row, RolloutResult(calls=calls))
+    assert scored == {"reward": reward, "repaired": repaired, "broken": broken, "steps": steps}
+
+
+def recorded(said: str, contents: dict[str, str]) -> Call:
+    """A recorded call: "writer right"."""
+    agent, _, kind = said.partition(" ")
+    return Call(
+        id=said,
+        run_id="run",
+        rollout_id="r",
+        attempt=1,
+        agent=agent,
+        parent_id=None,
+        suffix_ids=[],
+        sampled_ids=[],
+        logprobs=[],
+        versions=[],
+        prompt_tokens=0,
+        policy="",
+        model="m",
+        protocol="chat",
+        sampling=Sampling(),
+        history_hash="",
+        request_hash="",
+        messages=[],
+        completion={"role": "assistant", "content": contents[kind]},
+    )
+
+
+async def test_the_team_over_joined_tables_shows_its_checker_what_came_back(module: Module, spider_root: Path) -> None:
+    problem = joined(module, spider_root)[1]
+    answers = ["select C9 from J0", "select count ( * ) from J0", "wrong", problem.program]
+    words, requests = await run_team(module("agent").solve_joins, problem.row, answers)
+    assert words == "1 row(s)\nAnn Bo"
+    assert requests[-1][2::2] == ["no such column: C9", "one num", "again"]
+
+
 def test_errors_of_the_database_come_back_in_the_models_names(module: Module, offices: Any) -> None:
     agent = module("agent")
     names = {"T0": "[head]", "T1": "[department]", "C0": "[head].[age]", "C1": "[department].[head_id]"}
@@ -340,9 +466,7 @@ def test_rules_copy_the_program_of_the_most_similar_question(module: Module, spi
     assert not rules.answers(listed, "select C1 , C9 from T0 order by C1 asc")
 
 
-async def run_team(
-    solve: Callable[..., Any], task: dict[str, Any], answers: list[str]
-) -> tuple[float, list[list[str]]]:
+async def run_team(solve: Callable[..., Any], task: dict[str, Any], answers: list[str]) -> tuple[Any, list[list[str]]]:
     """The reward of one rollout against scripted answers, and the messages of each request."""
     reward, requests = await run_agent(solve, [{"content": answer} for answer in answers], task)
     assert len(requests) == len(answers), "every scripted answer was asked for"
