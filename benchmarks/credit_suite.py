@@ -16,7 +16,7 @@ Each finished cell is a file of --work: a run that was ended goes on with the ce
 docs/credit.md.
 
 Last line: {RULE: {TASK: {"rollouts_to_0.8", "compute_to_0.8", "reached", "seeds", "final", "ci", "ratio", "ratio_ci"}},
-"rank_correlation_with_true_credit": {RULE: {TASK: ρ}}}. To 0.8: medians over seeds, of which one that never reaches it counts
+"rank_correlation_with_true_credit": {RULE: {TASK: ρ}}}. To 0.8: medians over seeds, of which one that never does counts
 with its budget. final, ci: the mean of the last three evaluations and its 95% interval. ratio, ratio_ci: the compute to 0.8
 over uniform's of the same seed, geometric mean and 95% interval. ρ: Spearman's, of the advantages of calls with what they
 should be, where one call is known to decide.

@@ -86,6 +86,7 @@ SQL_CALLS = 8
 
 
 async def solve_sql(task: JSON, model: Model) -> float:
+    """The demo's agent, with more calls."""
     with closing(sql.database(task["database"])) as company:
 
         def tool(query: str) -> str:
