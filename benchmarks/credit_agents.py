@@ -17,10 +17,11 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from agentlightning.demo.tiny_model import END
+from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.training_types import Trajectory, Transition
-from agentlightning.types import JSON
+from agentlightning.types import JSON, Call, Sampling
 
 MAX_NUM_SEQS = 256
 CONTEXT = 768
@@ -152,6 +153,34 @@ class Execution:
             reward=self.reward or 0.0,
             transitions=list(made.values()),
         )
+
+    def stored(self) -> list[Call]:
+        """The calls as a store has them, as far as AIR's rules read them."""
+        place = {id(call): number for number, call in enumerate(self.calls)}
+        return [
+            Call(
+                id=f"{self.name}/{number:02}",
+                run_id="credit_suite",
+                rollout_id=self.name,
+                attempt=1,
+                parent_id=f"{self.name}/{place[id(call.parent)]:02}" if call.parent else None,
+                suffix_ids=call.suffix_ids,
+                sampled_ids=call.sampled_ids,
+                logprobs=call.logprobs,
+                versions=[],
+                prompt_tokens=len(call.prompt_ids),
+                policy=DEFAULT_POLICY,
+                model=UNNAMED,
+                protocol="chat",
+                sampling=Sampling(),
+                history_hash="",
+                request_hash="",
+                messages=[dict(one) for one in call.messages[call.known :]],
+                completion={"role": "assistant", "content": call.text},
+                agent=call.agent,
+            )
+            for number, call in enumerate(self.calls)
+        ]
 
     # --- what the agent sees ------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -30,13 +31,16 @@ from agentlightning.algorithms.credit.forked import chosen_calls
 from agentlightning.algorithms.credit.keys import observation_key, user_key
 from agentlightning.algorithms.lightning_rl import UpdatePlan
 from agentlightning.config import parse_config
+from agentlightning.config_air import AirConfig
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.runner.air import load_air
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.rl.air_rewards import weighed_rewards
 from agentlightning.trainer.rl.policy_update import critic_values, update_policy
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 from agentlightning.types import JSON
@@ -137,6 +141,7 @@ class Trainer:
         self._weights, self._seed = folder / "weights", seed
         self._draw = Random(f"train {seed}")
         self._memory = _Memory()
+        self._air, self._rules = AirConfig.model_validate(contestant.air), load_air(contestant.air)
         table = {"model": {"path": str(model)}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}}
         self._policy = TrainedPolicy(config=parse_config(table), algorithm=self.algorithm, value={})
         self.steps = self.rollouts = self._sampled = 0
@@ -180,7 +185,8 @@ class Trainer:
         self.rollouts += len(executions)
 
     async def _learn(self, executions: Sequence[Sequence[Execution]]) -> None:
-        groups = [[one.trajectory(steps=self.contestant.steps) for one in group] for group in executions]
+        groups = [[self._trajectory(one) for one in group] for group in executions]
+        groups = weighed_rewards(self._air, self.algorithm, self.steps, groups)
         engine = cast(Engine, self._engine)
         values = await critic_values(engine, DEFAULT_POLICY, self.algorithm, groups)
         evidence = self._evidence(executions, groups)
@@ -188,6 +194,16 @@ class Trainer:
         if self.task.decisive and self.steps <= CORRELATED_STEPS:
             self.pairs += pairs(groups, plan)
         await update_policy(engine, DEFAULT_POLICY, self._policy, plan, LEARNING_RATE, Silent())
+
+    def _trajectory(self, execution: Execution) -> Trajectory:
+        trajectory = execution.trajectory(steps=self.contestant.steps)
+        if self._rules is None:
+            return trajectory
+        earned: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        for reward in self._rules.rewards(execution.stored()):
+            earned[str(reward.call_id)][reward.name] = reward.value
+        calls = [replace(one, rewards=one.rewards | earned[one.call_id]) for one in trajectory.transitions]
+        return replace(trajectory, transitions=calls)
 
     def _evidence(self, executions: Sequence[Sequence[Execution]], groups: list[list[Trajectory]]) -> Evidence:
         rule = find_rule(str(self.algorithm.credit))

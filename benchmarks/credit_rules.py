@@ -30,6 +30,8 @@ class Contestant:
     """True where step rewards are shown to it."""
     coin: bool = False
     """True where the rewards of training are a coin's."""
+    air: dict[str, Any] = field(default_factory=dict)
+    """A table [air]: intermediate rewards by rules over the record."""
     needs_key: bool = False
     """True where it makes sense only on tasks with calls whose text the agent ignores."""
     needs_truth: bool = False
@@ -61,6 +63,12 @@ def _credit(name: str, **settings: Any) -> dict[str, Any]:
     return {"credit": name, "credit_settings": settings}
 
 
+def _air(**settings: Any) -> Contestant:
+    rules = {"tool_error": {"weight": -0.2, "cap": 0.4}, "repeated_state": {"weight": -0.2, "cap": 0.4}}
+    table = {"user_replies": True, "error_pattern": "^(error|empty|none)$", "rules": rules, **settings}
+    return Contestant(settings=_credit("step_rewards"), air=table)
+
+
 CONTESTANTS = {
     "uniform": Contestant(),
     "last": Contestant(settings=_credit("last")),
@@ -77,6 +85,9 @@ CONTESTANTS = {
     "forked": Contestant(settings=_credit("forked")),
     "forked_lean": Contestant(settings=_credit("forked", forks=2, calls=1, choose="variance")),
     "gae": Contestant(settings={"advantage": "gae", "critic": {"learning_rate": 0.003, "backbone_grad_scale": 0.3}}),
+    "air_potential": _air(),
+    "air_reward": _air(form="reward"),
+    "air_decay": _air(form="reward", decay_steps=10),
     "random_reward": Contestant(coin=True),
     "oracle": Contestant(settings=_credit(f"{__file__}:oracle"), needs_truth=True),
 }

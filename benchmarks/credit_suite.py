@@ -103,6 +103,7 @@ def jobs(tasks: Sequence[str], rules: Sequence[str], seeds: int, work: str, *, q
         for rule in rules
         if (TASKS[task].key or not CONTESTANTS[rule].needs_key)
         and (TASKS[task].decisive or not CONTESTANTS[rule].needs_truth)
+        and (TASKS[task].special_words or not CONTESTANTS[rule].air)
     ]
 
 
