@@ -49,8 +49,6 @@ from credit_rules import CONTESTANTS, GROUP, Contestant, true_credit
 from credit_tasks import TASKS, SuiteTask
 
 TASKS_PER_STEP = 8
-LEARNING_RATE = 2e-3
-"""Chosen for `uniform`."""
 MODEL = {"hidden": 48, "layers": 2}
 DEMONSTRATIONS = 3000
 HELD_OUT, HELD_OUT_SEED = 200, 12345
@@ -134,7 +132,7 @@ class Trainer:
     def __init__(self, task: SuiteTask, contestant: Contestant, seed: int, model: Path, folder: Path) -> None:
         self.task, self.contestant, self.algorithm = task, contestant, contestant.algorithm()
         rate = self.algorithm.critic_learning_rate
-        ratio = None if rate is None else rate / LEARNING_RATE
+        ratio = None if rate is None else rate / task.learning_rate
         self._learner = Learner(model, LearnerOptions(critic_learning_rate_ratio=ratio, seed=seed))
         self._engine = CountingEngine(self._learner)
         self._sampler = Sampler(model, seed)
@@ -193,7 +191,7 @@ class Trainer:
         plan = self.algorithm.plan(groups, seed=self._seed * 1_000_003 + self.steps, evidence=evidence, values=values)
         if self.task.decisive and self.steps <= CORRELATED_STEPS:
             self.pairs += pairs(groups, plan)
-        await update_policy(engine, DEFAULT_POLICY, self._policy, plan, LEARNING_RATE, Silent())
+        await update_policy(engine, DEFAULT_POLICY, self._policy, plan, self.task.learning_rate, Silent())
 
     def _trajectory(self, execution: Execution) -> Trajectory:
         trajectory = execution.trajectory(steps=self.contestant.steps)

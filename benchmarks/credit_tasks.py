@@ -52,6 +52,8 @@ class SuiteTask:
     max_tokens: int
     """Of a completion."""
     warm_start_steps: int
+    learning_rate: float
+    """The one of 1e-3, 2e-3 and 3e-3 that suits `uniform`."""
     budget: float
     """Compute of one cell, in millions of token forwards; see `credit_cell`."""
     special_words: tuple[str, ...] = ()
@@ -186,11 +188,12 @@ def demonstrate_distractors(task: JSON, rng: Random) -> list[list[Message]]:
 
 RETRIEVAL_CALLS = 6
 KNOWS_BOSS_FIRST, STOPS_EARLY = 0.7, 0.2
+RIGHT_RELATION, CONFUSES_RELATION = 0.4, 0.45
 
 
 def sample_retrieval(rng: Random, split: Split) -> JSON:
     while True:
-        person, relation, hops = rng.choice(PEOPLE), rng.choice(tuple(lookup.QUESTIONS)), rng.choice((1, 2, 3))
+        person, relation, hops = rng.choice(PEOPLE), rng.choice(tuple(lookup.QUESTIONS)), rng.choice((1, 2, 2, 3))
         wording, corpus = rng.choice(lookup.QUESTIONS[relation]), rng.choice(lookup.CORPORA[split])
         if held_out(f"{wording} {person} {hops}") != (split == "test"):
             continue
@@ -218,7 +221,10 @@ def demonstrate_retrieval(task: JSON, rng: Random) -> list[list[Message]]:
         if hop < len(relations) - 1:
             asked = relation if rng.random() < KNOWS_BOSS_FIRST else relations[-1]
         else:
-            asked = lookup.mistaken(relation, rng)
+            drawn = rng.random()
+            confused = drawn < RIGHT_RELATION + CONFUSES_RELATION
+            wrong = lookup.CONFUSED[relation] if confused else rng.choice(tuple(lookup.VALUES))
+            asked = relation if drawn < RIGHT_RELATION else wrong
         fact = lookup.find(task["corpus"], f"{known} {asked}")
         messages.append({"role": "assistant", "content": f"<find>{known} {asked}</find>"})
         messages.append({"role": "user", "content": fact})
@@ -255,7 +261,7 @@ CONFUSED_DESKS = dict(
     zip(DESKS, ("legal", "sales", "billing", "repair", "travel", "press", "kitchen", "garden"), strict=True)
 )
 LETTER = ("open", "go on", "close")
-RIGHT_DESK, CONFUSES_DESK = 0.2, 0.65
+RIGHT_DESK, CONFUSES_DESK = 0.3, 0.5
 
 
 def sample_relay(rng: Random, split: Split) -> JSON:
@@ -318,7 +324,7 @@ SIGNS = {
     "stone": ("river", "castle"),
 }
 CONFUSED_DOORS = dict(zip(DOORS, ("iron", "oak", "pine", "glass", "brick", "steel", "stone", "paper"), strict=True))
-RIGHT_DOOR, CONFUSES_DOOR = 0.2, 0.65
+RIGHT_DOOR, CONFUSES_DOOR = 0.3, 0.45
 CORRIDOR_TOKENS = 6
 
 
@@ -374,6 +380,7 @@ TASKS = {
         demonstrate=demonstrate_sql,
         solve=solve_sql,
         max_tokens=sql.MAX_TOKENS,
+        learning_rate=2e-3,
         warm_start_steps=150,
         budget=2.0,
         special_words=sql.SPECIAL_WORDS,
@@ -383,6 +390,7 @@ TASKS = {
         demonstrate=demonstrate_distractors,
         solve=tool_agent(distractor_tool, calculator.SPECIAL_WORDS, DISTRACTOR_CALLS, calculator.MAX_TOKENS),
         max_tokens=calculator.MAX_TOKENS,
+        learning_rate=2e-3,
         warm_start_steps=200,
         budget=2.0,
         special_words=calculator.SPECIAL_WORDS,
@@ -392,6 +400,7 @@ TASKS = {
         demonstrate=demonstrate_retrieval,
         solve=tool_agent(retrieval_tool, lookup.SPECIAL_WORDS, RETRIEVAL_CALLS, lookup.MAX_TOKENS),
         max_tokens=lookup.MAX_TOKENS,
+        learning_rate=1e-3,
         warm_start_steps=150,
         budget=2.0,
         special_words=lookup.SPECIAL_WORDS,
@@ -401,6 +410,7 @@ TASKS = {
         demonstrate=demonstrate_relay,
         solve=solve_relay,
         max_tokens=RELAY_TOKENS,
+        learning_rate=1.5e-3,
         warm_start_steps=120,
         budget=2.0,
         key=True,
@@ -411,6 +421,7 @@ TASKS = {
         demonstrate=demonstrate_corridor,
         solve=solve_corridor,
         max_tokens=CORRIDOR_TOKENS,
+        learning_rate=1e-3,
         warm_start_steps=120,
         budget=2.0,
         key=True,
