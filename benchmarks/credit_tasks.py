@@ -53,7 +53,7 @@ class SuiteTask:
     """Of a completion."""
     warm_start_steps: int
     learning_rate: float
-    """The one of 1e-3, 2e-3 and 3e-3 that suits `uniform`."""
+    """One that suits `uniform`."""
     budget: float
     """Compute of one cell, in millions of token forwards; see `credit_cell`."""
     special_words: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def demonstrate_sql(task: JSON, rng: Random) -> list[list[Message]]:
         for place in range(SQL_CALLS - 1):
             if (place and result not in ("empty", "error")) or rng.random() < 0.05:
                 break
-            if rng.random() < (0.35 if result == "empty" else 0.6):
+            if rng.random() < (0.7 if place == 0 or result == "error" else 0.2):
                 call(".schema")
                 table, pay = sql.names(company)
                 if len(messages) >= 2 * SQL_CALLS - 1:
@@ -123,7 +123,10 @@ def demonstrate_sql(task: JSON, rng: Random) -> list[list[Message]]:
                 call(f"select count(*) from {table}")
                 if len(messages) >= 2 * SQL_CALLS - 1:
                     break
-            result = call(sql.write_query(sql.mistaken(task["plan"], rng), table, pay))
+            plan = sql.mistaken(task["plan"], rng)
+            if rng.random() < 0.7:
+                plan["filters"] = task["plan"]["filters"]
+            result = call(sql.write_query(plan, table, pay))
             if len(messages) >= 2 * SQL_CALLS - 1:
                 break
     return [[*messages, {"role": "assistant", "content": f"Answer: {result}"}]]
@@ -147,14 +150,20 @@ def use_tool(command: str) -> str:
         return "error"
     if name == "memo":
         return "noted"
-    return calculator.calculate(argument) if name == "calc" else str(Random(command).randint(2, 200))
+    return calculator.calculate(argument) if name == "calc" else str(Random(command).randint(2, 20))
 
 
 def sample_distractors(rng: Random, split: Split) -> JSON:
+    """One step of the calculator's problems, with small numbers."""
     while True:
-        task = calculator.sample(rng, split)
-        if len(task["plan"]["operations"]) == 1:
-            return task
+        operation = rng.choice(tuple(calculator.ONE_STEP))
+        first, b = rng.randint(2, 9), rng.randint(2, 9)
+        a = {"/": first * b, "-": first + b}.get(operation, first)
+        if held_out(f"{a} {b} {operation}") == (split == "test"):
+            names = {"n": rng.choice(PEOPLE), "o": rng.choice(calculator.THINGS), "a": a, "b": b}
+            question = rng.choice(calculator.ONE_STEP[operation]).format(**names)
+            answer = calculator.calculate(f"{a}{operation}{b}")
+            return {"question": question, "answer": answer, "plan": {"operation": operation, "numbers": [a, b]}}
 
 
 def distractor_tool(task: JSON, model: Model, command: str) -> str:
@@ -167,7 +176,7 @@ def distractor_tool(task: JSON, model: Model, command: str) -> str:
 def demonstrate_distractors(task: JSON, rng: Random) -> list[list[Message]]:
     """Plays with other tools first, confuses operations and trusts whatever tool it happened to ask."""
     messages: list[Message] = [{"role": "user", "content": task["question"]}]
-    (a, b), operation = task["plan"]["numbers"], task["plan"]["operations"]
+    (a, b), operation = task["plan"]["numbers"], task["plan"]["operation"]
 
     def call(name: str) -> str:
         used = operation if rng.random() < RIGHT_OPERATION else calculator.CONFUSED[operation]
@@ -261,7 +270,7 @@ CONFUSED_DESKS = dict(
     zip(DESKS, ("legal", "sales", "billing", "repair", "travel", "press", "kitchen", "garden"), strict=True)
 )
 LETTER = ("open", "go on", "close")
-RIGHT_DESK, CONFUSES_DESK = 0.3, 0.5
+RIGHT_DESK, CONFUSES_DESK = 0.2, 0.65
 
 
 def sample_relay(rng: Random, split: Split) -> JSON:
@@ -312,7 +321,7 @@ def demonstrate_relay(task: JSON, rng: Random) -> list[list[Message]]:
 
 # --- corridor: one call of 8 to 12 decides, and the true credit of each is known --------------------------------------
 
-DOORS = ("oak", "iron", "glass", "pine", "steel", "brick", "paper", "stone")
+DOORS = ("oak", "iron", "glass", "pine", "steel", "brick")
 SIGNS = {
     "oak": ("acorn", "autumn"),
     "iron": ("anvil", "rust"),
@@ -320,11 +329,9 @@ SIGNS = {
     "pine": ("needle", "winter"),
     "steel": ("knife", "rail"),
     "brick": ("oven", "chimney"),
-    "paper": ("letter", "kite"),
-    "stone": ("river", "castle"),
 }
-CONFUSED_DOORS = dict(zip(DOORS, ("iron", "oak", "pine", "glass", "brick", "steel", "stone", "paper"), strict=True))
-RIGHT_DOOR, CONFUSES_DOOR = 0.3, 0.45
+CONFUSED_DOORS = dict(zip(DOORS, ("iron", "oak", "pine", "glass", "brick", "steel"), strict=True))
+RIGHT_DOOR, CONFUSES_DOOR = 0.2, 0.65
 CORRIDOR_TOKENS = 6
 
 
@@ -380,7 +387,7 @@ TASKS = {
         demonstrate=demonstrate_sql,
         solve=solve_sql,
         max_tokens=sql.MAX_TOKENS,
-        learning_rate=2e-3,
+        learning_rate=5e-4,
         warm_start_steps=150,
         budget=2.0,
         special_words=sql.SPECIAL_WORDS,
@@ -390,7 +397,7 @@ TASKS = {
         demonstrate=demonstrate_distractors,
         solve=tool_agent(distractor_tool, calculator.SPECIAL_WORDS, DISTRACTOR_CALLS, calculator.MAX_TOKENS),
         max_tokens=calculator.MAX_TOKENS,
-        learning_rate=2e-3,
+        learning_rate=1e-3,
         warm_start_steps=200,
         budget=2.0,
         special_words=calculator.SPECIAL_WORDS,
@@ -410,7 +417,7 @@ TASKS = {
         demonstrate=demonstrate_relay,
         solve=solve_relay,
         max_tokens=RELAY_TOKENS,
-        learning_rate=1.5e-3,
+        learning_rate=5e-4,
         warm_start_steps=120,
         budget=2.0,
         key=True,
@@ -421,7 +428,7 @@ TASKS = {
         demonstrate=demonstrate_corridor,
         solve=solve_corridor,
         max_tokens=CORRIDOR_TOKENS,
-        learning_rate=1e-3,
+        learning_rate=5e-4,
         warm_start_steps=120,
         budget=2.0,
         key=True,

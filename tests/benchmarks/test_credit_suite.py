@@ -94,7 +94,7 @@ def test_a_table_of_the_page_is_replaced_between_its_comments() -> None:
 @pytest.mark.parametrize("name", TASKS)
 async def test_an_agent_follows_its_demonstrator_who_mostly_fails_and_sometimes_succeeds(name: str) -> None:
     task, rng, rewards = TASKS[name], Random(0), []
-    for _ in range(150):
+    for _ in range(60):
         row = task.sample(rng, "train")
         said = [
             message["content"]
