@@ -80,15 +80,15 @@ class Cell:
     cpu_s: float = 0.0
 
 
-def warm_start(task: SuiteTask, seed: int, folder: Path, steps: int | None = None) -> float:
-    """Makes the policy that all contestants start from in `folder`; returns the success of the demonstrator."""
+def warm_start(task: SuiteTask, seed: int, folder: Path) -> float:
+    """Makes the policy that all contestants start from in `folder`; returns the loss in nats per token."""
     rng = Random(f"demonstrations {seed}")
     demos = []
     for _ in range(DEMONSTRATIONS):
         demos += task.demonstrate(task.sample(rng, "train"), rng)
     texts = [message["content"] for demo in demos for message in demo]
     tiny_model.build(folder, texts, seed=seed, special_words=task.special_words, context=CONTEXT, **MODEL)
-    settings = Imitation(steps=task.warm_start_steps if steps is None else steps, threads=1)
+    settings = Imitation(steps=task.warm_start_steps, threads=1)
     return imitate(folder, batches(encode_all(folder, demos), seed), settings)
 
 

@@ -29,8 +29,9 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "credit_suite.json"
 PAGE, PICTURE = REPOSITORY / "docs" / "credit.md", REPOSITORY / "docs" / "credit.png"
 SEEDS = 5
-QUICK_BUDGET, QUICK_HELD_OUT, QUICK_WARM_START = 30_000.0, 20, 10
+QUICK_BUDGET, QUICK_HELD_OUT = 30_000.0, 20
 
 
 @dataclass(frozen=True)
@@ -108,20 +109,16 @@ def jobs(tasks: Sequence[str], rules: Sequence[str], seeds: int, work: str, *, q
 
 
 def run(wanted: Sequence[Job], workers: int) -> None:
-    """Runs the cells that no file has yet."""
+    """Runs the cells that no file has yet, seed after seed."""
     missing = [one for one in wanted if not one.path.exists()]
     print(f"{len(wanted) - len(missing)} of {len(wanted)} cells are finished", flush=True)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        models = {(one.task, one.seed): one for one in missing}
-        begun = [pool.submit(make_model, one) for one in models.values() if one.seed == missing[0].seed]
-        for (
-            warmed
-        ) in begun:  # of the first seed, so that no two workers make the same; later ones are made as cells need them
-            warmed.result()
-        running = {pool.submit(run_job, one): one for one in missing}
-        for number, done in enumerate(as_completed(running), 1):
-            job = running[done]
-            print(f"{number}/{len(missing)} {job.task} {job.rule} {job.seed}: {done.result()}", flush=True)
+        for seed, cells in groupby(missing, key=lambda one: one.seed):
+            of_seed = list(cells)
+            # Before the cells, so that no two workers make the same one.
+            list(pool.map(make_model, {one.task: one for one in of_seed}.values()))
+            for line in pool.map(run_job, of_seed):
+                print(f"seed {seed} {line}", flush=True)
 
 
 def make_model(job: Job) -> Path:
@@ -132,12 +129,8 @@ def make_model(job: Job) -> Path:
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            warm_start(TASKS[job.task], job.seed, Path(temporary) / "model", QUICK_WARM_START if job.quick else None)
-            try:
-                (Path(temporary) / "model").rename(folder)
-            except OSError:
-                if not folder.exists():  # else another worker made the same meanwhile
-                    raise
+            warm_start(TASKS[job.task], job.seed, Path(temporary) / "model")
+            (Path(temporary) / "model").rename(folder)  # whole, or not at all
     return folder
 
 
@@ -156,7 +149,7 @@ def run_job(job: Job) -> str:
     }
     job.path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(job.path, json.dumps(found))
-    return " ".join(f"{point[2]:.2f}" for point in found["points"])
+    return f"{job.task} {job.rule}: " + " ".join(f"{one.success:.2f}" for one in cell.points)
 
 
 def write_whole(path: Path, text: str) -> None:
