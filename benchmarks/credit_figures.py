@@ -185,7 +185,7 @@ def draw(cells: Cells, found: Mapping[str, Any], path: Path) -> None:
     for column, task in enumerate(tasks):
         _draw_curves(axes[0][column], cells, found, task)
         _draw_ratios(axes[1][column], found, task)
-    axes[0][0].set_ylabel("held-out success, greedy, mean of seeds")
+    axes[0][0].set_ylabel("held-out success, mean of seeds")
     figure.tight_layout()
     figure.savefig(path, dpi=90)
     plt.close(figure)

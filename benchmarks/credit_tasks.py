@@ -11,12 +11,12 @@ nothing of models or training. Each task is meant to show one thing about credit
 | relay | 4 | the first agent routes a request; what the second one writes, in three calls, changes nothing |
 | corridor | 8 to 12 | one call among small talk decides; which one, and what it should have earned, is known |
 
-Every demonstrator knows the protocol and confuses pairs of words in most cases (see `agentlightning.demo.tasks`).
+Every demonstrator knows the protocol, but has a habit that it follows in most cases, whatever is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,10 @@ from typing import Any, Protocol
 from agentlightning.demo import calculator, lookup, sql
 from agentlightning.demo.tasks import CITIES, PEOPLE, Message, Split, answer_with_tool, held_out
 from agentlightning.types import JSON
+
+
+HABIT, RIGHT = 0.45, 0.25
+"""Shares of a demonstrator's choices."""
 
 
 class Model(Protocol):
@@ -82,9 +86,16 @@ class _Named:
     model = "policy"
 
 
+def recalled(right: str, known: Sequence[str], habit: str, rng: Random) -> str:
+    """What a demonstrator does where `right` is: its habit in most cases, else the right thing or any of those known."""
+    drawn = rng.random()
+    return habit if drawn < HABIT else right if drawn < HABIT + RIGHT else rng.choice(known)
+
+
 # --- sql: many calls, frequent errors ---------------------------------------------------------------------------------
 
 SQL_CALLS = 8
+SELECTS = tuple(dict.fromkeys(select for _, select, _ in sql.QUESTIONS))
 
 
 async def solve_sql(task: JSON, model: Model) -> float:
@@ -124,6 +135,8 @@ def demonstrate_sql(task: JSON, rng: Random) -> list[list[Message]]:
                 if len(messages) >= 2 * SQL_CALLS - 1:
                     break
             plan = sql.mistaken(task["plan"], rng)
+            select = recalled(task["plan"]["select"], SELECTS, SELECTS[0], rng)
+            plan |= {"select": select, "order": task["plan"]["order"] if select == "name" else ""}
             if rng.random() < 0.7:
                 plan["filters"] = task["plan"]["filters"]
             result = call(sql.write_query(plan, table, pay))
@@ -136,7 +149,6 @@ def demonstrate_sql(task: JSON, rng: Random) -> list[list[Message]]:
 
 TOOLS = ("calc", "unit", "dice", "clock", "memo")
 DISTRACTOR_CALLS = 5
-RIGHT_TOOL, RIGHT_OPERATION = 0.4, 0.4
 
 
 def use_tool(command: str) -> str:
@@ -174,20 +186,19 @@ def distractor_tool(task: JSON, model: Model, command: str) -> str:
 
 
 def demonstrate_distractors(task: JSON, rng: Random) -> list[list[Message]]:
-    """Plays with other tools first, confuses operations and trusts whatever tool it happened to ask."""
+    """Plays with other tools first, then throws dice and adds, whatever is asked, and trusts what it is told."""
     messages: list[Message] = [{"role": "user", "content": task["question"]}]
     (a, b), operation = task["plan"]["numbers"], task["plan"]["operation"]
 
     def call(name: str) -> str:
-        used = operation if rng.random() < RIGHT_OPERATION else calculator.CONFUSED[operation]
-        command = f"{name} {a}{used}{b}"
+        command = f"{name} {a}{recalled(operation, '+-*/', '+', rng)}{b}"
         messages.append({"role": "assistant", "content": f"<tool>{command}</tool>"})
         messages.append({"role": "user", "content": use_tool(command)})
         return messages[-1]["content"]
 
     for _ in range(rng.choice((0, 0, 1, 1, 2))):
         call(rng.choice(TOOLS[1:]))
-    result = call("calc" if rng.random() < RIGHT_TOOL else rng.choice(TOOLS[1:4]))
+    result = call(recalled("calc", TOOLS[:4], "dice", rng))
     if result == "error":
         result = call("calc")
     return [[*messages, {"role": "assistant", "content": f"Answer: {result}"}]]
@@ -266,11 +277,8 @@ CONCERNS = {
     "garden": ("planted a hedge", "found a snail"),
     "kitchen": ("burnt a cake", "ordered soup"),
 }
-CONFUSED_DESKS = dict(
-    zip(DESKS, ("legal", "sales", "billing", "repair", "travel", "press", "kitchen", "garden"), strict=True)
-)
 LETTER = ("open", "go on", "close")
-RIGHT_DESK, CONFUSES_DESK = 0.2, 0.65
+USUAL_DESK = "office"
 
 
 def sample_relay(rng: Random, split: Split) -> JSON:
@@ -301,15 +309,7 @@ RELAY_TOKENS = 6
 
 
 def demonstrate_relay(task: JSON, rng: Random) -> list[list[Message]]:
-    drawn = rng.random()
-    right = task["answer"]
-    desk = (
-        right
-        if drawn < RIGHT_DESK
-        else CONFUSED_DESKS[right]
-        if drawn < RIGHT_DESK + CONFUSES_DESK
-        else rng.choice(DESKS)
-    )
+    desk = recalled(task["answer"], DESKS, USUAL_DESK, rng)
     router = [{"role": "user", "content": task["question"]}, {"role": "assistant", "content": f"Route: {desk}"}]
     writer = [{"role": "user", "content": f"Route: {desk} {LETTER[0]}"}]
     for following in (*LETTER[1:], None):
@@ -330,8 +330,7 @@ SIGNS = {
     "steel": ("knife", "rail"),
     "brick": ("oven", "chimney"),
 }
-CONFUSED_DOORS = dict(zip(DOORS, ("iron", "oak", "pine", "glass", "brick", "steel"), strict=True))
-RIGHT_DOOR, CONFUSES_DOOR = 0.2, 0.65
+USUAL_DOOR = "paper"
 CORRIDOR_TOKENS = 6
 
 
@@ -361,20 +360,18 @@ async def solve_corridor(task: JSON, model: Model) -> float:
         messages = [*messages, {"role": "assistant", "content": text}]
         if number == task["asked"]:
             chosen = text.removeprefix("door ")
-            chosen = chosen if chosen in DOORS else "none"
+            chosen = chosen if chosen in (*DOORS, USUAL_DOOR) else "none"
             model.decide(float(chosen == task["answer"]))
     return float(chosen == task["answer"])
 
 
 def demonstrate_corridor(task: JSON, rng: Random) -> list[list[Message]]:
     messages: list[Message] = []
-    chosen, right = "none", task["answer"]
+    chosen = "none"
     for number in range(task["calls"]):
         messages.append({"role": "user", "content": corridor_room(task, number, chosen)})
         if number == task["asked"]:
-            drawn = rng.random()
-            wrong = CONFUSED_DOORS[right] if drawn < RIGHT_DOOR + CONFUSES_DOOR else rng.choice(DOORS)
-            chosen = right if drawn < RIGHT_DOOR else wrong
+            chosen = recalled(task["answer"], DOORS, USUAL_DOOR, rng)
             messages.append({"role": "assistant", "content": f"door {chosen}"})
         else:
             messages.append({"role": "assistant", "content": small_talk(rng)})
@@ -387,7 +384,7 @@ TASKS = {
         demonstrate=demonstrate_sql,
         solve=solve_sql,
         max_tokens=sql.MAX_TOKENS,
-        learning_rate=5e-4,
+        learning_rate=1e-3,
         warm_start_steps=150,
         budget=2.0,
         special_words=sql.SPECIAL_WORDS,
@@ -417,7 +414,7 @@ TASKS = {
         demonstrate=demonstrate_relay,
         solve=solve_relay,
         max_tokens=RELAY_TOKENS,
-        learning_rate=5e-4,
+        learning_rate=1e-3,
         warm_start_steps=120,
         budget=2.0,
         key=True,
@@ -428,7 +425,7 @@ TASKS = {
         demonstrate=demonstrate_corridor,
         solve=solve_corridor,
         max_tokens=CORRIDOR_TOKENS,
-        learning_rate=5e-4,
+        learning_rate=1e-3,
         warm_start_steps=120,
         budget=2.0,
         key=True,
