@@ -185,7 +185,7 @@ class Execution:
     # --- what the agent sees ------------------------------------------------------------------------------------------
 
     async def create(self, *, model: str, messages: Messages, max_tokens: int) -> Any:
-        return await _Asked(self._asked(model, messages, max_tokens))
+        return await _Asked(self._asked(model, list(messages), max_tokens))  # agents go on with their own list
 
     def earn(self, reward: float) -> None:
         self.calls[-1].earned += reward

@@ -49,7 +49,6 @@ from credit_rules import CONTESTANTS, GROUP, Contestant, true_credit
 from credit_tasks import TASKS, SuiteTask
 
 TASKS_PER_STEP = 16
-MODEL = {"hidden": 48, "layers": 2}
 DEMONSTRATIONS = 3000
 HELD_OUT, HELD_OUT_SEED = 200, 12345
 EVALUATIONS = 10
@@ -87,7 +86,7 @@ def warm_start(task: SuiteTask, seed: int, folder: Path) -> float:
     for _ in range(DEMONSTRATIONS):
         demos += task.demonstrate(task.sample(rng, "train"), rng)
     texts = [message["content"] for demo in demos for message in demo]
-    tiny_model.build(folder, texts, seed=seed, special_words=task.special_words, context=CONTEXT, **MODEL)
+    tiny_model.build(folder, texts, seed=seed, special_words=task.special_words, context=CONTEXT, **task.model)
     settings = Imitation(steps=task.warm_start_steps, threads=1)
     return imitate(folder, batches(encode_all(folder, demos), seed), settings)
 

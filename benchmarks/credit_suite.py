@@ -8,8 +8,8 @@ Tasks are in `credit_tasks.py`, rules in `credit_rules.py`. A cell is a task, a 
 the same budget of compute, of a seed the same warm-started model, tasks and noise of sampling, and else the same settings.
 Compute = tokens sampled + tokens of prompts read + 3 × tokens trained + tokens that only pass forward (`credit_cell.py`),
 those of forks included, so that a rule that forks makes fewer updates. Held-out success is at temperature 1, of 200 tasks
-that training never sees, at ten equal fractions of the budget, and costs nothing. The rules `judge` and `rubric` need a language
-model that judges: they are left out.
+that training never sees, at ten equal fractions of the budget, and costs nothing. The rules `judge` and `rubric` need a
+language model that judges: they are left out.
 
 Each finished cell is a file of --work: a run that was ended goes on with the cells that are missing, seed after seed.
 --draw runs none, but writes what there is to benchmarks/results/credit_suite.json, docs/credit.png and the tables of

@@ -16,9 +16,9 @@ Every demonstrator knows the protocol, but has a habit that it follows in most c
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -26,7 +26,6 @@ from typing import Any, Protocol
 from agentlightning.demo import calculator, lookup, sql
 from agentlightning.demo.tasks import CITIES, PEOPLE, Message, Split, answer_with_tool, held_out
 from agentlightning.types import JSON
-
 
 HABIT, RIGHT = 0.45, 0.25
 """Shares of a demonstrator's choices."""
@@ -60,6 +59,8 @@ class SuiteTask:
     """One that suits `uniform`."""
     budget: float
     """Compute of one cell, in millions of token forwards; see `credit_cell`."""
+    model: Mapping[str, int] = field(default_factory=lambda: {"hidden": 48, "layers": 2})
+    """Of `tiny_model.write`."""
     special_words: tuple[str, ...] = ()
     """One token each."""
     key: bool = False
@@ -191,7 +192,8 @@ def demonstrate_distractors(task: JSON, rng: Random) -> list[list[Message]]:
     (a, b), operation = task["plan"]["numbers"], task["plan"]["operation"]
 
     def call(name: str) -> str:
-        command = f"{name} {a}{recalled(operation, '+-*/', '+', rng)}{b}"
+        used = operation if rng.random() < 0.5 else recalled(operation, "+-*/", "+", rng)
+        command = f"{name} {a}{used}{b}"
         messages.append({"role": "assistant", "content": f"<tool>{command}</tool>"})
         messages.append({"role": "user", "content": use_tool(command)})
         return messages[-1]["content"]
@@ -322,14 +324,7 @@ def demonstrate_relay(task: JSON, rng: Random) -> list[list[Message]]:
 # --- corridor: one call of 8 to 12 decides, and the true credit of each is known --------------------------------------
 
 DOORS = ("oak", "iron", "glass", "pine", "steel", "brick")
-SIGNS = {
-    "oak": ("acorn", "autumn"),
-    "iron": ("anvil", "rust"),
-    "glass": ("mirror", "window"),
-    "pine": ("needle", "winter"),
-    "steel": ("knife", "rail"),
-    "brick": ("oven", "chimney"),
-}
+SIGNS = {"oak": "acorn", "iron": "anvil", "glass": "mirror", "pine": "needle", "steel": "knife", "brick": "chimney"}
 USUAL_DOOR = "paper"
 CORRIDOR_TOKENS = 6
 
@@ -337,7 +332,7 @@ CORRIDOR_TOKENS = 6
 def sample_corridor(rng: Random, split: Split) -> JSON:
     while True:
         door, person, calls = rng.choice(DOORS), rng.choice(PEOPLE), rng.randint(8, 12)
-        sign, asked = rng.choice(SIGNS[door]), rng.randint(1, 5)
+        sign, asked = SIGNS[door], rng.randint(1, 5)
         if held_out(f"{sign} {person} {calls}") == (split == "test"):
             return {"question": person, "sign": sign, "answer": door, "calls": calls, "asked": asked}
 
@@ -379,16 +374,6 @@ def demonstrate_corridor(task: JSON, rng: Random) -> list[list[Message]]:
 
 
 TASKS = {
-    "sql": SuiteTask(
-        sample=sql.sample,
-        demonstrate=demonstrate_sql,
-        solve=solve_sql,
-        max_tokens=sql.MAX_TOKENS,
-        learning_rate=1e-3,
-        warm_start_steps=150,
-        budget=2.0,
-        special_words=sql.SPECIAL_WORDS,
-    ),
     "distractors": SuiteTask(
         sample=sample_distractors,
         demonstrate=demonstrate_distractors,
@@ -414,7 +399,7 @@ TASKS = {
         demonstrate=demonstrate_relay,
         solve=solve_relay,
         max_tokens=RELAY_TOKENS,
-        learning_rate=1e-3,
+        learning_rate=2e-3,
         warm_start_steps=120,
         budget=2.0,
         key=True,
@@ -430,5 +415,16 @@ TASKS = {
         budget=2.0,
         key=True,
         decisive=True,
+    ),
+    "sql": SuiteTask(
+        sample=sql.sample,
+        demonstrate=demonstrate_sql,
+        solve=solve_sql,
+        max_tokens=sql.MAX_TOKENS,
+        learning_rate=1e-3,
+        warm_start_steps=250,
+        budget=2.0,
+        model={"hidden": 64, "layers": 3},
+        special_words=sql.SPECIAL_WORDS,
     ),
 }
