@@ -111,6 +111,34 @@ async def test_an_agent_follows_its_demonstrator_who_mostly_fails_and_sometimes_
 
 
 @pytest.mark.slow
+def test_calls_continue_each_other_and_a_fork_is_where_its_record_was(tmp_path: Path) -> None:
+    from agentlightning.demo import tiny_model
+    from credit_agents import Execution, Words
+
+    task, rng = TASKS["retrieval"], Random(0)
+    row = next(row for row in iter(lambda: task.sample(rng, "train"), None) if len(row["queries"]) == 3)
+    said = [*(f"<find>{query}</find>" for query in row["queries"]), f"Answer: {row['answer']}"]
+    tiny_model.build(tmp_path, [row["question"], *said], special_words=task.special_words)
+    words = Words(tmp_path)
+
+    def answer(execution: Execution, text: str) -> None:
+        ids = words.encode([{"role": "assistant", "content": text}])[1:-1]  # without its own role and the next one's
+        execution.answer(ids, [0.0] * len(ids))
+
+    whole = Execution("1/0", row, task.solve, words)
+    for text in said:
+        answer(whole, text)
+    fork = whole.fork("1/0+0", 2)
+    answer(fork, said[2])
+    answer(fork, "Answer: nobody")
+    record, forked = whole.trajectory(steps=True), fork.trajectory(steps=True)
+    assert (record.reward, forked.reward) == (1.0, 0.0)
+    assert [one.parent is None for one in record.transitions] == [True, False, False, False]
+    assert [one.prompt_ids for one in forked.transitions] == [one.prompt_ids for one in record.transitions]
+    assert [one.reward for one in record.transitions] == [0.2, 0.2, 0.2, 0.0]
+
+
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_quick_run_prints_every_figure_and_its_forks_replay_the_record(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/credit_suite.py", "--quick", "--workers", "1"]
