@@ -381,7 +381,7 @@ TASKS = {
         max_tokens=calculator.MAX_TOKENS,
         learning_rate=1e-3,
         warm_start_steps=200,
-        budget=0.45,
+        budget=0.25,
         special_words=calculator.SPECIAL_WORDS,
     ),
     "retrieval": SuiteTask(
@@ -391,7 +391,7 @@ TASKS = {
         max_tokens=lookup.MAX_TOKENS,
         learning_rate=2e-3,
         warm_start_steps=150,
-        budget=0.45,
+        budget=0.5,
         special_words=lookup.SPECIAL_WORDS,
     ),
     "relay": SuiteTask(
