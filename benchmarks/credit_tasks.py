@@ -423,7 +423,7 @@ TASKS = {
         max_tokens=sql.MAX_TOKENS,
         learning_rate=5e-4,
         warm_start_steps=250,
-        budget=0.8,
+        budget=0.55,
         model={"hidden": 64, "layers": 3},
         special_words=sql.SPECIAL_WORDS,
     ),
