@@ -11,7 +11,8 @@ those of forks included, so that a rule that forks makes fewer updates. Held-out
 that training never sees, at ten equal fractions of the budget, and costs nothing. The rules `judge` and `rubric` need a
 language model that judges: they are left out.
 
-Each finished cell is a file of --work: a run that was ended goes on with the cells that are missing, seed after seed.
+Each finished cell is a file of --work: a run that was ended goes on with the cells that are missing, seed after seed. Who
+changes a task or a rule removes its cells. Two commands for different --tasks may share --work.
 --draw runs none, but writes what there is to benchmarks/results/credit_suite.json, docs/credit.png and the tables of
 docs/credit.md.
 

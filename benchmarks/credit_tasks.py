@@ -11,7 +11,7 @@ nothing of models or training. Each task is meant to show one thing about credit
 | relay | 4 | the first agent routes a request; what the second one writes, in three calls, changes nothing |
 | corridor | 8 to 12 | one call among small talk decides; which one, and what it should have earned, is known |
 
-Every demonstrator knows the protocol, but has a habit that it follows in most cases, whatever is asked.
+Every demonstrator knows the protocol, but has a habit that it mostly follows, whatever is asked.
 """
 
 from __future__ import annotations
