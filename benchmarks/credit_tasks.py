@@ -389,9 +389,9 @@ TASKS = {
         demonstrate=demonstrate_retrieval,
         solve=tool_agent(retrieval_tool, lookup.SPECIAL_WORDS, RETRIEVAL_CALLS, lookup.MAX_TOKENS),
         max_tokens=lookup.MAX_TOKENS,
-        learning_rate=2e-3,
+        learning_rate=1e-3,
         warm_start_steps=150,
-        budget=0.5,
+        budget=0.7,
         special_words=lookup.SPECIAL_WORDS,
     ),
     "relay": SuiteTask(
