@@ -412,7 +412,7 @@ TASKS = {
         max_tokens=CORRIDOR_TOKENS,
         learning_rate=3e-3,
         warm_start_steps=120,
-        budget=0.9,
+        budget=1.1,
         key=True,
         decisive=True,
     ),
