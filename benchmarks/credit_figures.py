@@ -131,9 +131,11 @@ def verdict(found: Mapping[str, Any], tasks: Sequence[str]) -> str:
             rule for rule, by_task in _rules(found) if rule not in CONTROLS and task in by_task and pays(by_task[task])
         ]
         paying.sort(key=lambda rule: float(found[rule][task]["ratio"]))
+        seeds = max(by_task[task]["seeds"] for _, by_task in _rules(found) if task in by_task)
         said = ", ".join(f"`{rule}` ({found[rule][task]['ratio']:.2f})" for rule in paying) or "none"
-        lines.append(f"| {task} | {said} |")
-    return "\n".join(["| task | rules that reach 0.8 with at most 0.6 of uniform's compute |", "| --- | --- |", *lines])
+        lines.append(f"| {task} | {seeds} | {said if seeds > 1 else 'not known: an interval takes two seeds'} |")
+    head = "| task | seeds | rules that pay, with their share of uniform's compute |"
+    return "\n".join([head, "| --- | --- | --- |", *lines])
 
 
 def table(found: Mapping[str, Any], tasks: Sequence[str]) -> str:
@@ -161,6 +163,8 @@ def correlation_table(found: Mapping[str, Any]) -> str:
     """One row a rule, the highest correlation first."""
     by_rule = found["rank_correlation_with_true_credit"]
     tasks = list(dict.fromkeys(task for one in by_rule.values() for task in one))
+    if not tasks:
+        return "There are no figures yet."
     order = sorted(by_rule, key=lambda rule: -max(by_rule[rule].values()))
     lines = ["| rule | " + " | ".join(tasks) + " |", "| --- " * (len(tasks) + 1) + "|"]
     for rule in order:
