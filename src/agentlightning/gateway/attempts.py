@@ -252,8 +252,11 @@ class AttemptCache:
                 calls = await self._store.calls([fork.rollout_id], fork.attempt)
                 # Whoever may enqueue rollouts in one run may not read another's answers by them.
                 recorded = [call for call in calls if call.run_id == attempt.rollout.run_id]
+                choices = replayable(recorded)
                 attempt.replay = AttemptReplay(
-                    replayable(recorded)[: calls_to_replay(fork)], fork.answer, replayable_external(recorded, fork)
+                    choices[: calls_to_replay(fork)],
+                    fork.answer,
+                    replayable_external(recorded, choices[fork.calls : fork.calls + 1]),
                 )
             if not attempt.complete:
                 attempt.replay.see(await self._store.calls([attempt.rollout.id], attempt.number))

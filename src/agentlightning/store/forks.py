@@ -116,11 +116,10 @@ def replayable(calls: Iterable[Call]) -> list[Choices]:
     return [choices for first, choices in by_request.items() if choices[0].id == first]
 
 
-def replayable_external(calls: Iterable[Call], fork: Fork) -> list[Call]:
-    """The calls of an attempt to external models that its fork can replay, in the order in which they began: those that
-    began before the call at which it goes on otherwise, arrived, and are all that their protocol's next request needs."""
-    calls = list(calls)
-    place = replayable(calls)[fork.calls : fork.calls + 1]
+def replayable_external(calls: Iterable[Call], place: Sequence[Choices]) -> list[Call]:
+    """The calls of an attempt to external models that a fork can replay, in the order in which they began: those that began
+    before its `place`, the one call at which it goes on otherwise (none: nothing is replayed), that arrived, and that are
+    all that their protocol's next request needs."""
     return [
         call
         for call in sorted(calls, key=lambda one: one.id)

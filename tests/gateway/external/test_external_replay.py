@@ -10,7 +10,7 @@ from external_server import ExternalServer
 from gateway_house import LEASE_S, House, path
 
 from agentlightning.gateway.app import App
-from agentlightning.store.forks import new_forks, replayable_external
+from agentlightning.store.forks import new_forks, replayable, replayable_external
 from agentlightning.types import Call, Claim, Finish, WorkerStatus
 
 TOPICS = ["the weather", "the time", "the traffic"]
@@ -154,10 +154,9 @@ async def test_an_answer_is_asked_for_again_whose_state_the_provider_has(
 ) -> None:
     """Signatures of reasoning and stored responses are not in the record, and the next request would be refused without."""
     await recorded(house, external, claim)
-    forked = (await fork(house, claim, 1)).rollout.fork
-    assert forked is not None
     first, *others = await house.store.calls([claim.rollout.id])
+    place = replayable([first, *others])[1:2]
     thought = replace(first, completion={**first.completion, "reasoning_content": "So."})
     stored = replace(first, protocol="responses")
-    found = [len(replayable_external([one, *others], forked)) for one in (first, thought, stored)]
+    found = [len(replayable_external([one, *others], place)) for one in (first, thought, stored)]
     assert found == [2, 1, 1]
