@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.adapters.sequences import Aggregation, by_call, merge, token_weights
+from agentlightning.adapters.sequences import Aggregation, by_call, merge, token_weights, until_last_signal
 from agentlightning.training_types import Trajectory, Transition
 from call_tree import linked
 
@@ -41,6 +41,23 @@ def test_a_conversation_becomes_one_row_and_another_prompt_a_second() -> None:
     assert first.segments == [(2, 3), (4, 6)]
     assert (second.tokens, second.mask, second.segments) == ([9, 8], [False, True], [(1, 2)])
     assert {first.rollout_id, second.rollout_id} == {"r"}
+
+
+def test_a_row_is_cut_behind_its_last_call_that_has_an_advantage() -> None:
+    calls = [transition([1, 2], [3]), transition([1, 2, 3, 4], [5, 6]), transition([1, 2, 3, 4, 5, 6, 7], [8])]
+    calls[1:] = [replace(call, decoding={"grammar": "g"}) for call in calls[1:]]
+    [row] = merge("r", linked(calls), [0.0, -0.5, 0.0], [0.1] * 3, {"kl_weights": [0.2] * 3})
+    cut = until_last_signal(row)
+    assert cut is not None
+    assert cut == merge("r", linked(calls[:2]), [0.0, -0.5], [0.1] * 2, {"kl_weights": [0.2] * 2})[0]
+    assert cut.calls == [call.call_id for call in calls[:2]]
+    assert until_last_signal(cut) is cut
+
+
+def test_nothing_is_left_of_a_row_without_an_advantage_on_a_trained_token() -> None:
+    forced = replace(transition([1, 2], [3, 4]), decoding={"forced": [[0, 1]]})
+    [row] = merge("r", linked([forced]), [[0.7, 0.0]], [1.0])
+    assert until_last_signal(row) is None
 
 
 def test_siblings_become_rows_of_their_own_and_the_shared_answer_is_trained_once() -> None:

@@ -68,10 +68,22 @@ def test_a_credit_rule_and_an_aggregation_are_combined_with_built_in_parts() -> 
         aggregation=own("root_length"),
         minibatches=1,
     )
-    assert advantages(algorithm)["a0"] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert advantages(algorithm)["a0"] == [1.0, 1.0]  # the rest has no signal
     [rows] = algorithm.plan(GROUPS, seed=0).minibatches
     weights = {row.rollout_id: [one for one in row.weights if one] for row in rows}
-    assert weights["a0"] == pytest.approx([1 / (5 * math.sqrt(5))] * 5)
+    assert weights["a0"] == pytest.approx([1 / (5 * math.sqrt(5))] * 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"), [({}, 2), ({"entropy": 0.1}, 5), ({"kl": 0.1}, 5), ({"loss": own("sapo")}, 5)]
+)
+def test_what_follows_the_last_call_with_an_advantage_is_computed_only_for_terms_of_all_calls(
+    settings: dict[str, Any], tokens: int
+) -> None:
+    table = {"credit": own("first"), "credit_settings": {"others": 0.0}, "advantage": "reinforce", **settings}
+    algorithm = LightningRL(minibatches=1, **table)
+    [rows] = algorithm.plan(GROUPS, seed=0).minibatches
+    assert sum(sum(row.mask) for row in rows if row.rollout_id == "a0") == tokens
 
 
 def sapo(r: float, advantage: float, negative: float) -> float:

@@ -7,7 +7,8 @@ transition or by token, and merging changes how often a token is *read*, never h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import compress
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -70,6 +71,27 @@ def by_call(rows: Sequence[TrainingSequence], numbers: Sequence[Sequence[float]]
         for start, end in row.segments:
             found[int(row.advantages[start])] = list(of_tokens[start:end])
     return [found[place] for place in range(len(found))]
+
+
+def until_last_signal(row: TrainingSequence) -> TrainingSequence | None:
+    """The row up to the end of its last call with an advantage; None where no trained token has one.
+
+    A policy loss has no gradient in what is cut off, nor does anything before it read it. O1 A1* O2 A2* with the
+    advantages 0.5 and 0: O1 A1*. Calls are whole, so that ratios of a call are what they were.
+    """
+    learned = [any(compress(row.advantages[start:end], row.mask[start:end])) for start, end in row.segments]
+    if not any(learned):
+        return None
+    calls = len(learned) - learned[::-1].index(True)
+    end = row.segments[calls - 1][1]
+    if end == len(row.tokens):
+        return row
+    per_call = ("segments", "decodings", "calls")
+    images = [image for image in row.images if image.end <= end]
+    columns = {one.name: getattr(row, one.name) for one in fields(row)}
+    lists = {name: value for name, value in columns.items() if isinstance(value, list) and name != "images"}
+    shorter = {name: value[: calls if name in per_call else end] for name, value in lists.items()}
+    return replace(row, **shorter, images=images)
 
 
 def token_weights(

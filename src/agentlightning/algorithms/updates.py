@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast, get_args
 
-from agentlightning.adapters.sequences import Aggregation, PerToken, merge, token_weights
+from agentlightning.adapters.sequences import Aggregation, PerToken, merge, token_weights, until_last_signal
 from agentlightning.algorithms.credit.tree import trees_of
 from agentlightning.algorithms.plugins import plugin_weights
 from agentlightning.training_types import TrainingSequence, Trajectory, Transition
@@ -95,6 +95,7 @@ def minibatches(
             parts = -(-len(informative) * parts // len(counted))
         counted = informative
     everywhere = bool(settings.loss_terms.kl or settings.entropy or settings.critic)
+    whole = everywhere or settings.loss_terms.is_plugin  # who knows what that does where the advantage is 0
     dice = random.Random(seed)
     trees = trees_of(counted) if settings.tree is not None else {}
     found = []
@@ -110,6 +111,7 @@ def minibatches(
         for part in range(parts):
             share = counted[part * len(counted) // parts : (part + 1) * len(counted) // parts]
             if rows := _minibatch(settings, share, signals, None if everywhere else trained):
+                rows = rows if whole else [*filter(None, map(until_last_signal, rows))]
                 found.append(rows)
     return found
 

@@ -34,6 +34,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentlightning.config_engine import EngineConfig
+from agentlightning.adapters.sequences import until_last_signal
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
 from agentlightning.engines.saved_folders import LEARNER_STATE, MANIFEST, damage
 from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
@@ -207,6 +208,22 @@ async def test_every_loss_that_the_engine_declares_is_exact_under_merging(engine
     assert norm > 0
     assert (await engine.optim_step(0.0, 1.0))["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert one == pytest.approx(many, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "cispo", "reinforce"])
+async def test_calls_after_the_last_that_has_an_advantage_change_no_gradient(engine: Engine, name: Any) -> None:
+    if name not in engine.support.losses:
+        pytest.skip("not declared")
+    whole, rows = conversation()
+    end = len(rows[1].tokens)
+    whole.advantages[end:] = [0.0] * (len(whole.tokens) - end)
+    norms = []
+    for row in (whole, until_last_signal(whole)):
+        assert row is not None
+        await engine.forward_backward([row], Loss(name=name))
+        norms.append((await engine.optim_step(0.0, 1.0))["grad_norm"])
+    assert norms[0] > 0
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
 async def test_the_reference_stays_while_the_policy_learns(engine: Engine) -> None:
