@@ -90,7 +90,7 @@ def until_last_signal(row: TrainingSequence) -> TrainingSequence | None:
     images = [image for image in row.images if image.end <= end]
     columns = {one.name: getattr(row, one.name) for one in fields(row)}
     lists = {name: value for name, value in columns.items() if isinstance(value, list) and name != "images"}
-    shorter = {name: value[: calls if name in per_call else end] for name, value in lists.items()}
+    shorter: dict[str, Any] = {name: value[: calls if name in per_call else end] for name, value in lists.items()}
     return replace(row, **shorter, images=images)
 
 
