@@ -20,7 +20,7 @@ from agentlightning.trainer.checkpoint import LEARNER_STATE, RunFolder
 from agentlightning.trainer.checkpoint_files import last_checkpoint
 from agentlightning.trainer.processes import engine_setup
 from agentlightning.trainer.rl.step_inputs import fixed_inputs, read_inputs
-from agentlightning.trainer.training import algorithm_of
+from agentlightning.trainer.schedules import algorithm_of
 from agentlightning.types import FINAL_STATES, Metric, Rollout, Step
 
 CLOSE = 1e-5

@@ -16,7 +16,7 @@ from agentlightning.algorithms.critic import Critic
 from agentlightning.config import parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.rl.policy_update import check_fit, critic_values
-from agentlightning.trainer.training import schedules_of
+from agentlightning.trainer.schedules import schedules_of
 from agentlightning.training_types import ImageInput, TrainingSequence, Trajectory, Transition
 
 

@@ -20,7 +20,7 @@ from agentlightning.config_file import named_files
 from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.losses import token_loss
 from agentlightning.errors import AgentError, ConfigError
-from agentlightning.trainer.training import algorithms_of
+from agentlightning.trainer.schedules import algorithms_of
 from agentlightning.training_types import Loss
 
 FILE = Path(__file__).parents[2] / "examples" / "own_algorithm" / "own_algorithm.py"

@@ -16,8 +16,8 @@ from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.evaluate import TEMPERATURES, Kind, run_held_out, summarize
 from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
 from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.schedules import algorithms_of
 from agentlightning.trainer.serving import CHECK, rollouts_of, serve_model
-from agentlightning.trainer.training import algorithms_of
 from agentlightning.types import Attempt, Call, RetryPolicy, Reward, Rollout
 
 

@@ -7,20 +7,17 @@ the sampler, the learner and the workers are its children. It loads neither torc
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.prompts.search import PromptAlgorithm
-from agentlightning.algorithms.selection import selection
 from agentlightning.config import Config, run_record, without_password
 from agentlightning.config_external import secret_variables
 from agentlightning.config_file import named_files
@@ -43,33 +40,22 @@ from agentlightning.trainer.monitor.trackers import check_trackers
 from agentlightning.trainer.offline.dataset import EXAMPLES, OfflineDataset, max_row_tokens
 from agentlightning.trainer.offline.loop import OfflineLoop
 from agentlightning.trainer.offline.settings import (
-    OFFLINE_ALGORITHMS,
-    algorithm_class,
     check_offline,
-    make_algorithm,
     offline_algorithm,
 )
 from agentlightning.trainer.policies import (
-    ScheduledAlgorithm,
     TrainedPolicy,
-    check_groups,
-    check_joint_critics,
-    of_policy,
     policy_configs,
-    schedule_configs,
 )
 from agentlightning.trainer.processes import Processes, engine_support
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.prompts.open_model import open_model
 from agentlightning.trainer.prompts.optimizer_model import OptimizerModel
 from agentlightning.trainer.prompts.prompt_steps import PromptSteps
-from agentlightning.trainer.prompts.settings import scheduled_search, searches
-from agentlightning.trainer.rl.air_metrics import check_air
-from agentlightning.trainer.rl.credit_inputs import check_credit_inputs
 from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.rl.opponents import Opponents
-from agentlightning.trainer.rl.policy_update import check_fit
 from agentlightning.trainer.run_lease import RunLease
+from agentlightning.trainer.schedules import needs_of, online_algorithms, schedules_of
 from agentlightning.types import JSON
 
 MakeLoop = Callable[[Processes], RLLoop | OfflineLoop]
@@ -342,165 +328,6 @@ def _name(config: Config) -> str:
     if config.offline:
         return f"{config.algorithm['name']} from {', '.join(config.data.from_run)}"
     return Path(config.agent.run).name if config.agent.run is not None else str(config.agent.command)
-
-
-def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
-    """The algorithms that each policy learns by, with their first steps.
-
-    ConfigError for a setting that is unknown, wrong, without effect, or too much for the configured engine, in any part of
-    a schedule.
-    """
-    schedules: dict[str, list[ScheduledAlgorithm]] = {}
-    for alias, own in policy_configs(config).items():
-        with of_policy(alias, config):
-            schedules[alias] = []
-            for number, (start, part) in enumerate(schedule_configs(own)):
-                with of_part(number):
-                    algorithm = _checked(part)
-                scheduled = ScheduledAlgorithm(from_step=start, config=part, algorithm=algorithm)
-                if number and scheduled.trains_as(schedules[alias][-1]):
-                    raise ConfigError(
-                        f"algorithm.schedule[{number}]: expected settings that differ from those of the steps before it"
-                    )
-                schedules[alias].append(scheduled)
-            needs_of(schedules[alias])
-            _check_parts(config, schedules[alias])
-    sampling = {alias: online_algorithms(schedule) for alias, schedule in schedules.items()}
-    check_groups({alias: one[0] for alias, one in sampling.items()})
-    check_joint_critics(config, {alias for alias, all_ in sampling.items() if any(one.joint_critic for one in all_)})
-    check_air(config, {f"{alias} {number}": one for alias, all_ in sampling.items() for number, one in enumerate(all_)})
-    return schedules
-
-
-def _checked(part: Config) -> LightningRL | OfflineAlgorithm | PromptAlgorithm:
-    if searches(part):
-        return scheduled_search(part)
-    if issubclass(algorithm_class(part), OfflineAlgorithm):
-        offline = offline_algorithm(part)
-        check_offline(offline, engine_support(part, EngineNeeds(reference=offline.needs_reference)))
-        return offline
-    algorithm = algorithm_of(part)
-    check_fit(algorithm, part)
-    return algorithm
-
-
-def _check_parts(config: Config, schedule: Sequence[ScheduledAlgorithm]) -> None:
-    """ConfigError where parts of a schedule do not go together."""
-    sampling = online_algorithms(schedule)
-    searching = [part for part in schedule if isinstance(part.algorithm, PromptAlgorithm)]
-    if not sampling and searching:
-        raise ConfigError(
-            f"algorithm.name: {schedule[0].config.algorithm['name']!r} searches for prompts and trains nothing: run it with "
-            "agl optimize, or have a part of algorithm.schedule train the weights"
-        )
-    if not sampling:
-        raise ConfigError("algorithm: learns from recorded rollouts alone; leave out data.train")
-    if config.optimize is not None and not searching:
-        raise ConfigError(
-            "optimize: has no effect on training without a part of algorithm.schedule that searches for prompts; "
-            "agl optimize does nothing else"
-        )
-    if searching and any(one.incomplete_groups != "train" for one in sampling):
-        raise ConfigError(
-            'algorithm.incomplete_groups: expected "train" beside a search for prompts, whose groups have the size that '
-            "it gives them"
-        )
-    if config.data.from_run and len(sampling) + len(searching) == len(schedule):
-        raise ConfigError(
-            "data.from_run: has no effect beside data.train without a part of algorithm.schedule that "
-            f"learns from recorded rollouts: {', '.join(OFFLINE_ALGORITHMS)}"
-        )
-    samples = [not isinstance(part.algorithm, OfflineAlgorithm) for part in schedule]
-    if config.trainer.max_staleness and (True, False) in pairwise(samples):
-        raise ConfigError(
-            "trainer.max_staleness: expected 0, since a part of algorithm.schedule that learns from recorded rollouts "
-            f"follows one that samples, and no step would take what ran ahead; got {config.trainer.max_staleness}"
-        )
-    for one in sampling:
-        if one.group_size != sampling[0].group_size:
-            raise ConfigError(
-                "algorithm.schedule: group_size: groups have one size throughout a run, expected "
-                f"{sampling[0].group_size}, got {one.group_size}"
-            )
-        if one.tree != sampling[0].tree:
-            raise ConfigError(
-                "algorithm.schedule: rollouts: are sampled in one way throughout a run, expected "
-                f"{_sampled(sampling[0])}, got {_sampled(one)}"
-            )
-    if sampling[0].tree is not None:
-        _check_trees(config, searching)
-
-
-def _check_trees(config: Config, searching: Sequence[ScheduledAlgorithm]) -> None:
-    """ConfigError for what cannot be beside rollouts that are sampled as trees, in rounds that wait for each other."""
-    if searching:
-        raise ConfigError(
-            "algorithm.rollouts: expected 'independent' beside a search for prompts, whose rollouts are no trees"
-        )
-    if config.trainer.max_staleness:
-        raise ConfigError(
-            "trainer.max_staleness: expected 0 with algorithm.rollouts = 'tree', whose forks go on with the weights that "
-            f"their calls before were sampled by, got {config.trainer.max_staleness}"
-        )
-    if config.trainer.group_deadline_s is not None:
-        raise ConfigError(
-            "trainer.group_deadline_s: expected none with algorithm.rollouts = 'tree', whose rounds begin when the one "
-            f"before has ended, got {config.trainer.group_deadline_s:g}"
-        )
-
-
-def _sampled(algorithm: LightningRL) -> str:
-    return repr(algorithm.rollouts) if algorithm.tree is None else f"'tree' with {algorithm.tree}"
-
-
-def online_algorithms(schedule: Sequence[ScheduledAlgorithm]) -> list[LightningRL]:
-    """The parts that learn from the run's own rollouts."""
-    return [part.algorithm for part in schedule if isinstance(part.algorithm, LightningRL)]
-
-
-def needs_of(schedule: Sequence[ScheduledAlgorithm]) -> EngineNeeds:
-    """Returns parts that the engine keeps for all of them. ConfigError where they want critics of different rates."""
-    rates = {one.critic_learning_rate for one in online_algorithms(schedule)} - {None}
-    if len(rates) > 1:
-        raise ConfigError(
-            "algorithm.schedule: critic.learning_rate: the parts with a critic share it; expected one rate"
-        )
-    return EngineNeeds(
-        reference=any(
-            part.algorithm.needs_reference for part in schedule if not isinstance(part.algorithm, PromptAlgorithm)
-        ),
-        critic_learning_rate=next(iter(rates), None),
-    )
-
-
-@contextmanager
-def of_part(number: int) -> Iterator[None]:
-    """Names the entry of algorithm.schedule in a ConfigError of it."""
-    try:
-        yield
-    except ConfigError as cause:
-        if not number:
-            raise
-        raise ConfigError(f"algorithm.schedule[{number}]: {cause}") from cause
-
-
-def algorithms_of(config: Config) -> dict[str, LightningRL]:
-    """The first algorithm of each policy that learns from the run's own rollouts. Raises the errors of `schedules_of`."""
-    return {alias: online_algorithms(schedule)[0] for alias, schedule in schedules_of(config).items()}
-
-
-def algorithm_of(config: Config) -> LightningRL:
-    """The configured algorithm. ConfigError for an unknown name or setting."""
-    kind = algorithm_class(config)
-    if not issubclass(kind, LightningRL):
-        raise ConfigError(
-            f"algorithm.name: {config.algorithm['name']!r} is not for data.train, expected lightning_rl or a class "
-            "derived from LightningRL; it learns from recorded rollouts: name their run with data.from_run"
-        )
-    algorithm = make_algorithm(config, kind)
-    selection(DEFAULT_POLICY, algorithm.agents)  # a predicate that cannot be loaded is found here
-    check_credit_inputs(algorithm)
-    return algorithm
 
 
 def resume_line(folder: Path) -> str:

@@ -11,7 +11,7 @@ from agentlightning.config import parse_config, run_record
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.trainer.offline.settings import OFFLINE_ALGORITHMS, check_offline, inherited, offline_algorithm
-from agentlightning.trainer.training import algorithm_of
+from agentlightning.trainer.schedules import algorithm_of
 
 LEAST = {"model": {"path": "m"}, "data": {"from_run": "RUN"}}
 

@@ -21,7 +21,7 @@ from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.rl.air_metrics import air_effect, check_air
 from agentlightning.trainer.rl.step_planner import StepPlanner
-from agentlightning.trainer.training import algorithms_of
+from agentlightning.trainer.schedules import algorithms_of
 from agentlightning.training_types import Trajectory
 from agentlightning.types import Call, Consumed, Reward, Rollout, Sampling, Step
 

@@ -23,7 +23,7 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.policies import ScheduledAlgorithm
 from agentlightning.trainer.rl.loop import RLLoop
-from agentlightning.trainer.training import needs_of, schedules_of
+from agentlightning.trainer.schedules import needs_of, schedules_of
 from agentlightning.training_types import Loss, TrainingSequence
 
 BASE: dict[str, Any] = {"group_size": GROUP, "minibatches": 1}
