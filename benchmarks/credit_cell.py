@@ -48,7 +48,7 @@ from credit_agents import CONTEXT, Execution, Sampler
 from credit_rules import CONTESTANTS, GROUP, Contestant, true_credit
 from credit_tasks import TASKS, SuiteTask
 
-TASKS_PER_STEP = 16
+TASKS_PER_STEP = 4
 DEMONSTRATIONS = 3000
 HELD_OUT, HELD_OUT_SEED = 200, 12345
 EVALUATIONS = 10

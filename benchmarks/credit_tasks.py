@@ -350,7 +350,7 @@ async def solve_corridor(task: JSON, model: Model) -> float:
     chosen = "none"
     for number in range(task["calls"]):
         messages = [*messages, {"role": "user", "content": corridor_room(task, number, chosen)}]
-        reply = await create(model="walker", messages=messages, max_tokens=CORRIDOR_TOKENS)
+        reply = await create(model="policy", messages=messages, max_tokens=CORRIDOR_TOKENS)
         text = reply.choices[0].message.content or ""
         messages = [*messages, {"role": "assistant", "content": text}]
         if number == task["asked"]:
@@ -379,9 +379,9 @@ TASKS = {
         demonstrate=demonstrate_distractors,
         solve=tool_agent(distractor_tool, calculator.SPECIAL_WORDS, DISTRACTOR_CALLS, calculator.MAX_TOKENS),
         max_tokens=calculator.MAX_TOKENS,
-        learning_rate=1e-3,
+        learning_rate=5e-4,
         warm_start_steps=200,
-        budget=0.25,
+        budget=0.22,
         special_words=calculator.SPECIAL_WORDS,
     ),
     "retrieval": SuiteTask(
@@ -391,7 +391,7 @@ TASKS = {
         max_tokens=lookup.MAX_TOKENS,
         learning_rate=1e-3,
         warm_start_steps=150,
-        budget=0.7,
+        budget=0.55,
         special_words=lookup.SPECIAL_WORDS,
     ),
     "relay": SuiteTask(
@@ -401,7 +401,7 @@ TASKS = {
         max_tokens=RELAY_TOKENS,
         learning_rate=2e-3,
         warm_start_steps=120,
-        budget=0.55,
+        budget=0.5,
         key=True,
         decisive=True,
     ),
@@ -410,9 +410,9 @@ TASKS = {
         demonstrate=demonstrate_corridor,
         solve=solve_corridor,
         max_tokens=CORRIDOR_TOKENS,
-        learning_rate=3e-3,
+        learning_rate=2e-3,
         warm_start_steps=120,
-        budget=1.1,
+        budget=0.65,
         key=True,
         decisive=True,
     ),
@@ -423,7 +423,7 @@ TASKS = {
         max_tokens=sql.MAX_TOKENS,
         learning_rate=5e-4,
         warm_start_steps=250,
-        budget=0.55,
+        budget=0.35,
         model={"hidden": 64, "layers": 3},
         special_words=sql.SPECIAL_WORDS,
     ),
