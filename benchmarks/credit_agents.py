@@ -97,6 +97,7 @@ class Execution:
         self, name: str, task: JSON, solve: Solve, words: Words, record: Execution | None = None, calls: int = 0
     ) -> None:
         self.name, self.task, self.calls = name, task, list[_Call]()
+        self.replayed, self._origin = calls, record.name if record else ""
         self.reward: float | None = None
         self.to_the_end = True
         self._decided: float | None = None
@@ -131,7 +132,7 @@ class Execution:
         self._send(SimpleNamespace(choices=[choice]))
 
     def trajectory(self, *, steps: bool) -> Trajectory:
-        """The record; with `steps`, with the step rewards that its calls earned."""
+        """The record, without the calls that were replayed; with `steps`, with the step rewards that its calls earned."""
         made: dict[int, Transition] = {}
         for place, call in enumerate(self.calls):
             made[id(call)] = Transition(
@@ -151,7 +152,8 @@ class Execution:
             rollout_id=self.name,
             group_id=self.name.rpartition("/")[0],
             reward=self.reward or 0.0,
-            transitions=list(made.values()),
+            transitions=list(made.values())[self.replayed :],
+            replayed={f"{self.name}/{place:02}": f"{self._origin}/{place:02}" for place in range(self.replayed)},
         )
 
     def stored(self) -> list[Call]:

@@ -6,7 +6,9 @@ Compute is counted in token forwards of the model, one for each of
   rollout (a prefix that a later call or a fork shares is not read again);
 - a token of a row that passes forward only: a critic's values before an update;
 
-and three for a token of a row that is trained (forward and backward). Rollouts from which nothing is learned are in no row.
+and three for a token of a row that is trained (forward and backward), or, of contestants that are packed, three for each
+that the learner computes. Rollouts from which nothing is learned are in no row, and rows end with their last call that has
+an advantage.
 Evaluations are not counted. `credit_suite.py` drives it; it knows neither other cells nor what they show.
 """
 
@@ -99,14 +101,15 @@ def rows(task: SuiteTask, split: Any, count: int, seed: int) -> list[JSON]:
 class CountingEngine:
     """An engine whose learner is called as it is; it counts compute."""
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
+    def __init__(self, learner: Learner, *, packed: bool) -> None:
+        self._learner, self._packed = learner, packed
         self.compute = 0
 
     async def forward_backward(
         self, sequences: Sequence[TrainingSequence], loss: Loss, policy: str
     ) -> dict[str, float]:
-        self.compute += TRAINED * sum(len(one.tokens) for one in sequences)
+        if not self._packed:
+            self.compute += TRAINED * sum(len(one.tokens) for one in sequences)
         return self._learner.forward_backward(sequences, loss)
 
     async def values(self, sequences: Sequence[TrainingSequence], policy: str) -> list[list[float]]:
@@ -114,7 +117,10 @@ class CountingEngine:
         return self._learner.values(sequences)
 
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str) -> dict[str, float]:
-        return self._learner.optim_step(learning_rate, grad_clip)
+        metrics = self._learner.optim_step(learning_rate, grad_clip)
+        if self._packed:
+            self.compute += TRAINED * round(metrics["learner_tokens"])
+        return metrics
 
 
 @dataclass
@@ -132,8 +138,9 @@ class Trainer:
         self.task, self.contestant, self.algorithm = task, contestant, contestant.algorithm()
         rate = self.algorithm.critic_learning_rate
         ratio = None if rate is None else rate / task.learning_rate
-        self._learner = Learner(model, LearnerOptions(critic_learning_rate_ratio=ratio, seed=seed))
-        self._engine = CountingEngine(self._learner)
+        packing: Any = "prefix_tree" if contestant.packed else "padded"
+        self._learner = Learner(model, LearnerOptions(critic_learning_rate_ratio=ratio, seed=seed, packing=packing))
+        self._engine = CountingEngine(self._learner, packed=contestant.packed)
         self._sampler = Sampler(model, seed)
         self._weights, self._seed = folder / "weights", seed
         self._draw = Random(f"train {seed}")
@@ -162,11 +169,20 @@ class Trainer:
         self.steps += 1
         tasks = [self.task.sample(self._draw, "train") for _ in range(TASKS_PER_STEP)]
         names = [f"{self.steps}-{place}" for place in range(len(tasks))]
+        tree = self.algorithm.tree
         groups = [
-            [self._start(f"{name}/{one}", task) for one in range(GROUP)]
+            [self._start(f"{name}/{one}", task) for one in range(tree.roots if tree else GROUP)]
             for name, task in zip(names, tasks, strict=True)
         ]
         self._sample([one for group in groups for one in group])
+        if tree is not None:
+            branches = [
+                fork for group in groups for root in group for fork in self._branches(root, tree.branches(GROUP))
+            ]
+            self._sample(branches)
+            for group in groups:
+                name = group[0].name.rpartition("/")[0]
+                group += [one for one in branches if one.name.startswith(f"{name}/")]
         if self.contestant.coin:
             for one in (one for group in groups for one in group):
                 one.reward = float(Random(f"{self._seed} {one.name}").random() < 0.5)
@@ -176,6 +192,16 @@ class Trainer:
 
     def _start(self, name: str, task: JSON) -> Execution:
         return Execution(name, task, self.task.solve, self._sampler.words)
+
+    def _branches(self, root: Execution, count: int) -> list[Execution]:
+        """So many forks of a root, as `trainer.rl.tree_rollouts` has them: after calls chosen at random, each once before
+        any a second time; of a root of one call, independent rollouts."""
+        places = list(range(1, len(root.calls)))
+        Random(f"{self._seed} {root.name}").shuffle(places)
+        names = [f"{root.name}+{number}" for number in range(count)]
+        if not places:
+            return [self._start(name, root.task) for name in names]
+        return [root.fork(name, places[number % len(places)]) for number, name in enumerate(names)]
 
     def _sample(self, executions: Sequence[Execution]) -> None:
         self._sampled += self._sampler.play(executions, 1.0)

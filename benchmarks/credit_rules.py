@@ -34,6 +34,8 @@ class Contestant:
     """A table [air]: intermediate rewards by rules over the record."""
     needs_key: bool = False
     """True where it makes sense only on tasks with calls whose text the agent ignores."""
+    packed: bool = False
+    """True where what rows of an update begin with is computed once (`packing = "prefix_tree"`)."""
     needs_truth: bool = False
     """True where it reads which call decides."""
 
@@ -85,6 +87,8 @@ CONTESTANTS = {
     "forked": Contestant(settings=_credit("forked")),
     "forked_lean": Contestant(settings=_credit("forked", forks=2, calls=1, choose="variance")),
     "gae": Contestant(settings={"advantage": "gae", "critic": {"learning_rate": 0.003, "backbone_grad_scale": 0.3}}),
+    "packed": Contestant(packed=True),
+    "tree": Contestant(settings={"rollouts": "tree"}, packed=True),
     "air_potential": _air(),
     "air_reward": _air(form="reward"),
     "air_decay": _air(form="reward", decay_steps=10),

@@ -134,7 +134,8 @@ def test_calls_continue_each_other_and_a_fork_is_where_its_record_was(tmp_path: 
     record, forked = whole.trajectory(steps=True), fork.trajectory(steps=True)
     assert (record.reward, forked.reward) == (1.0, 0.0)
     assert [one.parent is None for one in record.transitions] == [True, False, False, False]
-    assert [one.prompt_ids for one in forked.transitions] == [one.prompt_ids for one in record.transitions]
+    assert [one.prompt_ids for one in forked.transitions] == [one.prompt_ids for one in record.transitions[2:]]
+    assert forked.replayed == {f"1/0+0/0{place}": f"1/0/0{place}" for place in (0, 1)}
     assert [one.reward for one in record.transitions] == [0.2, 0.2, 0.2, 0.0]
 
 

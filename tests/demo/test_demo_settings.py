@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentlightning.demo import sql
 from agentlightning.demo.training import configure
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
@@ -15,4 +14,3 @@ def test_the_sql_demo_has_a_row_for_each_of_its_at_most_8192_rollouts(tmp_path: 
     groups = config.trainer.steps * config.trainer.tasks_per_step
     assert groups == len(load_tasks(config.data.train))
     assert groups * config.algorithm["group_size"] <= 8192
-    assert config.algorithm["credit"] == sql.TRAINING.credit

@@ -37,10 +37,8 @@ class TrainingSettings:
     """Settings by which the demo trains on a task."""
 
     steps: int
-    """Of 64 groups of 8 rollouts each."""
-    learning_rate: float = 1e-3
-    epochs: int = 1
-    credit: str = "uniform"
+    tasks_per_step: int = 64
+    """Groups of a step, of 8 rollouts each."""
 
 
 class DemoTask(Protocol):

@@ -26,7 +26,6 @@ from agentlightning.trainer.training import TrainResult
 from agentlightning.types import JSON
 
 GROUP_SIZE = 8
-TASKS_PER_STEP = 64
 HELD_OUT_TASKS = 300
 EVALUATIONS = 2
 """Greedy evaluations during training, beside those before and after it."""
@@ -81,7 +80,7 @@ def configure(
     extra: JSON = {"demo": name}
     train = [
         row | extra | ({"random_reward": True} if random_reward else {})
-        for row in rows(task, "train", training.steps * TASKS_PER_STEP, seed)
+        for row in rows(task, "train", training.steps * training.tasks_per_step, seed)
     ]
     val = [row | extra for row in rows(task, "test", HELD_OUT_TASKS, TASKS_SEED)]
     table: dict[str, dict[str, Any]] = {
@@ -99,13 +98,11 @@ def configure(
         "algorithm": {
             "group_size": GROUP_SIZE,
             "minibatches": 4,
-            "epochs": training.epochs,
-            "credit": training.credit,
         },
         "trainer": {
             "steps": training.steps,
-            "tasks_per_step": TASKS_PER_STEP,
-            "learning_rate": training.learning_rate,
+            "tasks_per_step": training.tasks_per_step,
+            "learning_rate": 1e-3,
             "warmup_steps": 3,
             "final_learning_rate": 0.1,
             "checkpoint_every": 5,
