@@ -90,6 +90,14 @@ def _check_tree(settings: LightningRL) -> None:
             "algorithm.advantage: expected 'grpo' or 'dr_grpo' with rollouts = 'tree', which compares calls with their tree "
             f"and their group, got {settings.advantage!r}"
         )
+    of_group = settings.advantage == "grpo" and settings.normalize_std
+    of_tree = (settings.credit_settings or {}).get("normalize_std", True)
+    if of_tree is not of_group:
+        raise ConfigError(
+            f"algorithm.credit_settings.normalize_std: expected {str(of_group).lower()} with advantage = "
+            f"{settings.advantage!r} and normalize_std = {str(settings.normalize_std).lower()}, so that both parts of a "
+            f"tree's advantage are divided by deviations, or neither; got {str(of_tree).lower()}"
+        )
     (settings.tree or RolloutTree()).branches(settings.group_size)
 
 

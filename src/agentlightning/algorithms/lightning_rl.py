@@ -50,8 +50,8 @@ class UpdatePlan:
 
     minibatches: list[list[TrainingSequence]]
     """One optimizer update each, epoch after epoch. The weights of the tokens that count in a minibatch sum to 1, except
-    with fixed_length or a plug-in; rollouts without a signal may count and have no row (`normalise_over`). A rollout is
-    never split."""
+    with fixed_length or a plug-in; rollouts without a signal, and calls after a row's last signal, may count and have no
+    row (`normalise_over`). A rollout is never split."""
     loss: Loss
     critic_minibatches: list[list[TrainingSequence]] = field(default_factory=list)
     """Rows of a joint critic for each minibatch, of the same update; none where the minibatches' own rows train it."""

@@ -217,13 +217,17 @@ async def test_calls_after_the_last_that_has_an_advantage_change_no_gradient(eng
     whole, rows = conversation()
     end = len(rows[1].tokens)
     whole.advantages[end:] = [0.0] * (len(whole.tokens) - end)
-    norms = []
-    for row in (whole, until_last_signal(whole)):
-        assert row is not None
-        await engine.forward_backward([row], Loss(name=name))
-        norms.append((await engine.optim_step(0.0, 1.0))["grad_norm"])
-    assert norms[0] > 0
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    losses = [Loss(name=name)]
+    if engine.support.corrections:
+        losses.append(Loss(name=name, importance="call", ratio_mask="call", ratio_mask_low=0.0, ratio_mask_high=1e9))
+    for loss in losses:
+        norms = []
+        for row in (whole, until_last_signal(whole)):
+            assert row is not None
+            await engine.forward_backward([row], loss)
+            norms.append((await engine.optim_step(0.0, 1.0))["grad_norm"])
+        assert norms[0] > 0
+        assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
 async def test_the_reference_stays_while_the_policy_learns(engine: Engine) -> None:

@@ -18,8 +18,8 @@ from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.errors import ConfigError
 from agentlightning.training_types import Trajectory
 
-TREE = LightningRL(group_size=3, minibatches=1, rollouts="tree", tree=RolloutTree(roots=1), normalize_std=False)
-PLAIN = replace(TREE, credit_settings={"normalize_std": False})
+TREE = LightningRL(group_size=3, minibatches=1, rollouts="tree", tree=RolloutTree(roots=1))
+PLAIN = replace(TREE, normalize_std=False, credit_settings={"normalize_std": False})
 
 
 def fork(name: str, of: Trajectory, calls: int, reward: float, actions: str) -> Trajectory:
@@ -43,7 +43,7 @@ def test_a_call_gets_its_value_compared_with_its_tree_and_with_its_group() -> No
 
 
 def test_each_comparison_is_divided_by_the_deviation_of_its_own_returns() -> None:
-    found = replace(TREE, normalize_std=True).advantages([A, B, C])
+    found = TREE.advantages([A, B, C])
     group, within = statistics.stdev([1, 0, 0]) + 1e-4, statistics.stdev([1, 0]) + 1e-4
     assert found[0] == pytest.approx([1 / 6 / group, *[2 / 3 / group + 1 / 2 / within] * 2])
     assert found[1] == pytest.approx([-1 / 3 / group - 1 / 2 / within] * 2)
@@ -104,7 +104,7 @@ def test_a_calls_advantage_is_the_mean_of_those_that_the_paper_gives_it_in_each_
     """And so, over all rollouts, it adds up to the paper's gradient with each call weighed once."""
     found = {
         call.call_id: advantage
-        for one, row in zip(group, replace(TREE, normalize_std=True).advantages(group), strict=True)
+        for one, row in zip(group, TREE.advantages(group), strict=True)
         for call, advantage in zip(one.transitions, row, strict=True)
     }
     numbers = trees_of(group)
@@ -150,6 +150,11 @@ def test_each_sampled_call_is_trained_once_an_epoch_and_a_tree_stays_together(
         ({"credit": "gigpo"}, "credit: expected none with rollouts = 'tree'.* got 'gigpo'"),
         ({"advantage": "rloo"}, "advantage: expected 'grpo' or 'dr_grpo' with rollouts = 'tree'.* got 'rloo'"),
         ({"advantage": "gae"}, "advantage: expected 'grpo' or 'dr_grpo'"),
+        (
+            {"advantage": "dr_grpo"},
+            "credit_settings.normalize_std: expected false with advantage = 'dr_grpo'.* got true",
+        ),
+        ({"credit_settings": {"normalize_std": False}}, "normalize_std: expected true with advantage = 'grpo'"),
         ({"rollouts": "independent", "tree": RolloutTree()}, "tree: has no effect with rollouts = 'independent'"),
         ({"rollouts": "independent", "credit": "tree"}, "credit: 'tree' is the credit of rollouts = 'tree'"),
         ({"credit_settings": {"omega": 1.0}}, "credit_settings.omega"),

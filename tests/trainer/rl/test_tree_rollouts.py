@@ -227,7 +227,10 @@ async def test_a_fork_whose_replay_ended_is_learned_from_as_a_rollout_of_its_own
             {"algorithm": {"schedule": [{"from_step": 2, "rollouts": "independent", "tree": None}]}},
             "algorithm.schedule: rollouts: are sampled in one way throughout a run, expected 'tree' with RolloutTree",
         ),
-        ({"algorithm": {"credit": "uniform"}}, "algorithm.credit: expected none with rollouts = 'tree'.* got 'uniform'"),
+        (
+            {"algorithm": {"credit": "uniform"}},
+            "algorithm.credit: expected none with rollouts = 'tree'.* got 'uniform'",
+        ),
     ],
 )
 def test_settings_of_the_run_that_do_not_go_with_trees_are_refused_by_name(

@@ -33,7 +33,7 @@ class TreeSampler:
 
         group: what was enqueued of it. independent: the whole group as it would be without trees, by replica. A tree is
         forked after calls that were sampled for one of its rollouts that succeeded and that others followed, chosen at
-        random, each once before any a second time (Tree-GRPO, arXiv 2509.21240, section 3.2, has nodes chosen at random).
+        random, each once before any a second time (Tree-GRPO, arXiv 2509.21240, section 3.1, has nodes chosen at random).
         Where it has none, as of an agent that makes one call, its place is taken by an independent rollout.
         """
         known = {one.replica: one for one in group}
