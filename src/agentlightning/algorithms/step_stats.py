@@ -44,8 +44,9 @@ def most_varied(groups: Sequence[Sequence[Trajectory]], share: float, steps: boo
     """The groups of the highest reward variance, as few as hold `share` of the sum of the variances, in their order.
 
     Wang et al. 2026, "RAGEN-2: Reasoning Collapse in Agentic RL" (arXiv 2604.06268), SNR-aware filtering: top-p over the
-    groups by reward variance, groups without variance left out. (The authors' code sums standard deviations.) Variances [0.25, 0, 0.1875, 0.0625] and a share of 0.8: the
-    first and the third, which hold 0.875. `steps`: step rewards are part of a rollout's reward.
+    groups by reward variance, groups without variance left out. (The authors' code sums standard deviations.) Variances
+    [0.25, 0, 0.1875, 0.0625] and a share of 0.8: the first and the third, which hold 0.875. `steps`: step rewards are part
+    of a rollout's reward.
     """
     rewards = [
         [one.reward + (sum(call.reward for call in one.transitions) if steps else 0.0) for one in group]

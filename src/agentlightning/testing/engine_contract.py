@@ -218,7 +218,9 @@ async def test_calls_after_the_last_that_has_an_advantage_change_no_gradient(eng
     end = len(rows[1].tokens)
     whole.advantages[end:] = [0.0] * (len(whole.tokens) - end)
     losses = [Loss(name=name)]
-    if engine.support.corrections:
+    if engine.support.corrections and engine.support.old_logprobs:
+        (logprobs,) = await engine.logprobs([whole])
+        whole = replace(whole, old_logprobs=logprobs)
         losses.append(Loss(name=name, importance="call", ratio_mask="call", ratio_mask_low=0.0, ratio_mask_high=1e9))
     for loss in losses:
         norms = []

@@ -38,9 +38,9 @@ def from_scores(scores: Sequence[Sequence[float]]) -> Metrics:
     prompt i, in nats.
 
     Wang et al. 2026, "RAGEN-2: Reasoning Collapse in Agentic RL" (arXiv 2604.06268), in-batch cross-scoring: the mean over j
-    of s_jj - log mean_i exp s_ij, about 0 where completions do not depend on prompts (by chance below), log n at most; and the share of
-    completions that are most probable after their own prompt, 1/n by chance (ties count in parts). There over reasoning
-    tokens, here over all of the completion. [[0, -inf], [-inf, 0]]: log 2 and 1.
+    of s_jj - log mean_i exp s_ij, about 0 where completions do not depend on prompts (by chance below), log n at most; and
+    the share of completions that are most probable after their own prompt, 1/n by chance (ties count in parts). There over
+    reasoning tokens, here over all of the completion. [[0, -inf], [-inf, 0]]: log 2 and 1.
     """
     count = len(scores)
     information, retrieved = [], []
