@@ -88,7 +88,7 @@ def configure(
         "agent": {
             "run": f"agentlightning.demo.{'random_reward' if random_reward else name}:solve",
             "workers": 2,
-            "concurrency": 48,
+            "concurrency": 128,
             "timeout_s": 60,
         },
         "data": {
