@@ -98,6 +98,7 @@ def configure(
         "algorithm": {
             "group_size": GROUP_SIZE,
             "minibatches": 4,
+            "credit": training.credit,
         },
         "trainer": {
             "steps": training.steps,
