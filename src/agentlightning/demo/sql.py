@@ -17,7 +17,7 @@ from agentlightning.types import JSON
 
 SPECIAL_WORDS = ("<sql>", "</sql>")
 WARM_START_STEPS = 200
-TRAINING = TrainingSettings(steps=32, tasks_per_step=32, credit="grouped_gae")
+TRAINING = TrainingSettings(steps=32, tasks_per_step=32)
 MAX_CALLS = 4
 MAX_TOKENS = 30
 

@@ -39,7 +39,6 @@ class TrainingSettings:
     steps: int
     tasks_per_step: int = 64
     """Groups of a step, of 8 rollouts each."""
-    credit: str = "uniform"
 
 
 class DemoTask(Protocol):

@@ -98,7 +98,6 @@ def configure(
         "algorithm": {
             "group_size": GROUP_SIZE,
             "minibatches": 4,
-            "credit": training.credit,
         },
         "trainer": {
             "steps": training.steps,
