@@ -54,14 +54,14 @@ def test_a_demo_leaves_a_run_folder_whose_policy_is_exported(figures: dict[str, 
 def test_a_random_reward_does_not_teach_what_the_reward_teaches(
     figures: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
-    # Half of the demo's steps. The coin is not seeded, so that the policy walks at random: after 16 and 32 steps at half of
-    # this learning rate .16 to .50 was seen greedily, where habits that are near even flip together, and .18 to .25 at
-    # temperature 1.
+    # Half of the demo's steps. The coin is not seeded, so that the policy walks at random: after 16 and 32 steps of 512
+    # rollouts at this learning rate .16 to .50 was seen greedily, where habits that are near even flip together, and .18 to
+    # .25 at temperature 1.
     (warm_start,) = (folder / "runs").glob("*/warm-start")
     run = RunFolder(tmp_path / "runs", "control")
     run.make()
     config = configure("sql", 0, run, warm_start, f"sqlite:///{tmp_path}/agl.db", random_reward=True)
-    half = config.model_copy(update={"trainer": config.trainer.model_copy(update={"steps": 8})})
+    half = config.model_copy(update={"trainer": config.trainer.model_copy(update={"steps": 16})})
     result = asyncio.run(Training(half, run).run())
     before, after = (row["eval/sampled/reward_mean"] for row in result.metrics if "eval/sampled/reward_mean" in row)
     assert after < before + 0.2
