@@ -124,18 +124,25 @@ def pays(figures: Mapping[str, Any]) -> bool:
 
 
 def verdict(found: Mapping[str, Any], tasks: Sequence[str]) -> str:
-    """Says on which tasks a rule pays."""
+    """Says on which tasks a rule pays, and which need least."""
     lines = []
     for task in tasks:
-        paying = [
-            rule for rule, by_task in _rules(found) if rule not in CONTROLS and task in by_task and pays(by_task[task])
-        ]
-        paying.sort(key=lambda rule: float(found[rule][task]["ratio"]))
+        ratios = {
+            rule: float(by_task[task]["ratio"])
+            for rule, by_task in _rules(found)
+            if rule not in CONTROLS and "ratio" in by_task.get(task, {})
+        }
+        order = sorted(ratios, key=lambda rule: ratios[rule])
         seeds = max(by_task[task]["seeds"] for _, by_task in _rules(found) if task in by_task)
-        said = ", ".join(f"`{rule}` ({found[rule][task]['ratio']:.2f})" for rule in paying) or "none"
-        lines.append(f"| {task} | {seeds} | {said if seeds > 1 else 'not known: an interval takes two seeds'} |")
-    head = "| task | seeds | rules that pay, with their share of uniform's compute |"
-    return "\n".join([head, "| --- | --- | --- |", *lines])
+        paying = _with_ratios([rule for rule in order if pays(found[rule][task])], ratios) or "none"
+        said = paying if seeds > 1 else "not known: an interval takes two seeds"
+        lines.append(f"| {task} | {seeds} | {said} | {_with_ratios(order[:3], ratios)} |")
+    head = "| task | seeds | rules that pay, with their share of uniform's compute | those that need least |"
+    return "\n".join([head, "| --- | --- | --- | --- |", *lines])
+
+
+def _with_ratios(rules: Sequence[str], ratios: Mapping[str, float]) -> str:
+    return ", ".join(f"`{rule}` ({ratios[rule]:.2f})" for rule in rules)
 
 
 def table(found: Mapping[str, Any], tasks: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ def test_a_rule_that_needs_half_the_compute_with_every_seed_pays() -> None:
     assert credit_figures.pays(learned)
     assert found["last"]["relay"]["reached"] == 0
     assert not credit_figures.pays(found["last"]["relay"])
-    assert "| relay | 3 | `learned` (0.50) |" in credit_figures.verdict(found, ["relay"])
+    assert "| relay | 3 | `learned` (0.50) | `learned` (0.50)" in credit_figures.verdict(found, ["relay"])
 
 
 def test_a_rule_that_is_better_by_chance_alone_does_not_pay() -> None:
