@@ -176,13 +176,10 @@ class Trainer:
         ]
         self._sample([one for group in groups for one in group])
         if tree is not None:
-            branches = [
-                fork for group in groups for root in group for fork in self._branches(root, tree.branches(GROUP))
-            ]
-            self._sample(branches)
-            for group in groups:
-                name = group[0].name.rpartition("/")[0]
-                group += [one for one in branches if one.name.startswith(f"{name}/")]
+            count = tree.branches(GROUP)
+            forks = [[one for root in group for one in self._branches(root, count)] for group in groups]
+            self._sample([one for of_group in forks for one in of_group])
+            groups = [group + of_group for group, of_group in zip(groups, forks, strict=True)]
         if self.contestant.coin:
             for one in (one for group in groups for one in group):
                 one.reward = float(Random(f"{self._seed} {one.name}").random() < 0.5)

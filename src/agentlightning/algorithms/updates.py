@@ -95,7 +95,7 @@ def minibatches(
             parts = -(-len(informative) * parts // len(counted))
         counted = informative
     everywhere = bool(settings.loss_terms.kl or settings.entropy or settings.critic)
-    whole = everywhere or settings.loss_terms.is_plugin  # who knows what that does where the advantage is 0
+    whole = everywhere or settings.loss_terms.is_plugin  # which may have a gradient where the advantage is 0
     dice = random.Random(seed)
     trees = trees_of(counted) if settings.tree is not None else {}
     found = []
