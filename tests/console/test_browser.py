@@ -237,9 +237,9 @@ def test_a_run_is_live_while_somebody_sees_it_and_a_hidden_page_asks_for_nothing
 
 
 def test_what_moves_is_sent_to_a_browser_once(address: str) -> None:
-    first = httpx.get(f"{address}/live?run=beta")
-    again = httpx.get(f"{address}/live?run=beta", headers={"if-none-match": first.headers["etag"]})
-    unknown = httpx.get(f"{address}/live?run=nobody")
+    first = httpx.get(f"{address}/live?run=beta", timeout=60)
+    again = httpx.get(f"{address}/live?run=beta", headers={"if-none-match": first.headers["etag"]}, timeout=60)
+    unknown = httpx.get(f"{address}/live?run=nobody", timeout=60)
 
     assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
     assert "svg" in first.text

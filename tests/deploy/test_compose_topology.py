@@ -129,7 +129,7 @@ async def test_every_service_is_restarted_while_rollouts_go_on_and_nothing_is_lo
         await run.ends()
         await run.check()
     composition.until(lambda: asks_for_key(console, composition.secrets["READER_TOKEN"]), "the console is back")
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         shown = await client.get(f"http://127.0.0.1:{composition.ports['8089']}/metrics")
     assert metric(shown.text, "agl_store_up") == {"agl_store_up": 1}
 

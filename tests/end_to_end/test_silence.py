@@ -87,7 +87,7 @@ async def test_a_proxy_variable_that_diverts_a_function_agent_is_named(house: Ho
         "import httpx\n"
         "def solve(task, llm):\n"
         "    body = {'model': 'm', 'messages': [{'role': 'user', 'content': 'hi'}]}\n"
-        "    reply = httpx.post(f'{llm.base_url}/chat/completions', json=body).json()\n"
+        "    reply = httpx.post(f'{llm.base_url}/chat/completions', json=body, timeout=60).json()\n"
         "    return float(reply['choices'][0]['message']['content'] == 'from elsewhere')\n",
     )
     (rollout,) = await house.rollouts("agent.py:solve", {}, http_proxy=proxy)

@@ -105,7 +105,7 @@ async def test_agents_and_stores_use_a_server_over_tls_and_verify_it(
 ) -> None:
     claim = await house.claim()
     async with served(house, tls=tls(pems)) as place:
-        async with httpx.AsyncClient(verify=trusting(pems)) as http:
+        async with httpx.AsyncClient(verify=trusting(pems), timeout=60) as http:
             client = AsyncOpenAI(
                 base_url=f"https://{place}{path(claim)}/v1", api_key=claim.key, http_client=http, max_retries=0
             )
@@ -113,7 +113,7 @@ async def test_agents_and_stores_use_a_server_over_tls_and_verify_it(
             assert "".join([part.choices[0].delta.content or "" async for part in stream]) == "It is sunny."
             wrong = await http.get(f"https://{place}{path(claim)}/v1/nothing", headers={"x-api-key": claim.key})
             assert f"is https://{place}/r/" in wrong.text
-        async with httpx.AsyncClient() as stranger:
+        async with httpx.AsyncClient(timeout=60) as stranger:
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 await stranger.get(f"https://{place}/healthz")
             with pytest.raises(httpx.TransportError):
@@ -125,19 +125,21 @@ async def test_api_asks_for_a_client_certificate_and_agents_need_none(
 ) -> None:
     claim = await house.claim()
     async with served(house, tls=tls(pems, client_ca=True)) as place:
-        async with httpx.AsyncClient(verify=trusting(pems), base_url=f"https://{place}", headers=ADMIN) as bare:
+        async with httpx.AsyncClient(
+            verify=trusting(pems), base_url=f"https://{place}", headers=ADMIN, timeout=60
+        ) as bare:
             for route in ("/api/runs", "/metrics"):
                 refused = await bare.get(route)
                 assert (refused.status_code, "client certificate" in refused.text) == (403, True)
             agent = {"authorization": f"Bearer {claim.key}"}
             reply = await bare.post(f"{path(claim)}/v1/chat/completions", json=HI, headers=agent)
             assert reply.status_code == 200
-        async with httpx.AsyncClient(verify=trusting(pems, "worker"), base_url=f"https://{place}") as known:
+        async with httpx.AsyncClient(verify=trusting(pems, "worker"), base_url=f"https://{place}", timeout=60) as known:
             assert (await known.get("/api/runs", headers=ADMIN)).status_code == 200
             assert (await known.get("/api/runs")).status_code == 401  # a certificate is no key
         foreign = trusting(pems)
         foreign.load_cert_chain(*self_signed(pems))
-        async with httpx.AsyncClient(verify=foreign) as other:
+        async with httpx.AsyncClient(verify=foreign, timeout=60) as other:
             with pytest.raises(httpx.TransportError):
                 await other.get(f"https://{place}/healthz")
 
@@ -245,7 +247,7 @@ async def test_a_proxy_is_believed_only_where_it_is_named(house: House) -> None:
     for proxies, scheme in ((), "http"), (("127.0.0.0/8",), "https"):
         async with (
             served(house, trusted_proxies=proxies) as place,
-            httpx.AsyncClient(base_url=f"http://{place}") as http,
+            httpx.AsyncClient(base_url=f"http://{place}", timeout=60) as http,
         ):
             url, key = f"{path(claim)}/v1/nothing", {"authorization": f"Bearer {claim.key}", "host": "agl.example"}
             assert f"is {scheme}://agl.example/r/" in (await http.get(url, headers={**forwarded, **key})).text
@@ -254,7 +256,10 @@ async def test_a_proxy_is_believed_only_where_it_is_named(house: House) -> None:
 @pytest.mark.parametrize("proxies", [(), ("127.0.0.1",)])
 async def test_what_comes_through_a_proxy_is_not_of_this_machine(house: House, proxies: tuple[str, ...]) -> None:
     claim = await house.claim()
-    async with served(house, trusted_proxies=proxies) as place, httpx.AsyncClient(base_url=f"http://{place}") as http:
+    async with (
+        served(house, trusted_proxies=proxies) as place,
+        httpx.AsyncClient(base_url=f"http://{place}", timeout=60) as http,
+    ):
         for header in (
             {"x-forwarded-for": "203.0.113.7"},
             {"x-forwarded-for": "127.0.0.1"},
@@ -267,7 +272,7 @@ async def test_what_comes_through_a_proxy_is_not_of_this_machine(house: House, p
 
 
 async def test_metrics_want_a_key_that_may_read_every_run(house: House) -> None:
-    async with served(house) as place, httpx.AsyncClient(base_url=f"http://{place}") as http:
+    async with served(house) as place, httpx.AsyncClient(base_url=f"http://{place}", timeout=60) as http:
         assert (await http.get("/metrics")).status_code == 401
         assert "agl_calls_in_flight" in (await http.get("/metrics", headers=ADMIN)).text
         for role, run_id, status in ("reader", None, 200), ("reader", house.run_id, 403), ("worker", house.run_id, 403):
@@ -284,7 +289,7 @@ async def test_metrics_want_a_key_that_may_read_every_run(house: House) -> None:
 
 
 async def test_metrics_on_a_port_of_their_own_are_there_only_and_nothing_else_is(house: House) -> None:
-    async with served(house, metrics_port=0) as places, httpx.AsyncClient() as http:
+    async with served(house, metrics_port=0) as places, httpx.AsyncClient(timeout=60) as http:
         main, own = (f"http://{place}" for place in places.split(","))
         assert "agl_calls_in_flight" in (await http.get(f"{own}/metrics")).text
         assert (await http.get(f"{main}/metrics", headers=ADMIN)).status_code == 404
@@ -316,7 +321,7 @@ async def test_pages_of_listed_origins_may_use_the_server_with_a_key(house: Hous
 
 
 async def test_without_a_list_no_page_of_another_origin_may(house: House) -> None:
-    async with served(house) as place, httpx.AsyncClient(base_url=f"http://{place}") as http:
+    async with served(house) as place, httpx.AsyncClient(base_url=f"http://{place}", timeout=60) as http:
         asks = {"origin": PAGE, "access-control-request-method": "GET"}
         for answer in (await http.options("/api/runs", headers=asks), await http.get("/healthz", headers=asks)):
             assert "access-control-allow-origin" not in answer.headers

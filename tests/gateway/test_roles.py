@@ -407,7 +407,7 @@ async def test_the_audit_log_names_the_token_and_its_holder_cannot_choose_the_na
     claim = await claimed(admin)
     run_id = claim.rollout.run_id
     made = await admin.create_token("öl", "trainer", run_id)
-    async with httpx.AsyncClient(base_url=f"{admin._url}/api") as http:
+    async with httpx.AsyncClient(base_url=f"{admin._url}/api", timeout=60) as http:
         for key in (made.secret, KEY):
             await http.post(
                 "/cancel",
@@ -434,7 +434,7 @@ async def test_a_further_server_says_for_whom_it_acts(admin: LightningStoreClien
 async def test_an_answer_is_not_given_to_another_caller_who_learned_its_name(admin: LightningStoreClient) -> None:
     claim = await claimed(admin)
     made = await admin.create_token("r", "reader", (await claimed(admin)).rollout.run_id)
-    async with httpx.AsyncClient(base_url=f"{admin._url}/api") as http:
+    async with httpx.AsyncClient(base_url=f"{admin._url}/api", timeout=60) as http:
         answers = [
             await http.post(
                 "/attempts",
@@ -450,7 +450,7 @@ async def test_views_are_narrowed_as_methods_are(admin: LightningStoreClient) ->
     mine, other = await claimed(admin), await claimed(admin)
     made = await admin.create_token("r", "reader", mine.rollout.run_id)
     async with httpx.AsyncClient(
-        base_url=f"{admin._url}/api", headers={"authorization": f"Bearer {made.secret}"}
+        base_url=f"{admin._url}/api", headers={"authorization": f"Bearer {made.secret}"}, timeout=60
     ) as http:
         assert [run["id"] for run in (await http.get("/runs")).json()] == [mine.rollout.run_id]
         assert (await http.get(f"/rollouts/{mine.rollout.id}/calls")).status_code == 200

@@ -47,19 +47,19 @@ def test_a_second_server_on_a_file_is_refused_and_takes_over_when_the_first_was_
         assert "Traceback" not in said
     with pytest.raises(ConflictError, match="an SQLite file has one server"):
         AgentLightningServer(store).start()
-    assert httpx.get(f"{first.url}/readyz").status_code == 200
+    assert httpx.get(f"{first.url}/readyz", timeout=60).status_code == 200
     for command in (("runs", "list"), ("store", "status"), ("store", "doctor")):  # who looks is in nobody's way
         done = agl(*command, "--store", store)
         assert done.returncode == 0, done.stderr
     first.signal(signal.SIGKILL)
     first.process.wait()
     second = ServerProcess(store, tmp_path / "second.log").start()
-    assert httpx.get(f"{second.url}/readyz").status_code == 200
+    assert httpx.get(f"{second.url}/readyz", timeout=60).status_code == 200
     second.signal(signal.SIGTERM)
     assert second.process is not None
     second.process.wait()
     with AgentLightningServer(store) as third:
-        assert httpx.get(f"{third.url}/readyz").status_code == 200
+        assert httpx.get(f"{third.url}/readyz", timeout=60).status_code == 200
 
 
 def test_a_server_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:

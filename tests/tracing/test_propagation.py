@@ -35,7 +35,7 @@ async def noted() -> AsyncIterator[CallsNoted]:
 
 
 async def by_httpx(url: str, headers: dict[str, str]) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         await client.post(url, json={}, headers=headers)
 
 
@@ -45,7 +45,7 @@ async def by_httpx2_streamed(url: str, headers: dict[str, str]) -> None:
 
 
 async def by_synchronous_httpx(url: str, headers: dict[str, str]) -> None:
-    with httpx.Client() as client:
+    with httpx.Client(timeout=60) as client:
         await asyncio.to_thread(client.post, url, json={}, headers=headers)
 
 
