@@ -227,7 +227,7 @@ class Trainer:
 
     def _evidence(self, executions: Sequence[Sequence[Execution]], groups: list[list[Trajectory]]) -> Evidence:
         rule = find_rule(str(self.algorithm.credit))
-        settings = rule.settings(self.algorithm.credit_settings or {})
+        settings = self.algorithm.rule_settings
         evidence = Evidence()
         if "history" in rule.needs:
             kept = self._memory.history[-settings["history"] :] if settings["history"] else []

@@ -90,20 +90,16 @@ def _check_tree(settings: LightningRL) -> None:
             "algorithm.advantage: expected 'grpo' or 'dr_grpo' with rollouts = 'tree', which compares calls with their tree "
             f"and their group, got {settings.advantage!r}"
         )
-    of_group = settings.advantage == "grpo" and settings.normalize_std
-    of_tree = (settings.credit_settings or {}).get("normalize_std", True)
-    if of_tree is not of_group:
+    if settings.credit_settings:
         raise ConfigError(
-            f"algorithm.credit_settings.normalize_std: expected {str(of_group).lower()} with advantage = "
-            f"{settings.advantage!r} and normalize_std = {str(settings.normalize_std).lower()}, so that both parts of a "
-            f"tree's advantage are divided by deviations, or neither; got {str(of_tree).lower()}"
+            "algorithm.credit_settings: expected none with rollouts = 'tree', whose credit follows algorithm.normalize_std, "
+            f"got {settings.credit_settings}"
         )
     (settings.tree or RolloutTree()).branches(settings.group_size)
 
 
 def _check_credit(settings: LightningRL) -> None:
-    rule = TREE if settings.rollouts == "tree" else str(settings.credit)
-    find_rule(rule).settings(settings.credit_settings or {})
+    find_rule(str(settings.credit)).settings(settings.credit_settings or {})
     if settings.advantage == GAE and settings.credit != "uniform":
         raise ConfigError(
             f"algorithm.credit: {settings.credit!r} has no effect with advantage = 'gae', whose critic gives credit"

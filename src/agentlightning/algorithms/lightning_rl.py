@@ -242,11 +242,19 @@ class LightningRL:
         return self.dynamic_sampling if self.normalise_over is None else self.normalise_over == "informative"
 
     @property
+    def rule_settings(self) -> dict[str, Any]:
+        """All settings of the credit rule, its defaults among them. A tree's part of an advantage is divided by deviations
+        where the group's part is."""
+        if self.tree is not None:
+            return {"normalize_std": self.advantage == "grpo" and self.normalize_std}
+        return find_rule(str(self.credit)).settings(self.credit_settings or {})
+
+    @property
     def call_gamma(self) -> float:
         """Discount from call to call: the critic's, or the credit rule's where it has a setting gamma."""
         if self.critic is not None:
             return self.critic.call_gamma
-        gamma = find_rule(str(self.credit)).settings(self.credit_settings or {}).get("gamma")
+        gamma = self.rule_settings.get("gamma")
         return float(gamma) if isinstance(gamma, int | float) else 1.0
 
     @property
@@ -437,7 +445,7 @@ class LightningRL:
     ) -> dict[str, Signal]:
         """Returns for each rollout one advantage per transition, or with penalties one per sampled token."""
         rule = find_rule(str(self.credit))
-        credits = rule.credits(groups, evidence, rule.settings(self.credit_settings or {}))
+        credits = rule.credits(groups, evidence, self.rule_settings)
         groups, credits = own_groups(groups), own_credits(groups, credits)
         trajectories = [trajectory for group in groups for trajectory in group]
         if self.advantage in ADVANTAGES:

@@ -393,7 +393,7 @@ def _in_words(
             f"{', '.join(f'{value:g}' for value in sorted(known, reverse=True))}; mean {statistics.fmean(known):.4g}, "
             f"standard deviation {spread:.4g}"
         )
-    settings = rule.settings(algorithm.credit_settings or {})
+    settings = algorithm.rule_settings
     given = f" ({', '.join(f'{name} = {value!r}' for name, value in settings.items())})" if settings else ""
     lines.append(f"credit {rule.name}{given}: {_first_line(rule.function)}")
     lines += [

@@ -66,7 +66,7 @@ class CreditInputReader:
     async def gather(self, step: int, groups: Sequence[Sequence[Trajectory]]) -> tuple[Evidence, dict[str, float]]:
         """The evidence for `step`, and what it cost."""
         rule = find_rule(str(self.algorithm.credit))
-        settings = rule.settings(self.algorithm.credit_settings or {})
+        settings = self.algorithm.rule_settings
         evidence, cost = Evidence(), dict[str, float]()
         if "history" in rule.needs:
             evidence = replace(evidence, history=await self._history(step, settings["history"]))
@@ -161,7 +161,7 @@ def check_credit_inputs(algorithm: LightningRL) -> None:
     rule = find_rule(str(algorithm.credit))
     if not {"scores", "call_scores"} & {*rule.needs}:
         return
-    settings = rule.settings(algorithm.credit_settings or {})
+    settings = algorithm.rule_settings
     if settings["url"] is None:
         raise ConfigError(
             f"algorithm.credit_settings.url: is required with credit = {algorithm.credit!r}: https://HOST/v1 of the judge"
