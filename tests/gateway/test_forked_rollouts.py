@@ -192,6 +192,34 @@ async def test_a_call_whose_agent_goes_away_is_replayed_for_its_next_try(house: 
     assert await converse(house, forked, QUESTIONS[:1]) == ["sunny."]
 
 
+async def weather(house: House, claim: Claim, **fields: Any) -> list[Any]:
+    """What is answered to two requests with these fields."""
+    answers = []
+    for question in QUESTIONS[:2]:
+        body = {"model": "policy", "messages": [{"role": "user", "content": question}], **fields}
+        answers.append((await house.http().post(f"{path(claim)}/v1/chat/completions", json=body)).json())
+    return answers
+
+
+async def test_a_replayed_call_has_the_log_probabilities_of_its_prompt(house: House) -> None:
+    claim = await house.claim()
+    before = await weather(house, claim, prompt_logprobs=1)
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    forked = await fork(house, claim, 1)
+    after = await weather(house, forked, prompt_logprobs=1)
+    assert [one["prompt_logprobs"] for one in after] == [one["prompt_logprobs"] for one in before]
+    assert [call.replayed_id is None for call in await calls_of(house, forked)] == [False, True]
+
+
+async def test_a_call_that_asks_for_alternatives_which_no_record_has_ends_the_replay(house: House) -> None:
+    claim = await house.claim()
+    await weather(house, claim, logprobs=True, top_logprobs=1)
+    await finished(house, claim)
+    forked = await fork(house, claim, 1)
+    await weather(house, forked, logprobs=True, top_logprobs=1)
+    assert replay_ended(*await finished(house, forked)) == 0
+
+
 async def finished(house: House, claim: Claim) -> tuple[Rollout, list[Call]]:
     await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
     [rollout] = await _rollouts(house, claim)

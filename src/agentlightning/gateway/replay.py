@@ -45,19 +45,20 @@ class AttemptReplay:
 
     def take(self, request_hash: str, decoding: str, prompt_tokens: int, samples: int) -> Choices:
         """Returns the recorded choices of this request, which no other gets from now on; empty where it is to be sampled."""
-        left = [] if self._ended else [choices for choices in self._recorded if choices[0].id not in self._taken]
-        for choices in left:
+        for choices in self._left:
             call = choices[0]
             same = call.request_hash == request_hash and call.decoding.get("request", "") == decoding
             if same and call.prompt_tokens == prompt_tokens and len(choices) == samples:
                 self._taken.add(call.id)
                 return choices
-        if left:
-            log.warning(
-                "a request is none of the %d calls left to replay: from here on the agent is another", len(left)
-            )
-        self._ended = True
+        self.end("a request is none of them")
         return []
+
+    def end(self, why: str) -> None:
+        """From here on the agent is another."""
+        if left := len(self._left):
+            log.warning("the replay ends with %d calls left: %s", left, why)
+        self._ended = True
 
     def take_external(self, request_hash: str, model: str, protocol: str, sampling: Sampling) -> Call | None:
         """Returns the recorded call of this request to an external model, which no other gets from now on; None where it is
@@ -78,6 +79,10 @@ class AttemptReplay:
     def give_back(self, call: Call) -> None:
         """The call failed before it was recorded: its next try gets `call`, with the choices beside it."""
         self._taken.discard(call.id)
+
+    @property
+    def _left(self) -> list[Choices]:
+        return [] if self._ended else [choices for choices in self._recorded if choices[0].id not in self._taken]
 
 
 def recorded_tokens(call: Call) -> SampledTokens:

@@ -34,6 +34,9 @@ async def replayed_choices(
     replay = await attempts.replay(attempt)
     if replay is None:
         return []
+    if request.top_logprobs:  # alternatives are in no record, and an agent that reads them may do otherwise without
+        replay.end("a request asks for alternatives of tokens (top_logprobs), which are not kept")
+        return []
     choices = replay.take(plan.request_hash.hex(), request_digest, len(plan.prompt_ids), request.n)
     answer = replay.answer_to(choices) if choices else None
     if answer is None:
