@@ -66,6 +66,11 @@ async def new_forks(
     return forks_of(rollout, calls, count, None if answer is None else _answer(answer), key)
 
 
+def is_apart(rollout: Rollout) -> bool:
+    """True for a fork in a group of its own, which counts in no figure of the step or evaluation of what it continues."""
+    return rollout.group_id.startswith(FORK)
+
+
 def read_message(text: str) -> JSON:
     """The assistant message that is given as JSON. InputError where it is none."""
     try:
