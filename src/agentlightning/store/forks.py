@@ -7,6 +7,7 @@ samples from then on (gateway/replay.py), so that an agent of which nothing is k
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import orjson
@@ -39,8 +40,8 @@ async def new_forks(
     `calls` model calls: with its task, mode, sampling and versions of prompts.
 
     answer: what the next call gets in place of a sampled completion: its text, or an assistant message with `content`,
-    `reasoning_content` and `tool_calls`. key: names the group; enqueueing forks of a key again makes no others. Without one
-    they are always others.
+    `reasoning_content` and `tool_calls`. key: names the group; enqueueing forks of a key with the same answer again makes no
+    others. Without one they are always others.
 
     NotFoundError where there is no such rollout, InputError where it has not finished, where it is a session of a served
     model's user, where nothing would be sampled, or where the answer is none.
@@ -95,6 +96,9 @@ def forks_of(
         answer=answer,
     )
     group_id = f"{FORK}{rollout.id}:{calls}:{key or uuid7()}"
+    if answer is not None:  # a form that is edited and sent again keeps its key
+        given = orjson.dumps(answer, option=orjson.OPT_SORT_KEYS)
+        group_id += f":{blake2b(given, digest_size=8).hexdigest()}"
     return [
         NewRollout(
             run_id=rollout.run_id,
