@@ -220,6 +220,31 @@ async def test_a_call_that_asks_for_alternatives_which_no_record_has_ends_the_re
     assert replay_ended(*await finished(house, forked)) == 0
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "replays"),
+    [
+        ({}, {"max_tokens": 2}, False),
+        ({}, {"max_tokens": 100}, True),
+        ({"max_tokens": 5}, {"max_tokens": 6}, True),
+        ({"max_tokens": 3}, {"max_tokens": 6}, False),  # it was cut, and would go on
+        ({}, {"stop": ["nn"]}, False),
+        ({}, {"stop": ["x"]}, True),
+        ({"stop": ["nn"]}, {}, False),
+        ({"stop": ["nn"]}, {"stop": ["nn"]}, True),
+    ],
+)
+async def test_a_completion_that_the_request_could_not_have_got_is_not_replayed(
+    house: House, before: dict[str, Any], after: dict[str, Any], replays: bool
+) -> None:
+    claim = await house.claim()
+    house.say("sunny.")  # five tokens
+    await weather(house, claim, **before)
+    await finished(house, claim)
+    forked = await fork(house, claim, 1)
+    await weather(house, forked, **after)
+    assert [call.replayed_id is not None for call in await calls_of(house, forked)] == [replays, False]
+
+
 async def finished(house: House, claim: Claim) -> tuple[Rollout, list[Call]]:
     await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
     [rollout] = await _rollouts(house, claim)

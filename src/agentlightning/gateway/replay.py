@@ -1,10 +1,11 @@
 """AttemptReplay: the completions that the first calls of a forked rollout get from the record of the one that it continues.
 
 Kept by attempts.py and driven by policy/calls.py, for every call of a rollout with a `Rollout.fork`. A call gets a recorded
-completion where its request is the recorded one: same messages, tools, decoding, and as many tokens of the prompt. The first
-that is none of those left to replay ends the replay for good, since the agent is then in a state in which the recorded
-attempt never was. What was replayed is known from the attempt's own record, so that any gateway can go on with it. A fork
-with an answer gives it in the place of the last completion. Pure: it reads no store.
+completion where its request is the recorded one: same messages, tools, decoding, as many tokens of the prompt, and stops and
+a bound of tokens under which the completion is the same. The first that is none of those left to replay ends the replay for
+good, since the agent is then in a state in which the recorded attempt never was. What was replayed is known from the
+attempt's own record, so that any gateway can go on with it. A fork with an answer gives it in the place of the last
+completion. Pure: it reads no store.
 
 Calls that external models answered before the place of the fork are answered from the record, too, while the replay goes
 on: else a judge or a simulated user would be paid again, and would say something else. One of them that is not there to
@@ -14,7 +15,7 @@ replay ends nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.store.forks import Choices
@@ -43,12 +44,15 @@ class AttemptReplay:
             elif call.replayed_id is not None and call.finish_reason != ABANDONED:
                 self._taken.add(call.replayed_id)
 
-    def take(self, request_hash: str, decoding: str, prompt_tokens: int, samples: int) -> Choices:
-        """Returns the recorded choices of this request, which no other gets from now on; empty where it is to be sampled."""
+    def take(
+        self, request_hash: str, decoding: str, prompt_tokens: int, samples: int, fits: Callable[[Call], bool]
+    ) -> Choices:
+        """Returns the recorded choices of this request, which no other gets from now on; empty where it is to be sampled.
+        fits: whether a recorded completion is one of this request in what no hash is of."""
         for choices in self._left:
             call = choices[0]
             same = call.request_hash == request_hash and call.decoding.get("request", "") == decoding
-            if same and call.prompt_tokens == prompt_tokens and len(choices) == samples:
+            if same and call.prompt_tokens == prompt_tokens and len(choices) == samples and all(map(fits, choices)):
                 self._taken.add(call.id)
                 return choices
         self.end("a request is none of them")

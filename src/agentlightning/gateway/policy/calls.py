@@ -146,7 +146,10 @@ class PolicyCalls:
         try:
             decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, attempt, overridden_params)
             admission.begin()
-            recorded_choices = await replayed_choices(self._attempts, attempt, policy, plan, view, digest, request)
+            replay = await self._attempts.replay(attempt)
+            recorded_choices = replayed_choices(
+                replay, policy.renderer, plan, view, digest, request, sampling.max_tokens
+            )
         except BaseException:
             conversation.withdraw(plan)
             raise
