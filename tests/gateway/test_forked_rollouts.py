@@ -193,7 +193,7 @@ async def test_a_call_whose_agent_goes_away_is_replayed_for_its_next_try(house: 
 
 
 async def weather(house: House, claim: Claim, **fields: Any) -> list[Any]:
-    """What is answered to two requests with these fields."""
+    """What is answered to two requests with these fields, the policy's unless they name another model."""
     answers = []
     for question in QUESTIONS[:2]:
         body = {"model": "policy", "messages": [{"role": "user", "content": question}], **fields}
@@ -243,6 +243,22 @@ async def test_a_completion_that_the_request_could_not_have_got_is_not_replayed(
     forked = await fork(house, claim, 1)
     await weather(house, forked, **after)
     assert [call.replayed_id is not None for call in await calls_of(house, forked)] == [replays, False]
+
+
+async def test_a_policy_is_not_given_what_another_one_answered_to_the_same_request(house: House) -> None:
+    rival = (await house.store.resources(house.run_id))[0].value | {"model": "rival"}
+    await house.store.put_resources([Resource(run_id=house.run_id, name="rival", kind="policy", value=rival)])
+    claim = await house.claim()
+    house.say("sunny.", "rainy.", "cloudy.")
+    for model in ("policy", "rival", "policy"):
+        await weather(house, claim, model=model, max_tokens=20)
+    await finished(house, claim)
+    forked = await fork(house, claim, 4)
+    for model in ("rival", "policy"):  # as where both are asked at once
+        await weather(house, forked, model=model, max_tokens=20)
+    before = {call.id: call.policy for call in await calls_of(house, claim)}
+    after = await calls_of(house, forked)
+    assert [before[call.replayed_id or ""] for call in after] == [call.policy for call in after]
 
 
 async def finished(house: House, claim: Claim) -> tuple[Rollout, list[Call]]:

@@ -147,9 +147,7 @@ class PolicyCalls:
             decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, attempt, overridden_params)
             admission.begin()
             replay = await self._attempts.replay(attempt)
-            recorded_choices = replayed_choices(
-                replay, policy.renderer, plan, view, digest, request, sampling.max_tokens
-            )
+            recorded_choices = replayed_choices(replay, policy, plan, view, digest, request, sampling.max_tokens)
         except BaseException:
             conversation.withdraw(plan)
             raise

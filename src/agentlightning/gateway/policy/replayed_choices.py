@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.gateway.replay import AttemptReplay, recorded_tokens
 from agentlightning.protocols.base import ApiError, CompletionRequest, assistant_message
@@ -21,7 +22,7 @@ from agentlightning.types import JSON, Call
 
 def replayed_choices(
     replay: AttemptReplay | None,
-    renderer: Renderer,
+    policy: Policy,
     plan: PromptPlan,
     view: RequestView,
     request_digest: str,
@@ -36,8 +37,12 @@ def replayed_choices(
         replay.end("a request asks for alternatives of tokens (top_logprobs), which are not kept")
         return []
 
+    renderer = policy.renderer
+
     def fits(call: Call) -> bool:
-        return _fits(call, max_tokens) and _same(_read(recorded_tokens(call), renderer, plan, request), call.completion)
+        if call.policy != policy.alias or not _within(call, max_tokens):
+            return False
+        return _same(_read(recorded_tokens(call), renderer, plan, request), call.completion)
 
     choices = replay.take(plan.request_hash.hex(), request_digest, len(plan.prompt_ids), request.n, fits)
     answer = replay.answer_to(choices) if choices else None
@@ -81,7 +86,7 @@ def _answer_ids(
     return ids
 
 
-def _fits(call: Call, max_tokens: int | None) -> bool:
+def _within(call: Call, max_tokens: int | None) -> bool:
     """True where the bound would have left the completion as it is."""
     if max_tokens is not None and len(call.sampled_ids) > max_tokens:
         return False
