@@ -60,8 +60,8 @@ class StateGraph:
 
         The first is iterative policy evaluation (Sutton & Barto 2018, equation 4.5) over the recorded transitions, to its
         fixed point. Then Ṽ(s) = (n V(s) + prior × P(s)) / (n + prior), with P(s) the mean of (Ṽ(p) - r) / γ over the edges
-        p -> s: what s is worth if the call that led to it made no difference. A state that nothing leads to keeps its V. P
-        is within the range of all V: with γ < 1, what was seen rarely and led back to itself would be drawn beyond all bounds.
+        p -> s: what s is worth if the call that led to it made no difference. A state that nothing leads to keeps its V.
+        P is kept within the range of all V: with γ < 1 a loop that was seen rarely would be drawn beyond all bounds.
         """
         ends = [reward for out in self.edges.values() for to, (_, reward) in out.items() if to == END]
         found = dict.fromkeys(self.edges, statistics.fmean(ends) if ends else 0.0)
