@@ -19,6 +19,8 @@ from agentlightning.types import ABANDONED, FINAL_STATES, JSON, SESSION, Call, F
 
 FORK = "fork:"
 """Beginning of the group ids of forks."""
+CREDIT_FORK = f"{FORK}credit:"
+"""Of those that a training step's credit is made of."""
 
 REPLAYED_PROTOCOLS = ("chat", "completions", "messages")
 """In which an external model keeps nothing of its own that the next request would refer to, or would be without."""
