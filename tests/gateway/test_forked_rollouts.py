@@ -11,9 +11,11 @@ from gateway_house import END, LEASE_S, House, path
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.gateway.app import App
+from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.connection_pool import ConnectionPool
+from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.forks import new_forks, replay_ended, replay_warning
 from agentlightning.store.summary_types import SummaryQuery
 from agentlightning.types import SESSION, Call, Claim, Finish, Resource, Rollout, WorkerStatus
@@ -108,6 +110,34 @@ async def test_a_gateway_that_starts_again_goes_on_with_the_replay(house: House)
     for expected in ("rainy.", "snowy."):
         reply = await client.chat.completions.create(model="policy", messages=messages)
         assert reply.choices[0].message.content == expected
+
+
+async def test_a_gateway_among_others_reads_nothing_for_a_replay_that_has_ended(house: House) -> None:
+    forked = await fork(house, await recorded(house), 1)
+
+    class Counting(LightningStoreClient):
+        """Counts the readings of a real store."""
+
+        reads = 0
+
+        async def calls(self, rollout_ids: Any, attempt: int | None = None) -> list[Call]:
+            self.reads += 1
+            return await house.store.calls(rollout_ids, attempt)
+
+        async def rollouts(self, query: Any) -> list[Rollout]:
+            return await house.store.rollouts(query)
+
+    store = Counting("http://nowhere")
+    attempts = AttemptCache(store, shared=True)
+    attempt = await attempts.running((forked.rollout.id, forked.lease.attempt))
+    replay = await attempts.replay(attempt)
+    assert replay is not None
+    before = store.reads
+    await attempts.replay(attempt)
+    assert store.reads == before + 1  # another gateway may have answered a call
+    replay.end("the agent asks something else")
+    await attempts.replay(attempt)
+    assert store.reads == before + 1
 
 
 async def test_a_fork_of_a_fork_has_the_seed_of_the_first(house: House) -> None:

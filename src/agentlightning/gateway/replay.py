@@ -34,13 +34,14 @@ class AttemptReplay:
         self._external = external
         self._answer = answer
         self._taken: set[str] = set()
-        self._ended = False
+        self.ended = False
+        """Nothing is answered from the record any more."""
 
     def see(self, own: Iterable[Call]) -> None:
         """Takes in what the attempt has recorded, through whatever gateway."""
         for call in own:
             if call.policy and call.replayed_id is None:
-                self._ended = True
+                self.ended = True
             elif call.replayed_id is not None and call.finish_reason != ABANDONED:
                 self._taken.add(call.replayed_id)
 
@@ -62,12 +63,12 @@ class AttemptReplay:
         """From here on the agent is another."""
         if left := len(self._left):
             log.warning("the replay ends with %d calls left: %s", left, why)
-        self._ended = True
+        self.ended = True
 
     def take_external(self, request_hash: str, model: str, protocol: str, sampling: Sampling) -> Call | None:
         """Returns the recorded call of this request to an external model, which no other gets from now on; None where it is
         to be asked."""
-        if self._ended:
+        if self.ended:
             return None
         asked = (request_hash, model, protocol, sampling)
         for call in self._external:
@@ -86,7 +87,7 @@ class AttemptReplay:
 
     @property
     def _left(self) -> list[Choices]:
-        return [] if self._ended else [choices for choices in self._recorded if choices[0].id not in self._taken]
+        return [] if self.ended else [choices for choices in self._recorded if choices[0].id not in self._taken]
 
 
 def recorded_tokens(call: Call) -> SampledTokens:
