@@ -275,6 +275,16 @@ async def test_a_completion_that_the_request_could_not_have_got_is_not_replayed(
     assert [call.replayed_id is not None for call in await calls_of(house, forked)] == [replays, False]
 
 
+async def test_the_samples_of_a_request_are_replayed_in_their_order(house: House) -> None:
+    claim = await house.claim()
+    house.say(*(f"{number}." for number in range(24)))
+    before = await weather(house, claim, n=12)
+    await finished(house, claim)
+    after = await weather(house, await fork(house, claim, 1), n=12)
+    said = [[one["message"]["content"] for one in answered["choices"]] for answered in (before[0], after[0])]
+    assert said[0] == said[1]
+
+
 async def test_a_policy_is_not_given_what_another_one_answered_to_the_same_request(house: House) -> None:
     rival = (await house.store.resources(house.run_id))[0].value | {"model": "rival"}
     await house.store.put_resources([Resource(run_id=house.run_id, name="rival", kind="policy", value=rival)])
