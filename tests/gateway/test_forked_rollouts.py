@@ -432,6 +432,12 @@ async def test_forks_of_one_key_are_made_once(house: House) -> None:
     assert [len({one.group_id for one in some}) for some in made] == [1] * 4
 
 
+async def test_an_answer_that_is_no_text_is_refused(house: House) -> None:
+    claim = await recorded(house)
+    with pytest.raises(InputError, match="surrogates not allowed"):
+        await house.store.enqueue(await new_forks(house.store, claim.rollout.id, 1, answer="\ud800"))
+
+
 async def test_a_session_of_a_user_is_not_forked(house: House) -> None:
     claim = await house.claim(f"{SESSION}someone")
     with pytest.raises(InputError, match="no agent can be started"):

@@ -6,6 +6,7 @@ samples from then on (gateway/replay.py), so that an agent of which nothing is k
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -99,7 +100,7 @@ def forks_of(
     )
     group_id = f"{FORK}{rollout.id}:{calls}:{key or uuid7()}"
     if answer is not None:  # a form that is edited and sent again keeps its key
-        given = orjson.dumps(answer, option=orjson.OPT_SORT_KEYS)
+        given = json.dumps(answer, sort_keys=True).encode()
         group_id += f":{blake2b(given, digest_size=8).hexdigest()}"
     return [
         NewRollout(
