@@ -142,7 +142,13 @@ def _number(value: object) -> str:
 
 
 def _place(path: str) -> str:
-    """Path or URL of a checkpoint, with a note where the folder is not there."""
+    """Path or URL of a checkpoint, with a note where the folder is not there.
+
+    >>> _place("s3://bucket/run/step-000010"), _place("/")
+    ('s3://bucket/run/step-000010', '/')
+    >>> _place("/nowhere/step-000000")
+    '/nowhere/step-000000  (not here: deleted by trainer.keep_checkpoints, or on another host)'
+    """
     if "://" in path or Path(path).is_dir():
         return path
     return f"{path}  (not here: deleted by trainer.keep_checkpoints, or on another host)"
