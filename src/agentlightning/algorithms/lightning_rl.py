@@ -415,7 +415,7 @@ class LightningRL:
                 advantages=advantages,
                 others={} if self.joint_critic else others,
                 critic=others if self.joint_critic else {},
-                credits=one.rewards,
+                credit=Credit(values=one.rewards),
             )
         return signals, explained(estimated)
 
@@ -460,7 +460,7 @@ class LightningRL:
         if self.advantage in WHITENED:
             values = _whitened(trajectories, values, [credit.left_out for credit in flat])
         return {
-            trajectory.rollout_id: Signal(advantages=self._with_bonus(trajectory, credit, row), credits=credit.values)
+            trajectory.rollout_id: Signal(advantages=self._with_bonus(trajectory, credit, row), credit=credit)
             for trajectory, credit, row in zip(trajectories, flat, values, strict=True)
         }
 

@@ -35,7 +35,8 @@ def fork_rollout(
 ) -> None:
     """Enqueue rollouts that put an agent back into a state in which it was, and print their ids.
 
-    The run's workers execute them: its agent is started anew, and its first calls are answered from the record.
+    The run's workers execute them, as long as the run goes on: its agent is started anew, and its first calls are answered
+    from the record. `agl rollouts show ID` shows what became of one.
     """
     from agentlightning.store.forks import new_forks
     from agentlightning.store.scan import find_run
@@ -52,8 +53,12 @@ def fork_rollout(
         return
     for one in made:
         typer.echo(one.id)
-    if run.state != "running":
-        typer.echo(f"run {run.id} is {run.state}: they wait for a server with its model and for workers", err=True)
+    if run.state == "finished":
+        typer.echo(f"run {run.id} is finished: it has no workers any more, and nothing executes them", err=True)
+    elif run.state != "running":
+        typer.echo(
+            f"run {run.id} is {run.state}: they wait until it goes on, by: agl train --resume {run.id}", err=True
+        )
 
 
 def read_answer(given: str) -> str | dict[str, Any]:
