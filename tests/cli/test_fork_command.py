@@ -101,7 +101,7 @@ def test_forks_of_a_run_that_does_not_go_on_say_what_they_wait_for(store: str) -
     end_run(store, "interrupted")
     assert "agl train --resume run" in agl(store, "fork", origin, "--calls", "2").stderr
     end_run(store, "finished")
-    assert "nothing executes them" in agl(store, "fork", origin, "--calls", "2").stderr
+    assert "agl rollouts execute run" in agl(store, "fork", origin, "--calls", "2").stderr
 
 
 def end_run(store: str, state: RunState) -> None:
