@@ -22,13 +22,12 @@ from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.training_types import Trajectory, Transition
 from agentlightning.types import JSON, Call, Sampling
+from credit_tasks import DECIDES
 
 MAX_NUM_SEQS = 256
 CONTEXT = 768
 UNNAMED = "policy"
 """Model name of agents that have no name of their own."""
-DECIDES = "decides"
-"""Name of the mark, among a call's named rewards, that the final reward is due to it; nothing learns from it."""
 
 Messages = list[dict[str, str]]
 Solve = Callable[[JSON, Any], Awaitable[float]]

@@ -15,7 +15,7 @@ from typing import Any
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import Credit, credit_rule
 from agentlightning.training_types import Trajectory, Transition
-from credit_agents import DECIDES
+from credit_tasks import DECIDES
 
 GROUP, MINIBATCHES = 8, 2
 

@@ -65,11 +65,16 @@ class Job:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--rules", default=",".join(CONTESTANTS))
-    parser.add_argument("--work", type=Path, default=REPOSITORY / "runs" / "credit_suite")
-    parser.add_argument("--workers", type=int, default=2, help="processes, of one thread each")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many, from 0 [{SEEDS}]")
+    parser.add_argument("--tasks", default=",".join(TASKS), help=f"some of {', '.join(TASKS)} [all]")
+    parser.add_argument("--rules", default=",".join(CONTESTANTS), help=f"some of {', '.join(CONTESTANTS)} [all]")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=REPOSITORY / "runs" / "credit_suite",
+        help="cells and warm-started models are kept here [runs/credit_suite]",
+    )
+    parser.add_argument("--workers", type=int, default=2, help="processes, of one thread each [2]")
     parser.add_argument("--quick", action="store_true", help="relay, three rules, one seed, next to no budget")
     parser.add_argument("--draw", action="store_true", help="run nothing; write results, picture and tables")
     options = parser.parse_args()

@@ -29,6 +29,8 @@ from agentlightning.types import JSON
 
 HABIT, RIGHT = 0.45, 0.25
 """Shares of a demonstrator's choices."""
+DECIDES = "decides"
+"""Name of the mark, among a call's named rewards, that the final reward is due to it; nothing learns from it."""
 
 
 class Model(Protocol):

@@ -322,10 +322,10 @@ def draw(seeds: Sequence[Seed], title: str, to: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--example", choices=sorted(EXAMPLES), required=True)
     parser.add_argument("--slice", help="which data; the first is the default: " + names_of_slices())
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 [3]")
     parser.add_argument("--work", type=Path, help="where everything is kept [runs/experiments/EXAMPLE-SLICE]")
     parser.add_argument("--curve", type=Path, help="draw the curves into this PNG")
     parser.add_argument(

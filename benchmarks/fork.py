@@ -91,10 +91,10 @@ class Recorded:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--forks", type=int, default=1000, help="of the demo's agents, together")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--models", type=Path, help="warm-started models are kept here")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--forks", type=int, default=1000, help="of the demo's agents, together [1000]")
+    parser.add_argument("--seed", type=int, default=0, help="of models and tasks [0]")
+    parser.add_argument("--models", type=Path, help="warm-started models are kept here; none: made anew each time")
     given = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from agentlightning.algorithms.critic import Critic
 from agentlightning.config import parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.rl.policy_update import check_fit, critic_values
-from agentlightning.trainer.schedules import schedules_of
+from agentlightning.trainer.schedules import check_joint_rows, schedules_of
 from agentlightning.training_types import ImageInput, TrainingSequence, Trajectory, Transition
 
 
@@ -140,7 +140,7 @@ def test_every_sampled_token_is_in_one_row_after_the_calls_before_it(data: st.Da
     assert trained == [token for one in calls for token in one.sampled_ids]
     for row in rows:
         longest = max(len(one.suffix_ids) + len(one.sampled_ids) for one in calls)
-        assert len(row.tokens) <= max(max_tokens, max_tokens // 2 + longest)
+        assert len(row.tokens) <= max(max_tokens, longest)
     whole = [token for one in calls for token in (*one.suffix_ids, *one.sampled_ids)]
     assert rows_of(joint_transcript(calls, 10_000))[0].tokens == whole
 
@@ -165,6 +165,19 @@ def test_policies_of_different_models_have_no_joint_critic() -> None:
         schedules_of(parse_config(RUN | {"policies": policies}))
     alike = {"white": {"model": "w"}, "black": {"snapshot_of": "white"}}
     assert list(schedules_of(parse_config(RUN | {"policies": alike}))) == ["white"]
+
+
+def test_rows_that_the_model_has_no_context_for_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
+
+    def check(critic: dict[str, Any]) -> None:
+        algorithm = {"advantage": "gae", "critic": critic}
+        check_joint_rows(schedules_of(parse_config(RUN | {"model": {"path": "m"}, "algorithm": algorithm})), tmp_path)
+
+    check({"view": "joint", "max_joint_tokens": 64})
+    check({"view": "own"})
+    with pytest.raises(ConfigError, match=r"critic\.max_joint_tokens: the model's context holds 64 tokens, got 8192"):
+        check({"view": "joint"})
 
 
 def test_an_engine_without_a_value_head_is_refused(tmp_path: Path) -> None:

@@ -57,6 +57,35 @@ async def test_a_reward_is_explained_from_record_to_advantage(store: LightningSt
     assert told.endswith("outcome: trained, if the step were learned from as it is now")
 
 
+async def test_a_rule_whose_credit_is_a_difference_is_explained_by_the_numbers_that_it_compares(
+    store: LightningStore,
+) -> None:
+    """Returns 1 and -0.2: mean 0.4, deviation 0.8485; the first call earned 0.6 more than expected, the last 0.5."""
+    settings = {"group_size": 2, "credit": "grouped_gae", "credit_settings": {"baseline": "turn", "lam": 1.0}}
+    earned = [
+        Earned(group="a", reward=1.0, calls=(2, 3)),
+        Earned(group="a", replica=1, reward=0.0, calls=(2, 3), step_rewards={0: -0.2}),
+    ]
+    first, _ = await made(store, earned, algorithm=settings)
+    found = await explain_rollout(store, first)
+    assert [(one.share, one.advantage) for one in found.rollout.calls] == [
+        (0.0, pytest.approx(0.6 / (0.848528 + 1e-4))),
+        (0.0, pytest.approx(0.5 / (0.848528 + 1e-4))),
+    ]
+    told = "\n".join(found.lines)
+    assert "instead of rewards: 1, -0.2; mean 0.4, standard deviation 0.8485" in told
+    assert "call 1: credit 0.6, from which no mean is subtracted" in told
+
+
+async def test_what_a_credit_rule_adds_to_an_advantage_is_explained(store: LightningStore) -> None:
+    earned = [Earned(group="a", replica=place, reward=float(place == 0)) for place in range(2)]
+    first, _ = await made(store, earned, algorithm={"group_size": 2, "credit": "gigpo"})
+    (call,) = (await explain_rollout(store, first)).rollout.calls
+    assert call.advantage - call.bonus == pytest.approx(0.5 / (0.707107 + 1e-4))
+    told = "\n".join((await explain_rollout(store, first)).lines)
+    assert f"{call.bonus:+.4g} of it added by the credit rule" in told
+
+
 async def test_a_consumed_rollout_is_explained_from_its_steps_list(store: LightningStore) -> None:
     ids = await made(store)
     inputs = [ConsumedInputs(attempt=1, calls=[f"{key}-0"], rewards=[f"{key}-reward-None"]) for key in ids]

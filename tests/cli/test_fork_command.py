@@ -13,7 +13,18 @@ from agentlightning.cli.app import app
 from agentlightning.cli.fork import read_answer
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
-from agentlightning.types import SESSION, Call, Claim, Finish, NewRollout, Rollout, Sampling, VersionSpan, WorkerStatus
+from agentlightning.types import (
+    SESSION,
+    Call,
+    Claim,
+    Finish,
+    NewRollout,
+    Rollout,
+    RunState,
+    Sampling,
+    VersionSpan,
+    WorkerStatus,
+)
 
 WORKER = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
 
@@ -82,6 +93,23 @@ def test_forks_are_enqueued_and_their_ids_printed(store: str) -> None:
     printed = agl(store, "fork", origin, "--calls", "2", "--count", "2").stdout.split()
     forks = [one.fork for one in rollouts(store, printed)]
     assert [(one.rollout_id, one.calls, one.answer) for one in forks if one] == [(origin, 2, None)] * 2
+
+
+def test_forks_of_a_run_that_does_not_go_on_say_what_they_wait_for(store: str) -> None:
+    origin = finished(store)
+    assert agl(store, "fork", origin, "--calls", "2").stderr == ""
+    end_run(store, "interrupted")
+    assert "agl train --resume run" in agl(store, "fork", origin, "--calls", "2").stderr
+    end_run(store, "finished")
+    assert "agl rollouts execute run" in agl(store, "fork", origin, "--calls", "2").stderr
+
+
+def end_run(store: str, state: RunState) -> None:
+    async def work() -> None:
+        async with open_store(store) as opened:
+            await opened.update_run("run", state=state)
+
+    asyncio.run(work())
 
 
 def test_the_answer_is_a_text_or_what_a_file_says(store: str, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ def joint_transcript(transitions: Sequence[Transition], max_tokens: int) -> list
         O1 A1 O2 A2 O3 A3
 
     Where that would be longer than `max_tokens`, a new row begins at a call, with the latest calls and observations before
-    it that fill at most half of that; a call whose own new tokens are longer makes a row that is. Grammars are left out,
-    since no log-probability of such a row means anything.
+    it that fill at most half of that and leave room for the call; a call whose own new tokens are longer makes a row that
+    is. Grammars are left out, since no log-probability of such a row means anything.
     """
     pieces: list[Piece] = []
     shown: set[str] = set()
@@ -39,7 +39,7 @@ def joint_transcript(transitions: Sequence[Transition], max_tokens: int) -> list
         shown.add(call.call_id)
         own = [*new, (call.sampled_ids, [])]
         parent = chain[-1] if chain and length + _length(own) <= max_tokens else None
-        before = [] if parent is not None else _latest(pieces, max_tokens // 2)
+        before = [] if parent is not None else _latest(pieces, min(max_tokens // 2, max_tokens - _length(own)))
         length = _length(before + own) + (0 if parent is None else length)
         pieces += own
         ids, images = _joined(before + new)

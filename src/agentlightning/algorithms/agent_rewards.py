@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.algorithms.rewards import RewardPolicy
 from agentlightning.algorithms.selection import own_groups
 from agentlightning.algorithms.updates import Signal
@@ -111,5 +112,9 @@ def _joined(trajectory: Trajectory, agents: Sequence[str | None], parts: Mapping
         advantages=[one.advantages[place] for one, place in picked],
         others={name: [one.others[name][place] for one, place in picked] for name in first.others},
         critic={name: [one.critic[name][place] for one, place in picked] for name in first.critic},
-        credits=[one.credits[place] for one, place in picked],
+        credit=Credit(
+            values=[one.credit.values[place] for one, place in picked],
+            shares=[1.0 if one.credit.shares is None else one.credit.shares[place] for one, place in picked],
+            bonus=[0.0 if one.credit.bonus is None else one.credit.bonus[place] for one, place in picked],
+        ),
     )

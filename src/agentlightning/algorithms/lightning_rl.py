@@ -37,10 +37,6 @@ from agentlightning.errors import RewardError
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 from agentlightning.types import Outcome
 
-SCORE_DIGITS = 10
-"""Decimals of a rule's score that are compared: step rewards that add up to 0, as shaping ones do, leave rounding errors,
-which would be all that equal rewards differ by, and what advantages are divided by."""
-
 
 def _rule_name(credit: object) -> str:
     name = path_of(credit) if isinstance(credit, Rule) else code_name(credit)
@@ -423,7 +419,7 @@ class LightningRL:
                 advantages=advantages,
                 others={} if self.joint_critic else others,
                 critic=others if self.joint_critic else {},
-                credits=one.rewards,
+                credit=Credit(values=one.rewards),
             )
         return signals, explained(estimated)
 
@@ -468,7 +464,7 @@ class LightningRL:
         if self.advantage in WHITENED:
             values = _whitened(trajectories, values, [credit.left_out for credit in flat])
         return {
-            trajectory.rollout_id: Signal(advantages=self._with_bonus(trajectory, credit, row), credits=credit.values)
+            trajectory.rollout_id: Signal(advantages=self._with_bonus(trajectory, credit, row), credit=credit)
             for trajectory, credit, row in zip(trajectories, flat, values, strict=True)
         }
 
@@ -476,7 +472,7 @@ class LightningRL:
         if not group:
             return []
         scores = [
-            trajectory.reward if credit.score is None else round(credit.score, SCORE_DIGITS)
+            trajectory.reward if credit.score is None else credit.score
             for trajectory, credit in zip(group, credits, strict=True)
         ]
         shares = None

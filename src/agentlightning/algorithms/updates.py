@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast, get_args
 
 from agentlightning.adapters.sequences import Aggregation, PerToken, merge, token_weights, until_last_signal
+from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.algorithms.credit.tree import trees_of
 from agentlightning.algorithms.plugins import plugin_weights
 from agentlightning.training_types import TrainingSequence, Trajectory, Transition
@@ -25,12 +26,12 @@ class Signal:
     """The training signal of one rollout; every list has one entry per transition."""
 
     advantages: Sequence[PerToken]
+    credit: Credit
+    """The credit that the advantages were made of."""
     others: Mapping[str, Sequence[PerToken]] = field(default_factory=dict)
     """Further columns of `training_types.TrainingSequence`, such as a critic's returns."""
     critic: Mapping[str, Sequence[PerToken]] = field(default_factory=dict)
     """The same, of a critic's own rows."""
-    credits: Sequence[float] = ()
-    """The credit that the advantages were made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,12 @@ class CallSignal:
     call: Transition
     credit: float
     advantages: PerToken
+    share: float = 1.0
+    """The share of the group's baseline that the credit was compared with."""
+    bonus: float = 0.0
+    """The part of the advantages that the credit rule added as it is."""
+    score: float | None = None
+    """The number by which the rollout was compared with the others of its group. None: its reward."""
     returns: PerToken | None = None
     """The critic's targets."""
 
@@ -56,13 +63,18 @@ def call_signals(trajectories: Sequence[Trajectory], signals: Mapping[str, Signa
             call=call,
             credit=credit,
             advantages=advantages,
+            share=share,
+            bonus=bonus,
+            score=signal.credit.score,
             returns=returns,
         )
         for one in trajectories
         if (signal := signals[one.rollout_id])
-        for call, credit, advantages, returns in zip(
+        for call, credit, share, bonus, advantages, returns in zip(
             one.transitions,
-            signal.credits,
+            signal.credit.values,
+            signal.credit.shares or [1.0] * len(one.transitions),
+            signal.credit.bonus or [0.0] * len(one.transitions),
             signal.advantages,
             {**signal.others, **signal.critic}.get("returns", [None] * len(one.transitions)),
             strict=True,

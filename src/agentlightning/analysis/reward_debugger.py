@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentlightning.algorithms.advantage import ADVANTAGES
+from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED
 from agentlightning.algorithms.combinations import GAE
 from agentlightning.algorithms.credit import Evidence, find_rule
 from agentlightning.algorithms.lightning_rl import LightningRL
@@ -39,6 +39,8 @@ MAX_SCORED = 64
 """Rollouts whose whole records are held while a reward function scores them."""
 SMALL = 1e-9
 """An advantage below it has no sign."""
+WITHOUT_MEAN = ("reinforce", "reinforce_pp")
+"""Advantages that subtract no mean of the group's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,10 @@ class CallAdvantage:
     credit: float
     advantage: float
     """The mean over its tokens, where they have one each."""
+    share: float
+    """The share of the group's mean that is subtracted from the credit; 0 where the credit is a difference already."""
+    bonus: float
+    """The part of the advantage that the credit rule added as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,8 @@ class RolloutAdvantage:
     group_id: str
     reward: float | None
     """As the algorithm weighs it; None where it is not known."""
+    score: float | None
+    """The number by which it is compared with its group: the reward, unless the credit rule names another."""
     outcome: Outcome
     calls: list[CallAdvantage]
     """None where the outcome is invalid."""
@@ -159,7 +167,7 @@ async def explain_rollout(store: LightningStore, rollout_id: str, policy: str | 
         raise NotFoundError(
             f"{rollout_id}: step {record.step} learned nothing from it: it failed, or has no call of {record.policy!r}"
         )
-    group = {one.rollout_id: one.reward for one in advantages.values() if one.group_id == own.group_id}
+    members = [one for one in advantages.values() if one.group_id == own.group_id]
     trajectory = next(one for members in record.groups for one in members if one.rollout_id == rollout_id)
     return RewardExplanation(
         run_id=rollout.run_id,
@@ -167,8 +175,8 @@ async def explain_rollout(store: LightningStore, rollout_id: str, policy: str | 
         consumed=record.consumed,
         policy=record.policy,
         rollout=own,
-        group=group,
-        lines=_in_words(record, trajectory, own, group),
+        group={one.rollout_id: one.reward for one in members},
+        lines=_in_words(record, trajectory, own, members),
     )
 
 
@@ -264,6 +272,7 @@ def _planned(
     )
     rewards = {one.rollout_id: one.reward for group in policy.settle(groups).groups for one in group}
     calls: dict[str, list[CallAdvantage]] = {}
+    scores = {one.rollout_id: one.score for one in plan.calls if one.score is not None}
     for one in plan.calls:
         of_rollout = calls.setdefault(one.rollout_id, [])
         advantage = one.advantages if isinstance(one.advantages, float | int) else statistics.fmean(one.advantages)
@@ -276,6 +285,8 @@ def _planned(
                 step_reward=one.call.reward,
                 credit=one.credit,
                 advantage=advantage,
+                share=one.share,
+                bonus=one.bonus,
             )
         )
     return {
@@ -283,6 +294,7 @@ def _planned(
             rollout_id=one.rollout_id,
             group_id=one.group_id,
             reward=rewards.get(one.rollout_id),
+            score=scores.get(one.rollout_id, rewards.get(one.rollout_id)),
             outcome=plan.outcomes[one.rollout_id],
             calls=calls.get(one.rollout_id, []),
         )
@@ -381,33 +393,38 @@ async def consuming_step(store: LightningStore, rollout: Rollout) -> int | None:
 
 
 def _in_words(
-    record: StepRecord, trajectory: Trajectory, own: RolloutAdvantage, group: Mapping[str, float | None]
+    record: StepRecord, trajectory: Trajectory, own: RolloutAdvantage, members: Sequence[RolloutAdvantage]
 ) -> list[str]:
     algorithm, rule = record.algorithm, find_rule(str(record.algorithm.credit))
-    known = [value for value in group.values() if value is not None]
-    spread = statistics.stdev(known) if len(known) > 1 else 0.0
     lines = [_reward_line(algorithm, trajectory, own.reward)]
-    if known:
-        lines.append(
-            f"group {own.group_id}: {len(known)} rollouts with rewards "
-            f"{', '.join(f'{value:g}' for value in sorted(known, reverse=True))}; mean {statistics.fmean(known):.4g}, "
-            f"standard deviation {spread:.4g}"
-        )
+    compared = [(one.reward, one.score) for one in members if one.reward is not None and one.score is not None]
+    rewards, scores = [reward for reward, _ in compared], [score for _, score in compared]
+    if rewards:
+        count = f"{len(rewards)} rollout{'s' if len(rewards) > 1 else ''}"
+        lines.append(f"group {own.group_id}: {count} with rewards {_spread(rewards)}")
+    if any(abs(score - reward) > SMALL for reward, score in compared):
+        lines.append(f"  the credit rule compares them by returns of their own instead of rewards: {_spread(scores)}")
+    if algorithm.agent_reward_weights:
+        lines.append("  each agent is compared by its own return instead: agent_reward_weights")
     settings = algorithm.rule_settings
     given = f" ({', '.join(f'{name} = {value!r}' for name, value in settings.items())})" if settings else ""
-    lines.append(f"credit {rule.name}{given}: {_first_line(rule.function)}")
+    lines.append(f"credit {rule.name}{given}: {_summary(rule.function)}")
     lines += [
         f"  call {call.place}{f' by {call.agent}' if call.agent else ''}: "
         + (f"step reward {call.step_reward:g}, " if call.step_reward else "")
-        + f"credit {call.credit:.4g}"
+        + f"credit {call.credit:.4g}{_compared_with(algorithm, call)}"
         for call in own.calls
     ]
-    formula = _first_line(ADVANTAGES[algorithm.advantage]) if algorithm.advantage in ADVANTAGES else "a plug-in"
+    formula = _summary(ADVANTAGES[algorithm.advantage]) if algorithm.advantage in ADVANTAGES else "a plug-in"
     lines.append(f"advantage {algorithm.advantage}: {formula}")
+    if algorithm.advantage in WHITENED:
+        lines.append("  then (value - mean) / standard deviation, over all sampled tokens of the step")
     if algorithm.solved_bonus:
         lines.append(f"  and solved_bonus × reward: {algorithm.solved_bonus:g} × {own.reward or 0.0:g}")
     lines += [
-        f"  call {call.place}: {call.advantage:+.4g} on each of {call.tokens} trained tokens" for call in own.calls
+        f"  call {call.place}: {call.advantage:+.4g} on each of {call.tokens} trained tokens"
+        + (f", {call.bonus:+.4g} of it added by the credit rule" if call.bonus else "")
+        for call in own.calls
     ]
     lines.append(
         f"outcome: {own.outcome}" + ("" if record.consumed else ", if the step were learned from as it is now")
@@ -427,8 +444,22 @@ def _reward_line(algorithm: LightningRL, trajectory: Trajectory, reward: float |
     return f"reward: {terms} = {total}"
 
 
-def _first_line(function: object) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
+def _spread(values: Sequence[float]) -> str:
+    ordered = ", ".join(f"{value:.6g}" for value in sorted(values, reverse=True))
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{ordered}; mean {statistics.fmean(values):.4g}, standard deviation {deviation:.4g}"
+
+
+def _compared_with(algorithm: LightningRL, call: CallAdvantage) -> str:
+    """Words for a credit from which not the whole mean of the group is subtracted; none for advantages without a mean."""
+    if call.share == 1 or algorithm.advantage not in ADVANTAGES or algorithm.advantage in WITHOUT_MEAN:
+        return ""
+    return f", from which {f'{call.share:.4g} of the' if call.share else 'no'} mean is subtracted"
+
+
+def _summary(function: object) -> str:
+    """The first paragraph of what a function says of itself."""
+    return " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
 
 
 def _sign(number: float | None) -> int:

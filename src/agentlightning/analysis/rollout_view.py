@@ -40,7 +40,7 @@ def print_rollout(
         where = f" on call {reward.call_id}" if reward.call_id else ""
         line = f"reward {reward.name} {reward.value:g} ({reward.source}, attempt {reward.attempt}){where}"
         console.print(line, soft_wrap=True)
-    console.print(f"final reward {rollout.reward}  outcome {rollout.outcome}")
+    console.print(f"final reward {rollout.reward}  outcome {rollout.outcome or 'none'}")
     print_feedback(console, feedback)
     if rollout.warning:
         console.print(rollout.warning, soft_wrap=True, style="yellow")

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentlightning.cli.options import Json, Store, print_json, with_store
-from agentlightning.errors import InputError
+from agentlightning.cli.options import (
+    Json,
+    RunId,
+    Runs,
+    Settings,
+    Store,
+    own_config,
+    print_json,
+    trained_checkpoint,
+    with_store,
+)
+from agentlightning.errors import ConflictError, InputError
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
@@ -35,7 +45,8 @@ def fork_rollout(
 ) -> None:
     """Enqueue rollouts that put an agent back into a state in which it was, and print their ids.
 
-    The run's workers execute them: its agent is started anew, and its first calls are answered from the record.
+    The run's workers execute them, after its end those of `agl rollouts execute`: its agent is started anew, and its first
+    calls are answered from the record. `agl rollouts show ID` shows what became of one.
     """
     from agentlightning.store.forks import new_forks
     from agentlightning.store.scan import find_run
@@ -52,8 +63,52 @@ def fork_rollout(
         return
     for one in made:
         typer.echo(one.id)
-    if run.state != "running":
-        typer.echo(f"run {run.id} is {run.state}: they wait for a server with its model and for workers", err=True)
+    if run.state == "finished":
+        typer.echo(
+            f"run {run.id} is finished: they wait until they are executed, by: agl rollouts execute {run.id}", err=True
+        )
+    elif run.state != "running":
+        typer.echo(
+            f"run {run.id} is {run.state}: they wait until it goes on, by: agl train --resume {run.id}", err=True
+        )
+
+
+def execute_rollouts(run: RunId, settings: Settings = None, store: Store = None, runs: Runs = Path("runs")) -> None:
+    """Execute the rollouts that wait in a finished run, such as forks made since, and print how they ended.
+
+    Its last checkpoint, or the model of a run that trained nothing, is served, and its workers are started, until none
+    waits.
+    """
+    from agentlightning.store.base import RolloutQuery
+    from agentlightning.store.scan import find_run
+    from agentlightning.trainer.checkpoint import RunFolder, policies_in
+    from agentlightning.trainer.display import Display
+    from agentlightning.trainer.interrupts import run_interruptible
+    from agentlightning.trainer.policies import with_models
+    from agentlightning.trainer.serving import execute_waiting, is_training
+
+    folder = RunFolder(runs, run)
+    config = own_config(folder, settings or [], store)
+
+    async def waiting(opened: LightningStore) -> tuple[Run, list[Rollout]]:
+        query = RolloutQuery(run_id=run, states=["queued", "running"], limit=1)
+        return await find_run(opened, run), await opened.rollouts(query)
+
+    found, some = with_store(config.store.url, waiting)
+    if found.state != "finished":
+        raise ConflictError(
+            f"{run}: expected a finished run, this is {found.state}: its own workers execute its rollouts"
+        )
+    if not some:
+        raise ConflictError(f"{run}: no rollout waits; fork one by: agl rollouts fork ROLLOUT --calls N")
+    step = 0
+    if is_training(found):
+        checkpoint = trained_checkpoint(config.store.url, folder)
+        config, step = with_models(config, policies_in(Path(checkpoint.path))), checkpoint.step
+    with Display(f"execute {run}") as display:
+        done = run_interruptible(lambda: execute_waiting(config, folder, display, step))
+    for one in done:
+        typer.echo(f"{one.id}  {one.state}" + ("" if one.reward is None else f"  reward {one.reward:g}"))
 
 
 def read_answer(given: str) -> str | dict[str, Any]:

@@ -30,6 +30,7 @@ MAX_REASON_CHARS = 240
 app = typer.Typer(help="List, show and replay rollouts.", no_args_is_help=True, rich_markup_mode=None)
 app.command("replay")(replay.replay)
 app.command("fork")(fork.fork_rollout)
+app.command("execute")(fork.execute_rollouts)
 app.command("drift")(drift.show_drift)
 app.command("export-rows")(export_rows.export_rows)
 app.command("export-traces")(traces.export_traces)

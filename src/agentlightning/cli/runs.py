@@ -84,7 +84,7 @@ def show_run(run: RunId, store: Store = None) -> None:
         for (mode, state), number in sorted(counts.items()):
             console.print(f"{mode} rollouts {state}: {number}")
         for checkpoint in checkpoints:
-            console.print(f"checkpoint step {checkpoint.step}: {checkpoint.path}", soft_wrap=True)
+            console.print(f"checkpoint step {checkpoint.step}: {_place(checkpoint.path)}", soft_wrap=True)
         if undone := sorted({metric.step for metric in metrics if metric.abandoned}):
             console.print(f"steps that a crash undid: {', '.join(map(str, undone))}; their metrics are left out")
         latest = {metric.name: metric for metric in metrics if not metric.abandoned}
@@ -139,6 +139,19 @@ def state_of(run: Run, runs: Path) -> str:
 
 def _number(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, int | float) else ""
+
+
+def _place(path: str) -> str:
+    """Path or URL of a checkpoint, with a note where the folder is not there.
+
+    >>> _place("s3://bucket/run/step-000010"), _place("/")
+    ('s3://bucket/run/step-000010', '/')
+    >>> _place("/nowhere/step-000000")
+    '/nowhere/step-000000  (not here: deleted by trainer.keep_checkpoints, or on another host)'
+    """
+    if "://" in path or Path(path).is_dir():
+        return path
+    return f"{path}  (not here: deleted by trainer.keep_checkpoints, or on another host)"
 
 
 def _time(nanoseconds: int) -> str:

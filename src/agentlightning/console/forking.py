@@ -99,7 +99,8 @@ async def _made(reader: Reader, run_id: str, group: str) -> Html:
     return join(
         [
             element("h1", f"{len(made)} new rollouts"),
-            element("p", f"The workers of run {run_id} execute them; load this page again to see how far they are."),
+            element("p", f"The workers of run {run_id} execute them, after its end: agl rollouts execute {run_id}"),
+            element("p", "Load this page again to see how far they are."),
             table(["rollout", "state", "reward"], rows, "The new rollouts"),
             element("p", element("a", "Side by side", href=url("/side", {"run": run_id, "group": group}))),
         ]

@@ -45,6 +45,12 @@ class RolloutCollector:
         rollouts: list[Rollout] = []
         for start in range(0, len(wanted), ENQUEUE_BATCH):
             rollouts += await self._store.enqueue(wanted[start : start + ENQUEUE_BATCH])
+        return await self.finished(rollouts, on_progress)
+
+    async def finished(
+        self, rollouts: Sequence[Rollout], on_progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> list[Rollout]:
+        """Return these rollouts, read after `begin`, once all have finished, in the order given. StoreError as `collect`."""
         finished = {rollout.id: rollout for rollout in rollouts if rollout.state in FINAL_STATES}
         outstanding = {rollout.id for rollout in rollouts} - set(finished)
         self.watch(outstanding)

@@ -59,7 +59,8 @@ class Processes:
     ``http://…`` is a server that runs already: none is started then. Making one starts nothing: it raises ModelError where
     the configuration names a local folder that is no model, MissingExtraError where a child would lack a package,
     ConfigError where no worker could ever come or an external model's key is missing. needs: by policy, what its engine
-    keeps because its algorithm asks for it. register: makes the run known to the store.
+    keeps because its algorithm asks for it. register: makes the run known to the store, which learns how it ended, too;
+    None: it is known, and its state stays as it is.
     """
 
     store: LightningStore
@@ -160,7 +161,7 @@ class Processes:
             # From here on the store has the run, and how it ended: one whose engine cannot start is listed as failed.
             if self._register is not None:
                 await self._register(self.store)
-            await stack.enter_async_context(record_run_status(self.store, self._folder.run_id))
+                await stack.enter_async_context(record_run_status(self.store, self._folder.run_id))
             await put_gateway_settings(self._config, self._folder.run_id, self.store)
             if self._console:
                 # Beside the server where it can be, so that who looks takes nothing from it.

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
+from pathlib import Path
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
@@ -17,6 +18,7 @@ from agentlightning.config import Config
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import ConfigError
+from agentlightning.trainer.offline.dataset import max_row_tokens
 from agentlightning.trainer.offline.settings import (
     OFFLINE_ALGORITHMS,
     algorithm_class,
@@ -151,6 +153,13 @@ def _sampled(algorithm: LightningRL) -> str:
 def online_algorithms(schedule: Sequence[ScheduledAlgorithm]) -> list[LightningRL]:
     """The parts that learn from the run's own rollouts."""
     return [part.algorithm for part in schedule if isinstance(part.algorithm, LightningRL)]
+
+
+def check_joint_rows(schedules: Mapping[str, Sequence[ScheduledAlgorithm]], model: Path) -> None:
+    """ConfigError where rows of a joint critic could be longer than the context of the model, which all policies share."""
+    for one in chain.from_iterable(map(online_algorithms, schedules.values())):
+        if one.critic is not None and one.joint_critic:
+            max_row_tokens(model, one.critic.max_joint_tokens, "algorithm.critic.max_joint_tokens")
 
 
 def needs_of(schedule: Sequence[ScheduledAlgorithm]) -> EngineNeeds:

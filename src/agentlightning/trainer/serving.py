@@ -1,22 +1,26 @@
 """Serving: a run whose model is served as it is and not trained.
 
-The check, the evaluation and the recording of rollouts use it.
+The check, the evaluation and the recording of rollouts use it, each with a run of its own; forks of a finished run are
+executed in that run.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from agentlightning.config import Config, run_record
-from agentlightning.store.base import LightningStore
+from agentlightning.errors import ConflictError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.scan import find_run
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.monitor.trace_export import TraceExport
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
-from agentlightning.types import JSON, Mode, NewRollout, RetryPolicy, Run, Sampling
+from agentlightning.types import JSON, Mode, NewRollout, RetryPolicy, Rollout, Run, Sampling
 
 CHECK = "check"
 """The name of a check's run, which lists leave out."""
@@ -68,9 +72,39 @@ async def serve_model(
         await store.create_run(name, run_record(config), folder.run_id)
 
     async with Processes(config, folder, register=register, progress=progress, beside=beside) as processes:
-        store = processes.store
-        await publish(store, processes.engine, folder.run_id, processes.policies, step=0, parent=None)
-        await processes.start_workers(progress.note)
-        async with TraceExport(config.tracing.export, folder, store, progress.note):
-            yield RolloutCollector(store, folder.run_id), processes
-        await store.update_run(folder.run_id, state="finished")
+        async with _at_work(config, folder, processes, progress, step=0) as collector:
+            yield collector, processes
+        await processes.store.update_run(folder.run_id, state="finished")
+
+
+async def execute_waiting(config: Config, folder: RunFolder, progress: Progress, step: int) -> list[Rollout]:
+    """Execute the rollouts that wait in a finished run, by the weights that `config` names, which are those of `step`.
+
+    Returns them, finished. The run stays finished, whatever happens.
+
+    ConflictError where the run is not finished, or where another process works on it.
+    """
+    with folder.held():
+        # A folder of its own, since the run's holds what a later training would go on with.
+        own = RunFolder(folder.path / "executions", folder.run_id)
+        async with Processes(config, own, progress=progress) as processes:
+            run = await find_run(processes.store, folder.run_id)
+            if run.state != "finished":
+                raise ConflictError(f"{run.id}: expected a finished run, this is {run.state}")
+            async with _at_work(config, own, processes, progress, step) as collector:
+                await collector.begin()
+                query = RolloutQuery(run_id=run.id, states=["queued", "running"])
+                waiting = await processes.store.rollouts(query)
+                return await processes.beside(collector.finished(waiting, partial(progress.phase, "execute")))
+
+
+@asynccontextmanager
+async def _at_work(
+    config: Config, folder: RunFolder, processes: Processes, progress: Progress, step: int
+) -> AsyncIterator[RolloutCollector]:
+    """The policies are served and the workers execute what is enqueued."""
+    store = processes.store
+    await publish(store, processes.engine, folder.run_id, processes.policies, step=step, parent=None)
+    await processes.start_workers(progress.note)
+    async with TraceExport(config.tracing.export, folder, store, progress.note):
+        yield RolloutCollector(store, folder.run_id)

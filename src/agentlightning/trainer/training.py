@@ -55,7 +55,7 @@ from agentlightning.trainer.prompts.prompt_steps import PromptSteps
 from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.rl.opponents import Opponents
 from agentlightning.trainer.run_lease import RunLease
-from agentlightning.trainer.schedules import needs_of, online_algorithms, schedules_of
+from agentlightning.trainer.schedules import check_joint_rows, needs_of, online_algorithms, schedules_of
 from agentlightning.types import JSON
 
 MakeLoop = Callable[[Processes], RLLoop | OfflineLoop]
@@ -183,6 +183,7 @@ class Training:
                 for alias, schedule in schedules.items()
                 if (sampling := online_algorithms(schedule))
             }
+            check_joint_rows(schedules, processes.model)
             loop = RLLoop(
                 policies=policies,
                 train=train,

@@ -329,7 +329,7 @@ class PolicyCalls:
             await stream.more(index, decoder.feed(ids))
 
     async def _prompt_logprobs(self, job: PolicyJob) -> list[dict[int, PromptLogprob] | None] | None:
-        """What the engine gives for the prompt; the one token that engines insist on sampling is dropped."""
+        """Asks the engine about the prompt; the one token that engines insist on sampling is dropped."""
         request = job.engine_request(0)
         request["sampling_params"]["max_tokens"] = 1
         return (await self._engine_router.generate(job.policy, request, _affinity(job))).prompt_logprobs

@@ -76,7 +76,7 @@ METRICS: Mapping[str, str] = {
     "critic/value_mean": "mean of the critic's values",
     "critic/explained_variance": "share of the returns' variance that the critic explains",
     "rollout/count": "rollouts that the step consumed",
-    "rollout/turns": "calls of the policy per rollout",
+    "rollout/turns": "calls of the policy per rollout, without those that a fork replayed",
     "rollout/calls": "recorded calls of these rollouts",
     "rollout/forked_calls": "calls whose prompt could not continue the tokens of an earlier one",
     "rollout/forked_share": "rollout/forked_calls / rollout/calls",

@@ -213,13 +213,13 @@ class OfflineDataset:
         return None
 
 
-def max_row_tokens(model: Path, longest: int | None) -> int:
+def max_row_tokens(model: Path, longest: int | None, setting: str = "algorithm.longest") -> int:
     """Most tokens of a row: what the model's context holds, or fewer. ConfigError where the setting asks for more."""
     table: dict[str, Any] = orjson.loads((model / "config.json").read_bytes())
     table = table.get("text_config") or table
     context = context_length(type("ModelConfig", (), table))
     if longest is not None and longest > context:
-        raise ConfigError(f"algorithm.longest: the model's context holds {context} tokens, got {longest}")
+        raise ConfigError(f"{setting}: the model's context holds {context} tokens, got {longest}")
     return longest or context
 
 
