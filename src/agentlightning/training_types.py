@@ -128,8 +128,8 @@ class Trajectory:
     failed: bool = False
     """True where all attempts failed; `reward` is then what the run gives for that."""
     replayed: dict[str, str] = field(default_factory=dict)
-    """Calls of a fork that were not sampled for it, each with the call whose completion it repeats, which may repeat one
-    itself. They are no transitions: what was sampled once is learned from once."""
+    """Calls of a fork that were not sampled for it, each with the call whose completion it repeats: the one that was
+    sampled, where those in between were read, too. They are no transitions: what was sampled once is learned from once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

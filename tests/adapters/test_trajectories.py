@@ -234,3 +234,21 @@ def test_a_call_by_which_a_judge_was_asked_is_not_trained() -> None:
     asked = replace(call("j", [1], [9], prompt_tokens=1), agent=JUDGE)
     [kept], _ = trajectories([rollout()], [call("a", [1], [2], prompt_tokens=1), asked])
     assert [one.call_id for one in kept.transitions] == ["a"]
+
+
+def test_what_a_fork_of_a_fork_repeats_is_known_by_the_call_that_was_sampled() -> None:
+    def repeat(id: str, of: str, rollout_id: str) -> Call:
+        return replace(call(id, [1], [2], prompt_tokens=1, rollout_id=rollout_id), replayed_id=of)
+
+    calls = [
+        call("a1", [1], [2], prompt_tokens=1, rollout_id="a"),
+        repeat("b1", "a1", "b"),
+        call("b2", [3], [4], prompt_tokens=1, rollout_id="b"),
+        repeat("c1", "b1", "c"),
+        repeat("c2", "b2", "c"),
+        call("c3", [5], [6], prompt_tokens=1, rollout_id="c"),
+    ]
+    # b has no reward, so that nothing is learned from it
+    found, left_out = trajectories([rollout("a"), rollout("b", reward=None), rollout("c")], calls)
+    assert list(left_out) == ["b"]
+    assert [one.replayed for one in found] == [{}, {"c1": "a1", "c2": "b2"}]

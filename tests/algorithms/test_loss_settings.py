@@ -181,6 +181,18 @@ def test_reinforce_takes_several_updates_where_importance_corrects_for_the_earli
         ({"kl": float("inf")}, "algorithm.kl: expected a finite number, got inf"),
         ({"dual_clip": True}, "algorithm.dual_clip: expected a valid number, got True"),
         ({"reward_weights": 3}, "algorithm.reward_weights: expected a table, got 3"),
+        (
+            {"credit": "grouped_gae", "credit_settings": {"baseline": "turn", "key": "keys.py:state"}},
+            "algorithm.credit_settings.key: has no effect with baseline = 'turn'",
+        ),
+        (
+            {"credit": "graph_td", "credit_settings": {"max_states": 0, "forget": 0.5}},
+            "algorithm.credit_settings.forget: has no effect with max_states = 0",
+        ),
+        (
+            {"credit": "forked", "credit_settings": {"calls": 0, "choose": "variance"}},
+            "algorithm.credit_settings.choose: has no effect with calls = 0",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_was_expected(settings: dict[str, Any], sentence: str) -> None:

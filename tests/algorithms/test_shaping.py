@@ -54,9 +54,36 @@ def test_rules_that_are_to_be_earned_and_rewards_of_others_stay() -> None:
 
 def test_the_discount_is_that_of_the_returns() -> None:
     assert LightningRL(credit="step_rewards", credit_settings={"gamma": 0.5}).call_gamma == 0.5
-    assert LightningRL(credit="gigpo").call_gamma == 0.95
+    assert LightningRL(credit="gigpo").call_gamma == 1.0  # it adds up a rollout's rewards without a discount
     assert LightningRL().call_gamma == 1.0
     assert LightningRL(advantage="gae", critic={"call_gamma": 0.8}).call_gamma == 0.8
+
+
+def group_of_equal_rewards(reward: float) -> list[Trajectory]:
+    errors = ([-0.2, 0.0, -0.2], [0.0, -0.2, 0.0], [0.0, 0.0, 0.0], [-0.2, -0.2, 0.0])
+    retries = ([-0.1, -0.1, 0.0], [0.0, -0.1, -0.1], [0.0, -0.1, 0.0], [-0.1, 0.0, -0.1])
+    return [
+        judged(f"r{place}", reward, air_tool_error=error, air_retry=retry)
+        for place, (error, retry) in enumerate(zip(errors, retries, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("credit", ["step_rewards", "grouped_gae"])
+def test_equal_rewards_differ_by_no_rounding_error_of_what_shaping_added(credit: str) -> None:
+    algorithm = LightningRL(credit=credit, group_size=4)
+    groups = shaped_air([group_of_equal_rewards(1.0)], lambda rule: True)
+    undivided = replace(algorithm, normalize_std=False).advantages(groups[0])
+    for found, expected in zip(algorithm.advantages(groups[0]), undivided, strict=True):
+        assert found == pytest.approx(expected)
+    failures = shaped_air([group_of_equal_rewards(0.0)], lambda rule: True)
+    assert replace(algorithm, advantage="maxrl").advantages(failures[0]) == [[0.0] * 3] * 4
+
+
+def test_shaping_leaves_the_part_of_gigpo_that_compares_rollouts_as_it_is() -> None:
+    algorithm = LightningRL(credit="gigpo", credit_settings={"omega": 0.0}, group_size=4)
+    [group] = shaped_air([group_of_equal_rewards(1.0)], lambda rule: True, algorithm.call_gamma)
+    for row in algorithm.advantages(group):
+        assert row == pytest.approx([0.0] * 3, abs=1e-9)
 
 
 @given(

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentlightning.config import parse_config, run_record
 from agentlightning.store.base import LightningStore
+from agentlightning.store.forks import new_forks
 from agentlightning.types import (
     JSON,
     Call,
@@ -81,6 +82,15 @@ async def add_rollouts(
         state = "succeeded" if one.reward is not None else "failed"
         await store.finish([Finish(lease=claims[rollout.id].lease, state=state, rewards=tuple(rewards))])
     return [rollout.id for rollout in queued]
+
+
+async def add_fork(store: LightningStore, rollout_id: str, reward: float) -> None:
+    """A finished rollout that somebody forked from this one, to see what follows."""
+    [fork] = await store.enqueue(await new_forks(store, rollout_id, 0))
+    [claim] = await store.claim(WorkerStatus(id="w", run_id=fork.run_id, host="h", pid=1, running=0, seen_ns=0))
+    await store.finish(
+        [Finish(lease=claim.lease, state="succeeded", rewards=(_reward(fork.run_id, fork.id, "reward", reward),))]
+    )
 
 
 async def log(store: LightningStore, run: str, curves: Mapping[str, Mapping[int, float]]) -> None:

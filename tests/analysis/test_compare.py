@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import orjson
 import pytest
-from stored_runs import Earned, add_rollouts, log, record
+from stored_runs import Earned, add_fork, add_rollouts, log, record
 from typer.testing import CliRunner
 
 from agentlightning.analysis.compare import (
@@ -19,7 +19,7 @@ from agentlightning.analysis.compare import (
 from agentlightning.analysis.run_settings import differing, distances, flat_settings
 from agentlightning.cli.app import app
 from agentlightning.errors import InputError, NotFoundError
-from agentlightning.store.base import LightningStore
+from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
 from agentlightning.types import Metric, Run
 
@@ -81,6 +81,16 @@ async def test_a_failed_rollout_counts_as_0_and_a_repeated_evaluation_with_its_l
     assert difference.tasks == 4
     assert difference.difference is not None
     assert difference.difference.value == -0.125
+
+
+async def test_a_fork_of_an_evaluation_s_rollout_counts_in_no_difference(store: LightningStore) -> None:
+    await evaluated(store, "slow", 1e-5, 0, (0.0, 0.0, 1.0, 1.0))
+    await evaluated(store, "fast", 1e-4, 0, (0.0, 0.0, 1.0, 1.0))
+    [lost, *_] = await store.rollouts(RolloutQuery(run_id="fast", mode="eval", step=10))
+    await add_fork(store, lost.id, 1.0)
+    [difference] = (await compare_runs(store, ["slow", "fast"])).differences
+    assert difference.difference is not None
+    assert difference.difference.value == 0.0
 
 
 async def test_what_a_crash_undid_is_in_no_figure(store: LightningStore) -> None:

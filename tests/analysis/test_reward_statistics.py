@@ -9,12 +9,13 @@ from pathlib import Path
 
 import orjson
 import pytest
-from stored_runs import Earned, add_rollouts, log, record
+from stored_runs import Earned, add_fork, add_rollouts, log, record
 from typer.testing import CliRunner
 
 from agentlightning.analysis.reward_hacks import find_hacks, moves_against, trend
 from agentlightning.analysis.reward_statistics import disagreement, distributions
 from agentlightning.analysis.rewarded_rollouts import RewardedRollout, latest_steps, read_rewarded
+from agentlightning.analysis.step_record import read_step
 from agentlightning.cli.app import app
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.store.base import LightningStore
@@ -44,6 +45,14 @@ async def test_distributions_are_by_reward_step_and_call(store: LightningStore) 
     assert final.quartiles == (0.0, 1.0, 2.0, 3.0, 4.0)
     assert [at for at, count in enumerate(final.bins) if count] == [0, 5, 10, 15, 19]
     assert (step.name, step.call, step.n, step.mean, step.bins[0]) == ("reward", 2, 5, 0.5, 5)
+
+
+async def test_a_fork_of_a_step_s_rollout_is_none_of_the_step_s(store: LightningStore) -> None:
+    await store.create_run("run", record(), "run")
+    [rollout_id] = await add_rollouts(store, "run", 1, [Earned(group="a", reward=0.0)])
+    await add_fork(store, rollout_id, 1.0)
+    assert [one.rollout_id for one in await read_rewarded(store, "run", [1])] == [rollout_id]
+    assert list((await read_step(store, "run", 1)).rollouts) == [rollout_id]
 
 
 def test_rewards_that_order_alike_agree_and_the_other_ones_are_named() -> None:

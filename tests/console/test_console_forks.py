@@ -79,6 +79,16 @@ async def test_an_answer_that_was_typed_is_given(reader: Reader, client: httpx.A
     assert made.fork.answer == {"role": "assistant", "content": "Four."}
 
 
+async def test_a_form_that_is_sent_again_with_another_answer_gives_that_one(
+    reader: Reader, client: httpx.AsyncClient
+) -> None:
+    form = {"rollout": (await finished(reader)).id, "calls": "0", "count": "1", "key": KEY, "kind": "text"}
+    for text in ("Four.", "Five.", "Five."):  # gone back to, and edited
+        await client.post("/fork", data=form | {"text": text})
+    given = [one.fork.answer["content"] for one in await forks(reader) if one.fork and one.fork.answer]
+    assert sorted(given) == ["Five.", "Four."]
+
+
 async def test_a_form_that_says_nothing_right_is_answered_with_a_sentence(
     reader: Reader, client: httpx.AsyncClient
 ) -> None:

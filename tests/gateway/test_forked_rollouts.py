@@ -11,9 +11,11 @@ from gateway_house import END, LEASE_S, House, path
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.gateway.app import App
+from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.connection_pool import ConnectionPool
+from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.forks import new_forks, replay_ended, replay_warning
 from agentlightning.store.summary_types import SummaryQuery
 from agentlightning.types import SESSION, Call, Claim, Finish, Resource, Rollout, WorkerStatus
@@ -110,6 +112,34 @@ async def test_a_gateway_that_starts_again_goes_on_with_the_replay(house: House)
         assert reply.choices[0].message.content == expected
 
 
+async def test_a_gateway_among_others_reads_nothing_for_a_replay_that_has_ended(house: House) -> None:
+    forked = await fork(house, await recorded(house), 1)
+
+    class Counting(LightningStoreClient):
+        """Counts the readings of a real store."""
+
+        reads = 0
+
+        async def calls(self, rollout_ids: Any, attempt: int | None = None) -> list[Call]:
+            self.reads += 1
+            return await house.store.calls(rollout_ids, attempt)
+
+        async def rollouts(self, query: Any) -> list[Rollout]:
+            return await house.store.rollouts(query)
+
+    store = Counting("http://nowhere")
+    attempts = AttemptCache(store, shared=True)
+    attempt = await attempts.running((forked.rollout.id, forked.lease.attempt))
+    replay = await attempts.replay(attempt)
+    assert replay is not None
+    before = store.reads
+    await attempts.replay(attempt)
+    assert store.reads == before + 1  # another gateway may have answered a call
+    replay.end("the agent asks something else")
+    await attempts.replay(attempt)
+    assert store.reads == before + 1
+
+
 async def test_a_fork_of_a_fork_has_the_seed_of_the_first(house: House) -> None:
     first = await recorded(house)
     second = await fork(house, first, 2)
@@ -190,6 +220,85 @@ async def test_a_call_whose_agent_goes_away_is_replayed_for_its_next_try(house: 
     refused = await house.http().post(f"{path(forked)}/v1/chat/completions", json=body)
     assert refused.status_code == 400
     assert await converse(house, forked, QUESTIONS[:1]) == ["sunny."]
+
+
+async def weather(house: House, claim: Claim, **fields: Any) -> list[Any]:
+    """What is answered to two requests with these fields, the policy's unless they name another model."""
+    answers = []
+    for question in QUESTIONS[:2]:
+        body = {"model": "policy", "messages": [{"role": "user", "content": question}], **fields}
+        answers.append((await house.http().post(f"{path(claim)}/v1/chat/completions", json=body)).json())
+    return answers
+
+
+async def test_a_replayed_call_has_the_log_probabilities_of_its_prompt(house: House) -> None:
+    claim = await house.claim()
+    before = await weather(house, claim, prompt_logprobs=1)
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    forked = await fork(house, claim, 1)
+    after = await weather(house, forked, prompt_logprobs=1)
+    assert [one["prompt_logprobs"] for one in after] == [one["prompt_logprobs"] for one in before]
+    assert [call.replayed_id is None for call in await calls_of(house, forked)] == [False, True]
+
+
+async def test_a_call_that_asks_for_alternatives_which_no_record_has_ends_the_replay(house: House) -> None:
+    claim = await house.claim()
+    await weather(house, claim, logprobs=True, top_logprobs=1)
+    await finished(house, claim)
+    forked = await fork(house, claim, 1)
+    await weather(house, forked, logprobs=True, top_logprobs=1)
+    assert replay_ended(*await finished(house, forked)) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "replays"),
+    [
+        ({}, {"max_tokens": 2}, False),
+        ({}, {"max_tokens": 100}, True),
+        ({"max_tokens": 5}, {"max_tokens": 6}, True),
+        ({"max_tokens": 3}, {"max_tokens": 6}, False),  # it was cut, and would go on
+        ({}, {"stop": ["nn"]}, False),
+        ({}, {"stop": ["x"]}, True),
+        ({"stop": ["nn"]}, {}, False),
+        ({"stop": ["nn"]}, {"stop": ["nn"]}, True),
+    ],
+)
+async def test_a_completion_that_the_request_could_not_have_got_is_not_replayed(
+    house: House, before: dict[str, Any], after: dict[str, Any], replays: bool
+) -> None:
+    claim = await house.claim()
+    house.say("sunny.")  # five tokens
+    await weather(house, claim, **before)
+    await finished(house, claim)
+    forked = await fork(house, claim, 1)
+    await weather(house, forked, **after)
+    assert [call.replayed_id is not None for call in await calls_of(house, forked)] == [replays, False]
+
+
+async def test_the_samples_of_a_request_are_replayed_in_their_order(house: House) -> None:
+    claim = await house.claim()
+    house.say(*(f"{number}." for number in range(24)))
+    before = await weather(house, claim, n=12)
+    await finished(house, claim)
+    after = await weather(house, await fork(house, claim, 1), n=12)
+    said = [[one["message"]["content"] for one in answered["choices"]] for answered in (before[0], after[0])]
+    assert said[0] == said[1]
+
+
+async def test_a_policy_is_not_given_what_another_one_answered_to_the_same_request(house: House) -> None:
+    rival = (await house.store.resources(house.run_id))[0].value | {"model": "rival"}
+    await house.store.put_resources([Resource(run_id=house.run_id, name="rival", kind="policy", value=rival)])
+    claim = await house.claim()
+    house.say("sunny.", "rainy.", "cloudy.")
+    for model in ("policy", "rival", "policy"):
+        await weather(house, claim, model=model, max_tokens=20)
+    await finished(house, claim)
+    forked = await fork(house, claim, 4)
+    for model in ("rival", "policy"):  # as where both are asked at once
+        await weather(house, forked, model=model, max_tokens=20)
+    before = {call.id: call.policy for call in await calls_of(house, claim)}
+    after = await calls_of(house, forked)
+    assert [before[call.replayed_id or ""] for call in after] == [call.policy for call in after]
 
 
 async def finished(house: House, claim: Claim) -> tuple[Rollout, list[Call]]:
@@ -321,6 +430,12 @@ async def test_forks_of_one_key_are_made_once(house: House) -> None:
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
     assert [len({one.group_id for one in some}) for some in made] == [1] * 4
+
+
+async def test_an_answer_that_is_no_text_is_refused(house: House) -> None:
+    claim = await recorded(house)
+    with pytest.raises(InputError, match="surrogates not allowed"):
+        await house.store.enqueue(await new_forks(house.store, claim.rollout.id, 1, answer="\ud800"))
 
 
 async def test_a_session_of_a_user_is_not_forked(house: House) -> None:

@@ -93,6 +93,22 @@ async def test_records_go_that_no_crash_can_ask_for_again(store: LightningStore,
     assert await prune(store, keep, clock()) == ([], 0)
 
 
+async def test_records_of_forks_that_a_step_s_credit_is_made_of_go_with_the_step_s(
+    store: LightningStore, clock: Clock
+) -> None:
+    run_id = (await one(store, (await a_trained_run(store, covered=1))[0])).run_id
+    groups = ("fork:credit:g:0:1", "eval:1:greedy:0", "fork:by hand")
+    new = [each for group in groups for each in some(run_id, 1, group_id=group, mode="eval", step=1)]
+    await store.enqueue([*new, *some(run_id, 1, group_id="fork:credit:g:0:2", mode="eval", step=2)])
+    claims = await store.claim(a_worker(run_id), limit=4)
+    await store.append_calls([a_call(claim) for claim in claims])
+    await store.finish([ending(claim) for claim in claims])
+    clock.advance(8 * 86_400)
+    assert await drop_old_records(store, Keep(record_days=7), clock()) == 2
+    left = await store.calls([claim.rollout.id for claim in claims])
+    assert {call.rollout_id for call in left} == {claim.rollout.id for claim in claims[1:]}
+
+
 async def test_a_run_that_the_store_refuses_to_delete_keeps_no_other(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

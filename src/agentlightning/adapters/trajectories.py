@@ -47,6 +47,7 @@ def trajectories(
         call b: parent a, suffix [4], sampled [5, 6]   transition b: prompt (a, its [3]) + [4], sampled [5, 6]
     """
     calls_of, rewards_of = by_attempt(calls), by_attempt(rewards)
+    repeated = {call.id: call.replayed_id for own in calls_of.values() for call in own if call.replayed_id}
     kept: list[Trajectory] = []
     left_out: dict[str, str] = {}
     for rollout in rollouts:
@@ -66,12 +67,18 @@ def trajectories(
                     transitions=transitions,
                     rewards=final_rewards(told),
                     failed=rollout.state == "failed",
-                    replayed={
-                        call.id: call.replayed_id for call in calls_of[latest] if call.replayed_id and call.shared
-                    },
+                    replayed={call.id: _sampled_as(call.id, repeated) for call in calls_of[latest] if call.shared},
                 )
             )
     return kept, left_out
+
+
+def _sampled_as(call_id: str, repeated: Mapping[str, str]) -> str:
+    """The call whose completion is repeated, as far back as is known: a fork of a fork repeats what that had repeated, which
+    may be left out of what is learned from."""
+    while call_id in repeated:
+        call_id = repeated[call_id]
+    return call_id
 
 
 def counts(reward: Reward, rollout: Rollout) -> bool:

@@ -16,6 +16,7 @@ from agentlightning.analysis.intervals import Interval, paired_bootstrap, slope
 from agentlightning.analysis.run_settings import SettingDifference, differing, flat_settings, without_seed
 from agentlightning.errors import InputError
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.forks import is_apart
 from agentlightning.store.scan import find_run, read_rollouts
 from agentlightning.trainer.data.tasks import content_key
 from agentlightning.types import Run, RunState
@@ -208,6 +209,8 @@ async def _last_evaluation(store: LightningStore, run_id: str, step: int | None)
     last: dict[str, tuple[int, str, float]] = {}
     async for page in read_rollouts(store, RolloutQuery(run_id=run_id, mode="eval", step=step)):
         for rollout in page:
+            if is_apart(rollout):
+                continue
             known = last.get(rollout.group_id)
             if rollout.sampling.temperature == 0 and (known is None or rollout.replica >= known[0]):
                 last[rollout.group_id] = rollout.replica, content_key(rollout.task), rollout.reward or 0.0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from agentlightning.adapters.trajectories import JUDGE, final_rewards, named_rewards
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.forks import is_apart
 from agentlightning.store.scan import by_attempt, find_run, read_rollouts
 from agentlightning.types import Call, Reward, Rollout
 
@@ -49,7 +50,8 @@ async def read_rewarded(
     found: list[RewardedRollout] = []
     for step in steps:
         query = RolloutQuery(run_id=run_id, step=step, mode="train", states=["succeeded"], limit=limit)
-        async for page in read_rollouts(store, query):
+        async for listed in read_rollouts(store, query):
+            page = [one for one in listed if not is_apart(one)]
             ids = [rollout.id for rollout in page]
             rewards = by_attempt(await store.rewards(ids))
             calls_of = by_attempt(await store.calls(ids)) if calls else {}

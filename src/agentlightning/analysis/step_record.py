@@ -17,6 +17,7 @@ from agentlightning.config import Config
 from agentlightning.config_air import AirConfig
 from agentlightning.errors import ConfigError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.forks import is_apart
 from agentlightning.store.scan import find_run, read_rollouts
 from agentlightning.trainer.offline.settings import algorithm_class, make_algorithm
 from agentlightning.trainer.policies import policy_configs, schedule_configs
@@ -95,7 +96,7 @@ async def read_step(
             one
             async for page in read_rollouts(store, query)
             for one in page
-            if one.state in FINAL_STATES - {"cancelled"}
+            if one.state in FINAL_STATES - {"cancelled"} and not is_apart(one)
         ]
     if not rollouts:
         raise NotFoundError(f"{run_id}: no rollout of step {step} has finished; see: agl rollouts list {run_id}")

@@ -258,7 +258,7 @@ class AttemptCache:
                     fork.answer,
                     replayable_external(recorded, choices[fork.calls : fork.calls + 1]),
                 )
-            if not attempt.complete:
+            if not attempt.complete and not attempt.replay.ended:
                 attempt.replay.see(await self._store.calls([attempt.rollout.id], attempt.number))
             return attempt.replay
 

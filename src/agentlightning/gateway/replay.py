@@ -1,10 +1,11 @@
 """AttemptReplay: the completions that the first calls of a forked rollout get from the record of the one that it continues.
 
 Kept by attempts.py and driven by policy/calls.py, for every call of a rollout with a `Rollout.fork`. A call gets a recorded
-completion where its request is the recorded one: same messages, tools, decoding, and as many tokens of the prompt. The first
-that is none of those left to replay ends the replay for good, since the agent is then in a state in which the recorded
-attempt never was. What was replayed is known from the attempt's own record, so that any gateway can go on with it. A fork
-with an answer gives it in the place of the last completion. Pure: it reads no store.
+completion where its request is the recorded one: same messages, tools, decoding, as many tokens of the prompt, and stops and
+a bound of tokens under which the completion is the same. The first that is none of those left to replay ends the replay for
+good, since the agent is then in a state in which the recorded attempt never was. What was replayed is known from the
+attempt's own record, so that any gateway can go on with it. A fork with an answer gives it in the place of the last
+completion. Pure: it reads no store.
 
 Calls that external models answered before the place of the fork are answered from the record, too, while the replay goes
 on: else a judge or a simulated user would be paid again, and would say something else. One of them that is not there to
@@ -14,7 +15,7 @@ replay ends nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.store.forks import Choices
@@ -33,36 +34,41 @@ class AttemptReplay:
         self._external = external
         self._answer = answer
         self._taken: set[str] = set()
-        self._ended = False
+        self.ended = False
+        """Nothing is answered from the record any more."""
 
     def see(self, own: Iterable[Call]) -> None:
         """Takes in what the attempt has recorded, through whatever gateway."""
         for call in own:
             if call.policy and call.replayed_id is None:
-                self._ended = True
+                self.ended = True
             elif call.replayed_id is not None and call.finish_reason != ABANDONED:
                 self._taken.add(call.replayed_id)
 
-    def take(self, request_hash: str, decoding: str, prompt_tokens: int, samples: int) -> Choices:
-        """Returns the recorded choices of this request, which no other gets from now on; empty where it is to be sampled."""
-        left = [] if self._ended else [choices for choices in self._recorded if choices[0].id not in self._taken]
-        for choices in left:
+    def take(
+        self, request_hash: str, decoding: str, prompt_tokens: int, samples: int, fits: Callable[[Call], bool]
+    ) -> Choices:
+        """Returns the recorded choices of this request, which no other gets from now on; empty where it is to be sampled.
+        fits: whether a recorded completion is one of this request in what no hash is of."""
+        for choices in self._left:
             call = choices[0]
             same = call.request_hash == request_hash and call.decoding.get("request", "") == decoding
-            if same and call.prompt_tokens == prompt_tokens and len(choices) == samples:
+            if same and call.prompt_tokens == prompt_tokens and len(choices) == samples and all(map(fits, choices)):
                 self._taken.add(call.id)
                 return choices
-        if left:
-            log.warning(
-                "a request is none of the %d calls left to replay: from here on the agent is another", len(left)
-            )
-        self._ended = True
+        self.end("a request is none of them")
         return []
+
+    def end(self, why: str) -> None:
+        """From here on the agent is another."""
+        if left := len(self._left):
+            log.warning("the replay ends with %d calls left: %s", left, why)
+        self.ended = True
 
     def take_external(self, request_hash: str, model: str, protocol: str, sampling: Sampling) -> Call | None:
         """Returns the recorded call of this request to an external model, which no other gets from now on; None where it is
         to be asked."""
-        if self._ended:
+        if self.ended:
             return None
         asked = (request_hash, model, protocol, sampling)
         for call in self._external:
@@ -78,6 +84,10 @@ class AttemptReplay:
     def give_back(self, call: Call) -> None:
         """The call failed before it was recorded: its next try gets `call`, with the choices beside it."""
         self._taken.discard(call.id)
+
+    @property
+    def _left(self) -> list[Choices]:
+        return [] if self.ended else [choices for choices in self._recorded if choices[0].id not in self._taken]
 
 
 def recorded_tokens(call: Call) -> SampledTokens:

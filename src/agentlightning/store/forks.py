@@ -6,7 +6,9 @@ samples from then on (gateway/replay.py), so that an agent of which nothing is k
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import orjson
@@ -18,6 +20,8 @@ from agentlightning.types import ABANDONED, FINAL_STATES, JSON, SESSION, Call, F
 
 FORK = "fork:"
 """Beginning of the group ids of forks."""
+CREDIT_FORK = f"{FORK}credit:"
+"""Of those that a training step's credit is made of."""
 
 REPLAYED_PROTOCOLS = ("chat", "completions", "messages")
 """In which an external model keeps nothing of its own that the next request would refer to, or would be without."""
@@ -39,8 +43,8 @@ async def new_forks(
     `calls` model calls: with its task, mode, sampling and versions of prompts.
 
     answer: what the next call gets in place of a sampled completion: its text, or an assistant message with `content`,
-    `reasoning_content` and `tool_calls`. key: names the group; enqueueing forks of a key again makes no others. Without one
-    they are always others.
+    `reasoning_content` and `tool_calls`. key: names the group; enqueueing forks of a key with the same answer again makes no
+    others. Without one they are always others.
 
     NotFoundError where there is no such rollout, InputError where it has not finished, where it is a session of a served
     model's user, where nothing would be sampled, or where the answer is none.
@@ -64,6 +68,11 @@ async def new_forks(
             else f"fork: a policy answered no call of attempt {rollout.attempt} of rollout {rollout_id}"
         )
     return forks_of(rollout, calls, count, None if answer is None else _answer(answer), key)
+
+
+def is_apart(rollout: Rollout) -> bool:
+    """True for a fork in a group of its own, which counts in no figure of the step or evaluation of what it continues."""
+    return rollout.group_id.startswith(FORK)
 
 
 def read_message(text: str) -> JSON:
@@ -90,6 +99,9 @@ def forks_of(
         answer=answer,
     )
     group_id = f"{FORK}{rollout.id}:{calls}:{key or uuid7()}"
+    if answer is not None:  # a form that is edited and sent again keeps its key
+        given = json.dumps(answer, sort_keys=True).encode()
+        group_id += f":{blake2b(given, digest_size=8).hexdigest()}"
     return [
         NewRollout(
             run_id=rollout.run_id,
@@ -110,7 +122,7 @@ def forks_of(
 def replayable(calls: Iterable[Call]) -> list[Choices]:
     """The calls of an attempt that a fork can replay, in the order in which they began: those of policies that arrived."""
     by_request: dict[str, Choices] = {}
-    for call in sorted(calls, key=lambda one: one.id):
+    for call in sorted(calls, key=_began):
         if call.policy and call.delivered and call.finish_reason != ABANDONED:
             by_request.setdefault(_request(call.id), []).append(call)
     return [choices for first, choices in by_request.items() if choices[0].id == first]
@@ -167,6 +179,12 @@ def replay_warning(rollout: Rollout, calls: Iterable[Call]) -> str | None:
         f"the replay ended after {ended} of {calls_to_replay(rollout.fork)} calls: the agent did not go on as recorded, and "
         "this is a rollout of its own from there on"
     )
+
+
+def _began(call: Call) -> tuple[str, int, str]:
+    """Sorts calls by when they began, the tenth sample of one request after the ninth."""
+    first, _, sample = call.id.partition(".")
+    return first, len(sample), sample
 
 
 def _request(call_id: str) -> str:

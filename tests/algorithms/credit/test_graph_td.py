@@ -52,6 +52,15 @@ def test_a_loop_is_worth_what_follows_it() -> None:
         assert row == pytest.approx(expected, abs=1e-9)
 
 
+def test_a_loop_of_long_ago_is_worth_no_more_than_anything_was() -> None:
+    loop = trajectory("l", 1.0, "x" * 22, states="s" + "ab" * 10 + "c")
+    graph = StateGraph().with_groups([[loop]], state)
+    now = [trajectory("n", 1.0, "xx", states="sc"), trajectory("m", 0.0, "xy", states="sd")]
+    for _ in range(60):
+        graph = graph.with_groups([now], state, 0.9)
+    assert all(0.0 <= value <= 1.0 for value in graph.values(0.9, 1.0).values())
+
+
 def test_earlier_steps_tell_what_a_state_is_worth() -> None:
     earlier = StateGraph().with_groups([FORK], state)
     alone = [[trajectory("c", 1.0, "1x", states="AB")]]

@@ -208,3 +208,9 @@ def test_a_judge_without_an_address_or_key_stops_the_run_before_it_begins(monkey
     with pytest.raises(ConfigError, match=r"credit_settings\.url: is required with credit = 'rubric'"):
         check_credit_inputs(LightningRL(credit="rubric"))
     check_credit_inputs(LightningRL())
+
+
+@pytest.mark.parametrize(("rule", "setting"), [("graph_td", "key"), ("gigpo", "key"), ("learned", "features")])
+def test_code_of_a_rule_s_settings_that_is_not_there_stops_the_run_before_it_begins(rule: str, setting: str) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        check_credit_inputs(LightningRL(credit=rule, credit_settings={setting: "nowhere.py:state"}))

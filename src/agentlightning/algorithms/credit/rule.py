@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -18,6 +18,9 @@ from agentlightning.errors import ConfigError, boundary
 from agentlightning.training_types import Trajectory
 
 Each = Literal["trajectory", "group", "step"]
+SCORE_DIGITS = 10
+"""Decimals of a score that are compared: step rewards that add up to 0, as shaping ones do, leave rounding errors, which
+would be all that equal rewards differ by, and what advantages are divided by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +126,11 @@ class Rule:
                     f"credit rule {self.name!r}: expected finite numbers for rollout {trajectory.rollout_id}, "
                     f"got {numbers!r:.80}"
                 )
-        if credit.score is not None and not _finite(credit.score):
+        if credit.score is None:
+            return credit
+        if not _finite(credit.score):
             raise ConfigError(f"credit rule {self.name!r}: expected a finite score, got {credit.score!r}")
-        return credit
+        return replace(credit, score=round(credit.score, SCORE_DIGITS))
 
     def _require_one_each(self, count: int, returned: Any, what: str) -> None:
         if not isinstance(returned, Sequence) or isinstance(returned, str) or len(returned) != count:

@@ -61,6 +61,7 @@ class StateGraph:
         The first is iterative policy evaluation (Sutton & Barto 2018, equation 4.5) over the recorded transitions, to its
         fixed point. Then Ṽ(s) = (n V(s) + prior × P(s)) / (n + prior), with P(s) the mean of (Ṽ(p) - r) / γ over the edges
         p -> s: what s is worth if the call that led to it made no difference. A state that nothing leads to keeps its V.
+        P is kept within the range of all V: with γ < 1 a loop that was seen rarely would be drawn beyond all bounds.
         """
         ends = [reward for out in self.edges.values() for to, (_, reward) in out.items() if to == END]
         found = dict.fromkeys(self.edges, statistics.fmean(ends) if ends else 0.0)
@@ -74,13 +75,15 @@ class StateGraph:
         if not prior or not gamma:
             return found
         plain, leading = dict(found), self._leading()
+        low, high = min(plain.values(), default=0.0), max(plain.values(), default=0.0)
 
         def drawn(state: str) -> float:
             visits, before = _visits(self.edges[state]), leading.get(state)
             if not before:
                 return plain[state]
             total = sum(count * (found[origin] - reward) / gamma for origin, (count, reward) in before.items())
-            return (visits * plain[state] + prior * total / _visits(before)) / (visits + prior)
+            towards = min(high, max(low, total / _visits(before)))
+            return (visits * plain[state] + prior * towards) / (visits + prior)
 
         _sweep(found, drawn, list(self.edges))
         return found

@@ -28,6 +28,7 @@ from agentlightning.gateway.policy.decoding import (
     schema_note,
     with_forced,
 )
+from agentlightning.gateway.policy.engine_client import PromptLogprob
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.grammar_checker import GrammarChecker
 from agentlightning.gateway.policy.images import CallImages, check_prompt, read_images, read_placeholder
@@ -145,7 +146,8 @@ class PolicyCalls:
         try:
             decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, attempt, overridden_params)
             admission.begin()
-            recorded_choices = await replayed_choices(self._attempts, attempt, policy, plan, view, digest, request)
+            replay = await self._attempts.replay(attempt)
+            recorded_choices = replayed_choices(replay, policy, plan, view, digest, request, sampling.max_tokens)
         except BaseException:
             conversation.withdraw(plan)
             raise
@@ -312,11 +314,12 @@ class PolicyCalls:
         decoder = job.decoders[index]
         if job.replayed:
             decoder.sampled = recorded_tokens(job.replayed[index])
+            if index == 0 and job.request.prompt_logprobs is not None:  # which no record keeps
+                decoder.sampled.prompt_logprobs = await self._prompt_logprobs(job)
             if stream is not None:
                 await stream.more(index, decoder.feed(decoder.sampled.ids))
             return
-        request = job.engine_request(index)
-        affinity = f"{job.attempt.rollout.id}/{job.attempt.number}"
+        request, affinity = job.engine_request(index), _affinity(job)
         if stream is None:
             decoder.sampled = await self._engine_router.generate(job.policy, request, affinity)
             check_prompt(job.plan, decoder.sampled)
@@ -324,6 +327,12 @@ class PolicyCalls:
         async for ids in self._engine_router.stream(job.policy, request, decoder.sampled, affinity):
             check_prompt(job.plan, decoder.sampled)
             await stream.more(index, decoder.feed(ids))
+
+    async def _prompt_logprobs(self, job: PolicyJob) -> list[dict[int, PromptLogprob] | None] | None:
+        """Asks the engine about the prompt; the one token that engines insist on sampling is dropped."""
+        request = job.engine_request(0)
+        request["sampling_params"]["max_tokens"] = 1
+        return (await self._engine_router.generate(job.policy, request, _affinity(job))).prompt_logprobs
 
     async def _record(self, job: PolicyJob, answer: Completion) -> None:
         """Make the calls durable, then let later requests continue them."""
@@ -361,6 +370,10 @@ class PolicyCalls:
         job.admission.record(calls)
         for call in calls:
             self._metrics.record(call)
+
+
+def _affinity(job: PolicyJob) -> str:
+    return f"{job.attempt.rollout.id}/{job.attempt.number}"
 
 
 def _would_truncate(tokens: int, refusal: ApiError) -> ApiError:

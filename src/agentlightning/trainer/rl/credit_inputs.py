@@ -19,7 +19,7 @@ from typing import Any, Literal
 import httpx
 
 from agentlightning.adapters.trajectories import trajectories
-from agentlightning.algorithms.credit import Evidence, find_rule
+from agentlightning.algorithms.credit import CREDIT, Evidence, find_rule
 from agentlightning.algorithms.credit.judge import judge_groups
 from agentlightning.algorithms.credit.keys import observation_key, user_key
 from agentlightning.algorithms.credit.rubric import score_calls
@@ -29,6 +29,7 @@ from agentlightning.config_air import AirConfig
 from agentlightning.disk import open_private
 from agentlightning.errors import ConfigError
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
+from agentlightning.runner.user_code import load
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.progress import Progress, Silent
@@ -157,11 +158,14 @@ class CreditInputReader:
 
 
 def check_credit_inputs(algorithm: LightningRL) -> None:
-    """ConfigError where the credit rule needs what this process cannot give."""
-    rule = find_rule(str(algorithm.credit))
+    """ConfigError where the credit rule needs what this process cannot give; AgentError where code that it names fails."""
+    rule, settings = find_rule(str(algorithm.credit)), algorithm.rule_settings
+    if rule.name in CREDIT:  # in a rule of somebody's own the names may mean something else
+        for name, what in (("key", "key function"), ("features", "feature function")):
+            if settings.get(name) is not None:
+                load(settings[name], ("transition",), what)
     if not {"scores", "call_scores"} & {*rule.needs}:
         return
-    settings = algorithm.rule_settings
     if settings["url"] is None:
         raise ConfigError(
             f"algorithm.credit_settings.url: is required with credit = {algorithm.credit!r}: https://HOST/v1 of the judge"

@@ -19,7 +19,7 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.credit.forked import call_estimates, chosen_calls
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.forks import FORK, calls_before, forks_of, replay_ended
+from agentlightning.store.forks import CREDIT_FORK, calls_before, forks_of, replay_ended
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.rl.step_inputs import read_inputs, with_failures
 from agentlightning.training_types import Trajectory, Transition
@@ -56,7 +56,7 @@ class _Place:
     @property
     def group_id(self) -> str:
         """The group of its forks: of names alone, since completions are drawn by it, and ids are others in every run."""
-        return f"{FORK}credit:{self.rollout.group_id}:{self.rollout.replica}:{self.number}"
+        return f"{CREDIT_FORK}{self.rollout.group_id}:{self.rollout.replica}:{self.number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
