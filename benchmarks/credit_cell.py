@@ -15,6 +15,7 @@ Evaluations are not counted. `credit_suite.py` drives it; it knows neither other
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import tempfile
 import time
@@ -47,6 +48,7 @@ from agentlightning.trainer.rl.policy_update import critic_values, update_policy
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 from agentlightning.types import JSON
 from credit_agents import CONTEXT, Execution, Sampler
+from credit_figures import BASELINES, GOAL
 from credit_rules import CONTESTANTS, GROUP, Contestant, true_credit
 from credit_tasks import TASKS, SuiteTask
 
@@ -75,6 +77,9 @@ class Cell:
     """The result of one cell."""
 
     points: list[Point]
+    """Evaluations up to its budget."""
+    beyond: list[Point]
+    """Those of a baseline after it, up to the goal or twice the budget: what others need is divided by what it needs."""
     steps: int
     correlation: float | None = None
     """Spearman's, of the calls' advantages with their true credit."""
@@ -304,9 +309,22 @@ def run_cell(task_name: str, rule: str, seed: int, model: Path, budget: float | 
     with tempfile.TemporaryDirectory() as temporary:
         trainer = Trainer(task, CONTESTANTS[rule], seed, model, Path(temporary))
         points = [Point(0, 0, trainer.success(tasks))]
-        while trainer.compute < spent:
-            trainer.step()
-            if trainer.compute * evaluations >= spent * (points[-1].compute * evaluations // spent + 1):
-                points.append(Point(trainer.compute, trainer.rollouts, trainer.success(tasks)))
+        points += _train(trainer, tasks, spent, spent / evaluations, math.inf)
+        steps, beyond = trainer.steps, list[Point]()
+        if rule in BASELINES and max(one.success for one in points) < GOAL:
+            beyond = _train(trainer, tasks, 2 * spent, spent / evaluations, GOAL)
     correlation = spearman(trainer.pairs) if trainer.pairs else None
-    return Cell(points=points, steps=trainer.steps, correlation=correlation, cpu_s=time.process_time() - started)
+    cpu_s = time.process_time() - started
+    return Cell(points=points, beyond=beyond, steps=steps, correlation=correlation, cpu_s=cpu_s)
+
+
+def _train(trainer: Trainer, tasks: list[JSON], until: float, every: float, goal: float) -> list[Point]:
+    """Trains until so much compute is spent, or until `goal`; returns the evaluations, one after each `every` of compute."""
+    points: list[Point] = []
+    evaluated = trainer.compute // every
+    while trainer.compute < until and not (points and points[-1].success >= goal):
+        trainer.step()
+        if trainer.compute >= every * (evaluated + 1):
+            evaluated = trainer.compute // every
+            points.append(Point(trainer.compute, trainer.rollouts, trainer.success(tasks)))
+    return points

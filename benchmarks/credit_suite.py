@@ -8,8 +8,9 @@ Tasks are in `credit_tasks.py`, rules in `credit_rules.py`. A cell is a task, a 
 the same budget of compute, of a seed the same warm-started model, tasks and noise of sampling, and else the same settings.
 Compute = tokens sampled + tokens of prompts read + 3 × tokens trained + tokens that only pass forward (`credit_cell.py`),
 those of forks included, so that a rule that forks makes fewer updates. Held-out success is at temperature 1, of 200 tasks
-that training never sees, at ten equal fractions of the budget, and costs nothing. The rules `judge` and `rubric` need a
-language model that judges: they are left out.
+that training never sees, at ten equal fractions of the budget, and costs nothing. `uniform` and `packed`, with which the
+others are compared, go on where they have not reached 0.8 by then, up to twice the budget. The rules `judge` and `rubric`
+need a language model that judges: they are left out.
 
 Each finished cell is a file of --work: a run that was ended goes on with the cells that are missing, seed after seed. Who
 changes a task or a rule removes its cells. Two commands for different --tasks may share --work.
@@ -18,9 +19,10 @@ docs/credit.md.
 
 Last line: {RULE: {TASK: {"rollouts_to_0.8", "compute_to_0.8", "reached", "seeds", "final", "ci", "ratio", "ratio_ci"}},
 "rank_correlation_with_true_credit": {RULE: {TASK: ρ}}}. To 0.8: medians over seeds, of which one that never does counts
-with its budget. final, ci: the mean of the last three evaluations and its 95% interval. ratio, ratio_ci: the compute to 0.8
-over uniform's of the same seed, geometric mean and 95% interval. ρ: Spearman's, of the advantages of calls with what they
-should be, where one call is known to decide.
+with all that it spent. reached: within the budget. final, ci: the mean of the budget's last three evaluations and its 95%
+interval. ratio, ratio_ci: the compute to 0.8 over that of uniform (of `tree` over that of `packed`, whose rows are
+computed alike) with the same seed, geometric mean and 95% interval; of one that did not reach it, the budget over at most as much of the
+baseline's. ρ: Spearman's, of the advantages of calls with what they should be, where one call is known to decide.
 """
 
 from __future__ import annotations
@@ -35,11 +37,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from credit_figures import correlation_table, draw, summary, table, verdict
 from credit_rules import CONTESTANTS
 from credit_tasks import TASKS
+
+if TYPE_CHECKING:
+    from credit_cell import Point
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "credit_suite.json"
@@ -148,14 +153,19 @@ def run_job(job: Job) -> str:
     bounds: dict[str, Any] = {"budget": QUICK_BUDGET, "held_out": QUICK_HELD_OUT} if job.quick else {}
     cell = run_cell(job.task, job.rule, job.seed, model, **bounds)
     found = {
-        "points": [[one.compute, one.rollouts, round(one.success, 4)] for one in cell.points],
+        "points": _points(cell.points),
+        "beyond": _points(cell.beyond),
         "steps": cell.steps,
         "correlation": None if cell.correlation is None else round(cell.correlation, 4),
         "cpu_s": round(cell.cpu_s, 1),
     }
     job.path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(job.path, json.dumps(found))
-    return f"{job.task} {job.rule}: " + " ".join(f"{one.success:.2f}" for one in cell.points)
+    return f"{job.task} {job.rule}: " + " ".join(f"{one.success:.2f}" for one in (*cell.points, *cell.beyond))
+
+
+def _points(points: Sequence[Point]) -> list[list[float]]:
+    return [[one.compute, one.rollouts, round(one.success, 4)] for one in points]
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -20,9 +21,10 @@ import credit_suite  # noqa: E402
 from credit_tasks import TASKS  # noqa: E402
 
 
-def cell(*success: float, correlation: float | None = None) -> dict[str, Any]:
-    points = [[100 * place, 10 * place, value] for place, value in enumerate(success)]
-    return {"points": points, "steps": 1, "correlation": correlation}
+def cell(*success: float, beyond: Sequence[float] = (), correlation: float | None = None) -> dict[str, Any]:
+    points = [[100 * place, 10 * place, value] for place, value in enumerate((*success, *beyond))]
+    own, further = points[: len(success)], points[len(success) :]
+    return {"points": own, "beyond": further, "steps": 1, "correlation": correlation}
 
 
 class Script:
@@ -71,6 +73,32 @@ def test_a_rule_that_is_better_by_chance_alone_does_not_pay() -> None:
     figures = credit_figures.summary(cells)["learned"]["relay"]
     assert figures["ratio_ci"][1] > 1
     assert not credit_figures.pays(figures)
+
+
+def test_what_a_baseline_needs_beyond_its_budget_counts_for_rules_that_reach_the_goal_alone() -> None:
+    cells = {
+        "relay": {
+            "uniform": {"0": cell(0.0, 0.2, 0.4, beyond=[0.6, 0.8])},
+            "learned": {"0": cell(0.0, 0.4, 0.8)},
+            "last": {"0": cell(0.0, 0.1, 0.1)},
+        }
+    }
+    found = {rule: credit_figures.figures_of(cells, "relay", rule) for rule in cells["relay"]}
+    assert [found[rule].get("ratio") for rule in cells["relay"]] == [None, 0.5, 1.0]
+    assert (found["uniform"]["compute_to_0.8"], found["uniform"]["reached"]) == (400, 0)
+    assert found["uniform"]["final"] == 0.2  # within the budget
+
+
+def test_trees_are_compared_with_rows_that_are_computed_alike_and_packing_is_no_rule() -> None:
+    curves = {
+        "uniform": (0.0, 0.2, 0.4, 0.6, 0.8),
+        "packed": (0.0, 0.4, 0.8, 0.8, 0.8),
+        "tree": (0.0, 0.8, 0.8, 0.8, 0.8),
+    }
+    cells = {"sql": {rule: {str(seed): cell(*curve) for seed in range(2)} for rule, curve in curves.items()}}
+    found = credit_figures.summary(cells)
+    assert (found["packed"]["sql"]["ratio"], found["tree"]["sql"]["ratio"]) == (0.5, 0.5)
+    assert credit_figures.verdict(found, ["sql"]).endswith("| sql | 2 | `tree` (0.50) | `tree` (0.50) |")
 
 
 def test_correlations_are_means_over_the_seeds_that_have_one() -> None:
