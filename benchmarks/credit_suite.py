@@ -20,8 +20,8 @@ docs/credit.md.
 Last line: {RULE: {TASK: {"rollouts_to_0.8", "compute_to_0.8", "reached", "seeds", "final", "ci", "ratio", "ratio_ci"}},
 "rank_correlation_with_true_credit": {RULE: {TASK: ρ}}}. To 0.8: medians over seeds, of which one that never does counts
 with all that it spent. reached: within the budget. final, ci: the mean of the budget's last three evaluations and its 95%
-interval. ratio, ratio_ci: the compute to 0.8 over that of uniform (of `tree` over that of `packed`, whose rows are
-computed alike) with the same seed, geometric mean and 95% interval; of one that did not reach it, the budget over at most as much of the
+interval. ratio, ratio_ci: the compute to 0.8 over uniform's with the same seed (of `tree` over packed's, whose rows are
+computed alike), geometric mean and 95% interval; of a seed that did not reach it, the budget over at most as much of the
 baseline's. ρ: Spearman's, of the advantages of calls with what they should be, where one call is known to decide.
 """
 
