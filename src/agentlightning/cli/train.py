@@ -192,10 +192,8 @@ def supervised(
 
 
 def report(console: Console, result: TrainResult) -> None:
-    """Prints where the run, its policy and its curve are."""
-    for label, value in (
-        ("run folder", result.folder),
-        ("policy", result.policy),
-        ("curve", result.folder / "curve.png"),
-    ):
-        console.print(f"{label:<11} {value}", soft_wrap=True)
+    """Prints where the run, its policy and its curve are, if that was drawn."""
+    curve = result.folder / "curve.png"
+    places = {"run folder": result.folder, "policy": result.policy} | ({"curve": curve} if curve.exists() else {})
+    for label, place in places.items():
+        console.print(f"{label:<11} {place}", soft_wrap=True)
