@@ -33,8 +33,18 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from agentlightning.demo import sql as company
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import Imitation, Row, encode, imitate
+from agentlightning.engines.local.device import check_device
+from agentlightning.errors import ConfigError
 
 CONTEXT = 384
+LARGE: dict[str, Any] = {
+    "hidden": 1024,
+    "layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "initializer_range": 0.02,
+    "scaled": True,
+}
 
 LABELLED, LABELLED_JOINS = 0.1, 0.25
 """Share of Spider's training questions whose gold queries are demonstrated, over one table and over two."""
@@ -100,11 +110,17 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="JSONL of your own questions (README.md says what a row holds)")
     shares = ", ".join(f"{name} {one.labelled}" for name, one in SLICES.items() if name != "generated")
     parser.add_argument("--labelled", type=float, help=f"share of the questions whose queries are shown [{shares}]")
+    parser.add_argument("--large", action="store_true", help="a model of 329 million parameters, made on a GPU")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=int, help="how often each demonstration is seen")
     length.add_argument("--control", action="store_true", help="about as long as training on reward takes")
     arguments = parser.parse_args(given)
     torch.set_num_threads(1)
+    if arguments.large:
+        try:
+            check_device("cuda")
+        except ConfigError as cause:
+            parser.error(f"--large: {cause}")
     for name in ("labelled", "data"):
         if getattr(arguments, name) is not None and arguments.slice == "generated":
             parser.error(f"--{name}: the generated demonstrations use no labels; give it with --slice spider or joins")
@@ -122,11 +138,13 @@ def main(given: Sequence[str] | None = None) -> None:
             f"{chosen.batch} and 1: give more questions of the slice, or a greater share of them with --labelled"
         )
     tokenizer = chosen.tokenizer(training, rng)
-    tiny_model.write(arguments.to, tokenizer, hidden=chosen.hidden, context=CONTEXT, seed=arguments.seed)
-    loss = warm_start(arguments.to, chosen, demonstrated, epochs, rng)
+    shape = LARGE if arguments.large else {"hidden": chosen.hidden}
+    parameters = tiny_model.write(arguments.to, tokenizer, context=CONTEXT, seed=arguments.seed, **shape)
+    loss = warm_start(arguments.to, chosen, demonstrated, epochs, rng, device="cuda" if arguments.large else "cpu")
     report = {
         "model": str(arguments.to),
         "seed": arguments.seed,
+        "parameters": parameters,
         "epochs": epochs,
         "labelled": len(demonstrated),
         "held_out": len(held_out),
@@ -140,7 +158,9 @@ def main(given: Sequence[str] | None = None) -> None:
     sys.stdout.write(json.dumps(report) + "\n")
 
 
-def warm_start(folder: Path, chosen: Slice, demonstrated: list[Any], epochs: int, rng: random.Random) -> float:
+def warm_start(
+    folder: Path, chosen: Slice, demonstrated: list[Any], epochs: int, rng: random.Random, device: str
+) -> float:
     """Supervised training in place; the last losses' mean."""
     seed = rng.randrange(2**31)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -151,7 +171,9 @@ def warm_start(folder: Path, chosen: Slice, demonstrated: list[Any], epochs: int
             yield [row for row in encoded if len(row[0]) <= CONTEXT]
 
     updates = max(1, epochs * len(demonstrated) // chosen.batch)
-    settings = Imitation(steps=updates, linear=True, weight_decay=0.05, dropout=chosen.dropout, seed=seed)
+    settings = Imitation(
+        steps=updates, linear=True, weight_decay=0.05, dropout=chosen.dropout, seed=seed, device=device
+    )
     return imitate(folder, rows(), settings)
 
 

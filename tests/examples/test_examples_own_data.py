@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBERS = range(200)
@@ -173,3 +174,14 @@ def test_the_control_has_a_length_of_its_own(example: ModuleType, capsys: pytest
     with pytest.raises(SystemExit):
         example.main(["--to", "nowhere", "--control", "--epochs", "3"])
     assert "not allowed with argument" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("example", ["text_to_sql"], indirect=True)
+def test_a_large_model_without_a_gpu_is_one_clear_error(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        example.main(["--large", "--to", str(tmp_path / "model")])
+    assert "--large: engine.device: torch cannot use 'cuda' on this machine" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()

@@ -90,6 +90,8 @@ class Imitation:
     """Of dropout."""
     threads: int | None = 1
     """None: as many as there are cores that nobody else uses."""
+    device: str = "cpu"
+    """On CUDA computed in bfloat16, where the device has it."""
 
     def rate(self, step: int) -> float:
         """Returns the learning rate of a step: it warms up first."""
@@ -170,6 +172,8 @@ def imitate(
             weight_decay=settings.weight_decay,
             dropout=settings.dropout,
             seed=settings.seed,
+            device=settings.device,
+            dtype="auto",
         ),
     )
     steps = settings.steps
