@@ -86,7 +86,7 @@ def test_each_advantage_and_loss_learns(name: str, warm: Path, tmp_path: Path) -
 )
 def test_each_credit_rule_learns(credit: str, warm: Path, tmp_path: Path) -> None:
     settings = {"credit": credit, "credit_settings": WITHOUT_STORE.get(credit, {})}
-    before, after = learned(warm, tmp_path, settings | {"minibatches": 1 if credit == "last" else 4})
+    before, after = learned(warm, tmp_path, settings | {"minibatches": 2 if credit == "last" else 4})
     assert after >= before + CREDIT[credit]
 
 

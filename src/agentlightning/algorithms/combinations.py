@@ -38,16 +38,6 @@ AGGREGATIONS: Mapping[str, Aggregation] = MappingProxyType({"gspo": "sequence_me
 (Liu et al. 2025), section 3.2, a constant in place of each completion's length."""
 
 
-IDLE_CREDIT_SETTINGS: Mapping[str, tuple[str, str, object]] = MappingProxyType(
-    {
-        "grouped_gae": ("key", "baseline", "turn"),
-        "graph_td": ("forget", "max_states", 0),
-        "forked": ("choose", "calls", 0),
-    }
-)
-"""By credit rule: a setting that has no effect beside another of this value."""
-
-
 def loss_aggregation(given: str | None, loss: str, advantage: str) -> str:
     """The aggregation of the loss: the one that is given, else that of a paper."""
     return given or AGGREGATIONS.get(loss) or AGGREGATIONS.get(advantage) or "token_mean"
@@ -109,11 +99,7 @@ def _check_tree(settings: LightningRL) -> None:
 
 
 def _check_credit(settings: LightningRL) -> None:
-    given = settings.credit_settings or {}
-    find_rule(str(settings.credit)).settings(given)
-    idle, beside, value = IDLE_CREDIT_SETTINGS.get(str(settings.credit), ("", "", None))
-    if given.get(idle) is not None and given.get(beside) == value:
-        raise ConfigError(f"algorithm.credit_settings.{idle}: has no effect with {beside} = {value!r}")
+    find_rule(str(settings.credit)).settings(settings.credit_settings or {})
     if settings.advantage == GAE and settings.credit != "uniform":
         raise ConfigError(
             f"algorithm.credit: {settings.credit!r} has no effect with advantage = 'gae', whose critic gives credit"

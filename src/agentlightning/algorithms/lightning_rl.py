@@ -22,7 +22,6 @@ from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, 
 from agentlightning.algorithms.agent_rewards import AgentRewards
 from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, TREE, check_combinations, loss_aggregation
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
-from agentlightning.algorithms.credit.gigpo import gigpo
 from agentlightning.algorithms.credit.rule import Credit, CreditRule
 from agentlightning.algorithms.critic import Critic, Values, critic_rows, estimates, explained
 from agentlightning.algorithms.plugins import plugin_advantages, plugin_settings
@@ -252,13 +251,11 @@ class LightningRL:
 
     @property
     def call_gamma(self) -> float:
-        """Discount from call to call: the critic's, or the credit rule's where it has a setting gamma; 1 with gigpo, which
-        compares rollouts by plain sums of rewards, and discounts within a state's calls alone."""
+        """Discount from call to call: the critic's, or the credit rule's where it has a setting gamma that discounts the
+        rewards by which rollouts are compared."""
         if self.critic is not None:
             return self.critic.call_gamma
-        if self.credit == gigpo.name:
-            return 1.0
-        gamma = self.rule_settings.get("gamma")
+        gamma = self.rule_settings.get("gamma") if find_rule(str(self.credit)).discounts_rollouts else None
         return float(gamma) if isinstance(gamma, int | float) else 1.0
 
     @property

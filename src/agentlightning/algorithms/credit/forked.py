@@ -38,7 +38,7 @@ class ForkEstimate:
     variance: float
 
 
-@credit_rule("forked", each="step", needs=("fork_returns",), reads_steps=False)
+@credit_rule("forked", each="step", needs=("fork_returns",), reads_steps=False, idle=("choose", "calls", 0))
 def forked(
     groups: Sequence[Sequence[Trajectory]],
     evidence: Evidence,

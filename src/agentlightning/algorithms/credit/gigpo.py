@@ -23,7 +23,7 @@ STEP_EPSILON = 1e-6
 """Added to a deviation, as in the authors' code (verl-agent)."""
 
 
-@credit_rule("gigpo", each="group")
+@credit_rule("gigpo", each="group", discounts_rollouts=False)  # it discounts within a state's calls alone
 def gigpo(
     group: Sequence[Trajectory],
     *,

@@ -22,7 +22,7 @@ from agentlightning.algorithms.settings import UnitInterval
 from agentlightning.training_types import Trajectory
 
 
-@credit_rule("graph_td", each="step", needs=("graph",))
+@credit_rule("graph_td", each="step", needs=("graph",), idle=("forget", "max_states", 0))
 def graph_td(
     groups: Sequence[Sequence[Trajectory]],
     evidence: Evidence,

@@ -22,7 +22,7 @@ from agentlightning.algorithms.settings import UnitInterval
 from agentlightning.training_types import Trajectory
 
 
-@credit_rule("grouped_gae", each="group")
+@credit_rule("grouped_gae", each="group", idle=("key", "baseline", "turn"))
 def grouped_gae(
     group: Sequence[Trajectory],
     *,

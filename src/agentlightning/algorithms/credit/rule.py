@@ -84,13 +84,23 @@ class Rule:
     forget, max_states), "fork_returns" (forks, calls, choose, prior)."""
     reads_steps: bool = True
     """True where step rewards make a difference to it."""
+    discounts_rollouts: bool = True
+    """False where a setting `gamma` does not discount the rewards that a rollout as a whole is compared by."""
+    idle: tuple[str, str, object] | None = None
+    """A setting that has no effect beside another of this value."""
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         return self.function(*args, **settings)
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """`given` checked against the function's keyword-only arguments. ConfigError for an unknown or a wrong one."""
-        return function_settings(self.function, given, "credit_settings")
+        """`given` checked against the function's keyword-only arguments. ConfigError for an unknown or a wrong one, and for
+        one without effect beside another."""
+        settings = function_settings(self.function, given, "credit_settings")
+        if self.idle is not None:
+            idle, beside, value = self.idle
+            if given.get(idle) is not None and given.get(beside) == value:
+                raise ConfigError(f"algorithm.credit_settings.{idle}: has no effect with {beside} = {value!r}")
+        return settings
 
     def credits(
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence, settings: Mapping[str, Any]
@@ -141,7 +151,13 @@ class Rule:
 
 
 def credit_rule(
-    name: str, each: Each = "trajectory", needs: tuple[str, ...] = (), *, reads_steps: bool = True
+    name: str,
+    each: Each = "trajectory",
+    needs: tuple[str, ...] = (),
+    *,
+    reads_steps: bool = True,
+    discounts_rollouts: bool = True,
+    idle: tuple[str, str, object] | None = None,
 ) -> Callable[[CreditRule], Rule]:
     """Make a function a credit rule; its keyword-only arguments become settings, checked by their annotations.
 
@@ -151,7 +167,7 @@ def credit_rule(
     """
 
     def make(function: CreditRule) -> Rule:
-        return Rule(name, function, each, needs, reads_steps)
+        return Rule(name, function, each, needs, reads_steps, discounts_rollouts, idle)
 
     return make
 
