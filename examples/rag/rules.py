@@ -19,12 +19,15 @@ from typing import Any
 from agent import MAX_CALLS, SearchContext, named, spanned
 from agent import QUESTION as QUERY_OF_QUESTION
 from data import SETS, dev
+from names import FUNCTION_WORDS
 from retriever import Session
 from scoring import answer_reward, retrieval_reward
 
 QUESTION = "the whole question"
 """A query that rules have and the tiny model has not: it can only search for names."""
 
+NEAR = 5
+"""Words on either side of a span that count for it."""
 Seen = list[str]
 """The question, then each reply of the tool, as the model is shown them."""
 Rule = Callable[[Seen], str | None]
@@ -96,28 +99,42 @@ def follow(rule: Rule, task: dict[str, Any]) -> float:
     return retrieval_reward(context.session.found, task["supporting"], ended=True)
 
 
-def kind_asked_for(question: str, spans: list[str], rng: random.Random) -> list[str]:
+def kind_asked_for(seen: Seen, spans: list[str], rng: random.Random) -> list[str]:
     """The first date where the question asks when, the first number where it asks how many, else any name."""
+    question = seen[0].lower()
     letter = "D" if re.search(r"\bwhen\b|\byear\b", question) else "N" if "how many" in question else "E"
     fitting = [span for span in spans if span[0] == letter]
     return [rng.choice(fitting)] if fitting and letter == "E" else fitting[:1]
 
 
-ANSWERS: dict[str, Callable[[str, list[str], random.Random], list[str]]] = {
+def amid_the_question(seen: Seen, spans: list[str], rng: random.Random) -> list[str]:
+    """The span with most of the question's words around it, each counted by its nearness."""
+    asked = {word.lower() for word in seen[0].split()} - FUNCTION_WORDS
+    best, most = "", -1.0
+    for words in (reply.split() for reply in seen[1:]):
+        places = [place for place, word in enumerate(words) if word.lower() in asked]
+        for at in (place for place, word in enumerate(words) if word in spans):
+            near = sum(1 / (1 + abs(place - at)) for place in places if abs(place - at) <= NEAR)
+            best, most = (words[at], near) if near > most else (best, most)
+    return [best] if best else []
+
+
+AnswerRule = Callable[[Seen, list[str], random.Random], list[str]]
+"""What was seen, spans that are not in the question -> candidates, of which the best counts."""
+ANSWERS: dict[str, AnswerRule] = {
     "any span": lambda _, spans, rng: [rng.choice(spans)],
     "a date, number or name, as is asked": kind_asked_for,
+    "most of the question's words around it": amid_the_question,
     "the best span": lambda _, spans, __: spans,
 }
-"""Question, spans that are not in it -> candidates, of which the best counts."""
 
 
-def answer(rule: Callable[[str, list[str], random.Random], list[str]], task: dict[str, Any]) -> float:
+def answer(rule: AnswerRule, task: dict[str, Any]) -> float:
     names, context = spanned(task)
-    asked = names.question().split()
-    for _ in range(MAX_CALLS - 1):
-        context.search(QUERY_OF_QUESTION)
-    spans = [name for name in names.shown if name not in asked]
-    found = [names.query(name) for name in rule(task["question"].lower(), spans, random.Random(task["draw"]))]
+    seen = [names.question()]
+    seen += [context.search(QUERY_OF_QUESTION) for _ in range(MAX_CALLS - 1)]
+    spans = [name for name in names.shown if name not in seen[0].split()]
+    found = [names.query(name) for name in rule(seen, spans, random.Random(task["draw"]))]
     golds = [task["answer"], *task["aliases"]]
     return max((answer_reward(one, golds) for one in found), default=0.0)
 

@@ -284,6 +284,15 @@ def test_rules_earn_what_they_find(module: Callable[[str], ModuleType], data_roo
     assert rules.follow(lambda _: None, task()) == pytest.approx(0.1)
 
 
+def test_a_rule_of_answers_takes_the_span_that_the_questions_words_are_around(
+    module: Callable[[str], ModuleType],
+) -> None:
+    seen = ["who founded the town of E0 ?", "E1 : D0 was a good year for E2", "E3 : E3 founded it as a town in D1"]
+    rule, spans = module("rules").amid_the_question, ["E1", "E2", "E3", "D0", "D1"]
+    assert rule(seen, spans, random.Random(0)) == ["E3"]
+    assert rule(seen[:1], spans, random.Random(0)) == []
+
+
 def test_the_demonstrator_searches_what_brings_gold_paragraphs_and_stops(
     module: Callable[[str], ModuleType], data_root: Path
 ) -> None:
