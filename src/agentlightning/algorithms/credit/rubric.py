@@ -111,9 +111,8 @@ def _shared(trajectory: Trajectory, scores: Sequence[float] | None, floor: float
     count = len(trajectory.transitions)
     shares = [1.0] * count
     if scores is not None and (total := math.fsum(scores)) > 0:
-        shares = [
-            floor + (1.0 - floor) * (score / total) * count for score in scores
-        ]  # the least score does not underflow
+        # The quotient first: a product with the least of scores would be 0.
+        shares = [floor + (1.0 - floor) * (score / total) * count for score in scores]
     return Credit(values=[share * trajectory.reward for share in shares], shares=shares)
 
 
