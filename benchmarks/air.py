@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.demo import sql
 from agentlightning.demo.tasks import rows
+from agentlightning.records import JSON
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.training import Training, TrainResult
-from agentlightning.types import JSON
 
 TASKS, GROUP, EVERY, HELD_OUT, HELD_OUT_SEED = 32, 8, 2, 150, 12345
 OTHER_GOALS = (0.6, 0.7, 0.8)

@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
+from agentlightning.records import JSON
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.training import Training, TrainResult
-from agentlightning.types import JSON
 
 SPREAD = 10
 TASKS, GROUP, BOUND = 16, 8, 3

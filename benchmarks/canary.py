@@ -38,12 +38,12 @@ import aiohttp
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from agentlightning.config_canary import CanaryConfig
-from agentlightning.config_serve import RoutesConfig
+from agentlightning.config.canary import CanaryConfig
+from agentlightning.config.serve import RoutesConfig
+from agentlightning.records import JSON, Resource
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.server_keys import KEY_VARIABLE
 from agentlightning.trainer.canary.controller import CanaryController, put_routes
-from agentlightning.types import JSON, Resource
 from static_engine import write_tokenizer
 
 KEY = "sk-agl-server-of-the-benchmark"

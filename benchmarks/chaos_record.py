@@ -14,6 +14,7 @@ from typing import Any
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.engines.setup import EngineNeeds, make_engine
 from agentlightning.errors import AgentLightningError
+from agentlightning.records import FINAL_STATES, Metric, Rollout, Step
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.trainer.checkpoint import LEARNER_STATE, RunFolder
@@ -21,7 +22,6 @@ from agentlightning.trainer.checkpoint_files import last_checkpoint
 from agentlightning.trainer.processes import engine_setup
 from agentlightning.trainer.rl.step_inputs import fixed_inputs, read_inputs
 from agentlightning.trainer.schedules import algorithm_of
-from agentlightning.types import FINAL_STATES, Metric, Rollout, Step
 
 CLOSE = 1e-5
 """Largest difference of a weight that the order of threads could explain; one update moves weights by about 1e-3."""

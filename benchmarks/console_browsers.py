@@ -23,9 +23,9 @@ from pathlib import Path
 
 import psutil
 
+from agentlightning.records import Metric
 from agentlightning.store.open import existing_store
 from agentlightning.store.sql.store import SqlLightningStore
-from agentlightning.types import Metric
 
 TESTS = Path(__file__).resolve().parent.parent / "tests" / "console"
 """Where the browser of the tests is."""

@@ -17,13 +17,13 @@ from typing import Any
 
 from sqlalchemy import Table
 
+from agentlightning.records import Attempt, Call, RetryPolicy, Reward, Rollout, Sampling, Span, VersionSpan
 from agentlightning.store import codec
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.columns import write_all_chunks
 from agentlightning.store.sql.database import database_at
 from agentlightning.store.summaries import task_key, title_of
 from agentlightning.store.summary_types import RolloutSummary
-from agentlightning.types import Attempt, Call, RetryPolicy, Reward, Rollout, Sampling, Span, VersionSpan
 
 SHARES = (0.6, 0.2, 0.1, 0.09, 0.01)
 """Of the rollouts, by run."""

@@ -20,8 +20,8 @@ from agentlightning.demo.tiny_model import END
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
+from agentlightning.records import JSON, Call, Sampling
 from agentlightning.training_types import Trajectory, Transition
-from agentlightning.types import JSON, Call, Sampling
 from credit_tasks import DECIDES
 
 MAX_NUM_SEQS = 256

@@ -33,20 +33,20 @@ from agentlightning.algorithms.credit import Evidence, find_rule
 from agentlightning.algorithms.credit.forked import chosen_calls
 from agentlightning.algorithms.credit.keys import observation_key, user_key
 from agentlightning.algorithms.lightning_rl import UpdatePlan
-from agentlightning.config import parse_config
-from agentlightning.config_air import AirConfig
+from agentlightning.config.air import AirConfig
+from agentlightning.config.run import parse_config
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.records import JSON
 from agentlightning.runner.air import load_air
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.rl.air_rewards import weighed_rewards
 from agentlightning.trainer.rl.policy_update import critic_values, update_policy
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
-from agentlightning.types import JSON
 from credit_agents import CONTEXT, Execution, Sampler
 from credit_figures import BASELINES, GOAL
 from credit_rules import CONTESTANTS, GROUP, Contestant, true_credit

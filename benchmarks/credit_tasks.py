@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from agentlightning.demo import calculator, lookup, sql
 from agentlightning.demo.tasks import CITIES, PEOPLE, Message, Split, answer_with_tool, held_out
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 HABIT, RIGHT = 0.45, 0.25
 """Shares of a demonstrator's choices."""

@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import fork_agent
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.demo.tasks import NAMES, load, rows
 from agentlightning.demo.training import warm_start
+from agentlightning.records import JSON, Call, NewRollout, Rollout
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forks import new_forks, replay_ended
@@ -39,7 +40,6 @@ from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.serving import rollouts_of, serve_model
-from agentlightning.types import JSON, Call, NewRollout, Rollout
 
 CONTINUATIONS = 4
 """Forks of a rollout after each of its calls but the last."""

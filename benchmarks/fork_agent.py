@@ -8,7 +8,7 @@ from typing import Any
 
 from agentlightning.demo import sql
 from agentlightning.demo.tasks import CITIES, answer_with_tool, load
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 
 async def solve(task: JSON, llm: Any) -> float:

@@ -41,10 +41,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentlightning.children import listen, start_child, stop_child
+from agentlightning.records import Claim, Finish, NewRollout, Resource, RetryPolicy, WorkerStatus
+from agentlightning.runtime.children import listen, start_child, stop_child
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.server_keys import KEY_VARIABLE
-from agentlightning.types import Claim, Finish, NewRollout, Resource, RetryPolicy, WorkerStatus
 from peers import install_peer
 from static_engine import SAMPLED_IDS, prose, write_answers, write_tokenizer
 

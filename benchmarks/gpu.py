@@ -33,7 +33,7 @@ from typing import Any
 import aiohttp
 import torch
 
-from agentlightning.config_engine import EngineConfig
+from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
 from agentlightning.engines.setup import EngineSetup, make_engine
 from agentlightning.gateway.policy.engine_client import PATHS, SampledTokens, body, read_answer

@@ -25,11 +25,11 @@ from agentlightning.adapters.sequences import merge
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.records import Call, Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.scan import read_images
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.types import Call, Rollout
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLE = REPOSITORY / "examples" / "pictures"

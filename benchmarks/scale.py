@@ -41,10 +41,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from agentlightning.children import listen, stop_child
+from agentlightning.records import NewRollout, Resource, RetryPolicy, Rollout
+from agentlightning.runtime.children import listen, stop_child
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.server_keys import KEY_VARIABLE
-from agentlightning.types import NewRollout, Resource, RetryPolicy, Rollout
 from static_engine import SAMPLED_IDS, prose, write_answers, write_tokenizer
 
 if TYPE_CHECKING:

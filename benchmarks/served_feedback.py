@@ -28,11 +28,11 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 
-from agentlightning.children import listen
 from agentlightning.demo import lookup, tasks
 from agentlightning.demo.training import warm_start
+from agentlightning.records import JSON
+from agentlightning.runtime.children import listen
 from agentlightning.trainer.progress import Silent
-from agentlightning.types import JSON
 
 OLD, NEW = ("city", "job"), ("pet", "boss")
 HELD_OUT = 200

@@ -41,12 +41,12 @@ from typing import Any
 
 import uuid_utils
 
-from agentlightning.children import listen, start_child, stop_child
+from agentlightning.records import Call, Claim, Finish, NewRollout, Sampling, Span, VersionSpan, WorkerStatus
+from agentlightning.runtime.children import listen, start_child, stop_child
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.server_keys import KEY_VARIABLE
 from agentlightning.store.sql import tables
-from agentlightning.types import Call, Claim, Finish, NewRollout, Sampling, Span, VersionSpan, WorkerStatus
 from peers import install_peer
 
 HERE = Path(__file__).resolve().parent

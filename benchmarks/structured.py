@@ -22,14 +22,14 @@ from typing import Any
 
 import structured_agent
 from agentlightning.cli.train import supervised
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.demo import lookup, tiny_model
 from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 from agentlightning.demo.tasks import rows
+from agentlightning.records import JSON
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.display import Display
 from agentlightning.trainer.training import new_run_id
-from agentlightning.types import JSON
 
 DEMONSTRATIONS = 3000
 TASKS_PER_STEP = 64

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import CITIES, PEOPLE, Message
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 WORDS = sorted({*PEOPLE, *CITIES, *(word for values in lookup.VALUES.values() for word in values), "none"})
 FIND = {

@@ -37,10 +37,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentlightning.children import listen, secrets_line, start_child, stop_child
+from agentlightning.records import JSON, Finish, NewRollout, Resource, WorkerStatus
+from agentlightning.runtime.children import listen, secrets_line, start_child, stop_child
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.server_keys import KEY_VARIABLE
-from agentlightning.types import JSON, Finish, NewRollout, Resource, WorkerStatus
 from peers import install_peer
 from static_engine import write_answers, write_tokenizer
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import PEOPLE, Message
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 MAX_CALLS = 3
 MAX_TOKENS = 12

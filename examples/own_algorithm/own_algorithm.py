@@ -12,8 +12,8 @@ from pydantic import Field
 
 from agentlightning.algorithms import LightningRL, UpdatePlan
 from agentlightning.algorithms.credit import Credit, credit_rule
+from agentlightning.records import Outcome
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Outcome
 
 if TYPE_CHECKING:
     import torch

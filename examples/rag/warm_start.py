@@ -30,7 +30,7 @@ from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import Imitation, Row, encode, imitate
 from agentlightning.demo.tiny_model import END
 from agentlightning.engines.local.decoder import open_decoder
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 SEARCH = "<search>"
 LLAMA = {"intermediate_size": 176, "initializer_range": 0.04, "scaled": True}

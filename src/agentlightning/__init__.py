@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from agentlightning.algorithms.preference import DPO, KTO
     from agentlightning.algorithms.supervised import RFT, SFT, Distill
     from agentlightning.analysis.stored_run import load_run
-    from agentlightning.config import (
+    from agentlightning.config.agent import AgentConfig, RewardConfig
+    from agentlightning.config.air import AirConfig, AirRuleConfig
+    from agentlightning.config.engine import EngineConfig, LoraConfig
+    from agentlightning.config.external import ExternalModelConfig
+    from agentlightning.config.limits import LimitConfig, LimitsConfig
+    from agentlightning.config.policies import PolicyConfig
+    from agentlightning.config.run import (
         DataConfig,
         EvalConfig,
         ModelConfig,
@@ -23,12 +29,6 @@ if TYPE_CHECKING:
         TracingConfig,
         TrainerConfig,
     )
-    from agentlightning.config_agent import AgentConfig, RewardConfig
-    from agentlightning.config_air import AirConfig, AirRuleConfig
-    from agentlightning.config_engine import EngineConfig, LoraConfig
-    from agentlightning.config_external import ExternalModelConfig
-    from agentlightning.config_limits import LimitConfig, LimitsConfig
-    from agentlightning.config_policies import PolicyConfig
     from agentlightning.gateway.server import AgentLightningServer
     from agentlightning.runner.agent import LLM, emit_reward, prompt, rollout
     from agentlightning.runner.client import AgentLightningClient
@@ -50,7 +50,7 @@ _NAMES = {
     "algorithms.preference": ("DPO", "KTO"),
     "algorithms.supervised": ("Distill", "RFT", "SFT"),
     "analysis.stored_run": ("load_run",),
-    "config": (
+    "config.run": (
         "DataConfig",
         "EvalConfig",
         "ModelConfig",
@@ -58,12 +58,12 @@ _NAMES = {
         "TracingConfig",
         "TrainerConfig",
     ),
-    "config_agent": ("AgentConfig", "RewardConfig"),
-    "config_air": ("AirConfig", "AirRuleConfig"),
-    "config_engine": ("EngineConfig", "LoraConfig"),
-    "config_external": ("ExternalModelConfig",),
-    "config_limits": ("LimitConfig", "LimitsConfig"),
-    "config_policies": ("PolicyConfig",),
+    "config.agent": ("AgentConfig", "RewardConfig"),
+    "config.air": ("AirConfig", "AirRuleConfig"),
+    "config.engine": ("EngineConfig", "LoraConfig"),
+    "config.external": ("ExternalModelConfig",),
+    "config.limits": ("LimitConfig", "LimitsConfig"),
+    "config.policies": ("PolicyConfig",),
     "gateway.server": ("AgentLightningServer",),
     "runner.agent": ("LLM", "emit_reward", "prompt", "rollout"),
     "runner.client": ("AgentLightningClient",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 PREFILL: Final = "prefill"
 """Key of an assistant message that is the last of its request and that the completion continues; its content is a text."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentlightning.prefill import with_completion
-from agentlightning.types import JSON, VersionSpan
+from agentlightning.records import JSON, VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentlightning.types import RetryPolicy, Rollout, Sampling, Span
+from agentlightning.records import RetryPolicy, Rollout, Sampling, Span
 
 ROLLOUT = Rollout(
     id="r",

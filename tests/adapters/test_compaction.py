@@ -14,8 +14,8 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit.grouped_gae import grouped_gae
 from agentlightning.algorithms.credit.keys import observation_key
+from agentlightning.records import JSON, Call, RetryPolicy, Rollout, Sampling
 from agentlightning.training_types import Trajectory
-from agentlightning.types import JSON, Call, RetryPolicy, Rollout, Sampling
 
 SYSTEM = {"role": "system", "content": "You find the box."}
 ASK = "Summarise what you did so far."

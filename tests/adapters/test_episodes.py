@@ -10,7 +10,7 @@ import pytest
 from agentlightning.adapters.episodes import episodes_of_row
 from agentlightning.adapters.sdk_spans import hex_id, nanoseconds, sdk_span
 from agentlightning.errors import DataError
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 ASK = {"role": "user", "content": "1+1?"}
 TWO = {"role": "assistant", "content": "Two."}

@@ -12,7 +12,7 @@ from span_samples import ROLLOUT
 from agentlightning.adapters.episodes import conversation
 from agentlightning.adapters.model_records import call_records, conversations, full_messages, preference_row
 from agentlightning.adapters.spans import ModelCall
-from agentlightning.types import JSON, Call
+from agentlightning.records import JSON, Call
 
 
 def user(text: str) -> JSON:

@@ -20,7 +20,7 @@ from agentlightning.adapters.model_records import call_records, conversations
 from agentlightning.adapters.semantics import role_of
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.adapters.spans import tool_uses
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 FOLDER = Path(os.environ.get("AGL_DATA", "/nonexistent")) / "traces"
 real = pytest.mark.skipif(not FOLDER.is_dir(), reason="AGL_DATA is not set")

@@ -12,9 +12,9 @@ from agentlightning.adapters.preferences import completion_rows
 from agentlightning.adapters.rendered import rendered
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import encode
+from agentlightning.records import JSON, Call, RetryPolicy, Rollout, Sampling
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.training_types import Trajectory
-from agentlightning.types import JSON, Call, RetryPolicy, Rollout, Sampling
 
 ASK = {"role": "user", "content": "Where does Ana live?"}
 LOOK = {"role": "assistant", "content": "<find>Ana city</find>"}

@@ -12,7 +12,7 @@ from span_samples import a_span
 from test_semantics import JUNK
 
 from agentlightning.adapters.span_messages import completion_of, finish_reason_of, flattened, prompt_of, tools_of
-from agentlightning.types import JSON, Span
+from agentlightning.records import JSON, Span
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
 PROMPT: list[JSON] = [

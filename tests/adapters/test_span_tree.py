@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from span_samples import a_span, agent, model
 
 from agentlightning.adapters.span_tree import SpanTree
-from agentlightning.types import Span
+from agentlightning.records import Span
 
 
 def test_a_call_is_the_innermost_agents_around_it() -> None:

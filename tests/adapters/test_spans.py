@@ -14,7 +14,7 @@ from agentlightning.adapters import spans as adapter
 from agentlightning.adapters.semantics import ToolUse
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.adapters.spans import ModelCall
-from agentlightning.types import JSON, Span
+from agentlightning.records import JSON, Span
 
 ASK: list[JSON] = [{"role": "user", "content": "What year is it?"}]
 

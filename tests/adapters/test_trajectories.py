@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from agentlightning.adapters.trajectories import JUDGE, named_rewards, trajectories
-from agentlightning.types import Call, RetryPolicy, Reward, Rollout, Sampling
+from agentlightning.records import Call, RetryPolicy, Reward, Rollout, Sampling
 
 
 def rollout(id: str = "r", reward: float | None = 1.0, attempt: int = 1) -> Rollout:

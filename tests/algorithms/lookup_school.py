@@ -17,7 +17,7 @@ from typing import Any, cast
 from transformers import AutoTokenizer
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.config import parse_config
+from agentlightning.config.run import parse_config
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
 from agentlightning.demo.tiny_model import END
@@ -26,12 +26,12 @@ from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
+from agentlightning.records import JSON
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.rl.policy_update import update_policy
 from agentlightning.trainer.rl.step_planner import StepPlanner
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
-from agentlightning.types import JSON
 from call_tree import linked
 
 TASKS = 32

@@ -13,7 +13,7 @@ from agentlightning.adapters.joint_transcript import joint_transcript
 from agentlightning.adapters.sequences import merge
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.critic import Critic
-from agentlightning.config import parse_config
+from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.rl.policy_update import check_fit, critic_values
 from agentlightning.trainer.schedules import check_joint_rows, schedules_of

@@ -14,12 +14,12 @@ import torch
 from test_reference_table import trajectory
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.code_loader import path_of_code
-from agentlightning.config import Config, parse_config
-from agentlightning.config_file import named_files
+from agentlightning.config.file import named_files
+from agentlightning.config.run import Config, parse_config
 from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.losses import token_loss
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.runtime.code_loader import path_of_code
 from agentlightning.trainer.schedules import algorithms_of
 from agentlightning.training_types import Loss
 
@@ -204,7 +204,7 @@ def test_an_algorithm_is_a_class_with_settings_and_a_plan_of_its_own() -> None:
 
 
 def test_functions_and_classes_are_given_from_python_and_found_again_by_their_file() -> None:
-    from agentlightning.code_loader import load_file
+    from agentlightning.runtime.code_loader import load_file
 
     module = load_file(FILE, "example")
     algorithm = LightningRL(

@@ -12,8 +12,8 @@ from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.critic import Critic
 from agentlightning.algorithms.selection import own_groups, selection
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.records import Call, Sampling
 from agentlightning.training_types import Trajectory, Transition
-from agentlightning.types import Call, Sampling
 
 
 def call(**changes: Any) -> Call:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agentlightning.records import Call, Claim, Finish, Metric, NewRollout, Reward, Sampling, WorkerStatus
 from agentlightning.store.sql.store import SqlLightningStore
-from agentlightning.types import Call, Claim, Finish, Metric, NewRollout, Reward, Sampling, WorkerStatus
 
 
 def a_call(claim: Claim, number: int, question: str, completion: str) -> Call:

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentlightning.config import parse_config, run_record
-from agentlightning.store.base import LightningStore
-from agentlightning.store.forks import new_forks
-from agentlightning.types import (
+from agentlightning.config.run import parse_config, run_record
+from agentlightning.records import (
     JSON,
     Call,
     Finish,
@@ -21,6 +19,8 @@ from agentlightning.types import (
     VersionSpan,
     WorkerStatus,
 )
+from agentlightning.store.base import LightningStore
+from agentlightning.store.forks import new_forks
 
 
 @dataclass(frozen=True, kw_only=True)

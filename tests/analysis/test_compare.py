@@ -19,9 +19,9 @@ from agentlightning.analysis.compare import (
 from agentlightning.analysis.run_settings import differing, distances, flat_settings
 from agentlightning.cli.app import app
 from agentlightning.errors import InputError, NotFoundError
+from agentlightning.records import Metric, Run
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
-from agentlightning.types import Metric, Run
 
 HELD_OUT = "eval/greedy/reward_mean"
 TASKS = ("a", "b", "c", "d")

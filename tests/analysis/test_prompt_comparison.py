@@ -6,8 +6,8 @@ from typing import Any
 
 from agentlightning.analysis.intervals import exact_mcnemar
 from agentlightning.analysis.prompt_comparison import compared
-from agentlightning.config_external import ExternalModelConfig
-from agentlightning.types import Call, Resource, RetryPolicy, Rollout, Sampling
+from agentlightning.config.external import ExternalModelConfig
+from agentlightning.records import Call, Resource, RetryPolicy, Rollout, Sampling
 
 VERSIONS = [Resource(run_id="r", name="system", kind="prompt_template", value={}, version=number) for number in (2, 5)]
 PRICES: dict[str, Any] = {"input_cost_per_token": 0.5, "output_cost_per_token": 2.0}

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from agentlightning.analysis.reward_debugger import RewardChange, WhatIfReport, explain_rollout, what_if
 from agentlightning.cli.app import app
 from agentlightning.errors import ConfigError, NotFoundError
+from agentlightning.records import Consumed, ConsumedInputs
 from agentlightning.runner.scoring import FunctionScorer
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
-from agentlightning.types import Consumed, ConsumedInputs
 
 GROUP = [Earned(group="a", replica=place, reward=float(place == 0), calls=(2, 3)) for place in range(4)]
 """Rewards 1, 0, 0, 0: mean 0.25, deviation 0.5, advantages 1.5 and -0.5 by GRPO (less by its epsilon)."""

@@ -18,9 +18,9 @@ from agentlightning.analysis.rewarded_rollouts import RewardedRollout, latest_st
 from agentlightning.analysis.step_record import read_step
 from agentlightning.cli.app import app
 from agentlightning.errors import InputError, NotFoundError
+from agentlightning.records import Reward
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
-from agentlightning.types import Reward
 
 TRAIN, HELD_OUT = "train/reward_mean", "eval/greedy/reward_mean"
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from agentlightning.analysis.suggestions import Suggestions, suggest
 from agentlightning.cli.app import app
+from agentlightning.records import RunState
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
-from agentlightning.types import RunState
 
 HELD_OUT = "eval/greedy/reward_mean"
 FALLING = "the reward was 0.5 up to step 9 and is 0.1: lower trainer.learning_rate, keep the policy near its reference"

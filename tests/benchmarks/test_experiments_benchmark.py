@@ -17,8 +17,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY / "benchmarks"))
 
 from agentlightning.engines.saved_folders import LEARNER_STATE  # noqa: E402
+from agentlightning.records import Finish, NewRollout, Reward, WorkerStatus  # noqa: E402
 from agentlightning.store.open import open_store  # noqa: E402
-from agentlightning.types import Finish, NewRollout, Reward, WorkerStatus  # noqa: E402
 from experiments import EXAMPLES, parts, plan_of  # noqa: E402
 
 FIGURES = ["example", "framework", "slice", "before", "after", "more_sft_control", "rollouts", "wall_s", "cpu_s"]

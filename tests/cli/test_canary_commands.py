@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
-from agentlightning.config_serve import RoutesConfig
+from agentlightning.config.serve import RoutesConfig
+from agentlightning.records import Resource
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.open import open_store
 from agentlightning.trainer.canary.controller import put_routes
-from agentlightning.types import Resource
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from agentlightning.cli.app import app
 from agentlightning.cli.train import agent_setting
 from agentlightning.errors import ConfigError, ModelError, NotFoundError
 from agentlightning.gateway.gateway_span import gateway_span
+from agentlightning.records import Checkpoint, Finish, Metric, NewRollout, Reward, Span, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.store.open import open_store
 from agentlightning.trainer.training import resume_line
-from agentlightning.types import Checkpoint, Finish, Metric, NewRollout, Reward, Span, WorkerStatus
 
 CONFIG = """
 [model]

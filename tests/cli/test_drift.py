@@ -11,10 +11,10 @@ from typer.testing import CliRunner, Result
 from agentlightning.cli.app import app
 from agentlightning.cli.drift import pages
 from agentlightning.errors import NotFoundError
+from agentlightning.records import Call, NewRollout, Rollout, Sampling, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.scan import MAX_ROLLOUTS
-from agentlightning.types import Call, NewRollout, Rollout, Sampling, WorkerStatus
 
 
 @pytest.fixture(autouse=True)

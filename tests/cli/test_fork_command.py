@@ -11,9 +11,7 @@ from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
 from agentlightning.cli.fork import read_answer
-from agentlightning.store.base import RolloutQuery
-from agentlightning.store.open import open_store
-from agentlightning.types import (
+from agentlightning.records import (
     SESSION,
     Call,
     Claim,
@@ -25,6 +23,8 @@ from agentlightning.types import (
     VersionSpan,
     WorkerStatus,
 )
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.open import open_store
 
 WORKER = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
 

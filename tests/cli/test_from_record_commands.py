@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
-from agentlightning.config import parse_config, run_record
+from agentlightning.config.run import parse_config, run_record
 from agentlightning.errors import ConfigError, ModelError, NotFoundError
 from agentlightning.store.open import open_store
 

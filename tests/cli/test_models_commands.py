@@ -13,10 +13,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
-from agentlightning.config import parse_config, run_record
-from agentlightning.disk import file_hash
+from agentlightning.config.run import parse_config, run_record
 from agentlightning.engines.saved_folders import MANIFEST, seal
 from agentlightning.errors import ConfigError, ConflictError, InputError, NotFoundError, StoreError
+from agentlightning.runtime.disk import file_hash
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.open import open_store
 from agentlightning.trainer.fingerprint import take_fingerprint

@@ -12,9 +12,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
+from agentlightning.records import Finish, NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.store.open import open_store
 from agentlightning.store.prompt_candidates import CandidateRecord, group_id
-from agentlightning.types import Finish, NewRollout, Resource, Rollout, WorkerStatus
 
 
 @pytest.fixture

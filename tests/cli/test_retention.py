@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError
+from agentlightning.records import Finish, NewRollout, Run, WorkerStatus
 from agentlightning.store.open import open_store
-from agentlightning.types import Finish, NewRollout, Run, WorkerStatus
 
 STORE = ("--store", "sqlite:///agl.db")
 

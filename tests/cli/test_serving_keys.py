@@ -8,9 +8,9 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
-from agentlightning.config_limits import LIMITS_RESOURCE
+from agentlightning.config.limits import LIMITS_RESOURCE
+from agentlightning.records import Resource
 from agentlightning.store.open import open_store
-from agentlightning.types import Resource
 
 
 def test_a_key_whose_name_has_no_limits_is_told_of(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from sdk_house import TEMPLATE
 from server_process import ServerProcess
 from toy_model import write_tokenizer
 
+from agentlightning.records import Call, NewRollout, Resource, WorkerStatus
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Call, NewRollout, Resource, WorkerStatus
 
 KEY = "key-of-the-tests"
 MODEL = "policy"

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "sdk"))  # its gateway with a sc
 
 from sdk_house import END, Place, SdkHouse, open_house
 
-from agentlightning.types import Call, Resource
+from agentlightning.records import Call, Resource
 
 PROGRAMS = Path(__file__).parent / "node_modules" / ".bin"
 ENVIRONMENTS = Path(__file__).parents[2]

@@ -6,10 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
-from agentlightning.store.base import LightningStore
-from agentlightning.store.feedback import feedback_span
-from agentlightning.store.prompt_candidates import CandidateRecord
-from agentlightning.types import (
+from agentlightning.records import (
     Call,
     Checkpoint,
     Claim,
@@ -23,6 +20,9 @@ from agentlightning.types import (
     VersionSpan,
     WorkerStatus,
 )
+from agentlightning.store.base import LightningStore
+from agentlightning.store.feedback import feedback_span
+from agentlightning.store.prompt_candidates import CandidateRecord
 
 ATTACKS = (
     "<script>window.pwned = 1</script>",

@@ -9,9 +9,8 @@ from typing import Any
 
 from console_scene import ATTACK, GROUP, SECOND, a_call
 
-from agentlightning.config import parse_config, run_record
-from agentlightning.store.base import LightningStore
-from agentlightning.types import (
+from agentlightning.config.run import parse_config, run_record
+from agentlightning.records import (
     Call,
     CallCredit,
     Claim,
@@ -25,6 +24,7 @@ from agentlightning.types import (
     VersionSpan,
     WorkerStatus,
 )
+from agentlightning.store.base import LightningStore
 
 RUN = "hacked"
 STEPS = 6

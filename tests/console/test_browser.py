@@ -21,9 +21,9 @@ from console_scene import ATTACKS, GROUP, STEPS, fill
 from rewards_scene import GROUPS, RUN, STYLE, fill_rewards
 
 from agentlightning.errors import printable
+from agentlightning.records import Metric, Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.sql.store import SqlLightningStore
-from agentlightning.types import Metric, Rollout
 
 T = TypeVar("T")
 

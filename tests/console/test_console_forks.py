@@ -14,8 +14,8 @@ from agentlightning.console.forking import fork_page
 from agentlightning.console.pages.replay import head, replay_page
 from agentlightning.console.reader import Reader
 from agentlightning.console.shell import create_app
+from agentlightning.records import FINAL_STATES, Fork, Rollout
 from agentlightning.store.base import RolloutQuery
-from agentlightning.types import FINAL_STATES, Fork, Rollout
 
 HOST = "http://127.0.0.1:7860"
 KEY = "0198c2a0-0000-7000-8000-000000000000"

@@ -24,8 +24,8 @@ from agentlightning.console.parts import Query
 from agentlightning.console.reader import Reader
 from agentlightning.console.texts import Texts
 from agentlightning.errors import InputError, NotFoundError, printable
+from agentlightning.records import Metric, Rollout, VersionSpan
 from agentlightning.store.base import RolloutQuery
-from agentlightning.types import Metric, Rollout, VersionSpan
 
 
 async def a_rollout(reader: Reader, run_id: str, replica: int = 1) -> Rollout:

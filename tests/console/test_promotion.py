@@ -14,9 +14,9 @@ from agentlightning.console.pages.models import prompts_page
 from agentlightning.console.reader import Reader
 from agentlightning.console.shell import create_app
 from agentlightning.prompts.templates import Template
+from agentlightning.records import Finish, NewRollout, Reward, WorkerStatus
 from agentlightning.store.prompt_candidates import CandidateRecord, group_id
 from agentlightning.store.templates import add_version
-from agentlightning.types import Finish, NewRollout, Reward, WorkerStatus
 
 HOST = "http://127.0.0.1:7860"
 ATTACK = "</pre><script>window.pwned = 1</script>"

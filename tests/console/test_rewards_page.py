@@ -20,9 +20,9 @@ from agentlightning.console.pages.rewards import MAX_READ, VIEWS, rewards_page
 from agentlightning.console.pages.rewards_changes import check_size
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError, printable
+from agentlightning.records import Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import Rollout
 
 BEST = f"{grpo([place / (GROUP - 1) for place in range(GROUP)], GROUP - 1):+.4g}"
 

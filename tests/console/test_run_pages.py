@@ -9,7 +9,7 @@ from console_scene import ATTACKS, SLOW_TOOL, STEPS, Parsed, check_harmless
 
 from agentlightning.analysis.bottlenecks import RULES, find_bottlenecks
 from agentlightning.analysis.run_bottlenecks import read_bottlenecks
-from agentlightning.config import parse_config, run_record
+from agentlightning.config.run import parse_config, run_record
 from agentlightning.console.lanes import lanes
 from agentlightning.console.markup import Html
 from agentlightning.console.pages.bottlenecks import bottlenecks_page

@@ -263,7 +263,7 @@ def test_every_command_and_option_in_the_files_is_one_of_ours(tmp_path: Path, na
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_trainers_command_makes_a_configuration(tmp_path: Path, name: str, target: str) -> None:
     """Its --set fit the file's settings: nothing conflicts, nothing is unknown."""
-    from agentlightning.config_file import load_config
+    from agentlightning.config.file import load_config
 
     files = rendered(tmp_path, CONFIGS[name], target)
     for words in (words for words in our_commands(files) if words[1] == "train"):

@@ -24,18 +24,18 @@ from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.analysis.bottlenecks import RULES
 from agentlightning.cli.app import app
-from agentlightning.config import Config
-from agentlightning.config_agent import AgentConfig, RewardConfig
-from agentlightning.config_canary import CanaryConfig
-from agentlightning.config_engine import EngineConfig, LoraConfig
-from agentlightning.config_external import ExternalModelConfig
-from agentlightning.config_kubernetes import KubernetesConfig
-from agentlightning.config_limits import LimitConfig, LimitsConfig
-from agentlightning.config_optimizer import OptimizeConfig
-from agentlightning.config_policies import PolicyConfig
-from agentlightning.config_sandbox import SandboxConfig
-from agentlightning.config_serve import ServeConfig
-from agentlightning.config_vllm import VllmConfig
+from agentlightning.config.agent import AgentConfig, RewardConfig
+from agentlightning.config.canary import CanaryConfig
+from agentlightning.config.engine import EngineConfig, LoraConfig
+from agentlightning.config.external import ExternalModelConfig
+from agentlightning.config.kubernetes import KubernetesConfig
+from agentlightning.config.limits import LimitConfig, LimitsConfig
+from agentlightning.config.optimizer import OptimizeConfig
+from agentlightning.config.policies import PolicyConfig
+from agentlightning.config.run import Config
+from agentlightning.config.sandbox import SandboxConfig
+from agentlightning.config.serve import ServeConfig
+from agentlightning.config.vllm import VllmConfig
 from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS
 from agentlightning.trainer.monitor.metrics import METRICS

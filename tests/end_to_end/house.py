@@ -12,9 +12,9 @@ from scripted_engine import ScriptedEngine
 from toy_model import write_tokenizer
 
 from agentlightning.gateway.server import AgentLightningServer
+from agentlightning.records import JSON, NewRollout, Resource, Rollout
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import JSON, NewRollout, Resource, Rollout
 
 KEY = "key-of-the-tests"
 END = 2

@@ -15,7 +15,7 @@ import pytest
 from command_line import DEADLINE_S, Folder
 from house import KEY, House, open_house
 
-from agentlightning.types import JSON, NewRollout
+from agentlightning.records import JSON, NewRollout
 
 ASKS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 RULES: JSON = {

@@ -20,11 +20,11 @@ from house import House
 from training import Training
 from typer.testing import CliRunner, Result
 
-from agentlightning.children import listen
 from agentlightning.cli.app import app
 from agentlightning.errors import AgentLightningError
+from agentlightning.records import Checkpoint
+from agentlightning.runtime.children import listen
 from agentlightning.store.open import open_store
-from agentlightning.types import Checkpoint
 
 CONFIG = """
 [model]

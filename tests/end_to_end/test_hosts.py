@@ -23,9 +23,9 @@ from network import Host, Network, missing
 from training import Training, build_model
 
 from agentlightning.engines.vllm.server import VLLM_SIDE
+from agentlightning.records import ABANDONED, Rollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import ABANDONED, Rollout
 
 pytestmark = pytest.mark.slow
 

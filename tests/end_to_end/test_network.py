@@ -20,11 +20,11 @@ from network import Host, Network, missing
 from scripted_engine import ScriptedEngine
 from toy_model import write_tokenizer
 
+from agentlightning.records import Attempt, NewRollout, Resource, RetryPolicy, Rollout
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
-from agentlightning.types import Attempt, NewRollout, Resource, RetryPolicy, Rollout
 
 pytestmark = pytest.mark.slow
 

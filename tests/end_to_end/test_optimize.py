@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from command_line import DEADLINE_S, Folder, until
 
+from agentlightning.records import Attempt, Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
-from agentlightning.types import Attempt, Rollout
 
 pytestmark = pytest.mark.slow
 

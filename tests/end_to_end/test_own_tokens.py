@@ -12,9 +12,9 @@ import pytest
 import agentlightning as agl
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
+from agentlightning.records import Call
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
-from agentlightning.types import Call
 
 pytestmark = pytest.mark.slow
 

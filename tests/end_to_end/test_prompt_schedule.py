@@ -16,10 +16,10 @@ from command_line import Folder, until
 
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
+from agentlightning.records import JSON, Run
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.prompt_candidates import read_candidates
-from agentlightning.types import JSON, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -21,13 +21,13 @@ from anthropic import Anthropic
 from command_line import DEADLINE_S, Folder, until
 from openai import OpenAI
 
-from agentlightning.children import listen
-from agentlightning.config import parse_config, run_record
+from agentlightning.config.run import parse_config, run_record
 from agentlightning.demo import tiny_model
+from agentlightning.records import Resource, Rollout
+from agentlightning.runtime.children import listen
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.open import open_store
-from agentlightning.types import Resource, Rollout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

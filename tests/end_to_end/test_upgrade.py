@@ -15,11 +15,11 @@ import pytest
 from command_line import Folder
 
 from agentlightning.errors import ConfigError
+from agentlightning.records import JSON
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.sql.tables import SCHEMA_VERSION
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.types import JSON
 
 STORED = Path(__file__).parent / "stored" / "before_field_words.tar.xz"
 

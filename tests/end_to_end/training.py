@@ -19,9 +19,9 @@ from command_line import Folder
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
 from agentlightning.engines.local.weights_folder import weights_folders
+from agentlightning.records import JSON, Attempt, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
-from agentlightning.types import JSON, Attempt, Rollout
 
 DEADLINE_S = 180.0
 """Matters only where a test fails, as does the agents' timeout: the slowest machine has its time."""

@@ -22,14 +22,14 @@ from test_learner import batch
 from transformers import AutoModelForCausalLM
 
 from agentlightning import errors
-from agentlightning.children import listen
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.engines.local.ranks import Ranks
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
+from agentlightning.runtime.children import listen
+from agentlightning.runtime.watchdog import HangLimits
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
-from agentlightning.watchdog import HangLimits
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import pytest
 from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import LearnerLostError
+from agentlightning.runtime.watchdog import HangLimits, Watchdog
 from agentlightning.testing.engine_contract import SFT, conversation
-from agentlightning.watchdog import HangLimits, Watchdog
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.config import parse_config
+from agentlightning.config.run import parse_config
 from agentlightning.engines.local.batches import Batch, batches
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.ranks import Ranks

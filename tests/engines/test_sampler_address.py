@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentlightning.config import parse_config
-from agentlightning.config_engine import EngineConfig
+from agentlightning.config.engine import EngineConfig
+from agentlightning.config.run import parse_config
 from agentlightning.engines.sampler_address import SamplerAddress
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.external_keys import external_keys

@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from agentlightning.children import listen, start_child, stop_child
 from agentlightning.engines.local.options import SamplerOptions
 from agentlightning.engines.local.sampler import open_sampler
 from agentlightning.engines.local.sampler_app import create_app
 from agentlightning.engines.sampling_key import asks_for
+from agentlightning.runtime.children import listen, start_child, stop_child
 
 Client = TestClient[Any, Any]
 KEY = "of-the-engine"

@@ -21,11 +21,11 @@ from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions, SamplerOptions
 from agentlightning.engines.local.sampler import Sampler, open_sampler
 from agentlightning.errors import EngineError, InputError
+from agentlightning.records import JSON
 from agentlightning.rendering.grammar import structured_outputs
 from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence, Transition
-from agentlightning.types import JSON
 
 SCHEMA = {
     "type": "object",

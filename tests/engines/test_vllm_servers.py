@@ -16,7 +16,7 @@ import psutil
 import pytest
 from aiohttp import web
 
-from agentlightning.config_engine import EngineConfig
+from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.local.parts import PublishedWeights, Workplace
 from agentlightning.engines.saved_folders import seal
 from agentlightning.engines.setup import EngineSetup, make_engine
@@ -27,7 +27,7 @@ from agentlightning.engines.vllm.vllm_side.agentlightning_vllm.fetch import fetc
 from agentlightning.engines.vllm.weights_server import WeightsServer
 from agentlightning.engines.vllm.weights_url import WeightsUrl
 from agentlightning.errors import ConfigError, EngineError
-from agentlightning.watchdog import HangLimits, Watchdog
+from agentlightning.runtime.watchdog import HangLimits, Watchdog
 from s3_server import BUCKET, s3_server
 
 SCRIPTED = Path(__file__).parent / "scripted_vllm"
@@ -133,7 +133,7 @@ async def test_a_server_that_dies_while_weights_are_published_gets_them_from_its
 
 STARTED = """
 import sys
-from agentlightning.children import listen, start_child
+from agentlightning.runtime.children import listen, start_child
 listener = listen("127.0.0.1", 0)
 arguments = ["agentlightning_vllm", "--fd", str(listener.fileno())]
 env = {"PYTHONPATH": sys.argv[2]}

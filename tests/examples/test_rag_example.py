@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import run_agent
 
+from agentlightning.records import Call, Sampling
 from agentlightning.runner.result import RolloutResult
-from agentlightning.types import Call, Sampling
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rag"
 MODULES = ("agent", "data", "names", "retriever", "rules", "scoring", "warm_start")

@@ -17,9 +17,9 @@ from sdk_house import TEMPLATE
 from toy_model import write_tokenizer
 
 from agentlightning.gateway.server import AgentLightningServer
+from agentlightning.records import JSON, Call, NewRollout, Resource, Rollout, Sampling
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import JSON, Call, NewRollout, Resource, Rollout, Sampling
 
 KEY = "key-of-the-tests"
 END = 2

@@ -18,7 +18,7 @@ from pages import FOLDER, page
 from stage import open_stage_of
 from tiny_policy import build_policy
 
-from agentlightning.children import listen, start_child, stop_child
+from agentlightning.runtime.children import listen, start_child, stop_child
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 

@@ -14,10 +14,10 @@ from gateway_house import END, House, path
 from scripted_engine import ScriptedEngine
 from toy_model import write_tokenizer
 
+from agentlightning.records import Claim
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import Claim
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from gateway_house import House, path
 from openai import AsyncOpenAI
 
 from agentlightning.gateway.external.calls import FAILED
-from agentlightning.types import Call, Claim, Resource, Span
+from agentlightning.records import Call, Claim, Resource, Span
 
 SECRET = "sk-the-servers-own-secret"
 HI: Any = [{"role": "user", "content": "hi"}]

@@ -15,10 +15,10 @@ from scripted_engine import ScriptedEngine
 from agentlightning.gateway.app import App
 from agentlightning.gateway.external_keys import ExternalKeys, external_keys
 from agentlightning.gateway.server_settings import ServerSettings
+from agentlightning.records import Claim, Mode, NewRollout, Resource, Sampling, WorkerStatus
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Claim, Mode, NewRollout, Resource, Sampling, WorkerStatus
 
 SERVER_KEY = "server-key"
 KEYS = external_keys(["JUDGE_KEY=127.0.0.1", "TEST_ENGINE_KEY=127.0.0.1"])

@@ -12,7 +12,7 @@ from typing import Any
 from gateway_house import House, path
 from PIL import Image
 
-from agentlightning.types import Claim
+from agentlightning.records import Claim
 
 WORDS = ["red", "blue", "what", "is", "it", "and", "that", "?", "a", "picture"]
 TOKENS = 4

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from gateway_house import House, path
 
-from agentlightning.types import Claim
+from agentlightning.records import Claim
 
 BODIES: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},

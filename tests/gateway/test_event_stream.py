@@ -14,10 +14,10 @@ from starlette.types import Message
 
 from agentlightning.gateway.event_stream import RunEvents
 from agentlightning.gateway.server import AgentLightningServer
+from agentlightning.records import Finish, Metric, NewRollout, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import Finish, Metric, NewRollout, WorkerStatus
 
 KEY = "sk-agl-server-of-this-test"
 DEADLINE_S = 30.0

@@ -12,13 +12,13 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.gateway.app import App
 from agentlightning.gateway.attempts import AttemptCache
+from agentlightning.records import SESSION, Call, Claim, Finish, Resource, Rollout, WorkerStatus
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.forks import new_forks, replay_ended, replay_warning
 from agentlightning.store.summary_types import SummaryQuery
-from agentlightning.types import SESSION, Call, Claim, Finish, Resource, Rollout, WorkerStatus
 
 QUESTIONS = ["weather in Rome?", "and in Oslo?", "and in Lima?"]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}

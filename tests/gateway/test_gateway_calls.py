@@ -13,8 +13,8 @@ import pytest
 from exchange import Exchange
 from gateway_house import END, House, path
 
+from agentlightning.records import Call
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Call
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 

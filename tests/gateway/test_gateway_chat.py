@@ -14,8 +14,8 @@ from exchange import Exchange
 from gateway_house import END, House, path
 from openai.types.chat import ChatCompletionMessageParam
 
+from agentlightning.records import Call, Sampling
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Call, Sampling
 
 TOOLS: Any = [
     {

@@ -9,9 +9,9 @@ from gateway_house import House, path
 
 from agentlightning.adapters.sequences import merge
 from agentlightning.adapters.trajectories import trajectories
+from agentlightning.records import Claim, Finish, Reward
 from agentlightning.store.base import RolloutQuery
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Claim, Finish, Reward
 
 TASK = {"role": "user", "content": "hi"}
 SUMMARY = "one word was said, and it was two"

@@ -9,7 +9,7 @@ import openai
 import pytest
 from gateway_house import END, House, path
 
-from agentlightning.types import Claim
+from agentlightning.records import Claim
 
 PROMPTS = ["The weather is", "The answer is"]
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from gateway_house import House
 
-from agentlightning.children import listen
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.connection_limit import allowed_connections
 from agentlightning.gateway.log_limit import MAX_LINES, MAX_PLACE_LINES, LogLimit
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.uvicorn_server import UvicornServer
+from agentlightning.runtime.children import listen
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 WAIT_S = 20.0

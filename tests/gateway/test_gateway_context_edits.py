@@ -8,7 +8,7 @@ from typing import Any
 from gateway_house import House, path
 
 from agentlightning.protocols.context_edits import CLEARED_RESULT
-from agentlightning.types import Claim
+from agentlightning.records import Claim
 
 AS_CLAUDE_CODE = {
     "output_config": {"effort": "high"},

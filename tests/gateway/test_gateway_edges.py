@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agentlightning.gateway.app import App
 from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.proxy import UNKNOWN_ROUTE
-from agentlightning.types import Claim, Finish, Resource
+from agentlightning.records import Claim, Finish, Resource
 
 HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 

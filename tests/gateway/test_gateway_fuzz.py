@@ -22,10 +22,10 @@ from agentlightning.gateway.rest import create_routes
 from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.gateway.store_rpc import StoreMethod
+from agentlightning.records import NewRollout, WorkerStatus
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.wire import METHODS
-from agentlightning.types import NewRollout, WorkerStatus
 
 DETAILS = (
     "the gateway failed",

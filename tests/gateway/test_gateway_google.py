@@ -15,8 +15,8 @@ from external_server import ExternalServer, sse
 from gateway_house import House, path
 
 from agentlightning.protocols.sse import EventReader
+from agentlightning.records import Claim
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
-from agentlightning.types import Claim
 
 HI: Any = {"contents": [{"role": "user", "parts": [{"text": "Paris?"}]}]}
 TOOLS = [{"functionDeclarations": [{"name": "weather", "parametersJsonSchema": {"type": "object"}}]}]

@@ -34,7 +34,7 @@ from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.images import read_images
 from agentlightning.gateway.uploaded_files import UploadedFiles
 from agentlightning.protocols import chat
-from agentlightning.types import ImageSpan
+from agentlightning.records import ImageSpan
 
 
 async def test_a_picture_is_recorded_by_hash_and_reaches_the_engine_beside_the_ids(sighted: House) -> None:

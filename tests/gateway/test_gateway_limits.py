@@ -16,16 +16,16 @@ from external_house import HI, post, serve
 from external_server import ExternalServer, sse
 from gateway_house import SERVER_KEY, House, path
 
-from agentlightning.background import BackgroundTasks
-from agentlightning.config_limits import LIMITS_RESOURCE
+from agentlightning.config.limits import LIMITS_RESOURCE
 from agentlightning.gateway.app import App
 from agentlightning.gateway.external.directory import ExternalDirectory
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.limits import LIMIT_REACHED, CallLimits, LimitReachedError, ServerLimits
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.server_settings import ServerSettings
+from agentlightning.records import Claim, Finish, Resource, Span
+from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store import wire
-from agentlightning.types import Claim, Finish, Resource, Span
 
 PRICES = {"input_cost_per_token": 0.001, "output_cost_per_token": 0.01}
 BODIES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from gateway_house import House, path
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.policy.sdk_retries import MAX_UNDELIVERED, SdkRetries
 from agentlightning.protocols.base import Completion
-from agentlightning.types import Claim
+from agentlightning.records import Claim
 
 
 def body(text: str = "hi") -> dict[str, object]:

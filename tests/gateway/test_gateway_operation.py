@@ -21,15 +21,15 @@ from gateway_house import SERVER_KEY, House, path
 from prometheus_client.parser import text_string_to_metric_families
 from server_process import ServerProcess
 
-from agentlightning.children import SERVER_END_S, SERVER_GRACE_S, listen
 from agentlightning.gateway import log, uvicorn_server
 from agentlightning.gateway.app import App
 from agentlightning.gateway.metrics import MAX_POLICIES, GatewayMetrics
 from agentlightning.gateway.uvicorn_server import BoundedHttpProtocol, UvicornServer
+from agentlightning.records import Call, Sampling, VersionSpan
+from agentlightning.runtime.children import SERVER_END_S, SERVER_GRACE_S, listen
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
 from agentlightning.trainer.supervisor import Supervisor
-from agentlightning.types import Call, Sampling, VersionSpan
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 

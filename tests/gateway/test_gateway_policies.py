@@ -12,8 +12,8 @@ from scripted_engine import ScriptedEngine
 from toy_model import TEXTS, write_tokenizer
 
 from agentlightning.gateway.attempts import AttemptCache
+from agentlightning.records import Call, Resource
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.types import Call, Resource
 
 OTHER_TEXTS = ["a b c d e f g h", *TEXTS[:1]]
 

@@ -11,7 +11,7 @@ from anthropic import AsyncAnthropic
 from gateway_house import House, path
 
 from agentlightning.adapters.model_records import conversations
-from agentlightning.types import Claim
+from agentlightning.records import Claim
 
 ASKED: Any = {"role": "user", "content": "What is the weather?"}
 BEGUN: Any = {"role": "assistant", "content": "It is"}

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from gateway_house import SERVER_KEY, House, path
 
-from agentlightning.children import listen, start_child
+from agentlightning.runtime.children import listen, start_child
 from agentlightning.store.client import LightningStoreClient
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}

@@ -15,8 +15,8 @@ from server_process import ServerProcess
 
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.protocols.base import ApiError
+from agentlightning.records import Call, Claim, Finish, NewRollout, WorkerStatus
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Call, Claim, Finish, NewRollout, WorkerStatus
 
 pytestmark = pytest.mark.slow
 

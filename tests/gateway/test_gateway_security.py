@@ -25,6 +25,7 @@ from agentlightning.gateway.access import cross_site_reason
 from agentlightning.gateway.app import App
 from agentlightning.gateway.authentication import Authentication
 from agentlightning.gateway.middleware import ApiMiddleware
+from agentlightning.records import Finish
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.server_keys import (
     find_key,
@@ -36,7 +37,6 @@ from agentlightning.store.server_keys import (
 )
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.tokens import is_token
-from agentlightning.types import Finish
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 HOME = {"host": "127.0.0.1:8088"}

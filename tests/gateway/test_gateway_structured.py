@@ -10,7 +10,7 @@ import pytest
 from gateway_house import House, path
 from toy_model import TEMPLATE, write_tokenizer
 
-from agentlightning.types import Call, Claim
+from agentlightning.records import Call, Claim
 
 SCHEMA = {
     "type": "object",

@@ -16,10 +16,10 @@ import pytest
 from gateway_house import SERVER_KEY, House, path
 from openai import AsyncOpenAI
 
-from agentlightning.children import listen
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.gateway.server_settings import ServerSettings, Tls, add_options, read_options
 from agentlightning.gateway.uvicorn_server import UvicornServer
+from agentlightning.runtime.children import listen
 from agentlightning.store.client import LightningStoreClient
 
 ADMIN = {"authorization": f"Bearer {SERVER_KEY}"}

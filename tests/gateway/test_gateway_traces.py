@@ -27,12 +27,12 @@ from agentlightning.errors import StoreError
 from agentlightning.gateway.app import App
 from agentlightning.gateway.otlp import MAX_ATTEMPTS_PER_REQUEST, MAX_REPORTS, MAX_REQUEST_BYTES, MAX_SPANS_PER_REQUEST
 from agentlightning.gateway.server import AgentLightningServer
+from agentlightning.records import Claim, Finish, NewRollout, Span, WorkerStatus
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS, IGNORED_BASE_URL, UNKNOWN_ROUTE
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.tokens import TokenRole
-from agentlightning.types import Claim, Finish, NewRollout, Span, WorkerStatus
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 from test_sessions import HI, ServedHouse
 
-from agentlightning.config_limits import LIMITS_RESOURCE
+from agentlightning.config.limits import LIMITS_RESOURCE
 from agentlightning.gateway.app import App
 from agentlightning.gateway.usage import DAY_NS, MINUTE_NS, Usage, read_key_usage
+from agentlightning.records import Call, Resource, Sampling
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.types import Call, Resource, Sampling
 
 PRICES = {"input_cost_per_token": 0.001, "output_cost_per_token": 0.01}
 BODIES: dict[str, dict[str, Any]] = {

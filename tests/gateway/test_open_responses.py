@@ -12,7 +12,7 @@ from openai.types.responses import CompactedResponse, Response, ResponseStreamEv
 from pydantic import TypeAdapter
 
 from agentlightning.protocols.sse import EventReader
-from agentlightning.types import Claim
+from agentlightning.records import Claim
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 

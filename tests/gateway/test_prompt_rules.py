@@ -11,7 +11,7 @@ from external_server import ExternalServer
 from gateway_house import House, path
 
 from agentlightning.prompts.templates import Template
-from agentlightning.types import Call, Claim, NewRollout, Resource, WorkerStatus
+from agentlightning.records import Call, Claim, NewRollout, Resource, WorkerStatus
 
 RULES: Any = [{"template": "system", "agents": ["writer", "sub-*"]}]
 TEMPLATE = "Answer about {topic}."

@@ -12,15 +12,15 @@ from gateway_house import House
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from agentlightning.background import BackgroundTasks
 from agentlightning.errors import StoreError
 from agentlightning.gateway.external.directory import ExternalDirectory
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.metrics import StoreMetrics
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.statistics_cache import StatisticsCache
+from agentlightning.records import NewRollout, Resource, RunStatistics, WorkerStatus
+from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.sql.store import SqlLightningStore
-from agentlightning.types import NewRollout, Resource, RunStatistics, WorkerStatus
 
 
 class CountingStore(SqlLightningStore):

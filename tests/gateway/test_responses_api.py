@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.responses import Response
 
 from agentlightning.protocols.sse import EventReader
-from agentlightning.types import Claim
+from agentlightning.records import Claim
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}

@@ -16,15 +16,7 @@ from agentlightning.gateway.authentication import TOKEN_AGE_S, Authentication, S
 from agentlightning.gateway.rest import create_api
 from agentlightning.gateway.roles import RULES, Caller, Permissions
 from agentlightning.gateway.server import AgentLightningServer
-from agentlightning.store.audit import Actor
-from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.client import LightningStoreClient
-from agentlightning.store.model_versions import ModelVersion
-from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.store.summary_types import SummaryQuery
-from agentlightning.store.tokens import TokenRole, new_secret
-from agentlightning.store.wire import METHODS
-from agentlightning.types import (
+from agentlightning.records import (
     Call,
     CallCredit,
     Checkpoint,
@@ -39,6 +31,14 @@ from agentlightning.types import (
     Span,
     WorkerStatus,
 )
+from agentlightning.store.audit import Actor
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.store.summary_types import SummaryQuery
+from agentlightning.store.tokens import TokenRole, new_secret
+from agentlightning.store.wire import METHODS
 
 KEY = "sk-agl-server-of-this-test"
 ADMINS_ONLY = {

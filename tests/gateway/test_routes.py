@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.config_canary import CanaryConfig
-from agentlightning.config_serve import HeaderRoute, RoutesConfig
+from agentlightning.config.canary import CanaryConfig
+from agentlightning.config.serve import HeaderRoute, RoutesConfig
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.sessions.routes import choose_version, is_shadowed, pinned_alias
-from agentlightning.types import RetryPolicy, Rollout, Sampling
+from agentlightning.records import RetryPolicy, Rollout, Sampling
 
 WEIGHTS = st.floats(0, 1)
 

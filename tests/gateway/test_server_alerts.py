@@ -10,7 +10,7 @@ from gateway_house import House
 from prometheus_client.parser import text_string_to_metric_families
 
 from agentlightning.analysis.server_alerts import SERVER_ALERTS, ServerAlert, grafana_dashboard, prometheus_rules
-from agentlightning.types import NewRollout
+from agentlightning.records import NewRollout
 
 
 async def scraped(house: House) -> dict[str, set[str]]:

@@ -17,9 +17,9 @@ from scripted_engine import ScriptedEngine
 
 from agentlightning.gateway.app import App
 from agentlightning.gateway.server_settings import ServerSettings
+from agentlightning.records import JSON, Resource, Rollout
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import RolloutQuery
-from agentlightning.types import JSON, Resource, Rollout
 
 HI = [{"role": "user", "content": "hi"}]
 

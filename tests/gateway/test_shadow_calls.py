@@ -13,15 +13,15 @@ import pytest
 from gateway_house import END, House
 from scripted_engine import ScriptedEngine
 
-from agentlightning.config_serve import ROUTES_RESOURCE, RoutesConfig
+from agentlightning.config.serve import ROUTES_RESOURCE, RoutesConfig
 from agentlightning.gateway.policy.shadow_calls import MAX_UNDER_WAY
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.usage import read_key_usage
+from agentlightning.records import JSON, Resource, Span
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.gateway_events import SHADOW_CALL
 from agentlightning.trainer.canary.controller import read_figures, read_trial
-from agentlightning.types import JSON, Resource, Span
 
 HI = [{"role": "user", "content": "hi"}]
 CANARY = "It rains today, I fear."

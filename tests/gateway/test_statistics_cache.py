@@ -9,8 +9,8 @@ import pytest
 
 from agentlightning.errors import StoreError
 from agentlightning.gateway.statistics_cache import MAX_KEPT, StatisticsCache
+from agentlightning.records import RunSize
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import RunSize
 
 
 class SlowStore(InMemoryLightningStore):

@@ -10,7 +10,7 @@ import pytest
 from gateway_house import House, path
 from toy_model import TEMPLATE, write_tokenizer
 
-from agentlightning.types import Claim
+from agentlightning.records import Claim
 
 THOUGHTLESS = "<think>\n\n</think>\n\n"
 SWITCHED = TEMPLATE.removesuffix("{% endif %}") + (

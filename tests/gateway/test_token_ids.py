@@ -9,7 +9,7 @@ import openai
 import pytest
 from gateway_house import END, House, path
 
-from agentlightning.types import Call, Claim
+from agentlightning.records import Call, Claim
 
 QUESTION: Any = [{"role": "user", "content": "hi"}]
 IDS = {"return_token_ids": True}

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway_house import House, path
 
-from agentlightning.types import Claim
+from agentlightning.records import Claim
 
 QUESTION: Any = {"role": "user", "content": "hi"}
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gateway_house import END, House, path
 
-from agentlightning.types import Claim, Sampling
+from agentlightning.records import Claim, Sampling
 
 PROMPT = [5, 6, 7]
 

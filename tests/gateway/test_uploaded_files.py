@@ -12,7 +12,7 @@ import pytest
 from gateway_house import House, path
 from picture_requests import PART, RED, UPLOADED, bomb, padded, post, refused, user
 
-from agentlightning.types import Resource
+from agentlightning.records import Resource
 
 FILES: dict[str, tuple[str, dict[str, Any], str]] = {
     "chat, an image": (

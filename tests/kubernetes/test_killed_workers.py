@@ -12,11 +12,11 @@ import pytest
 from cluster_lab import exited, running, until
 from real_cluster import NAMESPACE, RealLab
 
-from agentlightning.children import listen, secrets_line, stop_child
+from agentlightning.records import JSON, NewRollout, Rollout
 from agentlightning.runner.kubernetes.job import attempt_of
+from agentlightning.runtime.children import listen, secrets_line, stop_child
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import JSON, NewRollout, Rollout
 
 pytestmark = pytest.mark.parametrize(
     "lab", [pytest.param("real", marks=[pytest.mark.slow, pytest.mark.long])], indirect=True

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from cluster_lab import DEADLINE_S, Lab, evicted, exited, running, unschedulable, until, waiting
 
-from agentlightning.config_kubernetes import KubernetesConfig
+from agentlightning.config.kubernetes import KubernetesConfig
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.records import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.command import MAX_RECORDED_BYTES, CommandFailed
 from agentlightning.runner.connection_pool import ConnectionPool
@@ -22,7 +23,6 @@ from agentlightning.runner.kubernetes.cluster import Cluster, ClusterError
 from agentlightning.runner.kubernetes.job import JobTemplate, attempt_of, job_name
 from agentlightning.runner.kubernetes.runner import KubernetesRunner
 from agentlightning.runner.kubernetes.state import Running, Waiting
-from agentlightning.types import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
 
 SETTINGS = KubernetesConfig(image="registry.example/agent:1", server="http://agl.example:8088")
 

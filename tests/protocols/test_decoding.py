@@ -8,7 +8,7 @@ import pytest
 
 from agentlightning.protocols import chat, completions, messages, responses
 from agentlightning.protocols.base import ApiError, CompletionRequest
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 SCHEMA: JSON = {"type": "object", "properties": {"n": {"type": "integer"}}}
 HELLO = [{"role": "user", "content": "hi"}]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from agentlightning.records import Call, Sampling
 from agentlightning.rendering.completion_parser import CompletionParser, Piece
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.rendering.request_view import RequestView
-from agentlightning.types import Call, Sampling
 
 Message = dict[str, Any]
 

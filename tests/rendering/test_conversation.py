@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_templates import HEADED, THINKING
 
+from agentlightning.records import Call, Sampling
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.rendering.request_view import RequestView
-from agentlightning.types import Call, Sampling
 
 Message = dict[str, Any]
 

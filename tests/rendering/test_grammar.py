@@ -21,6 +21,7 @@ from toy_templates import CHATML
 from transformers import AutoTokenizer
 
 from agentlightning.errors import EngineError
+from agentlightning.records import JSON
 from agentlightning.rendering.grammar import (
     FORMATS,
     GrammarError,
@@ -32,7 +33,6 @@ from agentlightning.rendering.grammar import (
 from agentlightning.rendering.grammar_masks import Grammars, Mask
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.rendering.tool_syntax import Syntax
-from agentlightning.types import JSON
 
 SYNTAXES = ["hermes", "tags", "pairs", "bare"]
 TEACHES = {

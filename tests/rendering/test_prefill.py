@@ -11,10 +11,10 @@ from conversations import as_call
 from real_templates import DATA, ENDS, renderer_for
 from toy_templates import THINKING
 
+from agentlightning.records import Call
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer, RenderError
 from agentlightning.rendering.request_view import RequestView
-from agentlightning.types import Call
 
 ASKED = {"role": "user", "content": "q"}
 BEGUN = {"role": "assistant", "content": "The answer is", "prefill": True}

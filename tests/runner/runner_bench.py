@@ -17,18 +17,18 @@ from typing import Any
 import psutil
 import uuid_utils
 
-from agentlightning.children import listen, secrets_line, stop_child
+from agentlightning.records import FINAL_STATES, JSON, Attempt, Call, NewRollout, RetryPolicy, Rollout
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.air import AttemptAir, RecordReader
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner
 from agentlightning.runner.scoring import FunctionScorer, Scorer
 from agentlightning.runner.worker import Worker, WorkerOptions
+from agentlightning.runtime.children import listen, secrets_line, stop_child
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.templates import TemplateReader
 from agentlightning.tracing.air import Air
-from agentlightning.types import FINAL_STATES, JSON, Attempt, Call, NewRollout, RetryPolicy, Rollout
 
 KEY = "key-of-the-tests"
 SERVER_PYTHON = os.environ.get("AGL_TEST_SERVER_PYTHON", sys.executable)

@@ -13,11 +13,11 @@ from openai import AsyncOpenAI, OpenAI
 from agentlightning.errors import AgentError, InputError, RewardError
 from agentlightning.prompts.rollout_prompts import RolloutPrompts
 from agentlightning.prompts.templates import Template
+from agentlightning.records import Call, Claim, Lease, RetryPolicy, Rollout, Sampling
 from agentlightning.runner.agent import LLM, emit_reward, is_marked, llm_for, prompt, rollout
 from agentlightning.runner.attempt import CURRENT, AttemptContext
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.result import RolloutResult
-from agentlightning.types import Call, Claim, Lease, RetryPolicy, Rollout, Sampling
 
 MESSAGES = [{"role": "user", "content": "{question}"}]
 

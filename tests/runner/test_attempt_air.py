@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from runner_bench import DEADLINE_S, Bench, a_call
 
-from agentlightning.config_air import AirConfig
-from agentlightning.config_base import parse_settings
+from agentlightning.config.air import AirConfig
+from agentlightning.config.base import parse_settings
 from agentlightning.errors import ConfigError
+from agentlightning.records import JSON, Call, Reward, Rollout, Span
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.air import load_air
 from agentlightning.tracing.air import Air, air_of
-from agentlightning.types import JSON, Call, Reward, Rollout, Span
 
 RULES: dict[str, Any] = {"truncated": -0.5, "tool_error": -0.25}
 

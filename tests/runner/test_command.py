@@ -12,8 +12,9 @@ import psutil
 import pytest
 from runner_bench import DEADLINE_S, gone
 
-from agentlightning.config_sandbox import SandboxConfig, SandboxKind
+from agentlightning.config.sandbox import SandboxConfig, SandboxKind
 from agentlightning.errors import ConfigError
+from agentlightning.records import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
 from agentlightning.runner.agent import LLM, llm_for
 from agentlightning.runner.command import (
     MAX_OUTPUT_BYTES,
@@ -27,7 +28,6 @@ from agentlightning.runner.command import (
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.function import AgentOutput
 from agentlightning.runner.sandbox.sandbox import Sandbox
-from agentlightning.types import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
 
 Start = Callable[..., CommandRunner]
 KINDS: tuple[SandboxKind | None, ...] = (None, "bubblewrap", "gvisor")

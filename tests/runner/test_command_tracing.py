@@ -12,11 +12,11 @@ import pytest
 from test_command import a_claim, an_llm
 
 from agentlightning.gateway.server import AgentLightningServer
+from agentlightning.records import Claim, NewRollout, Span, WorkerStatus
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.command import CommandRunner, tracing_environment
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Claim, NewRollout, Span, WorkerStatus
 
 KEY = "server-key"
 NODE = Path(__file__).parent / "node"

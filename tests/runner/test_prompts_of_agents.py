@@ -11,8 +11,8 @@ from runner_bench import Bench
 
 import agentlightning as agl
 from agentlightning.prompts.templates import Template
+from agentlightning.records import JSON, Resource
 from agentlightning.runner.agent import LLM
-from agentlightning.types import JSON, Resource
 
 
 async def put(bench: Bench, *texts: str, name: str = "system", format: Any = None) -> None:

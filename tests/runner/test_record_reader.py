@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from agentlightning.errors import StoreError
+from agentlightning.records import Call, Span
 from agentlightning.runner.air import MAX_ROLLOUTS_PER_REQUEST, RecordReader
-from agentlightning.types import Call, Span
 
 
 class SlowStore:

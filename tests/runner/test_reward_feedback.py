@@ -12,12 +12,12 @@ from rich.console import Console
 from runner_bench import Bench
 
 from agentlightning.analysis.replay import print_replay, read_replay
-from agentlightning.config_agent import RewardConfig
+from agentlightning.config.agent import RewardConfig
 from agentlightning.errors import RewardError
+from agentlightning.records import Rollout
 from agentlightning.runner.result import RolloutResult, result_of
 from agentlightning.runner.scoring import FunctionScorer, SumScorer, load_scorers, read_score
 from agentlightning.store.feedback import MAX_FEEDBACK_CHARS, feedback_text, read_feedback
-from agentlightning.types import Rollout
 
 ATTACK = "</pre><script>\x1b[31m[bold]"
 

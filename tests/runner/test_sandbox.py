@@ -17,8 +17,8 @@ import pytest
 from runner_bench import DEADLINE_S, SHORT_LEASE, Bench, Server
 from test_command import TELL, Listener, a_sandbox, left_of, listener, of_rollout, python, run
 
-from agentlightning.config import parse_config
-from agentlightning.config_sandbox import SandboxConfig, SandboxKind
+from agentlightning.config.run import parse_config
+from agentlightning.config.sandbox import SandboxConfig, SandboxKind
 from agentlightning.errors import ConfigError
 from agentlightning.runner.command import CommandFailed, CommandRunner
 from agentlightning.runner.sandbox.filesystem import View
@@ -362,7 +362,7 @@ def test_what_cannot_be_isolated_here_is_refused(tmp_path: Path, monkeypatch: py
 )
 def test_a_machine_without_user_namespaces_is_refused_by_the_name_of_the_setting(tmp_path: Path) -> None:
     source = (
-        "import sys; from agentlightning.config_sandbox import SandboxConfig\n"
+        "import sys; from agentlightning.config.sandbox import SandboxConfig\n"
         "from agentlightning.errors import ConfigError\n"
         "from agentlightning.runner.sandbox.sandbox import Sandbox\n"
         "try: Sandbox(SandboxConfig(kind='bubblewrap', readable=()), 'sh').check()\n"

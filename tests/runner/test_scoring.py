@@ -18,8 +18,9 @@ from aiohttp import web
 from runner_bench import Bench, a_call, gone
 
 from agentlightning.adapters.trajectories import JUDGE
-from agentlightning.config_agent import RewardConfig
+from agentlightning.config.agent import RewardConfig
 from agentlightning.errors import ConfigError, EngineError, RewardError
+from agentlightning.records import JSON, Call, Resource, Reward, Sampling, Span
 from agentlightning.runner.agent import LLM, emit_reward
 from agentlightning.runner.chat_endpoint import ChatEndpoint
 from agentlightning.runner.connection_pool import ConnectionPool
@@ -34,7 +35,6 @@ from agentlightning.runner.scoring import (
     load_scorers,
     read_score,
 )
-from agentlightning.types import JSON, Call, Resource, Reward, Sampling, Span
 
 ASK = {"role": "user", "content": "Which year?"}
 WANT = {"id": "c", "type": "function", "function": {"name": "clock", "arguments": "{}"}}

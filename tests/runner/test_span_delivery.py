@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from agentlightning.errors import InputError, StoreError
+from agentlightning.records import Span
 from agentlightning.runner.span_delivery import MAX_BYTES_PER_REQUEST, MAX_REFUSALS, MAX_SPANS_PER_REQUEST, SpanDelivery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import Span
 
 
 def a_span(name: str) -> Span:

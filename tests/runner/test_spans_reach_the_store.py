@@ -10,6 +10,7 @@ from typing import Any
 from opentelemetry.sdk.trace import TracerProvider
 
 from agentlightning.errors import InputError
+from agentlightning.records import NewRollout, Span, WorkerStatus
 from agentlightning.runner.agent_tracing import current_spans
 from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import Execution
@@ -20,7 +21,6 @@ from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.templates import TemplateReader
 from agentlightning.tracing.tracer import Tracer
-from agentlightning.types import NewRollout, Span, WorkerStatus
 
 
 class Picky(InMemoryLightningStore):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runner_bench import DEADLINE_S, Bench, written
 
-from agentlightning.types import JSON, Rollout, Span
+from agentlightning.records import JSON, Rollout, Span
 
 SAYS_MORE = """
 import agentlightning as agl

@@ -11,13 +11,13 @@ import openai
 import pytest
 from runner_bench import KEY, Bench, a_call
 
-from agentlightning.config_air import AirConfig
+from agentlightning.config.air import AirConfig
+from agentlightning.records import JSON, Call, Reward, Span
 from agentlightning.runner.agent import LLM, emit_reward
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.client import AgentLightningClient
 from agentlightning.runner.result import RolloutResult
 from agentlightning.tracing.air import Air
-from agentlightning.types import JSON, Call, Reward, Span
 
 
 async def one(bench: Bench, agent: Any, task: JSON | None = None, **options: Any) -> Any:

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from runner_bench import DEADLINE_S, KEY, LEASE_S, SHORT_LEASE, Bench, Server, gone, written
 
-from agentlightning.children import secrets_line
+from agentlightning.records import Rollout
+from agentlightning.runtime.children import secrets_line
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Rollout
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 from runner_bench import DEADLINE_S
 
+from agentlightning.records import JSON, Claim, Finish, Lease, NewRollout, RetryPolicy, WorkerStatus
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import Execution
@@ -22,7 +23,6 @@ from agentlightning.runner.worker import Worker, WorkerOptions
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.templates import TemplateReader
-from agentlightning.types import JSON, Claim, Finish, Lease, NewRollout, RetryPolicy, WorkerStatus
 
 
 class Slow(InMemoryLightningStore):

@@ -16,9 +16,9 @@ from scripted_engine import ScriptedEngine
 from toy_model import write_tokenizer
 
 from agentlightning import AgentLightningServer
+from agentlightning.records import Call, NewRollout, Resource, WorkerStatus
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Call, NewRollout, Resource, WorkerStatus
 
 END = 2
 

@@ -8,8 +8,8 @@ import httpx
 import psutil
 from server_process import ServerProcess
 
+from agentlightning.records import Claim
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Claim
 
 SERVER_KEY = "sk-agl-server-of-the-tests"
 END = 2

@@ -16,9 +16,9 @@ from scripted_engine import ScriptedEngine  # noqa: E402
 from server_process import ServerProcess  # noqa: E402
 from toy_model import write_tokenizer  # noqa: E402
 
+from agentlightning.records import Claim, NewRollout, Resource, WorkerStatus  # noqa: E402
 from agentlightning.rendering.renderer import Renderer  # noqa: E402
 from agentlightning.store.client import LightningStoreClient  # noqa: E402
-from agentlightning.types import Claim, NewRollout, Resource, WorkerStatus  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from attack_scene import SERVER_KEY, Scene
 
-from agentlightning.config_sandbox import SandboxConfig
+from agentlightning.config.sandbox import SandboxConfig
 from agentlightning.errors import ConfigError
+from agentlightning.records import NewRollout
 from agentlightning.runner.sandbox.sandbox import Sandbox
 from agentlightning.store.base import RolloutQuery
-from agentlightning.types import NewRollout
 
 HOSTILE = """
 import glob, os, signal, socket, sys, urllib.request, urllib.error

@@ -18,8 +18,8 @@ import httpx
 import pytest
 from attack_scene import HI, SERVER_KEY, Scene, bearer, path
 
+from agentlightning.records import Finish
 from agentlightning.store.base import RolloutQuery
-from agentlightning.types import Finish
 
 GIGABYTE = 1 << 30
 MEGABYTE = 1 << 20

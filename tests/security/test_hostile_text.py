@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from agentlightning.cli.app import app
 from agentlightning.errors import one_line, printable
 from agentlightning.gateway import log
-from agentlightning.log_lines import line_handler
+from agentlightning.records import Finish, Resource
+from agentlightning.runtime.log_lines import line_handler
 from agentlightning.trainer.display import screen
-from agentlightning.types import Finish, Resource
 
 NASTY = "\x1b[2J\x1b]0;owned\x07 \x9b31m \x08\x7f \u202egnihtyna"
 OBEYED = ("\x1b", "\x07", "\x9b", "\x08", "\x7f", "\u202e")
@@ -119,7 +119,7 @@ def test_no_line_of_a_childs_log_is_forged_or_obeyed(kept_logging: None) -> None
 def test_warnings_of_a_process_without_handlers_are_escaped() -> None:
     program = f"""
 import logging
-from agentlightning.log_lines import escape_last_resort
+from agentlightning.runtime.log_lines import escape_last_resort
 
 escape_last_resort()
 logging.getLogger("agentlightning.runner").warning("the agent said %s", {FORGED!a})

@@ -14,12 +14,12 @@ import pytest
 from runner_bench import DEADLINE_S
 from server_process import ServerProcess
 
-from agentlightning.config_sandbox import SandboxConfig
+from agentlightning.config.sandbox import SandboxConfig
 from agentlightning.errors import ConfigError
+from agentlightning.records import NewRollout
 from agentlightning.runner.sandbox.sandbox import Sandbox
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import NewRollout
 
 LOOK = """
 import glob

@@ -13,10 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from agentlightning.gateway.rest import create_api
-from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.doctor import Finding, examine
-from agentlightning.store.sql.store import SqlLightningStore
-from agentlightning.types import (
+from agentlightning.records import (
     AttemptEnd,
     Call,
     CallCredit,
@@ -31,6 +28,9 @@ from agentlightning.types import (
     VersionSpan,
     WorkerStatus,
 )
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.doctor import Finding, examine
+from agentlightning.store.sql.store import SqlLightningStore
 
 SECOND = 10**9
 

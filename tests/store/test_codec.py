@@ -10,10 +10,10 @@ import pytest
 from store_samples import a_call, a_worker, claimed
 
 from agentlightning.errors import InputError
+from agentlightning.records import Call, Metric, Sampling, VersionSpan
 from agentlightning.store import wire
 from agentlightning.store.base import LightningStore
 from agentlightning.store.codec import CALLS, METRICS, call_row, decode_calls, encode_calls
-from agentlightning.types import Call, Metric, Sampling, VersionSpan
 
 
 async def a_full_call(store: LightningStore) -> Call:

@@ -15,9 +15,9 @@ import pytest
 from store_samples import Clock, Server, a_call, a_run, a_span, a_worker, claimed, ending, some, sql_store
 
 from agentlightning.errors import InputError, NotFoundError, StoreError
+from agentlightning.records import Metric, Resource
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Metric, Resource
 
 
 class Relay:

@@ -8,8 +8,8 @@ import pytest
 from store_samples import a_call, claimed, ending
 
 import agentlightning as agl
+from agentlightning.records import Metric
 from agentlightning.store.open import open_store
-from agentlightning.types import Metric
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 WRITER = """
 import asyncio, sys
 from agentlightning.store.open import open_store
-from agentlightning.types import Checkpoint, Metric
+from agentlightning.records import Checkpoint, Metric
 
 async def work():
     async with open_store(sys.argv[1]) as store:

@@ -12,12 +12,12 @@ from redis_server import RedisServer, missing
 from store_samples import a_run, a_worker, appending, claimed, ending, faults, new_id, some
 
 from agentlightning.errors import StoreError
+from agentlightning.records import Resource
 from agentlightning.store.notifier import Notifier
 from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.connection import MAX_CONNECTIONS, RedisConnection
 from agentlightning.store.redis.scripts import load
 from agentlightning.store.redis.store import RedisLightningStore
-from agentlightning.types import Resource
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

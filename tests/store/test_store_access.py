@@ -12,11 +12,11 @@ import pytest
 from store_samples import SECOND, Clock, a_run, a_worker, claimed, ending, finished, new_id, some, sql_store
 
 from agentlightning.errors import ConflictError, InputError, NotFoundError
+from agentlightning.records import Resource
 from agentlightning.store import keys
 from agentlightning.store.audit import Actor, acting_as
 from agentlightning.store.base import LightningStore
 from agentlightning.store.tokens import hash_of, is_token, new_secret
-from agentlightning.types import Resource
 
 
 async def test_a_token_is_found_by_the_hash_of_its_secret(store: LightningStore, clock: Clock) -> None:

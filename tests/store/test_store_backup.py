@@ -15,6 +15,7 @@ from store_samples import a_call, a_worker, claimed, faults
 
 from agentlightning.engines.saved_folders import MANIFEST, seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
+from agentlightning.records import Call, Checkpoint, Claim
 from agentlightning.store import snapshot
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
@@ -22,7 +23,6 @@ from agentlightning.store.server_lock import ServerLock
 from agentlightning.trainer.backup import backup, restore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.checkpoint_files import last_checkpoint
-from agentlightning.types import Call, Checkpoint, Claim
 
 NEEDS = {"sqlite": (), "postgres": ("pg_dump", "pg_restore"), "redis": ("redis-cli",)}
 

@@ -23,16 +23,7 @@ from store_samples import (
     sql_store,
 )
 
-from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.doctor import DoctorProgress, Finding, examine
-from agentlightning.store.invariants import (
-    RolloutRecord,
-    check_record,
-    check_step_list,
-    check_step_order,
-    check_versions,
-)
-from agentlightning.types import (
+from agentlightning.records import (
     Checkpoint,
     Claim,
     Consumed,
@@ -42,6 +33,15 @@ from agentlightning.types import (
     Rollout,
     Step,
     VersionSpan,
+)
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.doctor import DoctorProgress, Finding, examine
+from agentlightning.store.invariants import (
+    RolloutRecord,
+    check_record,
+    check_step_list,
+    check_step_order,
+    check_versions,
 )
 
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from store_samples import a_call, a_reward, a_span, a_worker, claimed, ending, finished, one, some, states
 
+from agentlightning.records import RetryPolicy
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import BROKEN_SPANS, NO_CALLS, OUTGROWN, REFUSED_CALLS, broken_warning
-from agentlightning.types import RetryPolicy
 
 DEADLINE_S = 20.0
 """For waits that are expected to end much sooner, by a push."""

@@ -10,9 +10,9 @@ import pytest
 from store_samples import Clock, a_call, a_reward, a_run, a_span, a_worker, claimed, ending, some
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.records import Checkpoint, Consumed, Metric, Resource
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.export import KINDS, archive_run, export_run
-from agentlightning.types import Checkpoint, Consumed, Metric, Resource
 
 
 async def a_full_run(store: LightningStore) -> str:

@@ -13,9 +13,9 @@ import pytest
 from store_samples import Clock, a_call, a_run, a_worker, claimed, faults, some, sql_store
 
 from agentlightning.errors import StoreError
+from agentlightning.records import Call
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.database import database_at
-from agentlightning.types import Call
 
 
 def store_at(path: object, options: str = "") -> LightningStore:

@@ -17,12 +17,12 @@ import pytest
 from store_samples import a_worker, some
 from typer.testing import CliRunner
 
-from agentlightning.children import listen
 from agentlightning.cli.app import app
 from agentlightning.errors import ConfigError
+from agentlightning.records import Finish
+from agentlightning.runtime.children import listen
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.server_keys import find_key
-from agentlightning.types import Finish
 
 DEADLINE_S = 100.0
 

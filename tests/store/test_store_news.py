@@ -10,8 +10,8 @@ import pytest
 from store_samples import Clock, a_call, a_run, a_span, a_worker, claimed, ending, some
 
 from agentlightning.errors import InputError, NotFoundError
+from agentlightning.records import Metric, Resource
 from agentlightning.store.base import MAX_FINISHED, LightningStore, RolloutQuery
-from agentlightning.types import Metric, Resource
 
 
 def a_policy(run_id: str, name: str = "default", **fields: int) -> Resource:

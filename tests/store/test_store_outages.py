@@ -14,10 +14,10 @@ from sqlalchemy.exc import DBAPIError
 from store_samples import Clock, a_call, a_run, a_worker, claimed, ending, faults, finished, some, sql_store
 
 from agentlightning.errors import StoreError
+from agentlightning.records import Metric, Resource
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.sql.database import database_at
-from agentlightning.types import Metric, Resource
 
 
 @pytest.fixture

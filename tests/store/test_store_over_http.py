@@ -12,10 +12,10 @@ import pytest
 from store_samples import Clock, Server, a_call, a_run, a_worker, claimed, ending, new_id, some, sql_store
 
 from agentlightning.errors import ConfigError, StoreError
+from agentlightning.records import Lease, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.wire import METHODS
-from agentlightning.types import Lease, Resource
 
 StoreResponse = tuple[int, Any]
 

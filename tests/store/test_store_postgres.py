@@ -19,9 +19,9 @@ from postgres_server import PostgresServer, missing
 from store_samples import a_call, a_run, a_worker, claimed, ending, faults, some
 
 from agentlightning.errors import ConfigError, ConflictError, InputError, StoreError
+from agentlightning.records import Metric, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
-from agentlightning.types import Metric, Resource
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from store_samples import Clock, Server, a_call, a_worker, claimed, sql_store
 
+from agentlightning.records import NewRollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
-from agentlightning.types import NewRollout
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ AT_ONCE = 2048
 APPENDER = """
 import asyncio, sys
 from store_samples import Clock, a_call, sql_store
-from agentlightning.types import Claim, Lease
+from agentlightning.records import Claim, Lease
 
 async def append_for_ever(store, rollout, number):
     lease = Lease(rollout_id=rollout.id, attempt=1, token="")
@@ -48,7 +48,7 @@ asyncio.run(main(*sys.argv[1:]))
 CLAIMER = """
 import asyncio, sys
 from agentlightning.store.open import open_store
-from agentlightning.types import Finish, WorkerStatus
+from agentlightning.records import Finish, WorkerStatus
 
 async def main(url, key, run_id, worker_id):
     worker = WorkerStatus(id=worker_id, run_id=run_id, host=worker_id, pid=1, running=0, seen_ns=0)

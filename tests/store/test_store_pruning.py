@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from store_samples import Clock, a_call, a_reward, a_run, a_worker, claimed, ending, one, some, sql_store
 
+from agentlightning.records import Checkpoint, Consumed, Run, RunSize, RunState
 from agentlightning.store.base import LightningStore
 from agentlightning.store.pruning import DAY_NS, Keep, choose, drop_old_records, find_doomed, keep_pruned, prune
-from agentlightning.types import Checkpoint, Consumed, Run, RunSize, RunState
 
 
 def a_stored_run(number: int, days_old: float, state: RunState = "finished") -> Run:

@@ -12,10 +12,10 @@ from postgres_server import PostgresServer
 from store_samples import a_call, a_worker, claimed
 
 from agentlightning.errors import StoreError
+from agentlightning.records import Claim, Metric, Resource
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import SqlLightningStore
-from agentlightning.types import Claim, Metric, Resource
 
 DEADLINE_S = 20.0
 LISTS = 8

@@ -11,8 +11,8 @@ import pytest
 from store_samples import Clock, a_call, a_reward, a_run, a_span, a_worker, claimed, ending, new_id, one
 
 from agentlightning.errors import ConflictError, InputError, NotFoundError, RewardError
+from agentlightning.records import Checkpoint, Metric, Resource, RetryPolicy, VersionSpan
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Checkpoint, Metric, Resource, RetryPolicy, VersionSpan
 
 # --- calls and spans --------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from reserved_place import reserved_place
 from store_samples import a_call, a_run, a_worker, claimed, ending, faults, finished, new_id, some
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.records import Consumed, Metric, Resource
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.notifier import Notifier
 from agentlightning.store.open import open_store
@@ -25,7 +26,6 @@ from agentlightning.store.redis.scripts import load
 from agentlightning.store.redis.store import RedisLightningStore
 from agentlightning.store.redis.upgrade import upgrade
 from agentlightning.store.summary_types import SummaryQuery
-from agentlightning.types import Consumed, Metric, Resource
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

@@ -8,8 +8,8 @@ import pytest
 from store_samples import a_call, a_credit, a_reward, a_run, a_span, a_worker, claimed, ending, finished, new_id, some
 
 from agentlightning.errors import ConflictError, NotFoundError
+from agentlightning.records import Checkpoint, Claim, Consumed, Metric, Resource
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Checkpoint, Claim, Consumed, Metric, Resource
 
 
 async def full_run(store: LightningStore, count: int = 3) -> list[Claim]:

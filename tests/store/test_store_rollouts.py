@@ -9,8 +9,8 @@ import pytest
 from store_samples import Clock, a_call, a_reward, a_run, a_worker, claimed, ending, finished, one, some
 
 from agentlightning.errors import InputError, NotFoundError
+from agentlightning.records import Fork, Lease, Resource, RetryPolicy, Rollout, Sampling
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Fork, Lease, Resource, RetryPolicy, Rollout, Sampling
 
 DEADLINE_S = 20.0
 """For waits that are expected to end much sooner, by a push."""

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
 from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.records import Metric, Resource
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import database_at
 from agentlightning.store.sql.schema import upgrade
 from agentlightning.store.summary_types import SummaryQuery
-from agentlightning.types import Metric, Resource
 
 NEWEST = tables.SCHEMA_VERSION
 STORED = Path(__file__).parents[1] / "end_to_end" / "stored" / "before_field_words.tar.xz"

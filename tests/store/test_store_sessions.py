@@ -10,10 +10,10 @@ import pytest
 from store_samples import SECOND, Clock, a_call, a_reward, a_run, a_worker, claimed, ending, faults, new_id, one
 
 from agentlightning.errors import InputError, NotFoundError, RewardError
+from agentlightning.records import Claim, NewRollout, Resource
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore
 from agentlightning.store.summary_types import SummaryQuery
-from agentlightning.types import Claim, NewRollout, Resource
 
 
 def a_session(run_id: str, name: str = "one", **fields: Any) -> NewRollout:

@@ -24,9 +24,9 @@ from redis_server import RedisServer
 from store_samples import Clock, a_run, a_worker, ending, some, sql_store
 
 from agentlightning.errors import ConflictError
+from agentlightning.records import FINAL_STATES, Claim, Consumed, RetryPolicy
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.redis.store import RedisLightningStore
-from agentlightning.types import FINAL_STATES, Claim, Consumed, RetryPolicy
 
 LEASE_S = 30
 RETRY = RetryPolicy(max_attempts=2, max_lost=2, retry_on=("failed",))

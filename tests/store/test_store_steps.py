@@ -10,8 +10,8 @@ import pytest
 from store_samples import a_run, a_worker, claimed, ending, finished, some
 
 from agentlightning.errors import ConflictError, NotFoundError
+from agentlightning.records import Claim, Consumed, ConsumedInputs, Metric, Outcome
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Claim, Consumed, ConsumedInputs, Metric, Outcome
 
 
 def eaten(claims: Sequence[Claim], outcome: Outcome = "trained") -> list[Consumed]:

@@ -21,10 +21,10 @@ from store_samples import (
 )
 
 from agentlightning.errors import InputError, NotFoundError
+from agentlightning.records import Consumed, Metric, NewRollout, RetryPolicy
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
-from agentlightning.types import Consumed, Metric, NewRollout, RetryPolicy
 
 
 async def summary(store: LightningStore, rollout_id: str) -> RolloutSummary:

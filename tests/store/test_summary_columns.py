@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import create_engine, func, select
 from store_samples import Clock, a_call, a_reward, a_run, a_worker, ending, some, sql_store
 
+from agentlightning.records import Consumed
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql import tables
 from agentlightning.store.summaries import first_rows
 from agentlightning.store.summary_types import Order, RolloutSummary, SummaryQuery
 from agentlightning.store.where import matches, parse
-from agentlightning.types import Consumed
 
 COUNT = tables.ROWS_PER_CHUNK + 152
 FILTERS = (

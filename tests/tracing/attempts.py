@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.types import JSON, Call, Sampling, Span
+from agentlightning.records import JSON, Call, Sampling, Span
 
 SECOND = 10**9
 WEATHER: JSON = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agentlightning.records import JSON, Call, NewRollout, Sampling, Span, WorkerStatus
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.tracing.agent_names import name_calls, named_calls
-from agentlightning.types import JSON, Call, NewRollout, Sampling, Span, WorkerStatus
 
 
 def a_call(name: str, span: str | None, agent: str | None = None, rollout: str = "r", run: str = "run") -> Call:

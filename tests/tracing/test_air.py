@@ -11,11 +11,11 @@ from attempts import Conversation, tool, tool_span, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlightning.config_air import AirConfig
-from agentlightning.config_base import parse_settings
+from agentlightning.config.air import AirConfig
+from agentlightning.config.base import parse_settings
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.records import Reward
 from agentlightning.tracing.air import Air, CustomRule, air_of
-from agentlightning.types import Reward
 
 OSLO = '{"city": "Oslo"}'
 

@@ -13,6 +13,18 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agentlightning.errors import ConfigError
+from agentlightning.records import (
+    Call,
+    Finish,
+    NewRollout,
+    RetryPolicy,
+    Reward,
+    Rollout,
+    Sampling,
+    Span,
+    VersionSpan,
+    WorkerStatus,
+)
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.tracing.exporters import (
     MAX_REQUEST_BYTES,
@@ -26,18 +38,6 @@ from agentlightning.tracing.exporters import (
 from agentlightning.tracing.otlp import hex_of, read_json
 from agentlightning.tracing.protobuf import read_protobuf, write_protobuf, write_response
 from agentlightning.tracing.rollout_trace import resource_of, trace_of
-from agentlightning.types import (
-    Call,
-    Finish,
-    NewRollout,
-    RetryPolicy,
-    Reward,
-    Rollout,
-    Sampling,
-    Span,
-    VersionSpan,
-    WorkerStatus,
-)
 
 ROLLOUT = Rollout(
     id="0189",

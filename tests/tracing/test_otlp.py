@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from agentlightning.errors import InputError
+from agentlightning.records import Span
 from agentlightning.tracing.otlp import OtlpRequest, OtlpSpan, from_object, hex_of, read_json
 from agentlightning.tracing.protobuf import (
     read_protobuf,
@@ -23,7 +24,6 @@ from agentlightning.tracing.protobuf import (
     write_response,
     write_status,
 )
-from agentlightning.types import Span
 
 TRACE, SPAN, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "00f067aa0ba902b8"
 

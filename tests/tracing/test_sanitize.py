@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentlightning.records import Span
 from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan
 from agentlightning.tracing.sanitize import (
@@ -20,7 +21,6 @@ from agentlightning.tracing.sanitize import (
     SpanSanitizer,
     sanitize_request,
 )
-from agentlightning.types import Span
 
 NOW = 1_700_000_000 * 10**9
 OWNER = SpanOwner(run_id="run", rollout_id="rollout", attempt=1, began_ns=NOW - 100 * 10**9)

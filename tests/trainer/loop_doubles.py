@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.gateway.gateway_span import gateway_span
+from agentlightning.records import Call, Claim, Finish, ImageSpan, Reward, Rollout, Sampling, VersionSpan, WorkerStatus
 from agentlightning.rendering.images import image_hash
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
@@ -26,7 +27,6 @@ from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.training_types import Loss, TrainingSequence
-from agentlightning.types import Call, Claim, Finish, ImageSpan, Reward, Rollout, Sampling, VersionSpan, WorkerStatus
 
 STEPS, TASKS, GROUP = 3, 2, 2
 

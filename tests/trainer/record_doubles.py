@@ -10,7 +10,8 @@ from typing import Any
 from loop_doubles import RememberingEngine
 
 from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
+from agentlightning.records import Call, Finish, NewRollout, Resource, Reward, Sampling, VersionSpan, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import RolloutCollector
@@ -18,7 +19,6 @@ from agentlightning.trainer.offline.dataset import OfflineDataset
 from agentlightning.trainer.offline.loop import OfflineLoop
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
-from agentlightning.types import Call, Finish, NewRollout, Resource, Reward, Sampling, VersionSpan, WorkerStatus
 
 SOURCE = "source"
 TASKS, GROUP, STEPS = 12, 4, 5

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from agentlightning.errors import AgentError, NoCallsError
+from agentlightning.records import RetryPolicy, Rollout, Sampling
 from agentlightning.trainer.check import CheckResult
-from agentlightning.types import RetryPolicy, Rollout, Sampling
 
 
 def checked(success: float, spread: float, tasks: int = 32) -> CheckResult:

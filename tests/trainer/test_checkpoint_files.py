@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from loop_doubles import RememberingEngine
 
-from agentlightning.config import TrainerConfig
+from agentlightning.config.run import TrainerConfig
 from agentlightning.engines.saved_folders import seal
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.records import Checkpoint
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -25,7 +26,6 @@ from agentlightning.trainer.checkpoint_files import (
     load_checkpoint,
     save_checkpoint,
 )
-from agentlightning.types import Checkpoint
 
 SAVED = ["learner.pt", "manifest.json"]
 

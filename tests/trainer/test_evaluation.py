@@ -4,11 +4,11 @@ from typing import Literal
 import pytest
 
 from agentlightning.errors import AgentError, NoCallsError
+from agentlightning.records import Finish, RetryPolicy, Rollout, RolloutState, Sampling, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.evaluate import run_held_out, summarize
-from agentlightning.types import Finish, RetryPolicy, Rollout, RolloutState, Sampling, WorkerStatus
 
 
 async def evaluated(store: LightningStore, state: Literal["succeeded", "failed"]) -> float:

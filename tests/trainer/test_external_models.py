@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.processes import check_keys, put_gateway_settings

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from agentlightning.engines.saved_folders import seal
+from agentlightning.records import Checkpoint
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.trainer.model_files import version_folder
 from agentlightning.trainer.model_weights import export_version
 from agentlightning.trainer.registration import weights_of
-from agentlightning.types import Checkpoint
 
 pytestmark = [
     pytest.mark.slow,

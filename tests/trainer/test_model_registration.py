@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from loop_doubles import RememberingEngine
 
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.engines.saved_folders import seal
+from agentlightning.records import Metric, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.open import open_store
@@ -23,7 +24,6 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.checkpoint_files import save_checkpoint
 from agentlightning.trainer.fingerprint import Fingerprint, take_fingerprint
 from agentlightning.trainer.registration import Registrar, licence_of
-from agentlightning.types import Metric, Resource
 
 
 class SealedEngine(RememberingEngine):

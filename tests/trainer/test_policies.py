@@ -25,11 +25,12 @@ from loop_doubles import (
 )
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config import Config, parse_config
-from agentlightning.config_file import load_config
+from agentlightning.config.file import load_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.engines.base import Engine
 from agentlightning.engines.policies import PolicyEngines
 from agentlightning.errors import ConfigError, LearnerLostError, NoCallsError
+from agentlightning.records import Call, Claim, Finish, Reward, Sampling, VersionSpan, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder, policies_in
@@ -39,7 +40,6 @@ from agentlightning.trainer.policies import ScheduledAlgorithm, TrainedPolicy, c
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.rl.step_planner import joint_outcomes
-from agentlightning.types import Call, Claim, Finish, Reward, Sampling, VersionSpan, WorkerStatus
 
 LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "tasks.jsonl"}}
 

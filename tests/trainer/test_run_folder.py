@@ -3,10 +3,11 @@ from pathlib import Path
 import pytest
 from loop_doubles import RememberingEngine
 
-from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, TrainerConfig, parse_config, run_record
-from agentlightning.config_file import named_files
+from agentlightning.config.file import named_files
+from agentlightning.config.run import DEFAULT_STORE, Config, StoreConfig, TrainerConfig, parse_config, run_record
 from agentlightning.engines.saved_folders import seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
+from agentlightning.records import Checkpoint
 from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import (
@@ -17,7 +18,6 @@ from agentlightning.trainer.checkpoint import (
 )
 from agentlightning.trainer.checkpoint_files import last_checkpoint, save_checkpoint
 from agentlightning.trainer.run_config import run_config
-from agentlightning.types import Checkpoint
 
 
 @pytest.fixture

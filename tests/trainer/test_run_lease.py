@@ -10,11 +10,11 @@ import pytest
 
 from agentlightning.cli.runs import state_of
 from agentlightning.errors import ConflictError, NotFoundError, StoreError
+from agentlightning.records import Run, RunState
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.run_lease import RunLease
-from agentlightning.types import Run, RunState
 
 DEADLINE_S = 60.0
 """Matters only where a test fails: what is waited for comes within tenths of a second."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from agentlightning.config import parse_config
-from agentlightning.config_limits import LimitConfig, LimitsConfig
-from agentlightning.config_serve import RoutesConfig
+from agentlightning.config.limits import LimitConfig, LimitsConfig
+from agentlightning.config.run import parse_config
+from agentlightning.config.serve import RoutesConfig
 from agentlightning.errors import ConfigError
 from agentlightning.store.tokens import Token
 from agentlightning.trainer.served.serving_run import ServedModel, _with_stable

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from agentlightning.config import parse_config, run_record
+from agentlightning.config.run import parse_config, run_record
 from agentlightning.demo import tiny_model
 from agentlightning.engines.base import Endpoints, Engine
 from agentlightning.engines.setup import EngineSetup, make_engine

@@ -7,8 +7,8 @@ import pytest
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.preference import DPO
-from agentlightning.config import Config, TrainerConfig, parse_config
-from agentlightning.config_agent import RewardConfig
+from agentlightning.config.agent import RewardConfig
+from agentlightning.config.run import Config, TrainerConfig, parse_config
 from agentlightning.errors import AgentLightningError, ConfigError, DataError, ModelError, NotFoundError
 from agentlightning.store.open import store_url
 from agentlightning.trainer.checkpoint import RunFolder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.config import EngineConfig
+from agentlightning.config.run import EngineConfig
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.setup import EngineSetup, make_engine
 from agentlightning.errors import ConfigError, EngineError

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentlightning.engines.verl.driver import watch_servers
-from agentlightning.watchdog import BEATS
+from agentlightning.runtime.watchdog import BEATS
 
 
 class Server:

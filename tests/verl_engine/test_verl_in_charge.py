@@ -19,10 +19,10 @@ from verl_house import HERE, PYTHON
 
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.demo import tiny_model
+from agentlightning.records import Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Rollout
 
 STEPS, PROMPTS, GROUP = 6, 4, 8
 KEY = "a-key-of-this-test-alone"

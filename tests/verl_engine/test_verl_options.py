@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.config import EngineConfig
+from agentlightning.config.run import EngineConfig
 from agentlightning.engines.setup import EngineNeeds, EngineSetup
 from agentlightning.engines.support import check_loss, check_preference_loss
 from agentlightning.engines.verl.engine import VerlEngine

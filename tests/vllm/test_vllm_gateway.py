@@ -115,7 +115,7 @@ async def test_a_prompt_that_is_too_long_is_the_agents_fault(vllm_house: VllmHou
 
 
 async def test_sampling_that_raw_logprobs_would_misstate_is_refused(vllm_house: VllmHouse) -> None:
-    from agentlightning.types import NewRollout, Sampling, WorkerStatus
+    from agentlightning.records import NewRollout, Sampling, WorkerStatus
 
     store, run_id = vllm_house.store, vllm_house.run_id
     warm = NewRollout(run_id=run_id, task={}, group_id="warm", replica=0, sampling=Sampling(temperature=0.5))

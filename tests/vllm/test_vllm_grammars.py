@@ -11,8 +11,8 @@ from vllm_house import VllmHouse, VllmServer, open_house, prompts
 
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.records import Call
 from agentlightning.training_types import TrainingSequence
-from agentlightning.types import Call
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long]
 

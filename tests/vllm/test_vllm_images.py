@@ -11,9 +11,9 @@ from vllm_house import VllmServer, open_house, prompts
 
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.records import Call
 from agentlightning.rendering.images import image_hash
 from agentlightning.training_types import ImageInput, TrainingSequence
-from agentlightning.types import Call
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long]
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from vllm_house import VllmHouse
 
-from agentlightning.types import Claim, Sampling
+from agentlightning.records import Claim, Sampling
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

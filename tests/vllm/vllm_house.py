@@ -15,9 +15,9 @@ from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
 from agentlightning.gateway.app import App
+from agentlightning.records import Call, Claim, NewRollout, Resource, Sampling, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import Call, Claim, NewRollout, Resource, Sampling, WorkerStatus
 
 
 @dataclass

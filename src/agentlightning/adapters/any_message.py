@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentlightning.adapters.semantics import plain_result, written
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 ROLES = {
     "system": "system",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any
 
-from agentlightning.types import JSON, Call
+from agentlightning.records import JSON, Call
 
 MIN_SUMMARY_CHARS = 16
 """A shorter text may stand in a prompt by chance."""

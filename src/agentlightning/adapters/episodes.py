@@ -21,8 +21,8 @@ from agentlightning.adapters.spans import ModelCall, model_calls
 from agentlightning.errors import DataError, RewardError
 from agentlightning.protocols import chat, responses
 from agentlightning.protocols.base import ApiError
+from agentlightning.records import JSON, Mode, Span
 from agentlightning.store.base import reward_number
-from agentlightning.types import JSON, Mode, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from agentlightning.adapters.spans import ModelCall
 from agentlightning.prefill import with_completion
+from agentlightning.records import JSON, Call, Rollout, Sampling
 from agentlightning.rendering.call_chain import call_chain, chain_prompt, chain_tools
 from agentlightning.rendering.graph import answer_digests, chain, root, verbatim
-from agentlightning.types import JSON, Call, Rollout, Sampling
 
 PROTOCOL = "trace"
 """`Call.protocol` of a call that no gateway saw."""

@@ -12,13 +12,13 @@ import math
 from collections.abc import Callable, Iterable
 
 from agentlightning.adapters.trajectories import JUDGE
+from agentlightning.records import Call, Rollout
 from agentlightning.rendering.call_chain import call_chain, chain_prompt, chain_tools, is_whole
 from agentlightning.rendering.conversation import RAW_PROMPTS, Conversation
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
 from agentlightning.rendering.request_view import RequestView
 from agentlightning.training_types import Trajectory, Transition
-from agentlightning.types import Call, Rollout
 
 CUT = "length"
 """`finish_reason` of a completion that a limit cut: its end is not taught."""

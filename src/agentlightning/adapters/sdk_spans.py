@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, get_args
 
-from agentlightning.types import JSON, Span, SpanKind, SpanStatus
+from agentlightning.records import JSON, Span, SpanKind, SpanStatus
 
 LATEST_NS = 2**63 - 1
 

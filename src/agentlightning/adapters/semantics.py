@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import orjson
 
-from agentlightning.types import JSON, Span
+from agentlightning.records import JSON, Span
 
 SpanRole = Literal["model", "tool", "agent", "chain", "other"]
 """chain: a step of a framework's own, such as a node, a task or a retriever; other: nothing that a convention names."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentlightning.adapters.any_message import assistant_of, message_of, messages_of, tool_definitions
 from agentlightning.adapters.semantics import json_of, read_json, text_of
-from agentlightning.types import JSON, Span
+from agentlightning.records import JSON, Span
 
 LAST_INDEX = 10_000
 """Flattened lists are read up to this index: ``llm.input_messages.99999999.…`` must not cost memory."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from agentlightning.adapters.semantics import agent_of, role_of
-from agentlightning.types import Span
+from agentlightning.records import Span
 
 
 class SpanTree:

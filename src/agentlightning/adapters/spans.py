@@ -24,7 +24,7 @@ from agentlightning.adapters.semantics import (
 )
 from agentlightning.adapters.span_messages import completion_of, finish_reason_of, prompt_of, tools_of
 from agentlightning.adapters.span_tree import SpanTree
-from agentlightning.types import JSON, Span
+from agentlightning.records import JSON, Span
 
 T = TypeVar("T")
 

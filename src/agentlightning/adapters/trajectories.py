@@ -13,10 +13,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from agentlightning.adapters.compaction import compactions
+from agentlightning.records import SESSION, Call, Reward, Rollout
 from agentlightning.store.base import final_reward
 from agentlightning.store.scan import by_attempt
 from agentlightning.training_types import Compaction, ImageInput, Trajectory, Transition
-from agentlightning.types import SESSION, Call, Reward, Rollout
 
 JUDGE = "agl.judge"
 """`agent` of a call by which a reward function asked a model about the rollout: nothing learns from it."""

@@ -19,8 +19,8 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.preference import DPO, KTO
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
 from agentlightning.algorithms.supervised import RFT, SFT, Distill
-from agentlightning.code_loader import PluginKind, installed_plugins, is_code, load_plugin
 from agentlightning.errors import AgentLightningError
+from agentlightning.runtime.code_loader import PluginKind, installed_plugins, is_code, load_plugin
 
 CLIP = ("clip_low", "clip_high")
 SOURCES: Mapping[PluginKind, Mapping[str, str]] = MappingProxyType(

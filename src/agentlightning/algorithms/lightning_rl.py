@@ -31,10 +31,10 @@ from agentlightning.algorithms.selection import own_credits, own_groups
 from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings, code_name
 from agentlightning.algorithms.step_stats import any_signal, most_varied, step_stats, without_signal
 from agentlightning.algorithms.updates import CallSignal, Signal, call_signals, minibatches
-from agentlightning.code_loader import plugin_hash
 from agentlightning.errors import RewardError
+from agentlightning.records import Outcome
+from agentlightning.runtime.code_loader import plugin_hash
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
-from agentlightning.types import Outcome
 
 
 def _rule_name(credit: object) -> str:

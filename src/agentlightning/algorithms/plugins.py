@@ -16,8 +16,8 @@ from typing import Any, Literal
 from agentlightning.algorithms.advantage import PerToken
 from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.algorithms.settings import function_settings
-from agentlightning.code_loader import check_signature, load_plugin
 from agentlightning.errors import ConfigError, boundary
+from agentlightning.runtime.code_loader import check_signature, load_plugin
 from agentlightning.training_types import Trajectory
 
 FunctionKind = Literal["advantage", "loss", "aggregation"]

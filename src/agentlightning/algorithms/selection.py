@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.errors import ConfigError, boundary
+from agentlightning.records import Call
 from agentlightning.runner.user_code import load
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Call
 
 Predicate = Callable[[Call], bool]
 

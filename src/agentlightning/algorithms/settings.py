@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from agentlightning.code_loader import path_of_code
-from agentlightning.config_base import parse_settings
+from agentlightning.config.base import parse_settings
 from agentlightning.errors import ConfigError
+from agentlightning.runtime.code_loader import path_of_code
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import compress
 
+from agentlightning.records import Outcome
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Outcome
 
 
 def step_stats(groups: Sequence[Sequence[Trajectory]], trained: Sequence[Trajectory]) -> dict[str, float]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from agentlightning.analysis.intervals import Interval, paired_bootstrap, slope
 from agentlightning.analysis.run_settings import SettingDifference, differing, flat_settings, without_seed
 from agentlightning.errors import InputError
+from agentlightning.records import Run, RunState
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.forks import is_apart
 from agentlightning.store.scan import find_run, read_rollouts
 from agentlightning.trainer.data.tasks import content_key
-from agentlightning.types import Run, RunState
 
 MAX_RUNS = 20
 """Runs of one comparison."""

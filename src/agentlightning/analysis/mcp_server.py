@@ -20,10 +20,10 @@ from agentlightning.analysis.reward_hacks import find_hacks
 from agentlightning.analysis.reward_statistics import distributions
 from agentlightning.analysis.rewarded_rollouts import read_rewarded
 from agentlightning.errors import AgentLightningError, MissingExtraError, NotFoundError
+from agentlightning.records import Call, Mode, Rollout, RolloutState
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_metrics
 from agentlightning.trainer.monitor.alert_state import active_alarms
-from agentlightning.types import Call, Mode, Rollout, RolloutState
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer

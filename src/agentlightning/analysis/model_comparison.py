@@ -14,14 +14,14 @@ from typing import Literal
 
 from agentlightning.algorithms.sequential_tests import sign_test_wealth
 from agentlightning.analysis.paired_rollouts import PairedComparison, compare_columns
-from agentlightning.config import Config
+from agentlightning.config.run import Config
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.records import JSON, NewRollout, RetryPolicy, Rollout, Sampling
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.serving import serve_model
-from agentlightning.types import JSON, NewRollout, RetryPolicy, Rollout, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentlightning.analysis.intervals import Interval, exact_mcnemar, paired_bootstrap
-from agentlightning.config_external import ExternalModelConfig
+from agentlightning.config.external import ExternalModelConfig
 from agentlightning.errors import one_line
+from agentlightning.records import JSON, Call, Rollout
 from agentlightning.trainer.external_cost import external_cost, used_tokens
-from agentlightning.types import JSON, Call, Rollout
 
 MAX_REASONS = 10
 """Reasons of failures that are told apart."""

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentlightning.analysis.paired_rollouts import PairedComparison, compare_columns
-from agentlightning.config import Config
-from agentlightning.config_external import ExternalModelConfig
+from agentlightning.config.external import ExternalModelConfig
+from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError
+from agentlightning.records import Call, NewRollout, Resource, RetryPolicy, Rollout, Sampling
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import check_calls_recorded
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.serving import serve_model
-from agentlightning.types import Call, NewRollout, Resource, RetryPolicy, Rollout, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

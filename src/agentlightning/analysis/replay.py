@@ -16,11 +16,11 @@ from rich.text import Text
 
 from agentlightning.analysis.rollout_view import print_call, print_feedback
 from agentlightning.errors import InputError, NotFoundError
+from agentlightning.records import Attempt, Call, Reward, Rollout, Span
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.feedback import attempt_feedback
 from agentlightning.tracing.agent_names import name_calls
 from agentlightning.tracing.tool_uses import ToolExecution, call_steps
-from agentlightning.types import Attempt, Call, Reward, Rollout, Span
 
 NEXT: Final = ("\x1b[C", "\x1bOC", " ", "n", "l")
 BACK: Final = ("\x1b[D", "\x1bOD", "p", "h")

@@ -23,13 +23,13 @@ from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.rewards import RewardPolicy
 from agentlightning.analysis.step_record import StepRecord, read_step
 from agentlightning.errors import ConfigError, InputError, NotFoundError
+from agentlightning.records import Outcome, Reward, RewardSource, Rollout
 from agentlightning.runner.scoring import Score, Scorer
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_steps
 from agentlightning.trainer.data.rescore import RescoredRollout, Rescoring
 from agentlightning.trainer.policies import DEFAULTS, PART_SETTINGS
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Outcome, Reward, RewardSource, Rollout
 
 REPLACED_SOURCES: frozenset[RewardSource] = frozenset({"return", "function", "output"})
 """Sources of rewards that another reward function takes the place of."""

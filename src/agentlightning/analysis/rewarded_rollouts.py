@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from agentlightning.adapters.trajectories import JUDGE, final_rewards, named_rewards
 from agentlightning.errors import NotFoundError
+from agentlightning.records import Call, Reward, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.forks import is_apart
 from agentlightning.store.scan import by_attempt, find_run, read_rollouts
-from agentlightning.types import Call, Reward, Rollout
 
 OWN = "reward"
 """Name of a rollout's own final reward."""

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from agentlightning.errors import printable
+from agentlightning.records import JSON, Attempt, Call, Fork, Reward, Rollout
 from agentlightning.store.forks import replay_warning
-from agentlightning.types import JSON, Attempt, Call, Fork, Reward, Rollout
 
 
 def print_rollout(

@@ -18,9 +18,9 @@ from agentlightning.analysis.run_settings import SEED, SettingDifference, differ
 from agentlightning.analysis.step_rows import STEP_S, read_latest_rows
 from agentlightning.analysis.suggestions import MAX_RUNS, comparable
 from agentlightning.errors import InputError
+from agentlightning.records import Run
 from agentlightning.store.base import LightningStore
 from agentlightning.store.scan import find_run
-from agentlightning.types import Run
 
 MAX_STEPS = 1000
 """Steps that can be averaged."""

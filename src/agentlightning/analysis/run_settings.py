@@ -12,8 +12,8 @@ from typing import Any, TypeGuard
 
 import orjson
 
+from agentlightning.records import JSON, Run
 from agentlightning.trainer.policies import DEFAULTS
-from agentlightning.types import JSON, Run
 
 SEED = "trainer.seed"
 IGNORED = frozenset({"store.url", "engine.listen", "engine.advertise", "engine.vllm.weights_host", "monitor.tags"})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,10 @@ from pathlib import Path
 from agentlightning.algorithms.credit import Evidence, find_rule
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.selection import selection
-from agentlightning.config import Config
-from agentlightning.config_air import AirConfig
+from agentlightning.config.air import AirConfig
+from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError, NotFoundError
+from agentlightning.records import FINAL_STATES, ConsumedInputs, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.forks import is_apart
 from agentlightning.store.scan import find_run, read_rollouts
@@ -29,7 +30,6 @@ from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs
 from agentlightning.trainer.run_config import recorded_config
 from agentlightning.training_types import Trajectory
-from agentlightning.types import FINAL_STATES, ConsumedInputs, Rollout
 
 READ_BATCH = 512
 

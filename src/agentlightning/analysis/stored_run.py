@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from agentlightning.analysis.rollout_view import print_rollout
 from agentlightning.errors import InputError, NotFoundError
+from agentlightning.records import Call, Mode, Reward, Rollout, RolloutState, Run
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import existing_store, store_url
 from agentlightning.store.scan import find_run, read_metrics, read_rollouts
 from agentlightning.trainer.display import LiteralConsole
-from agentlightning.types import Call, Mode, Reward, Rollout, RolloutState, Run
 
 if TYPE_CHECKING:
     import pyarrow

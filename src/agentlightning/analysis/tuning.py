@@ -27,12 +27,12 @@ from agentlightning.analysis.run_settings import (
     is_number,
     setting_key,
 )
-from agentlightning.config import parse_config
+from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError, MissingExtraError
+from agentlightning.records import JSON
 from agentlightning.trainer.offline.settings import algorithm_class, make_algorithm
 from agentlightning.trainer.policies import policy_configs, schedule_configs
 from agentlightning.trainer.prompts.settings import searches
-from agentlightning.types import JSON
 
 if TYPE_CHECKING:
     import optuna

@@ -45,7 +45,7 @@ def show_air(
 
 
 async def _rules(store: LightningStore, run: str, file: Path | None) -> Air:
-    from agentlightning.config_file import load_air_table
+    from agentlightning.config.file import load_air_table
     from agentlightning.errors import ConfigError
     from agentlightning.runner.air import load_air
     from agentlightning.store.scan import find_run

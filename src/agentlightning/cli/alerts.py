@@ -11,9 +11,9 @@ from agentlightning.cli.options import Json, RunId, Store, print_json, with_stor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentlightning.records import JSON, Run
     from agentlightning.store.base import LightningStore
     from agentlightning.trainer.monitor.alert_state import ShownAlert
-    from agentlightning.types import JSON, Run
 
 app = typer.Typer(help="List, acknowledge and silence alarms of runs.", no_args_is_help=True, rich_markup_mode=None)
 

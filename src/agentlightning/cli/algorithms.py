@@ -17,7 +17,7 @@ def algorithms(
     from rich.table import Table
 
     from agentlightning.algorithms.catalog import catalog, named_in
-    from agentlightning.config_file import load_config
+    from agentlightning.config.file import load_config
     from agentlightning.trainer.display import screen
     from agentlightning.trainer.policies import policy_configs
 

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from agentlightning import __version__
-from agentlightning.children import hide_memory
 from agentlightning.cli import (
     alerts,
     algorithms,
@@ -39,7 +38,8 @@ from agentlightning.cli import (
     worker,
 )
 from agentlightning.errors import AgentLightningError, printable
-from agentlightning.log_lines import escape_last_resort
+from agentlightning.runtime.children import hide_memory
+from agentlightning.runtime.log_lines import escape_last_resort
 
 EXIT_INTERRUPTED = 130
 

@@ -21,7 +21,7 @@ def check(
     import orjson
 
     from agentlightning.analysis.rollout_view import print_rollout
-    from agentlightning.config_file import load_config
+    from agentlightning.config.file import load_config
     from agentlightning.trainer.check import check_agent
     from agentlightning.trainer.display import screen
     from agentlightning.trainer.external_cost import external_cost, used_tokens

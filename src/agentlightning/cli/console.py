@@ -28,9 +28,9 @@ def console(
     --allow-promote everybody on this machine may also promote a prompt version, with --allow-fork also continue a rollout;
     at another address, who has the server's key or an admin's token.
     """
-    from agentlightning.children import hide_memory, keep_files_private, listen
     from agentlightning.console.server import run
     from agentlightning.errors import GatewayError
+    from agentlightning.runtime.children import hide_memory, keep_files_private, listen
     from agentlightning.store.open import require_file, store_url
 
     url = store_url(one_store(store, server))

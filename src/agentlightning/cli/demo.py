@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from agentlightning.cli.options import Runs, Store, WithConsole
+from agentlightning.records import JSON
 from agentlightning.store.open import store_url
-from agentlightning.types import JSON
 
 WIDE_HEADS = 32
 """Width of the tiny model's heads where vLLM may sample, which takes no smaller ones; else a quarter of the model's."""
@@ -59,8 +59,8 @@ def demo(
     import orjson
 
     from agentlightning.cli.train import report, supervised
-    from agentlightning.config_base import parse_settings
-    from agentlightning.config_engine import EngineConfig
+    from agentlightning.config.base import parse_settings
+    from agentlightning.config.engine import EngineConfig
     from agentlightning.demo.training import configure, summarize, warm_start
     from agentlightning.engines.setup import EngineSetup, make_engine
     from agentlightning.trainer.checkpoint import RunFolder
@@ -112,7 +112,7 @@ def demo_engine(
     engine: str, sampler: str, learner: str, processes: int | None, python: Path | None, options: Path | None
 ) -> JSON:
     """The table [engine] beside the demo's own. ConfigError where an option would have no effect."""
-    from agentlightning.config_file import read_toml
+    from agentlightning.config.file import read_toml
     from agentlightning.engines.verl.options import merged
     from agentlightning.errors import ConfigError
 

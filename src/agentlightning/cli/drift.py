@@ -16,8 +16,8 @@ from agentlightning.cli.options import RunId, Store, with_store
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from agentlightning.records import Call
     from agentlightning.store.base import LightningStore
-    from agentlightning.types import Call
 
 CAUSES = {
     "assistant_message_edited": "the agent sent an answer back changed",

@@ -22,7 +22,7 @@ def evaluate(
     """
     import orjson
 
-    from agentlightning.config_file import load_config
+    from agentlightning.config.file import load_config
     from agentlightning.trainer.check import evaluate_model
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
     from agentlightning.trainer.model_weights import with_versions

@@ -35,8 +35,8 @@ def export_rows(
     """Write a run's training rollouts as rows of messages, or of preferences between two of one task."""
     import orjson
 
-    from agentlightning.disk import open_private
     from agentlightning.errors import ConfigError
+    from agentlightning.runtime.disk import open_private
     from agentlightning.trainer.data.export_dataset import DatasetExport
 
     for option, value, of in (("--threshold", threshold, "messages"), ("--margin", margin, "preferences")):

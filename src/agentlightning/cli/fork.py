@@ -22,8 +22,8 @@ from agentlightning.cli.options import (
 from agentlightning.errors import ConflictError, InputError
 
 if TYPE_CHECKING:
+    from agentlightning.records import Rollout, Run
     from agentlightning.store.base import LightningStore
-    from agentlightning.types import Rollout, Run
 
 
 def fork_rollout(

@@ -11,11 +11,11 @@ from agentlightning.cli.options import Json, Store, print_columns, print_json, w
 from agentlightning.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
-    from agentlightning.config_canary import CanaryConfig
-    from agentlightning.config_serve import HeaderRoute
+    from agentlightning.config.canary import CanaryConfig
+    from agentlightning.config.serve import HeaderRoute
+    from agentlightning.records import JSON
     from agentlightning.store.base import LightningStore
     from agentlightning.trainer.canary.controller import CanaryTrial
-    from agentlightning.types import JSON
 
 app = typer.Typer(
     help="Give a version a share of the sessions of a served model, and follow what becomes of it.",
@@ -50,9 +50,9 @@ def start(
     store: Store = None,
 ) -> None:
     """Load a version beside the stable one, then give it its share of new sessions. Open sessions stay as they are."""
-    from agentlightning.config_canary import CanaryConfig
-    from agentlightning.config_file import read_toml
-    from agentlightning.config_serve import RoutesConfig
+    from agentlightning.config.canary import CanaryConfig
+    from agentlightning.config.file import read_toml
+    from agentlightning.config.serve import RoutesConfig
     from agentlightning.gateway.sessions.routes import version_alias
     from agentlightning.store.model_versions import parse_reference
     from agentlightning.store.scan import find_model_version
@@ -142,7 +142,7 @@ def stop(
     store: Store = None,
 ) -> None:
     """Give all new sessions the stable version again. Sessions that began with the canary stay with it to their end."""
-    from agentlightning.config_serve import RoutesConfig
+    from agentlightning.config.serve import RoutesConfig
     from agentlightning.trainer.canary.controller import put_routes, read_figures, read_trial
 
     async def work(opened: LightningStore) -> JSON:
@@ -162,7 +162,7 @@ def stop(
 
 
 def _header(text: str | None) -> HeaderRoute | None:
-    from agentlightning.config_serve import HeaderRoute
+    from agentlightning.config.serve import HeaderRoute
 
     if text is None:
         return None
@@ -173,8 +173,8 @@ def _header(text: str | None) -> HeaderRoute | None:
 
 
 def _rule(table: JSON, where: str) -> CanaryConfig:
-    from agentlightning.config import parse_settings
-    from agentlightning.config_canary import CanaryConfig
+    from agentlightning.config.canary import CanaryConfig
+    from agentlightning.config.run import parse_settings
 
     if set(table) != {"canary"} or not isinstance(table["canary"], dict):
         raise ConfigError(f"{where}: expected one table, [canary]")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agentlightning.analysis.model_comparison import ComparedModel, ModelComparison
-    from agentlightning.config import Config
+    from agentlightning.config.run import Config
     from agentlightning.trainer.checkpoint import RunFolder
 
 Model = Annotated[
@@ -88,7 +88,7 @@ def _config(file: Path | None, names: tuple[str, str], settings: list[str], stor
     """The configuration of both sides, but for the model."""
     from functools import partial
 
-    from agentlightning.config_file import load_config
+    from agentlightning.config.file import load_config
     from agentlightning.store.scan import find_model_version
     from agentlightning.trainer.checkpoint import RunFolder
 

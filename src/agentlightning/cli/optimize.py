@@ -41,7 +41,7 @@ def optimize(
     """Search for better prompts of an agent; trains nothing. Ctrl-C ends after the batch that is under way."""
     from functools import partial
 
-    from agentlightning.config_file import load_config
+    from agentlightning.config.file import load_config
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.interrupts import run_interruptible

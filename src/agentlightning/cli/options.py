@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from agentlightning.config import Config
+    from agentlightning.config.run import Config
+    from agentlightning.records import Checkpoint
     from agentlightning.runner.scoring import Scorer
     from agentlightning.store.base import LightningStore
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
-    from agentlightning.types import Checkpoint
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def trained_checkpoint(store: str, folder: RunFolder) -> Checkpoint:
 
 def own_config(folder: RunFolder, settings: Sequence[str], store: str | None) -> Config:
     """A run's own configuration, at the addresses of this host where `settings` has them. ConfigError for other settings."""
-    from agentlightning.config_file import with_overrides
+    from agentlightning.config.file import with_overrides
     from agentlightning.trainer.run_config import run_config
 
     if any(one.partition("=")[0].strip() not in ADDRESSES for one in settings):
@@ -92,7 +92,7 @@ def own_config(folder: RunFolder, settings: Sequence[str], store: str | None) ->
 
 def reward_scorer(function: str, threads: Executor) -> Scorer:
     """The scorer that --with names. ConfigError where it cannot be loaded."""
-    from agentlightning.config_file import load_config
+    from agentlightning.config.file import load_config
     from agentlightning.runner.llm_judge import endpoint_judge
     from agentlightning.runner.scoring import load_scorers
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from agentlightning.analysis.prompt_comparison import PromptComparison
     from agentlightning.prompts.templates import Template
+    from agentlightning.records import Resource
     from agentlightning.store.base import LightningStore
-    from agentlightning.types import Resource
 
 app = typer.Typer(
     help="List, show, compare, add, test and promote prompt templates of a run.",

@@ -68,7 +68,7 @@ def _record_agent(
 
     import orjson
 
-    from agentlightning.config_file import load_config
+    from agentlightning.config.file import load_config
     from agentlightning.trainer.data.record_rollouts import record_rollouts
 
     loaded = load_config(config, settings or [], store_setting(store))

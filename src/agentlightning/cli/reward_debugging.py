@@ -227,7 +227,7 @@ def _print_hacks(console: Console, report: HackReport) -> None:
 
 
 def _settings(given: Sequence[str] | None) -> dict[str, Any] | None:
-    from agentlightning.config_file import setting_of
+    from agentlightning.config.file import setting_of
 
     return None if given is None else dict(setting_of(one, "--credit-set") for one in given)
 

@@ -12,15 +12,15 @@ import typer
 
 from agentlightning.cli import drift, export_rows, fork, replay, traces
 from agentlightning.cli.options import Mode, RunId, Step, Store, with_store
+from agentlightning.records import RolloutState
 from agentlightning.store.summary_types import RolloutSummary
-from agentlightning.types import RolloutState
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from agentlightning.records import Rollout
     from agentlightning.store.base import LightningStore
     from agentlightning.store.summary_types import SummaryQuery
-    from agentlightning.types import Rollout
 
 Warnings = Mapping[str, str]
 

@@ -12,8 +12,8 @@ from agentlightning.cli.options import RunId, Runs, Store, with_store
 from agentlightning.cli.quantities import shown_bytes
 
 if TYPE_CHECKING:
+    from agentlightning.records import Run, RunSize
     from agentlightning.store.base import LightningStore
-    from agentlightning.types import Run, RunSize
 
 app = typer.Typer(help="List, show, compare, export and delete runs.", no_args_is_help=True, rich_markup_mode=None)
 app.command("compare")(compare.compare)
@@ -111,7 +111,7 @@ def tag_run(
 ) -> None:
     """Give a run these tags, in place of those that it has, to find it by."""
     from agentlightning.analysis.run_settings import TAGS
-    from agentlightning.config import MonitorConfig, parse_settings
+    from agentlightning.config.run import MonitorConfig, parse_settings
 
     checked = parse_settings(MonitorConfig, {"tags": tags or []}, "agl runs tag").tags
     with_store(store, lambda opened: opened.update_run(run, summary={TAGS: list(checked)}))

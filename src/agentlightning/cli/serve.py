@@ -178,11 +178,11 @@ def _serve_gateways(
     """Keep a process running for each of `own` until a signal, all on one port, and `serving` beside them."""
     import asyncio
 
-    from agentlightning.children import hide_memory, keep_files_private
     from agentlightning.errors import ConfigError
     from agentlightning.gateway.__main__ import server_parser
     from agentlightning.gateway.connection_limit import raise_file_limit
     from agentlightning.gateway.server_settings import read_options
+    from agentlightning.runtime.children import hide_memory, keep_files_private
 
     if len(own) > 1 and not url.startswith(("postgresql:", "redis")):
         raise ConfigError(

@@ -26,8 +26,8 @@ def suggest(
 ) -> None:
     """Say what earlier runs of the store suggest for a configuration, with the evidence."""
     from agentlightning.analysis.suggestions import suggest as suggest_from_store
-    from agentlightning.config import run_record
-    from agentlightning.config_file import load_config
+    from agentlightning.config.file import load_config
+    from agentlightning.config.run import run_record
     from agentlightning.trainer.display import screen
 
     record = run_record(load_config(config, settings or []))

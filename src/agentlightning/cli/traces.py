@@ -12,8 +12,8 @@ from agentlightning.cli.options import RunId, Store, with_store
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from agentlightning.records import Call, Span
     from agentlightning.store.base import LightningStore
-    from agentlightning.types import Call, Span
 
 DEEPEST_SHOWN = 40
 MAX_TEXT_CHARS = 160
@@ -64,7 +64,7 @@ def print_spans(console: Console, spans: list[Span], calls: list[Call]) -> None:
     the spans and the model calls that were made in it."""
     from agentlightning.adapters.semantics import error_of
     from agentlightning.adapters.span_tree import SpanTree
-    from agentlightning.types import Call
+    from agentlightning.records import Call
 
     if not spans:
         console.print("no span was recorded")

@@ -24,7 +24,7 @@ from agentlightning.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentlightning.config import Config
+    from agentlightning.config.run import Config
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.training import TrainResult
@@ -127,7 +127,7 @@ def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
 
 def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: str | None) -> Config:
     """The configuration of a new run, of the file, else of the run of --from-run, and the options given."""
-    from agentlightning.config_file import load_config
+    from agentlightning.config.file import load_config
 
     from_run, algorithm = given.get("data.from_run"), given.get("algorithm.name")
     if algorithm not in (None, "lightning_rl") and file is None and not from_run:

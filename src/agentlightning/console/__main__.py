@@ -12,9 +12,9 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from agentlightning.children import end_with_parent, give_way, keep_files_private
 from agentlightning.console.server import run
 from agentlightning.errors import AgentLightningError, printable
+from agentlightning.runtime.children import end_with_parent, give_way, keep_files_private
 from agentlightning.store.open import store_url
 
 NICENESS = 10

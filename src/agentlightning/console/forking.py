@@ -15,9 +15,9 @@ from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, choice, first, number, replay_link, select, table
 from agentlightning.console.reader import Reader, Recorded
 from agentlightning.errors import InputError
+from agentlightning.records import FINAL_STATES, JSON, SESSION
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.forks import calls_before, new_forks, read_message, replayable
-from agentlightning.types import FINAL_STATES, JSON, SESSION
 
 MAX_COUNT = 64
 """Forks that one form makes."""

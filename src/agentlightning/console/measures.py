@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentlightning.types import ABANDONED, Call, CallCredit, Rollout
+from agentlightning.records import ABANDONED, Call, CallCredit, Rollout
 
 LEVELS = 8
 """Shades of the token strip, in either direction."""

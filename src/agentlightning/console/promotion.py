@@ -16,9 +16,9 @@ from agentlightning.console.pages.models import difference, promotion_command, t
 from agentlightning.console.parts import Query, first, number
 from agentlightning.console.reader import Reader
 from agentlightning.errors import ConflictError, InputError
+from agentlightning.records import Resource
 from agentlightning.store.audit import Actor, acting_as
 from agentlightning.store.templates import find_version, promote_version
-from agentlightning.types import Resource
 
 MAX_FORM_BYTES = 16_384
 

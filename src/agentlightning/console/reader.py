@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 
 from agentlightning.analysis import suggestions
 from agentlightning.analysis.run_settings import tags_of
-from agentlightning.config import MonitorConfig
+from agentlightning.config.run import MonitorConfig
 from agentlightning.console.markup import Html
 from agentlightning.console.measures import CallUse, call_use
 from agentlightning.console.texts import Texts, Tokenizers
 from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.records import Attempt, Call, Checkpoint, Resource, Reward, Rollout, Run, Span
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
 from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.tracing.agent_names import name_calls
-from agentlightning.types import Attempt, Call, Checkpoint, Resource, Reward, Rollout, Run, Span
 
 MAX_RUNS = 200
 """Runs of the list, and those that its search goes through."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from agentlightning.console.conversation import token_text
 from agentlightning.errors import AgentLightningError
+from agentlightning.records import Call
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Call
 
 if TYPE_CHECKING:
     from agentlightning.rendering.renderer import Renderer

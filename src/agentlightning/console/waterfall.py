@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from agentlightning.adapters.semantics import error_of
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.console.markup import Html, element
-from agentlightning.types import Call, Span
+from agentlightning.records import Call, Span
 
 MAX_ROWS = 500
 """Rows that are drawn; agents make any number of spans."""

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from agentlightning.demo.tasks import PEOPLE, Message, Split, TrainingSettings, answer_with_tool, held_out
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 SPECIAL_WORDS = ("<tool>", "</tool>")
 WARM_START_STEPS = 350

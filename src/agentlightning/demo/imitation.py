@@ -22,9 +22,9 @@ from agentlightning.demo.tasks import Message
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import DataError
+from agentlightning.records import JSON
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.training_types import Loss, TrainingSequence
-from agentlightning.types import JSON
 
 Row = tuple[list[int], list[bool]]
 """Token ids of a demonstration, and which of them are trained."""

@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from agentlightning.demo.tasks import load
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 SUCCESS = 0.25
 """Share of random successes: about what the warm-started policy really has."""

@@ -22,7 +22,7 @@ from random import Random
 from typing import Any, Literal, Protocol, cast
 
 from agentlightning.errors import InputError
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 Split = Literal["train", "test"]
 Message = dict[str, str]

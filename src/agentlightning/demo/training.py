@@ -16,14 +16,14 @@ from typing import Any
 
 import orjson
 
-from agentlightning.children import inheritable, secrets_line
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.demo.tasks import load, rows
 from agentlightning.errors import EngineError
+from agentlightning.records import JSON
+from agentlightning.runtime.children import inheritable, secrets_line
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.training import TrainResult
-from agentlightning.types import JSON
 
 GROUP_SIZE = 8
 HELD_OUT_TASKS = 300

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
-from agentlightning.children import end_with_parent, keep_files_private
 from agentlightning.demo import tasks, tiny_model
 from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
-from agentlightning.types import JSON
+from agentlightning.records import JSON
+from agentlightning.runtime.children import end_with_parent, keep_files_private
 
 DEMONSTRATIONS = 3000
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentlightning.config_file import read_toml
+from agentlightning.config.file import read_toml
 from agentlightning.errors import ConfigError
 
 # Of each kind of file, lines that name other files of the project.

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from agentlightning.config import Config
-from agentlightning.config_external import secret_variables
-from agentlightning.config_file import load_config
+from agentlightning.config.external import secret_variables
+from agentlightning.config.file import load_config
+from agentlightning.config.run import Config
 from agentlightning.deploy.dependencies import Dependencies, find_dependencies
 from agentlightning.errors import ConfigError
 

@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentlightning.code_loader import load_plugin, plugin_hash
 from agentlightning.engines.corrections import Tokens, call_ratios, corrections, needs_calls
 from agentlightning.engines.support import CLIPPED
 from agentlightning.errors import ConfigError, EngineError, boundary
+from agentlightning.runtime.code_loader import load_plugin, plugin_hash
 from agentlightning.training_types import LOSSES, Loss
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentlightning import errors
 from agentlightning.errors import AgentLightningError, EngineError
-from agentlightning.watchdog import ChildHeartbeat
+from agentlightning.runtime.watchdog import ChildHeartbeat
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from agentlightning.children import listen
-from agentlightning.config_engine import EngineConfig
+from agentlightning.config.engine import EngineConfig
 from agentlightning.errors import ConfigError
+from agentlightning.runtime.children import listen
 from agentlightning.store.server_keys import is_loopback
 
 

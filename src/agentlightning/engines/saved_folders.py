@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from agentlightning.disk import file_hash, open_private, sync
+from agentlightning.runtime.disk import file_hash, open_private, sync
 
 MANIFEST = "manifest.json"
 LEARNER_STATE, LEARNER_FOLDER = "learner.pt", "learner"

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentlightning.code_loader import load_plugin
-from agentlightning.config_engine import EngineConfig
+from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.base import Engine
 from agentlightning.errors import ConfigError, EngineError, boundary
-from agentlightning.watchdog import Watchdog
+from agentlightning.runtime.code_loader import load_plugin
+from agentlightning.runtime.watchdog import Watchdog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

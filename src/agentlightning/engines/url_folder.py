@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 
 import orjson
 
-from agentlightning.backoff import Backoff
-from agentlightning.config_base import checked_folder_url
-from agentlightning.disk import file_hash, make_private_folder, sync
+from agentlightning.config.base import checked_folder_url
 from agentlightning.engines.saved_folders import MANIFEST, damage, replace_folder
 from agentlightning.errors import ConfigError, MissingExtraError, StoreError
+from agentlightning.runtime.backoff import Backoff
+from agentlightning.runtime.disk import file_hash, make_private_folder, sync
 
 T = TypeVar("T")
 

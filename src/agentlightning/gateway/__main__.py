@@ -21,20 +21,20 @@ import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
-from agentlightning.children import end_with_parent, hide_memory, keep_files_private, listen
 from agentlightning.errors import AgentLightningError, ConfigError, GatewayError, printable
 from agentlightning.gateway import log
 from agentlightning.gateway.app import App
 from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.gateway.server_settings import ServerSettings, add_options, read_options
 from agentlightning.gateway.uvicorn_server import UvicornServer
+from agentlightning.runtime.children import end_with_parent, hide_memory, keep_files_private, listen
+from agentlightning.runtime.watchdog import ChildHeartbeat, beat_to_parent
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
 from agentlightning.store.pruning import KEEP_ALL, Keep, keep_pruned
 from agentlightning.store.server_keys import KEY_VARIABLE, is_loopback, key_path, load_or_create_key, published
 from agentlightning.store.server_lock import ServerLock
-from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,7 +15,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 from uuid_utils import uuid7
 
-from agentlightning.background import BackgroundTasks
 from agentlightning.errors import AgentLightningError, StoreError
 from agentlightning.gateway.asgi_response import AWAY, STOPPING, AgentRequest, AgentResponse, Receive, Scope, Send
 from agentlightning.gateway.attempts import AttemptCache
@@ -45,10 +44,11 @@ from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols import chat, generate_content, messages
 from agentlightning.protocols.base import ApiError, WireFormat
+from agentlightning.records import Call
 from agentlightning.rendering.renderer import Renderer
+from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Call
 
 log = logging.getLogger(__name__)
 

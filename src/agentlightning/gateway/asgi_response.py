@@ -16,7 +16,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, unquote
 
 from agentlightning.protocols.base import ApiError
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from agentlightning.gateway.attempts import SHARED_ATTEMPT_AGE_S, TrackedAttempt
 from agentlightning.gateway.gateway_span import gateway_span
+from agentlightning.records import JSON, Span
 from agentlightning.store.base import LightningStore
-from agentlightning.types import JSON, Span
 
 MAX_ATTEMPTS = 1024
 """Attempts whose events are kept in memory; those of others are read again."""

@@ -17,6 +17,7 @@ from typing import Any
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.gateway.replay import AttemptReplay
 from agentlightning.protocols.base import ApiError
+from agentlightning.records import Call, Claim, Rollout
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store import keys
@@ -24,7 +25,6 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.forks import calls_to_replay, replayable, replayable_external
 from agentlightning.store.server_keys import is_loopback
-from agentlightning.types import Call, Claim, Rollout
 
 ATTEMPT_AGE_S = 60.0
 """An attempt's state is read again after this long, in case that it ended unknown to this server."""

@@ -15,8 +15,8 @@ from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.protocols.base import CompletionRequest, WireFormat
 from agentlightning.protocols.tool_folding import FOLDS
+from agentlightning.records import ABANDONED, JSON, SYSTEM_PROMPT, TEMPLATE_KWARGS, Call, Sampling
 from agentlightning.rendering.conversation import Conversation, PromptPlan
-from agentlightning.types import ABANDONED, JSON, SYSTEM_PROMPT, TEMPLATE_KWARGS, Call, Sampling
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from agentlightning.errors import ConfigError
+from agentlightning.records import Resource
 from agentlightning.store.server_keys import is_loopback
-from agentlightning.types import Resource
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _HOST = re.compile(r"[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9A-Fa-f:]+\](:\d{1,5})?")

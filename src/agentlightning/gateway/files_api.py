@@ -19,7 +19,7 @@ from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.uploaded_files import UploadedFile, UploadedFiles
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import ApiError
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 PURPOSES = ("user_data", "vision")
 

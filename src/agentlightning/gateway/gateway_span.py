@@ -7,7 +7,7 @@ import time
 
 from uuid_utils import uuid7
 
-from agentlightning.types import JSON, Rollout, Span
+from agentlightning.records import JSON, Rollout, Span
 
 
 def gateway_span(rollout: Rollout, attempt: int, name: str, attributes: JSON, error: str | None = None) -> Span:

@@ -12,8 +12,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from agentlightning.clock import elapsed_s
 from agentlightning.errors import StoreError
+from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store.base import LEASE_S, LightningStore
 
 log = logging.getLogger(__name__)

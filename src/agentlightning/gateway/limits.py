@@ -17,18 +17,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from agentlightning.config import parse_settings
-from agentlightning.config_external import ExternalModelConfig
-from agentlightning.config_limits import LimitConfig, LimitsConfig
+from agentlightning.config.external import ExternalModelConfig
+from agentlightning.config.limits import LimitConfig, LimitsConfig
+from agentlightning.config.run import parse_settings
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.external.directory import ExternalDirectory, RunModels
 from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.usage import MINUTE_NS, OF_RUN, Cost, RunUsage, Usage
 from agentlightning.protocols.base import ApiError
+from agentlightning.records import Call, Resource, Rollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.tokens import Token
-from agentlightning.types import Call, Resource, Rollout
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -21,7 +21,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from agentlightning.errors import ConfigError, one_line
 from agentlightning.gateway.attempts import caller
 from agentlightning.gateway.log_limit import LogLimit
-from agentlightning.log_lines import following
+from agentlightning.runtime.log_lines import following
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 

@@ -29,6 +29,7 @@ from agentlightning.gateway.authentication import Authentication, ServerKeyError
 from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.base import ApiError
+from agentlightning.records import JSON, Rollout, Span
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.gateway_events import BROKEN_SPANS
@@ -36,7 +37,6 @@ from agentlightning.store.server_keys import is_loopback
 from agentlightning.store.tokens import is_token
 from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan, read_json
 from agentlightning.tracing.sanitize import SanitizedSpans, SpanOwner, SpanSanitizer
-from agentlightning.types import JSON, Rollout, Span
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 """Bytes of a request, uncompressed."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from agentlightning.adapters.trajectories import JUDGE
-from agentlightning.config import parse_settings
-from agentlightning.config_prompts import PromptRuleConfig, PromptsConfig
+from agentlightning.config.prompts import PromptRuleConfig, PromptsConfig
+from agentlightning.config.run import parse_settings
 from agentlightning.errors import ConfigError, InputError
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.protocols.base import ApiError, WireFormat
 from agentlightning.protocols.system_prompts import replace_between, replace_system
+from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import TemplateReader
-from agentlightning.types import JSON
 
 MAX_RUNS = 1024
 

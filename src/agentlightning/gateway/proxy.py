@@ -46,11 +46,11 @@ from agentlightning.protocols import (
     tokens,
 )
 from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_object
+from agentlightning.records import JSON, Reward
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import LightningStore, reward_number
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
 from agentlightning.store.tokens import Token, is_token
-from agentlightning.types import JSON, Reward
 
 log = logging.getLogger(__name__)
 

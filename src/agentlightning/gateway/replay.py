@@ -18,8 +18,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.records import ABANDONED, JSON, Call, Sampling
 from agentlightning.store.forks import Choices
-from agentlightning.types import ABANDONED, JSON, Call, Sampling
 
 log = logging.getLogger(__name__)
 

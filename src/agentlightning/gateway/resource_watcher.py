@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentlightning.background import BackgroundTasks
 from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.records import Resource
+from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Resource
 
 log = logging.getLogger(__name__)
 

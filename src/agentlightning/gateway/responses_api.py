@@ -24,11 +24,11 @@ from agentlightning.protocols.base import ApiError, Completion, CompletionReques
 from agentlightning.protocols.fields import expected
 from agentlightning.protocols.input_items import input_items
 from agentlightning.protocols.response_events import ResponseEvents, replayed
+from agentlightning.records import JSON, Call
 from agentlightning.rendering.call_chain import chain_tools
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.request_view import RequestView
 from agentlightning.store.base import LightningStore
-from agentlightning.types import JSON, Call
 
 COMPACT, COUNT = "responses/compact", "responses/input_tokens"
 """Routes of calls."""

@@ -38,12 +38,12 @@ from agentlightning.gateway.middleware import CALLER, ApiMiddleware, error_body
 from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc, error_sentence
+from agentlightning.records import Call, Claim, Mode, Rollout, RolloutState, Run
 from agentlightning.store import wire
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.server_keys import is_loopback
 from agentlightning.store.summaries import MAX_LIMIT, MAX_POINTS
 from agentlightning.store.summary_types import Order, SeriesPoint, SummaryPage, SummaryQuery
-from agentlightning.types import Call, Claim, Mode, Rollout, RolloutState, Run
 
 _KEY = "Names this request: one that is sent again with the same name is answered as the first was, not executed again."
 

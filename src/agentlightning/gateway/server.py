@@ -11,13 +11,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from agentlightning.children import listen
 from agentlightning.errors import GatewayError
 from agentlightning.gateway.app import App
 from agentlightning.gateway.external_keys import external_keys as build_external_keys
 from agentlightning.gateway.external_keys import pairs_of
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.uvicorn_server import UvicornServer
+from agentlightning.runtime.children import listen
 from agentlightning.store.open import open_store
 from agentlightning.store.server_keys import is_loopback
 from agentlightning.store.server_lock import ServerLock

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from agentlightning.code_loader import load_code
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.connection_limit import allowed_connections
 from agentlightning.gateway.external_keys import ExternalKeys, external_keys
 from agentlightning.gateway.limits import ServerLimits
 from agentlightning.gateway.sessions.recorder import Redact
+from agentlightning.runtime.code_loader import load_code
 from agentlightning.store.base import LEASE_S
 
 

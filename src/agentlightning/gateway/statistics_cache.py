@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
+from agentlightning.records import RunSize, RunStatistics
 from agentlightning.store.base import LightningStore
-from agentlightning.types import RunSize, RunStatistics
 
 R = TypeVar("R")
 

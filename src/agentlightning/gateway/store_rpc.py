@@ -22,10 +22,10 @@ import orjson
 from pydantic import BaseModel, Field, ValidationError, create_model
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentlightning.config_base import Table, expected, parse_settings
-from agentlightning.config_external import ExternalModelConfig
-from agentlightning.config_limits import LimitsConfig
-from agentlightning.config_serve import RoutesConfig
+from agentlightning.config.base import Table, expected, parse_settings
+from agentlightning.config.external import ExternalModelConfig
+from agentlightning.config.limits import LimitsConfig
+from agentlightning.config.serve import RoutesConfig
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
 from agentlightning.gateway.asgi_response import STOPPING, disconnected
 from agentlightning.gateway.idempotency import IdempotencyCache, RpcResponse
@@ -33,11 +33,11 @@ from agentlightning.gateway.middleware import CALLER, MAX_BODY_BYTES, error_body
 from agentlightning.gateway.roles import Caller, Permissions
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.protocols.base import ApiError
+from agentlightning.records import Metric
 from agentlightning.store import wire
 from agentlightning.store.audit import acting_as
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http_transport import BATCH, KEY_HEADER, MIN_COMPRESSED_BYTES, compressed, decompressed
-from agentlightning.types import Metric
 
 MSGPACK = wire.CONTENT_TYPE.encode()
 

@@ -14,9 +14,9 @@ from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.protocols import responses
 from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.input_items import call_of_item, dereferenced, referenced_ids
+from agentlightning.records import ABANDONED, JSON, Call
 from agentlightning.rendering.call_chain import call_chain, is_whole
 from agentlightning.store.base import LightningStore
-from agentlightning.types import ABANDONED, JSON, Call
 
 DELETED = "gateway.response_deleted"
 """Name of the span that a deleted response leaves."""

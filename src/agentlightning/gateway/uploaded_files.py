@@ -15,10 +15,10 @@ from agentlightning.gateway.attempt_events import AttemptEvents
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.images import FILE_ID, type_refusal
+from agentlightning.records import JSON, Span
 from agentlightning.rendering.images import decode_image, image_hash
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import FILE_DELETED, FILE_UPLOADED
-from agentlightning.types import JSON, Span
 
 MAX_FILES = 256
 MAX_UPLOADED_BYTES = 256 << 20

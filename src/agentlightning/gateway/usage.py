@@ -10,11 +10,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from agentlightning.config import parse_settings
-from agentlightning.config_limits import LIMITS_RESOURCE, LimitConfig, LimitsConfig
+from agentlightning.config.limits import LIMITS_RESOURCE, LimitConfig, LimitsConfig
+from agentlightning.config.run import parse_settings
+from agentlightning.records import SESSION, Call, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_calls, read_rollouts
-from agentlightning.types import SESSION, Call, Rollout
 
 MINUTE_NS = 60 * 10**9
 DAY_NS = 86_400 * 10**9

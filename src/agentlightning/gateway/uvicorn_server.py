@@ -19,10 +19,10 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from agentlightning.children import SERVER_GRACE_S
 from agentlightning.gateway.app import App
 from agentlightning.gateway.connection_limit import ConnectionLimit, allowed_connections
 from agentlightning.gateway.server_settings import ServerSettings
+from agentlightning.runtime.children import SERVER_GRACE_S
 
 HEAD_TIMEOUT_S = 30.0
 """Time from a connection, or from the first byte of a further request, to the end of the request's head."""

@@ -15,7 +15,7 @@ from typing import Protocol as Interface
 import orjson
 
 from agentlightning.protocols.context_edits import ContextEdit
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 MAX_NESTING = 64
 """Levels of nesting that a request may have: what reads it is recursive."""

@@ -29,7 +29,7 @@ from agentlightning.protocols.base import (
 )
 from agentlightning.protocols.fields import ENGINE_PARAMS, ENGINE_WITHOUT_EFFECT, UnsupportedParam, expected
 from agentlightning.protocols.images import NO_AUDIO, details, image_part, take_images
-from agentlightning.types import JSON, REASONING_CLEARED
+from agentlightning.records import JSON, REASONING_CLEARED
 
 NAME = "chat"
 

@@ -18,7 +18,7 @@ from agentlightning.protocols.base import ApiError, Completion, CompletionReques
 from agentlightning.protocols.fields import expected
 from agentlightning.protocols.response_items import SEALED
 from agentlightning.protocols.response_object import usage
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 NAME = responses.NAME
 

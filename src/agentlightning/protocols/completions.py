@@ -29,7 +29,7 @@ from agentlightning.protocols.base import (
 )
 from agentlightning.protocols.fields import ENGINE_PARAMS, ENGINE_WITHOUT_EFFECT, UnsupportedParam, expected
 from agentlightning.protocols.openai_shapes import shown
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 NAME = "completions"
 

@@ -27,7 +27,7 @@ from agentlightning.protocols.base import (
 from agentlightning.protocols.fields import expected
 from agentlightning.protocols.images import blob_part
 from agentlightning.protocols.message_blocks import arguments_text, tool_input
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 FINISH_REASONS = {"length": "MAX_TOKENS"}
 """All else is STOP, calls of functions too."""

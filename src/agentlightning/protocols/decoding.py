@@ -18,7 +18,7 @@ from typing import Any
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import ApiError, check_parts
 from agentlightning.protocols.fields import expected
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 MAX_BIASED = 1024
 """Tokens that `logit_bias` and `allowed_token_ids` may name; OpenAI's own bound is 300."""

@@ -10,7 +10,7 @@ from typing import Any
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import short
 from agentlightning.protocols.images import image_part
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 
 def document_parts(block: JSON, where: str) -> list[JSON] | None:

@@ -18,7 +18,7 @@ from agentlightning.protocols.context_edits import (
     ContextEdit,
 )
 from agentlightning.protocols.fields import expected
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 
 def parse_edits(data: JSON) -> tuple[tuple[ContextEdit, ...], JSON]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from agentlightning.protocols import fields, openai_shapes
 from agentlightning.protocols.base import ApiError, Completion, CompletionReader, CompletionRequest, EventStream
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 NAME = "embeddings"
 

@@ -15,7 +15,7 @@ import orjson
 
 from agentlightning.prefill import PREFILL
 from agentlightning.protocols.base import ApiError, short
-from agentlightning.types import JSON, TEMPLATE_KWARGS
+from agentlightning.records import JSON, TEMPLATE_KWARGS
 
 T = TypeVar("T")
 

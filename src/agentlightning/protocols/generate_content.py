@@ -25,7 +25,7 @@ from agentlightning.protocols.content_parts import (
 )
 from agentlightning.protocols.fields import UnsupportedParam, expected
 from agentlightning.protocols.images import RESOLUTIONS, details, take_images
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 NAME = "generate_content"
 

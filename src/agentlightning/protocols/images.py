@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 from agentlightning.protocols.base import ApiError, RequestImage, short
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 MAX_IMAGES = 64
 """Images of one request, those of its history among them."""

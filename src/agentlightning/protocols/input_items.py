@@ -14,7 +14,7 @@ import orjson
 
 from agentlightning.protocols.base import ApiError, short
 from agentlightning.protocols.response_items import call_item, message_item, reasoning_item
-from agentlightning.types import JSON, Call
+from agentlightning.records import JSON, Call
 
 ITEM_ID = re.compile(r"(?:rs|msg|fc|fco)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(_in_\d+)?(?:_(\d{1,4}))?\Z")
 """Group 1 is the call; group 2 is there in the ids of its input, group 3 is the number among items of a kind."""

@@ -18,7 +18,7 @@ from agentlightning.protocols.base import (
     ToolDelta,
     call_id,
 )
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 RAW = "_arguments"
 """The key of an input that holds arguments which are no JSON object, as they were sampled."""

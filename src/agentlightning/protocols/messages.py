@@ -31,7 +31,7 @@ from agentlightning.protocols.message_blocks import (
     finished,
     unfinished,
 )
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 NAME = "messages"
 

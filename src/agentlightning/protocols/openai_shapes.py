@@ -14,7 +14,7 @@ import orjson
 
 from agentlightning.protocols import fields, sse
 from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, Delta, TokenLogprob
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 
 def error(refusal: ApiError) -> bytes:

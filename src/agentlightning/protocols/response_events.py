@@ -20,7 +20,7 @@ from agentlightning.protocols.response_items import (
 )
 from agentlightning.protocols.response_object import finished, response
 from agentlightning.protocols.tool_folding import FOLDS, fold, freeform
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 _CLOSING = (".done", ".completed", ".incomplete")
 """Ends of the names of events that close a part, an item or the response, and have it whole."""

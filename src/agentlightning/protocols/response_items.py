@@ -16,7 +16,7 @@ from typing import Any
 from agentlightning.protocols.base import Choice, CompletionReader, TokenLogprob
 from agentlightning.protocols.openai_shapes import logprob_list
 from agentlightning.protocols.tool_folding import FOLDS, fold
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 SEALED = "agl:"
 """Prefix of our encrypted_content; the rest is the reasoning in base64, no secret."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentlightning.protocols.base import Completion
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 ECHOED = (
     "instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "presence_penalty",

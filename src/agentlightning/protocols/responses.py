@@ -30,7 +30,7 @@ from agentlightning.protocols.response_items import (
 )
 from agentlightning.protocols.response_object import echoed, finished
 from agentlightning.protocols.tool_folding import FOLDS, flatten
-from agentlightning.types import JSON, Call
+from agentlightning.records import JSON, Call
 
 NAME = "responses"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentlightning.protocols import chat, generate_content, messages, responses
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 SYSTEM_ROLES = ("system", "developer")
 

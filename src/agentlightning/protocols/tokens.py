@@ -12,7 +12,7 @@ import orjson
 from agentlightning.protocols import completions, decoding, fields, openai_shapes, sse
 from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, Delta, EventStream
 from agentlightning.protocols.fields import ENGINE_PARAMS, expected
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 NAME = "tokens"
 

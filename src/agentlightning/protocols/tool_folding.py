@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 JOINT = "__"
 INPUT = "input"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import orjson
 
 from agentlightning.errors import ModelError, boundary
+from agentlightning.records import JSON
 from agentlightning.rendering.tool_syntax import (
     CLOSE,
     OPEN,
@@ -24,7 +25,6 @@ from agentlightning.rendering.tool_syntax import (
     reader,
     syntax_of,
 )
-from agentlightning.types import JSON
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from agentlightning.prefill import prefill_of, with_completion
+from agentlightning.records import ABANDONED, JSON, TEMPLATE_KWARGS, Call, ImageSpan
 from agentlightning.rendering.diagnosis import ForkCause, diagnose
 from agentlightning.rendering.graph import (
     CallGraph,
@@ -36,7 +37,6 @@ from agentlightning.rendering.graph import (
 from agentlightning.rendering.prompts import Prompt, PromptIndex, PromptNode, RunningHash, prompt_hash
 from agentlightning.rendering.renderer import PROBE, Renderer, RenderError
 from agentlightning.rendering.request_view import RequestView, external_root
-from agentlightning.types import ABANDONED, JSON, TEMPLATE_KWARGS, Call, ImageSpan
 
 Rendering = Callable[..., str]
 """`Renderer.render` with the tools and the template's variables of one request."""

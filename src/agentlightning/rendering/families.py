@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.errors import InputError, MissingExtraError
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 if TYPE_CHECKING:
     from renderers import Renderer as FamilyRenderer

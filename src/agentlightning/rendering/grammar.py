@@ -20,8 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from agentlightning.errors import InputError, MissingExtraError
+from agentlightning.records import JSON
 from agentlightning.rendering.tool_syntax import CLOSE, OPEN, Syntax
-from agentlightning.types import JSON
 
 LIBRARY = "llguidance"
 THINK_OPEN = "<think>"

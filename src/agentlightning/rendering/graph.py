@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from agentlightning.prefill import PREFILL, prefill_of
-from agentlightning.types import JSON, REASONING_CLEARED, ImageSpan
+from agentlightning.records import JSON, REASONING_CLEARED, ImageSpan
 
 Digest = bytes
 

@@ -13,7 +13,7 @@ import orjson
 from tokenizers import Tokenizer
 
 from agentlightning.errors import ModelError
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 RENDERING = (".json", ".jinja", ".txt", ".model")
 """Suffixes of the files in a model's folder that are neither weights nor code."""

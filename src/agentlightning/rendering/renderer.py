@@ -18,13 +18,13 @@ from tokenizers.decoders import DecodeStream
 
 from agentlightning.errors import InputError, ModelError
 from agentlightning.prefill import prefill_of, with_completion
+from agentlightning.records import JSON, ImageSpan
 from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser
 from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import TemplateModel
 from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.rendering.images import ImageProcessor
 from agentlightning.rendering.model_folder import end_ids, read_json, special_tokens
-from agentlightning.types import JSON, ImageSpan
 
 PROBE = "agl-probe-7f3a9c"
 """Stands for a completion's text where the template is asked what it puts after one; no template trims or rewrites it."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentlightning.prefill import prefill_of
+from agentlightning.records import JSON
 from agentlightning.rendering.graph import Digest, chain, digest, hash_before, letters, link, normal, root, verbatim
-from agentlightning.types import JSON
 
 EXTERNAL = b"external"
 """Keeps the hashes of calls to external models apart: the same question to a judge is another call."""

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import orjson
 
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"

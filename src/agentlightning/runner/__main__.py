@@ -22,13 +22,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agentlightning.children import OWN_SECRETS, end_with_parent, hide_memory
-from agentlightning.config import parse_settings
-from agentlightning.config_agent import AgentConfig
-from agentlightning.config_external import ExternalModelConfig, agent_model, external_name, secret_variables
+from agentlightning.config.agent import AgentConfig
+from agentlightning.config.external import ExternalModelConfig, agent_model, external_name, secret_variables
+from agentlightning.config.run import parse_settings
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError, printable
 from agentlightning.gateway.connection_limit import raise_file_limit
-from agentlightning.log_lines import escape_last_resort
 from agentlightning.runner.agent_tracing import trace_agents
 from agentlightning.runner.air import air_of_run
 from agentlightning.runner.command import CommandRunner, split_command, without_proxy
@@ -44,11 +42,13 @@ from agentlightning.runner.scoring import Scorer, load_scorers
 from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.runner.user_code import load
 from agentlightning.runner.worker import HEARTBEAT_INTERVAL_S, Worker, WorkerOptions
+from agentlightning.runtime.children import OWN_SECRETS, end_with_parent, hide_memory
+from agentlightning.runtime.log_lines import escape_last_resort
+from agentlightning.runtime.watchdog import beat_to_parent
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.scan import find_run
 from agentlightning.store.templates import TemplateReader
-from agentlightning.watchdog import beat_to_parent
 
 POLICY = "policy"
 """Model name given to agents where the run's policy answers to every name."""

@@ -17,10 +17,10 @@ from agentlightning.errors import AgentError, ConfigError
 from agentlightning.prompts.rollout_prompts import RolloutPrompts, variable_name
 from agentlightning.prompts.templates import Message
 from agentlightning.protocols.base import call_id as recorded_call_id
+from agentlightning.records import Claim, Rollout, Sampling
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.connection_pool import ConnectionPool, Sdk
 from agentlightning.store.base import reward_number
-from agentlightning.types import Claim, Rollout, Sampling
 
 if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from agentlightning.config_agent import AgentConfig
+from agentlightning.config.agent import AgentConfig
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.tracing.buffer import SpanBuffer
 from agentlightning.tracing.frameworks import load_installed_adapters

@@ -14,16 +14,16 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentlightning.config_air import AirConfig
-from agentlightning.config_base import parse_settings
+from agentlightning.config.air import AirConfig
+from agentlightning.config.base import parse_settings
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, StoreError
+from agentlightning.records import JSON, Call, Finish, Reward, Span
 from agentlightning.runner.failure import bounded
 from agentlightning.runner.user_code import load
 from agentlightning.store.base import LightningStore
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.scan import find_run
 from agentlightning.tracing.air import Air, air_of
-from agentlightning.types import JSON, Call, Finish, Reward, Span
 
 RULES_TIMEOUT_S = 60.0
 """Seconds that rules of the user's own may take over one attempt."""

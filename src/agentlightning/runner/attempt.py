@@ -21,8 +21,8 @@ import uuid_utils
 
 from agentlightning.errors import AgentError
 from agentlightning.prompts.rollout_prompts import RolloutPrompts
+from agentlightning.records import Claim, Finish, Lease, Reward, RewardSource, WorkerStatus
 from agentlightning.tracing.buffer import SpanBuffer
-from agentlightning.types import Claim, Finish, Lease, Reward, RewardSource, WorkerStatus
 
 CURRENT: ContextVar[AttemptContext] = ContextVar("agentlightning_attempt")
 

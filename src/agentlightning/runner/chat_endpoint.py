@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.backoff import Backoff
 from agentlightning.errors import EngineError
-from agentlightning.types import JSON
+from agentlightning.records import JSON
+from agentlightning.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     import httpx

@@ -12,13 +12,13 @@ from typing import Self
 import uuid_utils
 
 from agentlightning.prompts.rollout_prompts import RolloutPrompts
+from agentlightning.records import AttemptEnd, Claim, Finish, WorkerStatus
 from agentlightning.runner.agent import LLM, llm_for
 from agentlightning.runner.attempt import AttemptContext, status_here
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.base import LEASE_S, reward_number
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.templates import TemplateReader
-from agentlightning.types import AttemptEnd, Claim, Finish, WorkerStatus
 
 
 class AgentLightningClient:

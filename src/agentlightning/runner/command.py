@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
-from agentlightning.children import inheritable
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.records import Claim
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.function import AgentOutput
 from agentlightning.runner.guardian import Guardian
 from agentlightning.runner.processes import kill_group, kill_marked
 from agentlightning.runner.sandbox.sandbox import OpenSandbox, Sandbox
-from agentlightning.types import Claim
+from agentlightning.runtime.children import inheritable
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """Most output held in memory for a running program."""

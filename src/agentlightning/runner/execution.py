@@ -12,6 +12,7 @@ import os
 import time
 
 from agentlightning.errors import RewardError
+from agentlightning.records import AttemptEnd, Finish, Reward
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.air import AttemptAir
 from agentlightning.runner.attempt import CURRENT, AttemptContext
@@ -26,7 +27,6 @@ from agentlightning.store.base import LightningStore, reward_number
 from agentlightning.store.feedback import feedback_span, feedback_text
 from agentlightning.store.templates import TemplateReader
 from agentlightning.tracing.buffer import SpanBuffer
-from agentlightning.types import AttemptEnd, Finish, Reward
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

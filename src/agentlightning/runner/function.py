@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentlightning.errors import AgentError
+from agentlightning.records import Claim, RewardSource
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.attempt import CURRENT
-from agentlightning.types import Claim, RewardSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentlightning.clock import elapsed_s
+from agentlightning.records import Lease
 from agentlightning.runner.processes import kill_marked
-from agentlightning.types import Lease
+from agentlightning.runtime.clock import elapsed_s
 
 MARK = "AGL_WORKER_MARK"
 """Variable that every process which agents of one worker start inherits, to find those that they leave behind."""

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from agentlightning.background import BackgroundTasks
-from agentlightning.clock import elapsed_s
 from agentlightning.errors import AgentLightningError
 from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import ended
 from agentlightning.runner.failure import stack
 from agentlightning.runner.guardian import Guardian
+from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store.base import LightningStore
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentlightning.adapters.trajectories import JUDGE
-from agentlightning.config_agent import RewardConfig
+from agentlightning.config.agent import RewardConfig
 from agentlightning.errors import ConfigError, RewardError
+from agentlightning.records import JSON
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer, is_score, json_lines, values_of
@@ -23,7 +24,6 @@ from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.result import RolloutResult
 from agentlightning.runner.scoring import FINAL, Score
 from agentlightning.store.feedback import feedback_text
-from agentlightning.types import JSON
 
 INSTRUCTIONS = (
     "You judge what an AI agent did. Score it from 0 (it did nothing towards the task's goal) to 1 (it reached the goal "

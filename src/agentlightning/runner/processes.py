@@ -106,7 +106,7 @@ def _stat(pid: int) -> list[bytes] | None:
 
 
 def elapsed_s() -> float:
-    """As agentlightning.clock has it, which the guardian cannot import."""
+    """As agentlightning.runtime.clock has it, which the guardian cannot import."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 

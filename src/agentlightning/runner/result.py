@@ -15,9 +15,9 @@ import orjson
 from agentlightning.adapters.model_records import conversations, full_messages
 from agentlightning.adapters.trajectories import JUDGE, step_rewards
 from agentlightning.prefill import with_completion
+from agentlightning.records import JSON, Call, Reward, Span
 from agentlightning.store.feedback import FEEDBACK
 from agentlightning.tracing.tool_uses import CallStep, ToolExecution, call_steps, content_text
-from agentlightning.types import JSON, Call, Reward, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

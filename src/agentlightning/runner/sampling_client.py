@@ -16,10 +16,10 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from agentlightning.backoff import Backoff
 from agentlightning.errors import EngineError, InputError
+from agentlightning.records import JSON
 from agentlightning.runner.chat_endpoint import transport_errors
-from agentlightning.types import JSON
+from agentlightning.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from agentlightning.runner.agent import LLM

@@ -17,18 +17,18 @@ from typing import IO, Any, Protocol
 
 import orjson
 
-from agentlightning.children import inheritable
-from agentlightning.config_agent import RewardConfig, reward_labels
-from agentlightning.config_base import parse_settings
+from agentlightning.config.agent import RewardConfig, reward_labels
+from agentlightning.config.base import parse_settings
 from agentlightning.errors import ConfigError, RewardError, boundary
+from agentlightning.records import JSON, Call
 from agentlightning.runner.command import split_command
 from agentlightning.runner.function import invoke
 from agentlightning.runner.processes import kill_group
 from agentlightning.runner.result import RolloutResult, as_json
 from agentlightning.runner.user_code import load
+from agentlightning.runtime.children import inheritable
 from agentlightning.store.base import reward_number
 from agentlightning.store.feedback import feedback_text
-from agentlightning.types import JSON, Call
 
 FINAL = "reward"
 STEPS = "steps"

@@ -12,12 +12,12 @@ from typing import Literal
 
 import orjson
 
-from agentlightning.backoff import Backoff
 from agentlightning.errors import AgentLightningError, ConflictError, NotFoundError, StoreError
+from agentlightning.records import Span
+from agentlightning.runtime.backoff import Backoff
 from agentlightning.store.base import LightningStore
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.codec import portions
-from agentlightning.types import Span
 
 DELIVERY_INTERVAL_S = 2.0
 """Between deliveries while an attempt runs: what a killed worker loses at most."""

@@ -17,7 +17,9 @@ from typing import Any
 
 import cloudpickle
 
-from agentlightning.code_loader import (
+from agentlightning.errors import AgentError, ConfigError
+from agentlightning.runner.agent import is_marked
+from agentlightning.runtime.code_loader import (
     callables_of,
     check_signature,
     is_code,
@@ -26,9 +28,7 @@ from agentlightning.code_loader import (
     place_of,
     value_of,
 )
-from agentlightning.disk import make_private_folder, open_private
-from agentlightning.errors import AgentError, ConfigError
-from agentlightning.runner.agent import is_marked
+from agentlightning.runtime.disk import make_private_folder, open_private
 
 
 def load(spec: str, parameters: tuple[str, ...] | None = ("task", "llm"), what: str = "agent") -> Callable[..., Any]:

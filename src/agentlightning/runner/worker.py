@@ -14,18 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentlightning.background import BackgroundTasks
-from agentlightning.backoff import Backoff
-from agentlightning.clock import elapsed_s
 from agentlightning.errors import AgentLightningError, ConflictError, InputError, NotFoundError, StoreError
+from agentlightning.records import Claim, Finish, Lease, WorkerStatus
 from agentlightning.runner.attempt import AttemptContext, attributed_task, status_here
 from agentlightning.runner.execution import Execution, ended
 from agentlightning.runner.failure import describe
 from agentlightning.runner.guardian import Guardian
 from agentlightning.runner.heartbeat import EXIT_REPLACE, FINAL_REPORT_TIMEOUT_S, Heartbeat
 from agentlightning.runner.span_delivery import DELIVERY_INTERVAL_S
+from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.runtime.backoff import Backoff
+from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store.base import LEASE_S, LightningStore
-from agentlightning.types import Claim, Finish, Lease, WorkerStatus
 
 log = logging.getLogger(__name__)
 

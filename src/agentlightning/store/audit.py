@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from agentlightning.types import JSON, Resource
+from agentlightning.records import JSON, Resource
 
 MAX_ACTOR_CHARS = 200
 MAX_IDS_NAMED = 20

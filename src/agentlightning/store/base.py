@@ -22,15 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from agentlightning.background import BackgroundTasks
 from agentlightning.errors import RewardError
-from agentlightning.store.audit import AuditEntry
-from agentlightning.store.model_registry import ModelRegistry
-from agentlightning.store.sentences import reason
-from agentlightning.store.session_store import SessionStore
-from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
-from agentlightning.store.tokens import NewToken, Token, TokenRole
-from agentlightning.types import (
+from agentlightning.records import (
     JSON,
     Attempt,
     Call,
@@ -55,6 +48,13 @@ from agentlightning.types import (
     Step,
     WorkerStatus,
 )
+from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.store.audit import AuditEntry
+from agentlightning.store.model_registry import ModelRegistry
+from agentlightning.store.sentences import reason
+from agentlightning.store.session_store import SessionStore
+from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
+from agentlightning.store.tokens import NewToken, Token, TokenRole
 
 LEASE_S = 30.0
 """Seconds a lease lasts without a heartbeat; workers beat every 10."""

@@ -19,8 +19,7 @@ import msgspec
 import orjson
 
 from agentlightning.errors import InputError
-from agentlightning.store.summary_types import RolloutSummary
-from agentlightning.types import (
+from agentlightning.records import (
     Call,
     CallCredit,
     Consumed,
@@ -33,6 +32,7 @@ from agentlightning.types import (
     Run,
     Span,
 )
+from agentlightning.store.summary_types import RolloutSummary
 
 T = TypeVar("T")
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentlightning.errors import NotFoundError
+from agentlightning.records import FINAL_STATES, Mode, Rollout, RolloutState, Step
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.invariants import (
     RolloutRecord,
@@ -27,7 +28,6 @@ from agentlightning.store.invariants import (
 )
 from agentlightning.store.scan import read_calls, read_rollouts, read_steps
 from agentlightning.store.summary_types import SummaryQuery
-from agentlightning.types import FINAL_STATES, Mode, Rollout, RolloutState, Step
 
 MAX_READS = 5
 """Readings of a portion that changes meanwhile; one that still changes is left unjudged."""

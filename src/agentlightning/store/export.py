@@ -23,11 +23,11 @@ from typing import Any, Literal
 
 import orjson
 
-from agentlightning.disk import make_private_folder, open_private, sync
 from agentlightning.errors import ConfigError, StoreError
+from agentlightning.records import Attempt, Call, Metric, Reward, Rollout, Span, Step
+from agentlightning.runtime.disk import make_private_folder, open_private, sync
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_calls, read_metrics, read_rollouts, read_steps
-from agentlightning.types import Attempt, Call, Metric, Reward, Rollout, Span, Step
 
 Format = Literal["jsonl", "parquet"]
 KINDS: dict[str, type] = {

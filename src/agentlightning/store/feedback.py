@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from agentlightning.errors import RewardError
+from agentlightning.records import Rollout, Span
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Rollout, Span
 
 FEEDBACK: Literal["reward.feedback"] = "reward.feedback"
 """Name of the span, and of its attribute with the text."""

@@ -15,8 +15,8 @@ import orjson
 from uuid_utils import uuid7
 
 from agentlightning.errors import InputError, NotFoundError
+from agentlightning.records import ABANDONED, FINAL_STATES, JSON, SESSION, Call, Fork, NewRollout, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import ABANDONED, FINAL_STATES, JSON, SESSION, Call, Fork, NewRollout, Rollout
 
 FORK = "fork:"
 """Beginning of the group ids of forks."""

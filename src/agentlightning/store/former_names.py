@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 _SETTINGS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("upstreams", "external", {}),

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from agentlightning.records import JSON
 from agentlightning.store.sentences import reason
-from agentlightning.types import JSON
 
 BROKEN_SPANS: Literal["gateway.broken_spans"] = "gateway.broken_spans"
 """Name of the span that says what was wrong with others: its attributes are counts by cause."""

@@ -28,8 +28,8 @@ import orjson
 import uuid_utils
 
 from agentlightning import errors
-from agentlightning.backoff import Backoff
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError
+from agentlightning.runtime.backoff import Backoff
 from agentlightning.store import wire
 from agentlightning.store.audit import Actor
 

@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agentlightning.records import FINAL_STATES, Attempt, Call, Resource, Reward, Rollout, Span, Step
 from agentlightning.store.model_versions import ModelAlias, ModelVersion
 from agentlightning.store.summary_types import RolloutSummary
-from agentlightning.types import FINAL_STATES, Attempt, Call, Resource, Reward, Rollout, Span, Step
 
 LEASE_GRACE_NS = 60 * 10**9
 """Time after its end in which a lease may be left alone: clocks disagree, and servers look for them once a second."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 
+from agentlightning.records import JSON
 from agentlightning.store.model_versions import ModelAlias, ModelVersion
-from agentlightning.types import JSON
 
 
 class ModelRegistry(abc.ABC):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agentlightning.errors import InputError
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 MAX_NAME_CHARS = 128
 MAX_NOTES_CHARS = 10_000

@@ -55,7 +55,7 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
                 raise
             raise MissingExtraError(error.name, "redis") from error
         return RedisLightningStore(url)
-    from agentlightning.config import without_password
+    from agentlightning.config.run import without_password
 
     raise ConfigError(
         "store: expected memory://, sqlite:///path, postgresql://…, redis://…, rediss://…, http://… or https://…, "
@@ -76,7 +76,7 @@ def seconds_in_url(name: str, value: object) -> float:
 
 def store_url(given: str | None) -> str:
     """The URL given, else AGL_STORE, else the SQLite file under runs/."""
-    from agentlightning.config import DEFAULT_STORE
+    from agentlightning.config.run import DEFAULT_STORE
 
     return given or os.environ.get("AGL_STORE") or DEFAULT_STORE
 

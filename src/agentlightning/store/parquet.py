@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import orjson
 
-from agentlightning.disk import PRIVATE_FILE
 from agentlightning.errors import MissingExtraError
-from agentlightning.types import Call
+from agentlightning.records import Call
+from agentlightning.runtime.disk import PRIVATE_FILE
 
 try:
     import pyarrow as pyarrow

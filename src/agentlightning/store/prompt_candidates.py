@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from agentlightning.errors import StoreError
+from agentlightning.records import JSON, Resource
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_rollouts
-from agentlightning.types import JSON, Resource
 
 CANDIDATES = "prompt:candidates"
 """Name of the resource; no template's, which has no colon."""

@@ -14,11 +14,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from agentlightning.errors import ConflictError, NotFoundError, StoreError
+from agentlightning.records import FINAL_STATES, Run, RunSize, Step
 from agentlightning.store.audit import Actor, acting_as
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.forks import CREDIT_FORK
 from agentlightning.store.scan import read_steps
-from agentlightning.types import FINAL_STATES, Run, RunSize, Step
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from agentlightning.errors import NotFoundError
+from agentlightning.records import Call, Metric, Reward, Rollout, Run, Span, Step
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.codec import portions
 from agentlightning.store.model_versions import ModelVersion, parse_reference
-from agentlightning.types import Call, Metric, Reward, Rollout, Run, Span, Step
 
 R = TypeVar("R", Call, Span, Reward)
 

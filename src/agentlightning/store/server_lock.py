@@ -14,8 +14,8 @@ import time
 from types import TracebackType
 from typing import Self
 
-from agentlightning.children import SERVER_END_S
 from agentlightning.errors import ConflictError, StoreError
+from agentlightning.runtime.children import SERVER_END_S
 from agentlightning.store.sqlite_file import sqlite_file
 
 PAUSE_S = 0.1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 
-from agentlightning.types import Claim, NewRollout, Reward
+from agentlightning.records import Claim, NewRollout, Reward
 
 HOLDER = "gateway"
 """Holds the leases of sessions, in the place of a worker."""

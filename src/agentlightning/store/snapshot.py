@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, assert_never
 
-from agentlightning.disk import PRIVATE_FILE, sync
 from agentlightning.errors import ConfigError, ConflictError, StoreError
+from agentlightning.runtime.disk import PRIVATE_FILE, sync
 from agentlightning.store.sqlite_file import sqlite_file
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def save(url: str, file: Path) -> None:
 
 def check_empty(url: str) -> None:
     """ConflictError where there is a store at the URL, or something else in its place."""
-    from agentlightning.config import without_password
+    from agentlightning.config.run import without_password
 
     kind = kind_of(url)
     place = without_password(url)

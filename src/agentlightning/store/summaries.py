@@ -17,9 +17,9 @@ from typing import Any, get_args
 import orjson
 
 from agentlightning.errors import InputError
+from agentlightning.records import JSON, Metric
 from agentlightning.store.codec import text
 from agentlightning.store.summary_types import Order, RolloutSummary, SeriesPoint, SummaryPage, SummaryQuery
-from agentlightning.types import JSON, Metric
 
 MAX_TITLE_CHARS = 100
 MAX_FAILURE_CHARS = 200

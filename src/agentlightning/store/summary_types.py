@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agentlightning.types import Mode, Outcome, RolloutState
+from agentlightning.records import Mode, Outcome, RolloutState
 
 Order = Literal["finished", "reward", "step", "turns", "sampled_tokens", "duration"]
 

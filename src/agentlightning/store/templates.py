@@ -14,9 +14,9 @@ from dataclasses import replace
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.prompts.rollout_prompts import NAME, RolloutPrompts
 from agentlightning.prompts.templates import Template, check_candidate
+from agentlightning.records import Resource, Rollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.scan import find_run
-from agentlightning.types import Resource, Rollout
 
 MAX_TEMPLATES = 1024
 """Versions kept by one reader; the ones that were not used for longest are read again when needed."""

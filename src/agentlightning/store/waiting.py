@@ -13,8 +13,20 @@ from typing import TypeVar
 
 import uuid_utils
 
-from agentlightning.background import BackgroundTasks
 from agentlightning.errors import InputError
+from agentlightning.records import (
+    JSON,
+    SESSION,
+    Claim,
+    Lease,
+    Metric,
+    NewRollout,
+    Resource,
+    Rollout,
+    RunSize,
+    WorkerStatus,
+)
+from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store import keys
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
@@ -32,18 +44,6 @@ from agentlightning.store.summaries import Place, check_points, check_query, pag
 from agentlightning.store.summary_types import RolloutSummary, SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole, check_token, hash_of, new_secret, new_token_id
 from agentlightning.store.where import Filter, parse
-from agentlightning.types import (
-    JSON,
-    SESSION,
-    Claim,
-    Lease,
-    Metric,
-    NewRollout,
-    Resource,
-    Rollout,
-    RunSize,
-    WorkerStatus,
-)
 
 R = TypeVar("R")
 

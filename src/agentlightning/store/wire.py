@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from agentlightning.errors import InputError
+from agentlightning.records import Call
 from agentlightning.store import codec
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Call
 
 CONTENT_TYPE = "application/msgpack"
 

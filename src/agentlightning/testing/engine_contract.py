@@ -34,7 +34,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentlightning.adapters.sequences import until_last_signal
-from agentlightning.config_engine import EngineConfig
+from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
 from agentlightning.engines.saved_folders import LEARNER_STATE, MANIFEST, damage
 from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentlightning.adapters.span_tree import SpanTree
+from agentlightning.records import Call, Span
 from agentlightning.store.base import LightningStore
 from agentlightning.store.scan import by_attempt
-from agentlightning.types import Call, Span
 
 
 async def named_calls(store: LightningStore, calls: Sequence[Call]) -> list[Call]:

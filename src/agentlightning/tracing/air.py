@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentlightning.adapters.trajectories import JUDGE
-from agentlightning.config_air import AirConfig, AirRuleConfig
+from agentlightning.config.air import AirConfig, AirRuleConfig
 from agentlightning.errors import AgentError, ConfigError, RewardError, boundary
+from agentlightning.records import Call, Reward, Span
 from agentlightning.store.base import reward_number
 from agentlightning.tracing.agent_names import name_calls
 from agentlightning.tracing.rules import BUILT_IN, Scores
 from agentlightning.tracing.tool_uses import CallStep, call_steps
-from agentlightning.types import Call, Reward, Span
 
 PREFIX = "air."
 """A rule's rewards have its name after this."""

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from agentlightning.records import JSON, Span
 from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.tracing import otlp
 from agentlightning.tracing.clocks import plain_times
 from agentlightning.tracing.frameworks import conventional
 from agentlightning.tracing.otlp import KINDS, STATUSES, OtlpSpan, plain
 from agentlightning.tracing.sanitize import MAX_BYTES, MAX_SPANS, SpanOwner, sanitize
-from agentlightning.types import JSON, Span
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

@@ -18,12 +18,12 @@ from urllib.parse import unquote
 
 import aiohttp
 
-from agentlightning.backoff import Backoff
-from agentlightning.disk import open_private
 from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.records import JSON, Rollout, Span
+from agentlightning.runtime.backoff import Backoff
+from agentlightning.runtime.disk import open_private
 from agentlightning.store.base import LightningStore
 from agentlightning.tracing.rollout_trace import trace_of
-from agentlightning.types import JSON, Rollout, Span
 
 ROLLOUTS_PER_BATCH = 16
 """Rollouts that are read and sent at a time."""

@@ -21,7 +21,7 @@ import orjson
 
 from agentlightning.adapters.semantics import first_text, graph_node
 from agentlightning.errors import ConfigError, boundary
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 _NAMED: ContextVar[str] = ContextVar("agentlightning_agent")
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import orjson
 
 from agentlightning.errors import InputError
-from agentlightning.types import JSON, SpanKind, SpanStatus
+from agentlightning.records import JSON, SpanKind, SpanStatus
 
 K = TypeVar("K")
 

@@ -16,6 +16,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from agentlightning.errors import InputError, MissingExtraError
+from agentlightning.records import JSON, Span
 from agentlightning.tracing.otlp import (
     KINDS,
     STATUSES,
@@ -29,7 +30,6 @@ from agentlightning.tracing.otlp import (
     number,
     too_many,
 )
-from agentlightning.types import JSON, Span
 
 try:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (

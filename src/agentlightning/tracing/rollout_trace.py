@@ -20,9 +20,9 @@ from typing import Any
 
 import orjson
 
+from agentlightning.records import ABANDONED, JSON, Call, Reward, Rollout, Span
 from agentlightning.rendering.call_chain import call_chain, chain_prompt, chain_tools
 from agentlightning.tracing.otlp import hex_of
-from agentlightning.types import ABANDONED, JSON, Call, Reward, Rollout, Span
 
 
 def trace_of(rollout: Rollout, calls: Sequence[Call], spans: Iterable[Span], rewards: Iterable[Reward]) -> list[Span]:

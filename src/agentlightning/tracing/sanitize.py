@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from agentlightning.records import JSON, Span
 from agentlightning.store.gateway_events import (
     BROKEN_SPANS,
     FILE_DELETED,
@@ -39,7 +40,6 @@ from agentlightning.store.gateway_events import (
 )
 from agentlightning.tracing.clocks import MAX_TIME_NS, Clocks, Times, plain_times
 from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan
-from agentlightning.types import JSON, Span
 
 MAX_SPANS = 10_000
 """Spans of an attempt."""

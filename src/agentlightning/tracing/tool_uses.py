@@ -17,8 +17,8 @@ from typing import Any
 import orjson
 
 from agentlightning.adapters.semantics import ToolUse, tool_use
+from agentlightning.records import ABANDONED, JSON, Call, Span
 from agentlightning.rendering.call_chain import call_chain, chain_tools
-from agentlightning.types import ABANDONED, JSON, Call, Span
 
 FAILED = re.compile(
     r"\s*(?:[\w.]*(?:error|exception)\s*(?:[:(\[\n]|\Z)|traceback \(most recent call last\)|an error occurred\b"

@@ -20,9 +20,9 @@ import orjson
 from agentlightning.adapters.episodes import FORMATS, Episode, episode_of_spans, episodes_of_row
 from agentlightning.adapters.sdk_spans import is_sdk_span, sdk_span
 from agentlightning.errors import DataError
+from agentlightning.records import Span
 from agentlightning.tracing.otlp import from_object
 from agentlightning.tracing.sanitize import sanitize_request
-from agentlightning.types import Span
 
 OTLP = ("resourceSpans", "scopeSpans")
 

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import orjson
 
-from agentlightning.disk import close_to_others, make_private_folder, open_private, sync
 from agentlightning.engines.saved_folders import MANIFEST, damage, seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
+from agentlightning.records import JSON
+from agentlightning.runtime.disk import close_to_others, make_private_folder, open_private, sync
 from agentlightning.store import snapshot
 from agentlightning.store.base import LightningStore
 from agentlightning.store.doctor import examine
@@ -31,7 +32,6 @@ from agentlightning.store.server_lock import ServerLock
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_damage
 from agentlightning.trainer.checkpoint_files import local_folder
 from agentlightning.trainer.run_lease import LEASE
-from agentlightning.types import JSON
 
 ABOUT = "backup.json"
 FORMAT = 1

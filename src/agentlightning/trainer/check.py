@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from agentlightning.config import Config
+from agentlightning.config.run import Config
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NoCallsError
+from agentlightning.records import Attempt, Call, RetryPolicy, Reward, Rollout
 from agentlightning.store.feedback import read_feedback
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
@@ -18,7 +19,6 @@ from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.schedules import algorithms_of
 from agentlightning.trainer.serving import CHECK, rollouts_of, serve_model
-from agentlightning.types import Attempt, Call, RetryPolicy, Reward, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import orjson
 
-from agentlightning.config import DEFAULT_STORE, Config, config_text, parse_config
-from agentlightning.disk import close_to_others, file_hash, make_private_folder, open_private, sync
+from agentlightning.config.run import DEFAULT_STORE, Config, config_text, parse_config
 from agentlightning.engines.saved_folders import LEARNER_STATE, copy_weights, damage, restore_replaced
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
+from agentlightning.records import JSON
+from agentlightning.runtime.disk import close_to_others, file_hash, make_private_folder, open_private, sync
 from agentlightning.store.former_names import upgraded_config, upgraded_kind, upgraded_row
-from agentlightning.types import JSON
 
 RESUMED = "resumed"
 """Kind of the row in metrics.jsonl that says from which step's checkpoint the run went on."""

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agentlightning.config import TrainerConfig
-from agentlightning.disk import file_hash, sync
+from agentlightning.config.run import TrainerConfig
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.saved_folders import MANIFEST, damage, seal
 from agentlightning.engines.url_folder import UrlFolder
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
+from agentlightning.records import Checkpoint
+from agentlightning.runtime.disk import file_hash, sync
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_damage, checkpoint_folders
-from agentlightning.types import Checkpoint
 
 HASH = "#sha256="
 """Separates the URL of a checkpoint from the hash of its manifest, in the store."""

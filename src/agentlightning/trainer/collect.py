@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from agentlightning.errors import NoCallsError
+from agentlightning.records import FINAL_STATES, NewRollout, Rollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import NO_CALLS
-from agentlightning.types import FINAL_STATES, NewRollout, Rollout
 
 ENQUEUE_BATCH = 2048
 PROGRESS_SHARES = 20

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentlightning.children import listen, start_child, stop_child
 from agentlightning.errors import MissingExtraError
+from agentlightning.runtime.children import listen, start_child, stop_child
 
 END_S = 5.0
 """Seconds that it gets to end: nothing is lost with it."""

@@ -14,8 +14,8 @@ from itertools import count
 from typing import Literal
 
 from agentlightning.errors import AgentError
+from agentlightning.records import JSON, NewRollout, RetryPolicy, Rollout, Sampling
 from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded, nothing_to_learn
-from agentlightning.types import JSON, NewRollout, RetryPolicy, Rollout, Sampling
 
 Kind = Literal["greedy", "sampled", "as_asked"]
 TEMPERATURES: dict[Kind, float] = {"greedy": 0.0, "sampled": 1.0}

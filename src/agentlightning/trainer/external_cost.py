@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from agentlightning.config_external import ExternalModelConfig, find_external
-from agentlightning.types import Call
+from agentlightning.config.external import ExternalModelConfig, find_external
+from agentlightning.records import Call
 
 
 def used_tokens(call: Call) -> tuple[int, int]:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import orjson
 
-from agentlightning.config import Config, run_record
-from agentlightning.config_file import named_files
-from agentlightning.disk import file_hash
-from agentlightning.types import JSON
+from agentlightning.config.file import named_files
+from agentlightning.config.run import Config, run_record
+from agentlightning.records import JSON
+from agentlightning.runtime.disk import file_hash
 
 FINGERPRINT = "fingerprint"
 """Its name in a run's summary."""

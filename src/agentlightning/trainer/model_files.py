@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from agentlightning.disk import file_hash, make_private_folder
 from agentlightning.engines.saved_folders import MANIFEST, damage
 from agentlightning.engines.url_folder import UrlFolder
 from agentlightning.errors import NotFoundError
+from agentlightning.runtime.disk import file_hash, make_private_folder
 from agentlightning.store.model_versions import ModelVersion
 
 FETCHED = "models"

@@ -13,10 +13,10 @@ from typing import Literal, assert_never
 
 import orjson
 
-from agentlightning.config import Config
-from agentlightning.disk import make_private_folder
+from agentlightning.config.run import Config
 from agentlightning.engines.saved_folders import MANIFEST
 from agentlightning.errors import ConfigError, StoreError
+from agentlightning.runtime.disk import make_private_folder
 from agentlightning.store.model_versions import ModelVersion, is_reference
 from agentlightning.store.open import existing_store
 from agentlightning.store.scan import find_model_version

@@ -17,12 +17,12 @@ from agentlightning.algorithms.combinations import loss_aggregation
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.prompts.search import PromptAlgorithm
-from agentlightning.config import Config, TrainerConfig, parse_settings
-from agentlightning.config_policies import trained_policies
+from agentlightning.config.policies import trained_policies
+from agentlightning.config.run import Config, TrainerConfig, parse_settings
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.errors import ConfigError
+from agentlightning.records import JSON, Resource
 from agentlightning.store.base import LightningStore
-from agentlightning.types import JSON, Resource
 
 PART_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -16,12 +16,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from agentlightning.background import BackgroundTasks
-from agentlightning.config import Config, run_record
-from agentlightning.config_engine import EngineConfig
-from agentlightning.config_external import secret_variables
-from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig
-from agentlightning.config_prompts import CONFIG_SOURCE
+from agentlightning.config.engine import EngineConfig
+from agentlightning.config.external import secret_variables
+from agentlightning.config.limits import LIMITS_RESOURCE, LimitsConfig
+from agentlightning.config.prompts import CONFIG_SOURCE
+from agentlightning.config.run import Config, run_record
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
 from agentlightning.engines.models import check_model, find_model
 from agentlightning.engines.policies import PolicyEngines
@@ -29,8 +28,11 @@ from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError, RunTakenError
 from agentlightning.gateway.external_keys import host_of
+from agentlightning.records import JSON, Resource, RunState
 from agentlightning.runner.command import split_command
 from agentlightning.runner.sandbox.sandbox import Sandbox, store_folders
+from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.runtime.watchdog import HangLimits, Watchdog
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.instrumentations import find as find_instrumentations
@@ -40,8 +42,6 @@ from agentlightning.trainer.monitor.worker_absence import WorkerAbsence
 from agentlightning.trainer.policies import opponent_configs, policy_configs
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.supervisor import Supervisor
-from agentlightning.types import JSON, Resource, RunState
-from agentlightning.watchdog import HangLimits, Watchdog
 
 T = TypeVar("T")
 WORKERS = "workers of the trainer"

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import orjson
 
-from agentlightning.config import Config
-from agentlightning.disk import file_hash
+from agentlightning.config.run import Config
 from agentlightning.engines.saved_folders import LEARNER_FOLDER, LEARNER_STATE, MANIFEST
+from agentlightning.records import JSON, Checkpoint
+from agentlightning.runtime.disk import file_hash
 from agentlightning.store.base import LightningStore
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders
 from agentlightning.trainer.checkpoint_files import HASH, local_folder
 from agentlightning.trainer.evaluate import TEMPERATURES
 from agentlightning.trainer.fingerprint import Fingerprint
-from agentlightning.types import JSON, Checkpoint
 
 ADAPTER = "adapter"
 """Folder of the low-rank adapter inside a saved policy, where one was trained."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from agentlightning.config import Config, parse_config, run_record
+from agentlightning.config.run import Config, parse_config, run_record
+from agentlightning.records import Run
 from agentlightning.store.former_names import upgraded_config
 from agentlightning.store.open import existing_store
 from agentlightning.store.scan import find_run
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.interrupts import run_interruptible
-from agentlightning.types import Run
 
 
 def run_config(folder: RunFolder, store: str | None = None) -> Config:

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from agentlightning.errors import ConflictError, NotFoundError, RunTakenError, StoreError
+from agentlightning.records import JSON, Run, RunState
 from agentlightning.store.base import LightningStore
 from agentlightning.store.scan import find_run
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.types import JSON, Run, RunState
 
 T = TypeVar("T")
 

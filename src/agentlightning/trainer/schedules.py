@@ -14,7 +14,7 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.prompts.search import PromptAlgorithm
 from agentlightning.algorithms.selection import selection
-from agentlightning.config import Config
+from agentlightning.config.run import Config
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import ConfigError

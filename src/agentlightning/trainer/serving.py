@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from agentlightning.config import Config, run_record
+from agentlightning.config.run import Config, run_record
 from agentlightning.errors import ConflictError
+from agentlightning.records import JSON, Mode, NewRollout, RetryPolicy, Rollout, Run, Sampling
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
 from agentlightning.trainer.checkpoint import RunFolder
@@ -20,7 +21,6 @@ from agentlightning.trainer.monitor.trace_export import TraceExport
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
-from agentlightning.types import JSON, Mode, NewRollout, RetryPolicy, Rollout, Run, Sampling
 
 CHECK = "check"
 """The name of a check's run, which lists leave out."""

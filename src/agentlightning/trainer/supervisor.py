@@ -22,10 +22,10 @@ from pathlib import Path
 
 import aiohttp
 
-from agentlightning.children import SERVER_END_S, listen, stop_child
 from agentlightning.errors import AgentError, AgentLightningError, GatewayError, InputError
+from agentlightning.runtime.children import SERVER_END_S, listen, stop_child
+from agentlightning.runtime.watchdog import Watchdog
 from agentlightning.store.server_keys import client_key
-from agentlightning.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 

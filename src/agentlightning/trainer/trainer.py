@@ -16,10 +16,11 @@ import orjson
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.config import Config, parse_config
-from agentlightning.config_agent import RewardConfig
-from agentlightning.config_base import Table
+from agentlightning.config.agent import RewardConfig
+from agentlightning.config.base import Table
+from agentlightning.config.run import Config, parse_config
 from agentlightning.errors import ConfigError
+from agentlightning.records import JSON
 from agentlightning.runner.user_code import agent_spec
 from agentlightning.store.open import store_url
 from agentlightning.trainer.check import CheckResult, check_agent, evaluate_model
@@ -33,7 +34,6 @@ from agentlightning.trainer.policies import with_models
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.run_config import run_config
 from agentlightning.trainer.training import Training, TrainResult, new_run_id
-from agentlightning.types import JSON
 
 Code = Callable[..., Any] | str
 """A callable, or where it is: ``file.py:name``, ``package.module:name``."""

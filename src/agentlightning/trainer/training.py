@@ -18,12 +18,13 @@ from uuid import uuid4
 
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.prompts.search import PromptAlgorithm
-from agentlightning.config import Config, run_record, without_password
-from agentlightning.config_external import secret_variables
-from agentlightning.config_file import named_files
+from agentlightning.config.external import secret_variables
+from agentlightning.config.file import named_files
+from agentlightning.config.run import Config, run_record, without_password
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, InputError, NotFoundError
+from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders
 from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_checkpoint
@@ -56,7 +57,6 @@ from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.rl.opponents import Opponents
 from agentlightning.trainer.run_lease import RunLease
 from agentlightning.trainer.schedules import check_joint_rows, needs_of, online_algorithms, schedules_of
-from agentlightning.types import JSON
 
 MakeLoop = Callable[[Processes], RLLoop | OfflineLoop]
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-from agentlightning.config import Config
+from agentlightning.config.run import Config
 from agentlightning.engines.base import Engine, Metrics
 from agentlightning.errors import LearnerLostError
+from agentlightning.records import JSON, Resource, RetryPolicy, Rollout, Step
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.checkpoint_files import last_checkpoint, load_checkpoint, save_checkpoint
@@ -28,7 +29,6 @@ from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.registration import Registrar
-from agentlightning.types import JSON, Resource, RetryPolicy, Rollout, Step
 
 MAX_LEARNERS_LOST = 3
 """Learners lost in a row, without a step that was never reached before, after which it is no accident."""

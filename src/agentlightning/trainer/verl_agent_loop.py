@@ -30,11 +30,12 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from agentlightning.adapters.sequences import merge
 from agentlightning.adapters.trajectories import trajectories
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.engines.models import find_model
 from agentlightning.engines.sampler_address import SamplerAddress
 from agentlightning.engines.verl.sampler_app import create_app
 from agentlightning.errors import ConfigError, EngineError
+from agentlightning.records import JSON, Mode, NewRollout, RetryPolicy, Sampling
 from agentlightning.rendering.model_folder import end_ids
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import RolloutCollector
@@ -44,7 +45,6 @@ from agentlightning.trainer.rl.step_inputs import read_inputs, with_failures
 from agentlightning.trainer.serving import serve_model
 from agentlightning.trainer.training import new_run_id
 from agentlightning.training_types import TrainingSequence, Trajectory
-from agentlightning.types import JSON, Mode, NewRollout, RetryPolicy, Sampling
 
 TABLE = "agentlightning"
 """Table of verl's configuration that has our settings."""

@@ -10,8 +10,8 @@ from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.credit.judge import JudgeReply, judge_groups, read_scores
 from agentlightning.errors import ConfigError, RewardError
+from agentlightning.records import JSON
 from agentlightning.training_types import Trajectory
-from agentlightning.types import JSON
 
 
 class Judge:

@@ -14,7 +14,7 @@ from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.credit.judge import JudgeReply, read_scores
 from agentlightning.algorithms.credit.rubric import rubric, score_calls
 from agentlightning.errors import ConfigError
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 GROUP = [trajectory("a", 1.0, "zx"), trajectory("b", 0.0, "zy"), trajectory("c", 0.0, "zy"), trajectory("d", 0.0, "x")]
 

@@ -16,8 +16,8 @@ from external_server import ExternalServer
 from gateway_house import House, path
 
 from agentlightning.adapters.trajectories import trajectories
+from agentlightning.records import Call, Claim
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Call, Claim
 
 WEATHER = ("weather", '{"city": "Oslo"}')
 TOOL = {"name": "weather", "description": "", "parameters": {"type": "object", "properties": {}}}

@@ -14,7 +14,7 @@ from external_house import HI, failures, judge, post, recorded, serve
 from external_server import ExternalServer, sse
 from gateway_house import House, path
 
-from agentlightning.types import Claim
+from agentlightning.records import Claim
 
 # --- when the external model fails --------------------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ import pytest
 from external_server import ExternalServer
 from gateway_house import SERVER_KEY, House, path
 
-from agentlightning.config import parse_settings
-from agentlightning.config_external import ExternalModelConfig
+from agentlightning.config.external import ExternalModelConfig
+from agentlightning.config.run import parse_settings
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.external_keys import ExternalKeys, external_keys, host_of, pairs_of, read_file
-from agentlightning.types import Resource
+from agentlightning.records import Resource
 
 ASKED: Any = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}
 

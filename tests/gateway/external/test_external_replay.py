@@ -10,8 +10,8 @@ from external_server import ExternalServer
 from gateway_house import LEASE_S, House, path
 
 from agentlightning.gateway.app import App
+from agentlightning.records import Call, Claim, Finish, WorkerStatus
 from agentlightning.store.forks import new_forks, replayable, replayable_external
-from agentlightning.types import Call, Claim, Finish, WorkerStatus
 
 TOPICS = ["the weather", "the time", "the traffic"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from external_server import ExternalServer
 
+from agentlightning.records import Call, Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
-from agentlightning.types import Call, Rollout
 
 CONFIG = """
 [model]

@@ -10,13 +10,13 @@ from external_house import serve
 from external_server import ExternalServer
 from gateway_house import House
 
-from agentlightning.config_external import ExternalModelConfig
+from agentlightning.config.external import ExternalModelConfig
 from agentlightning.errors import EngineError
+from agentlightning.records import Finish, NewRollout, RetryPolicy
 from agentlightning.runner.attempt import status_here
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress
-from agentlightning.types import Finish, NewRollout, RetryPolicy
 
 
 @pytest.fixture

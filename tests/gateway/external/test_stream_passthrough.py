@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agentlightning.errors import EngineError
 from agentlightning.gateway.external.stream_passthrough import StreamPassthrough
 from agentlightning.protocols.sse import MAX_EVENT_BYTES
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 WORDS = [b'data: {"choices": [{"index": 0, "delta": {"content": "%d"}}]}\n\n' % number for number in range(3)]
 END = [

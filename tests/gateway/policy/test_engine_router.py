@@ -17,7 +17,7 @@ from agentlightning.errors import EngineError
 from agentlightning.gateway.policy.balancer import SLACK, Balancer
 from agentlightning.gateway.policy.engine_client import SampledTokens, body, read_answer
 from agentlightning.gateway.policy.pause import pause, resume
-from agentlightning.types import Sampling, VersionSpan
+from agentlightning.records import Sampling, VersionSpan
 
 HI: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 A, B = "http://a", "http://b"

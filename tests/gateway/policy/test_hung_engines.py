@@ -14,11 +14,11 @@ import orjson
 from gateway_house import House, path
 from scripted_engine import ScriptedEngine
 
-from agentlightning.background import BackgroundTasks
 from agentlightning.gateway.app import App
 from agentlightning.gateway.policy.balancer import Balancer
 from agentlightning.gateway.policy.engine_health import EngineHealth, ProbeSettings
-from agentlightning.types import Claim
+from agentlightning.records import Claim
+from agentlightning.runtime.background import BackgroundTasks
 
 HI: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 DEADLINE_S = 90.0

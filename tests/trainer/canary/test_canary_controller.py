@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 import pytest
 from uuid_utils import uuid7
 
-from agentlightning.config_canary import CanaryConfig
-from agentlightning.config_serve import ROUTES_RESOURCE, RoutesConfig
+from agentlightning.config.canary import CanaryConfig
+from agentlightning.config.serve import ROUTES_RESOURCE, RoutesConfig
 from agentlightning.gateway.sessions.routes import choose_version
+from agentlightning.records import JSON, SESSION, Finish, NewRollout, Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.open import open_store
 from agentlightning.trainer.canary.controller import CanaryController, CanaryTrial, put_routes, read_figures, read_trial
-from agentlightning.types import JSON, SESSION, Finish, NewRollout, Reward
 
 RULE = CanaryConfig(reward_margin=0.2, error_margin=None, alpha=0.05, min_sessions=10, max_sessions=60)
 CANARY = RoutesConfig(stable=40, canary=50, weight=0.5, rule=RULE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.config_canary import CanaryConfig, Measure
+from agentlightning.config.canary import CanaryConfig, Measure
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.canary.rule import CanaryRule, Verdict
 

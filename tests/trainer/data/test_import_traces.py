@@ -14,12 +14,12 @@ from agentlightning.algorithms.preference import DPO, KTO
 from agentlightning.algorithms.supervised import RFT, SFT, Distill
 from agentlightning.demo import tiny_model
 from agentlightning.errors import ConfigError, DataError
+from agentlightning.records import Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.import_traces import IMPORTED, TraceImport
 from agentlightning.trainer.offline.dataset import OfflineDataset
-from agentlightning.types import Reward
 
 ASK = {"role": "user", "content": "Where does Ana live?"}
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from agentlightning.adapters.trajectories import named_rewards, trajectories
 from agentlightning.errors import NotFoundError
+from agentlightning.records import Finish, NewRollout, RetryPolicy, Reward, Rollout, Sampling, WorkerStatus
 from agentlightning.runner.scoring import FunctionScorer, Score, read_score
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.data.import_traces import TraceImport
 from agentlightning.trainer.data.rescore import RescoredRollout, Rescoring, compare
-from agentlightning.types import Finish, NewRollout, RetryPolicy, Reward, Rollout, Sampling, WorkerStatus
 
 REWARDS = (0.0, 1.0, 1.0, 0.5)
 

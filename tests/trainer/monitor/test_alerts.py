@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from notes import Notes
 from pydantic import ValidationError
 
-from agentlightning.config_alerts import AlertRuleConfig, AlertsConfig
-from agentlightning.config_external import secret_variables
+from agentlightning.config.alerts import AlertRuleConfig, AlertsConfig
+from agentlightning.config.external import secret_variables
 from agentlightning.errors import ConfigError, InputError, StoreError
+from agentlightning.records import NewRollout
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.alert_rules import LOAD_CHECKS, Load, alert_checks, load_alarms
@@ -35,7 +36,6 @@ from agentlightning.trainer.monitor.alert_state import (
 from agentlightning.trainer.monitor.health_checks import Alarm, History
 from agentlightning.trainer.monitor.load_watch import LoadWatch
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
-from agentlightning.types import NewRollout
 
 LOW = {"low": AlertRuleConfig(metric="train/reward_mean", below=0.5, steps=2)}
 ALARM = Alarm("no_signal", "nothing can be learned")

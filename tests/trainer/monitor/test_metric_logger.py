@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from notes import Notes
 
-from agentlightning.config import parse_config
+from agentlightning.config.run import parse_config
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
 from agentlightning.errors import NotFoundError
+from agentlightning.records import Finish, NewRollout, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.tracing.protobuf import write_response
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.trace_export import TraceExport
-from agentlightning.types import Finish, NewRollout, WorkerStatus
 
 
 @dataclass

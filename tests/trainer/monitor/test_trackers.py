@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.errors import MissingExtraError
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.metric_logger import TrackerProcesses

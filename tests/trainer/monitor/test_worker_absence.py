@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from agentlightning.records import NewRollout, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.monitor.worker_absence import WorkerAbsence
-from agentlightning.types import NewRollout, WorkerStatus
 
 Minute = Callable[[], Awaitable[None]]
 

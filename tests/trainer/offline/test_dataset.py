@@ -11,11 +11,11 @@ from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.preference import DPO
 from agentlightning.algorithms.supervised import RFT, SFT, Distill
 from agentlightning.errors import ConfigError, DataError, NotFoundError
+from agentlightning.records import NewRollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.offline.dataset import EXAMPLES, max_row_tokens
-from agentlightning.types import NewRollout
 
 
 @pytest.fixture

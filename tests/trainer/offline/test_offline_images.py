@@ -17,10 +17,10 @@ from agentlightning.algorithms.supervised import SFT
 from agentlightning.demo import tiny_model, tiny_vision
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.records import ImageSpan
 from agentlightning.rendering.images import ImageProcessor
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
-from agentlightning.types import ImageSpan
 
 
 class SightedEngine(ComparingEngine):

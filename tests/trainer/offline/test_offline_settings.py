@@ -7,7 +7,7 @@ from record_doubles import config
 
 from agentlightning.algorithms.preference import DPO, KTO
 from agentlightning.algorithms.supervised import RFT, SFT, Distill
-from agentlightning.config import parse_config, run_record
+from agentlightning.config.run import parse_config, run_record
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.trainer.offline.settings import OFFLINE_ALGORITHMS, check_offline, inherited, offline_algorithm

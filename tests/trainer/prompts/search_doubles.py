@@ -22,8 +22,9 @@ from agentlightning.algorithms.prompts.search import (
     SearchResult,
     SearchRun,
 )
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.errors import BudgetSpentError, InputError
+from agentlightning.records import Call, Claim, Resource, Rollout, Sampling, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import RolloutCollector
@@ -34,7 +35,6 @@ from agentlightning.trainer.prompts.budget import Budget
 from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress
 from agentlightning.trainer.prompts.store_search import StoreSearch
-from agentlightning.types import Call, Claim, Resource, Rollout, Sampling, WorkerStatus
 
 GOOD = ("verify", "cite", "plan")
 WORDS = ("verify", "hurry", "cite", "plan", "guess")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
-from agentlightning.config import parse_config
+from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.offline.settings import algorithm_class
 from agentlightning.trainer.prompts.optimization import load_splits

@@ -13,6 +13,7 @@ from agentlightning.algorithms.prompts.random_search import RandomSearch
 from agentlightning.algorithms.prompts.search import ScoreRequest, SearchResult
 from agentlightning.errors import AgentError, BudgetSpentError, EngineError, InputError
 from agentlightning.prompts.templates import Template
+from agentlightning.records import Finish, NewRollout, Rollout
 from agentlightning.runner.attempt import status_here
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
@@ -20,7 +21,6 @@ from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.templates import add_version, promote_candidate
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.prompts.prompt_steps import searched
-from agentlightning.types import Finish, NewRollout, Rollout
 
 BEST = f"{START} verify cite plan"
 

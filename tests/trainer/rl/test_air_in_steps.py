@@ -13,8 +13,9 @@ from test_policy_update import TalkingEngine, config, trajectory
 from agentlightning.adapters.trajectories import JUDGE, trajectories
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.rewards import RewardPolicy, without_air
-from agentlightning.config import Config
+from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError
+from agentlightning.records import Call, Consumed, Reward, Rollout, Sampling, Step
 from agentlightning.trainer.data.air_report import AirTally, within_groups
 from agentlightning.trainer.monitor.metrics import group_of, in_order
 from agentlightning.trainer.policies import TrainedPolicy
@@ -23,7 +24,6 @@ from agentlightning.trainer.rl.air_metrics import air_effect, check_air
 from agentlightning.trainer.rl.step_planner import StepPlanner
 from agentlightning.trainer.schedules import algorithms_of
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Call, Consumed, Reward, Rollout, Sampling, Step
 
 RULES = {"tool_error": -0.5, "tool_success": 0.25}
 STEPS = LightningRL(credit="step_rewards", minibatches=1)

@@ -21,14 +21,14 @@ from loop_doubles import (
 )
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config import parse_config
+from agentlightning.config.run import parse_config
 from agentlightning.errors import AgentError, ConfigError, LearnerLostError
+from agentlightning.records import Claim, NewRollout, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.progress import Silent
 from agentlightning.training_types import Loss
-from agentlightning.types import Claim, NewRollout, Resource, Rollout
 
 SIZE = TASKS * GROUP
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from agentlightning.records import Finish, NewRollout, Span, WorkerStatus
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.load_trajectories import broken_spans
-from agentlightning.types import Finish, NewRollout, Span, WorkerStatus
 
 
 async def test_causes_are_summed_over_the_rollouts_of_a_step() -> None:

@@ -16,12 +16,12 @@ from loop_doubles import answer
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit.state_graph import StateGraph
 from agentlightning.errors import ConfigError, EngineError
+from agentlightning.records import Consumed, NewRollout, Resource, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.credit_inputs import CreditInputReader, check_credit_inputs
 from agentlightning.trainer.rl.graph_files import GraphFiles
 from agentlightning.training_types import Trajectory, Transition
-from agentlightning.types import Consumed, NewRollout, Resource, WorkerStatus
 
 JUDGE = {"url": "https://judge.test/v1", "model": "wise", "key_env": "JUDGE_KEY"}
 

@@ -14,13 +14,13 @@ from loop_doubles import Countdown, Crash, Crashing, RememberingEngine, agents, 
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.lightning_rl import UpdatePlan
-from agentlightning.config import MonitorConfig
+from agentlightning.config.run import MonitorConfig
+from agentlightning.records import CallCredit
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.credit_record import TrainedCall, call_credits, clip_share
 from agentlightning.trainer.rl.policy_update import RowNumbers, named_rows
 from agentlightning.training_types import Loss, TokenNumbers, Trajectory, Transition
-from agentlightning.types import CallCredit
 
 LOSS = Loss(clip_low=0.2, clip_high=0.28)
 

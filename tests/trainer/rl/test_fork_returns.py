@@ -15,12 +15,12 @@ from loop_doubles import EVERY, GROUP, STEPS, TASKS, Countdown, Crash, Crashing,
 
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.records import Claim, NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.rl.fork_returns import ForkReturns, ForkSampler
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Claim, NewRollout, Resource, Rollout, WorkerStatus
 
 CALLS, FORKS = 2, 2
 FORKED = LightningRL(

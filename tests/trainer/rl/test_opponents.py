@@ -10,10 +10,11 @@ import pytest
 from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config import Config, parse_config
-from agentlightning.config_policies import PolicyConfig
+from agentlightning.config.policies import PolicyConfig
+from agentlightning.config.run import Config, parse_config
 from agentlightning.engines.policies import PolicyEngines
 from agentlightning.errors import ConfigError
+from agentlightning.records import Checkpoint, Resource, VersionSpan
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
@@ -23,7 +24,6 @@ from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.rl.opponents import Opponents
 from agentlightning.trainer.rl.staleness import PublishedVersions, Staleness
 from agentlightning.training_types import Trajectory, Transition
-from agentlightning.types import Checkpoint, Resource, VersionSpan
 
 LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:play"}, "data": {"train": "tasks.jsonl"}}
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.critic import Critic
-from agentlightning.config import Config, parse_config
+from agentlightning.config.run import Config, parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.check import check_agent
 from agentlightning.trainer.checkpoint import RunFolder

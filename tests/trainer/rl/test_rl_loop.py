@@ -14,10 +14,10 @@ from loop_doubles import EVERY, GROUP, STEPS, TASKS, Countdown, Crash, Crashing,
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.errors import AgentError, ConflictError, LearnerLostError, NoCallsError
+from agentlightning.records import Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.loop import RLLoop
-from agentlightning.types import Reward
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from record_doubles import ComparingEngine
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.prompts.random_search import RandomSearch
 from agentlightning.algorithms.supervised import SFT
-from agentlightning.config import parse_config
+from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore

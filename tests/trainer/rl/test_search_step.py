@@ -10,6 +10,7 @@ import pytest
 from loop_doubles import STEPS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
 
 from agentlightning.algorithms.prompts.random_search import RandomSearch
+from agentlightning.records import NewRollout, Rollout, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.prompt_candidates import shared_group_id
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -17,7 +18,6 @@ from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.policies import ScheduledAlgorithm
 from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.training_loop import SearchedStep
-from agentlightning.types import NewRollout, Rollout, WorkerStatus
 
 SEARCHED = 2
 

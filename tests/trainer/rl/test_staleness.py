@@ -1,8 +1,8 @@
 """How old a rollout is, in training steps, whatever the numbers of its policy versions."""
 
+from agentlightning.records import Resource, VersionSpan
 from agentlightning.trainer.rl.staleness import PublishedVersions, Staleness
 from agentlightning.training_types import Trajectory, Transition
-from agentlightning.types import Resource, VersionSpan
 
 
 def weights(*steps: int) -> PublishedVersions:

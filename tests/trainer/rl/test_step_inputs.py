@@ -10,10 +10,10 @@ from record_doubles import record
 
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.errors import ConflictError
+from agentlightning.records import Call, Reward, Rollout, Span
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.step_inputs import read_inputs
-from agentlightning.types import Call, Reward, Rollout, Span
 
 
 @pytest.fixture

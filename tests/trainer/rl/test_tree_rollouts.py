@@ -13,15 +13,15 @@ from loop_doubles import EVERY, STEPS, TASKS, Countdown, Crash, Crashing, Rememb
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.rollout_tree import RolloutTree
-from agentlightning.config import parse_config
+from agentlightning.config.run import parse_config
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import ConfigError
+from agentlightning.records import NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.tree_rollouts import TreeSampler
 from agentlightning.trainer.schedules import schedules_of
 from agentlightning.training_types import Loss, TrainingSequence
-from agentlightning.types import NewRollout, Resource, Rollout, WorkerStatus
 
 CALLS, SIZE, BRANCHES = 3, 6, 1
 FORM = RolloutTree(roots=2, rounds=2)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agentlightning.config import parse_config
-from agentlightning.config_external import ExternalModelConfig
+from agentlightning.config.external import ExternalModelConfig
+from agentlightning.config.run import parse_config
+from agentlightning.records import Call, RetryPolicy, Rollout, Sampling
 from agentlightning.trainer.rl.utilisation import S, Slots, TimeTally, covered, slots_of
-from agentlightning.types import Call, RetryPolicy, Rollout, Sampling
 
 ALL_KNOWN = Slots(workers=4, sampler=8)
 

@@ -22,7 +22,7 @@ from agentlightning.algorithms.credit.rubric import rubric
 from agentlightning.algorithms.credit.rule import SIGNATURES, Credit, Evidence, Rule, credit_rule
 from agentlightning.algorithms.credit.step_rewards import step_rewards
 from agentlightning.algorithms.credit.tree import tree
-from agentlightning.code_loader import check_signature, load_plugin, path_of_code
+from agentlightning.runtime.code_loader import check_signature, load_plugin, path_of_code
 
 __all__ = ["CREDIT", "Credit", "Evidence", "Rule", "credit_rule", "find_rule", "path_of"]
 

@@ -23,9 +23,9 @@ from pydantic import Field
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.errors import ConfigError
 from agentlightning.prefill import with_completion
+from agentlightning.records import JSON
 from agentlightning.runner.chat_endpoint import JudgeReply, is_score, json_lines, values_of
 from agentlightning.training_types import Trajectory
-from agentlightning.types import JSON
 
 INSTRUCTIONS = (
     "You compare several attempts at the same task. Score each from 0 (worst) to 1 (best) by how well it reaches the "

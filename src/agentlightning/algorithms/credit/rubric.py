@@ -23,9 +23,9 @@ from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.algorithms.settings import UnitInterval
 from agentlightning.errors import ConfigError
 from agentlightning.prefill import with_completion
+from agentlightning.records import JSON
 from agentlightning.runner.chat_endpoint import json_lines
 from agentlightning.training_types import Trajectory
-from agentlightning.types import JSON
 
 RUBRIC = (
     "Did the call bring the attempt nearer to the task's goal, or further away? Did it find out, use or miss what the "

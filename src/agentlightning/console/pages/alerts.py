@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, first, run_link, table, when
 from agentlightning.console.reader import MAX_RUNS, Reader
+from agentlightning.records import Run
 from agentlightning.trainer.monitor.alert_state import ShownAlert, active_alarms, history, shown_alerts
-from agentlightning.types import Run
 
 
 async def alerts_page(reader: Reader, query: Query) -> Html:

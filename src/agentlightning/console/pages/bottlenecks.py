@@ -11,7 +11,7 @@ from agentlightning.console.markup import Html, element, join
 from agentlightning.console.pages.choose import chosen_run
 from agentlightning.console.parts import Query, number, run_link, shown, table
 from agentlightning.console.reader import Reader
-from agentlightning.types import Run
+from agentlightning.records import Run
 
 MEANINGS: Mapping[str, str] = {
     "sampler": "had a call of the policy",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, first, table, when
 from agentlightning.console.reader import Reader
-from agentlightning.types import Run
+from agentlightning.records import Run
 
 NEWEST = 20
 

@@ -12,8 +12,8 @@ from agentlightning.console.charts import Curve, Point, line_chart
 from agentlightning.console.markup import Html, element, join
 from agentlightning.console.parts import Query, choice, clipped, first, interval, run_link, select, setting, table
 from agentlightning.console.reader import Reader
+from agentlightning.records import Run
 from agentlightning.store.summary_types import SeriesPoint
-from agentlightning.types import Run
 
 MAX_NAME_CHARS = 60
 """Of a run's name beside each chart."""

@@ -15,9 +15,9 @@ from agentlightning.console.parts import Query, clipped, first, number, run_link
 from agentlightning.console.reader import Reader
 from agentlightning.errors import ConfigError, InputError, MissingExtraError
 from agentlightning.prompts.templates import Template, changed_lines
+from agentlightning.records import JSON, Checkpoint, Resource, Run
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
-from agentlightning.types import JSON, Checkpoint, Resource, Run
 
 MAX_ROWS = 200
 """Versions that are listed, the newest; a run publishes one a step."""

@@ -29,10 +29,10 @@ from agentlightning.console.reader import Reader, Recorded
 from agentlightning.console.texts import Texts
 from agentlightning.console.waterfall import waterfall
 from agentlightning.errors import InputError
+from agentlightning.records import Call, Reward
 from agentlightning.rendering.call_chain import call_chain, chain_tools, is_whole
 from agentlightning.store.feedback import attempt_feedback
 from agentlightning.store.forks import replay_warning
-from agentlightning.types import Call, Reward
 
 
 async def replay_page(reader: Reader, query: Query) -> Html:

@@ -32,7 +32,7 @@ from agentlightning.console.parts import (
 from agentlightning.console.parts import interval as interval_text
 from agentlightning.console.reader import Reader
 from agentlightning.errors import AgentLightningError
-from agentlightning.types import Run
+from agentlightning.records import Run
 
 MAX_READ = 256
 """Rollouts of a step that a view reads, with their calls."""

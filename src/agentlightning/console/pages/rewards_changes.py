@@ -24,8 +24,7 @@ from agentlightning.analysis.reward_debugger import (
     what_if,
 )
 from agentlightning.analysis.rewarded_rollouts import read_rewarded
-from agentlightning.code_loader import is_code
-from agentlightning.config_file import setting_of
+from agentlightning.config.file import setting_of
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.measures import away_from_zero
 from agentlightning.console.parts import (
@@ -42,9 +41,10 @@ from agentlightning.console.parts import (
 )
 from agentlightning.console.reader import Reader
 from agentlightning.errors import AgentLightningError, ConfigError, InputError, NotFoundError, printable
+from agentlightning.records import CallCredit, Run
+from agentlightning.runtime.code_loader import is_code
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.summary_types import SummaryQuery
-from agentlightning.types import CallCredit, Run
 
 MAX_STEP_ROLLOUTS = 1000
 """Rollouts of a step that these views compute; the commands have no bound."""

@@ -14,9 +14,9 @@ from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, figures, first, interval, run_link, select, setting, shown, table, when
 from agentlightning.console.reader import Curves, Reader
 from agentlightning.errors import InputError
+from agentlightning.records import Run
 from agentlightning.store.summary_types import SeriesPoint
 from agentlightning.trainer.monitor.alert_state import active_alarms, history
-from agentlightning.types import Run
 
 CHARTS: Sequence[tuple[str, Mapping[str, str]]] = (
     ("Reward", {TRAIN: "training", HELD_OUT: "held-out, greedy", "eval/sampled/reward_mean": "held-out, T = 1"}),

@@ -6,8 +6,8 @@ from agentlightning.analysis.run_settings import tags_of
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, clipped, first, run_link, shown, table, when
 from agentlightning.console.reader import MAX_RUNS, Reader
+from agentlightning.records import Run
 from agentlightning.trainer.monitor.alert_state import active_alarms
-from agentlightning.types import Run
 
 REWARD, HELD_OUT = "train/reward_mean", "eval/greedy/reward_mean"
 

@@ -10,7 +10,7 @@ from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.pages.choose import chosen_run
 from agentlightning.console.parts import Query, interval, run_link, setting, shown, table
 from agentlightning.console.reader import Reader
-from agentlightning.types import Run
+from agentlightning.records import Run
 
 MAX_EVIDENCE = 20
 """Runs of a rule that are named, with it and without."""

@@ -17,13 +17,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from agentlightning.disk import sync
 from agentlightning.engines.local.models import LLAVA
 from agentlightning.engines.local.ranks import Ranks
 from agentlightning.engines.local.sharding import whole_state
 from agentlightning.engines.models import check_model, first_line
 from agentlightning.engines.saved_folders import replace_folder, seal
 from agentlightning.errors import EngineError, InputError, ModelError
+from agentlightning.runtime.disk import sync
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

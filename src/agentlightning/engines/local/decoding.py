@@ -20,9 +20,9 @@ from torch import Tensor
 
 from agentlightning.engines.local.noise import nucleus
 from agentlightning.errors import EngineError, InputError
+from agentlightning.records import JSON
 from agentlightning.rendering.grammar_masks import Grammars, Mask
 from agentlightning.training_types import TrainingSequence
-from agentlightning.types import JSON
 
 CUTS = ("top_k", "min_p", "top_p")
 ROWS_AT_ONCE = 16

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from agentlightning.disk import make_private_folder
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine, together
 from agentlightning.engines.local.learner_part import LearnerProcess
 from agentlightning.engines.local.models import reads_images
@@ -39,7 +38,8 @@ from agentlightning.engines.support import Support
 from agentlightning.engines.vllm.arguments import check_settings
 from agentlightning.engines.vllm.servers import VllmServers
 from agentlightning.errors import EngineError, MissingExtraError
-from agentlightning.watchdog import Watchdog
+from agentlightning.runtime.disk import make_private_folder
+from agentlightning.runtime.watchdog import Watchdog
 
 
 class LocalEngine(ForwardingEngine):

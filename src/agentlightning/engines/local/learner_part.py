@@ -12,11 +12,11 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
-from agentlightning.children import stop_child
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.parts import MAX_KILLED_STARTS, LearnerPart, Workplace
 from agentlightning.engines.pipe import ChildPipe, PipeEndedError
 from agentlightning.errors import LearnerLostError
+from agentlightning.runtime.children import stop_child
 
 
 class LearnerProcess(LearnerPart):

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from agentlightning.children import end_with_parent, keep_files_private
 from agentlightning.engines.local.device import settle
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.engines.local.ranks import Follow, Lead, Ranks, lead
 from agentlightning.errors import AgentLightningError, EngineError, printable
-from agentlightning.log_lines import line_handler
-from agentlightning.watchdog import ChildHeartbeat, HangLimits, beat_to_parent
+from agentlightning.runtime.children import end_with_parent, keep_files_private
+from agentlightning.runtime.log_lines import line_handler
+from agentlightning.runtime.watchdog import ChildHeartbeat, HangLimits, beat_to_parent
 
 Pipe = Connection | Lead | Follow
 METHODS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agentlightning.config_engine import LoraConfig
+from agentlightning.config.engine import LoraConfig
 from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
 

@@ -16,7 +16,7 @@ from agentlightning.engines.base import Endpoints
 from agentlightning.engines.local.options import LearnerOptions, SamplerOptions, WeightsForm
 from agentlightning.engines.sampler_address import SamplerAddress
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
-from agentlightning.watchdog import Watchdog
+from agentlightning.runtime.watchdog import Watchdog
 
 MODULES = {"sampler": "sampler", "learner": "learner_process"}
 """Of this package, by the names of the children that run them."""

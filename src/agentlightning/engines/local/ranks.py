@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentlightning import errors
-from agentlightning.children import listen
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError
-from agentlightning.watchdog import HangLimits, Watchdog
+from agentlightning.runtime.children import listen
+from agentlightning.runtime.watchdog import HangLimits, Watchdog
 
 T = TypeVar("T")
 LOOPBACK = "127.0.0.1"

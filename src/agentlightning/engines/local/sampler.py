@@ -29,7 +29,6 @@ import orjson
 import torch
 from aiohttp import web
 
-from agentlightning.children import end_with_parent, give_way, keep_files_private
 from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.decoding import Constraint
 from agentlightning.engines.local.device import settle
@@ -48,11 +47,12 @@ from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.engines.local.vision import place_images
 from agentlightning.engines.sampling_key import SAMPLING_KEY
 from agentlightning.errors import AgentLightningError, InputError, ModelError, printable
-from agentlightning.log_lines import line_handler
 from agentlightning.rendering.grammar import structured_outputs
 from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.rendering.model_folder import end_ids
-from agentlightning.watchdog import beat_to_parent
+from agentlightning.runtime.children import end_with_parent, give_way, keep_files_private
+from agentlightning.runtime.log_lines import line_handler
+from agentlightning.runtime.watchdog import beat_to_parent
 
 NICENESS = 5
 GATHER_S = 0.004

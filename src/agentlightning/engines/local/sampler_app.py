@@ -21,7 +21,7 @@ from agentlightning.engines.local.sampling_params import CONSTRAINTS
 from agentlightning.engines.local.scheduler import SamplingRequest
 from agentlightning.engines.sampling_key import asks_for, holds
 from agentlightning.errors import AgentLightningError, EngineError, InputError, MissingExtraError, ModelError
-from agentlightning.watchdog import ChildHeartbeat
+from agentlightning.runtime.watchdog import ChildHeartbeat
 
 if TYPE_CHECKING:
     from agentlightning.engines.local.sampler import Sampler

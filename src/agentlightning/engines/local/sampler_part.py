@@ -16,12 +16,12 @@ from functools import partial
 
 import aiohttp
 
-from agentlightning.children import stop_child
 from agentlightning.engines.base import Endpoints
 from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions, WeightsForm
 from agentlightning.engines.local.parts import MAX_KILLED_STARTS, WATCH_S, PublishedWeights, SamplerPart, Workplace
 from agentlightning.engines.sampling_key import SAMPLING_KEY
 from agentlightning.errors import EngineError
+from agentlightning.runtime.children import stop_child
 
 MAX_QUICK_RESTARTS = 5
 """A sampler that dies this often within a minute is not restarted again: the fault is not a passing one."""

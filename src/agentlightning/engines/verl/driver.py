@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from agentlightning.children import end_with_parent
 from agentlightning.engines import pipe as child_pipe
 from agentlightning.engines.models import first_line
 from agentlightning.engines.sampling_key import SAMPLING_KEY
 from agentlightning.engines.verl.options import VerlOptions
 from agentlightning.engines.verl.sampler_app import create_app
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError
-from agentlightning.log_lines import line_handler
 from agentlightning.rendering.model_folder import end_ids
-from agentlightning.watchdog import BEATS, MAX_BEAT_S, ChildHeartbeat, RunningTime, beat_to_parent
+from agentlightning.runtime.children import end_with_parent
+from agentlightning.runtime.log_lines import line_handler
+from agentlightning.runtime.watchdog import BEATS, MAX_BEAT_S, ChildHeartbeat, RunningTime, beat_to_parent
 
 if TYPE_CHECKING:
     from agentlightning.engines.verl.workers import VerlWorkers

@@ -18,8 +18,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from agentlightning.children import end_session, stop_child
-from agentlightning.disk import make_private_folder
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine
 from agentlightning.engines.models import find_model
 from agentlightning.engines.pipe import ChildPipe, PipeEndedError
@@ -29,6 +27,8 @@ from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
 from agentlightning.engines.verl.options import SETTINGS, check_options, support, verl_options
 from agentlightning.errors import EngineError, LearnerLostError, MissingExtraError
+from agentlightning.runtime.children import end_session, stop_child
+from agentlightning.runtime.disk import make_private_folder
 
 WATCH_S = 0.1
 MAX_RESTARTS = 5

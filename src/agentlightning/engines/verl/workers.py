@@ -30,7 +30,6 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 from verl.workers.rollout.llm_server import LLMServerManager
 
-from agentlightning.disk import sync
 from agentlightning.engines.losses import summary
 from agentlightning.engines.models import context_length, copy_tokenizer, first_line
 from agentlightning.engines.saved_folders import LEARNER_FOLDER, LEARNER_STATE, replace_folder, seal
@@ -38,6 +37,7 @@ from agentlightning.engines.verl.loss import summed_loss
 from agentlightning.engines.verl.options import VerlOptions, merged
 from agentlightning.engines.verl.worker import TrainingWorker
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, ModelError
+from agentlightning.runtime.disk import sync
 from agentlightning.training_types import Loss, TrainingSequence
 
 METHODS = ("forward_backward", "logprobs", "reference_logprobs", "optim_step", "publish", "save", "load")

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from agentlightning.config_engine import EngineConfig
+from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.url_folder import UrlFolder
 from agentlightning.errors import ConfigError
 

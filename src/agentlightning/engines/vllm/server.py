@@ -20,10 +20,10 @@ from typing import Any
 
 import aiohttp
 
-from agentlightning.children import start_child
 from agentlightning.engines.local.parts import Workplace
 from agentlightning.engines.sampling_key import SAMPLING_KEY
 from agentlightning.errors import EngineError
+from agentlightning.runtime.children import start_child
 
 VLLM_SIDE = Path(__file__).parent / "vllm_side"
 """Folder of the package that runs inside vLLM's servers."""

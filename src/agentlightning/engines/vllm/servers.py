@@ -14,7 +14,7 @@ from typing import Literal
 
 import aiohttp
 
-from agentlightning.config_engine import EngineConfig
+from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.base import Endpoints, together
 from agentlightning.engines.local.options import WeightsForm
 from agentlightning.engines.local.parts import MAX_KILLED_STARTS, PublishedWeights, SamplerPart, Workplace

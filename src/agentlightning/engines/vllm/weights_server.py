@@ -14,9 +14,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from agentlightning.children import listen
 from agentlightning.engines.local.parts import PublishedWeights
 from agentlightning.engines.saved_folders import MANIFEST
+from agentlightning.runtime.children import listen
 
 
 class WeightsServer:

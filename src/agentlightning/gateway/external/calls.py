@@ -31,10 +31,10 @@ from agentlightning.gateway.policy.streamed_response import send_recorded
 from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.protocols import generate_content
 from agentlightning.protocols.base import ApiError, CompletionReader, CompletionRequest, WireFormat
+from agentlightning.records import ABANDONED, JSON, Call, Sampling, Span
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.request_view import RequestView
 from agentlightning.store.base import LightningStore
-from agentlightning.types import ABANDONED, JSON, Call, Sampling, Span
 
 BYTES_PER_TOKEN = 4
 MAX_TOKEN_COUNT = 2**53

@@ -18,13 +18,13 @@ from typing import Any, TypedDict
 import msgspec
 import orjson
 
-from agentlightning.backoff import Backoff
 from agentlightning.errors import EngineError
 from agentlightning.gateway.external.directory import ExternalModel
 from agentlightning.gateway.external.stream_passthrough import StreamPassthrough, error_in
 from agentlightning.gateway.http_client import MAX_BODY_BYTES, HttpClient, HttpResponse
 from agentlightning.protocols.base import ApiError, CompletionReader
-from agentlightning.types import JSON
+from agentlightning.records import JSON
+from agentlightning.runtime.backoff import Backoff
 
 ROUTES = {
     "openai": ("chat/completions", "completions", "responses", "embeddings"),

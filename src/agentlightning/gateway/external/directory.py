@@ -10,13 +10,13 @@ import re
 from dataclasses import dataclass, field
 from fnmatch import translate
 
-from agentlightning.config import parse_settings
-from agentlightning.config_external import ExternalModelConfig, check_external_models, is_exact
+from agentlightning.config.external import ExternalModelConfig, check_external_models, is_exact
+from agentlightning.config.run import parse_settings
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols.base import ApiError
-from agentlightning.types import Resource
+from agentlightning.records import Resource
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import orjson
 
 from agentlightning.protocols.base import CompletionReader
 from agentlightning.protocols.sse import MAX_EVENT_BYTES, EventReader, event_too_large
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 MAX_BLANK_LINE = 4

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agentlightning.backoff import Backoff
+from agentlightning.runtime.backoff import Backoff
 
 REMEMBERED = 65_536
 """Attempts whose engine is remembered, the ones used last."""

@@ -53,6 +53,7 @@ from agentlightning.protocols.base import (
     assistant_message,
 )
 from agentlightning.protocols.context_edits import apply_edits
+from agentlightning.records import ABANDONED, JSON, TEMPLATE_KWARGS, Call
 from agentlightning.rendering.call_chain import chain_messages
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.graph import Digest
@@ -60,7 +61,6 @@ from agentlightning.rendering.prompts import prompt_hash
 from agentlightning.rendering.renderer import check_text
 from agentlightning.rendering.request_view import RequestView
 from agentlightning.store.base import LightningStore
-from agentlightning.types import ABANDONED, JSON, TEMPLATE_KWARGS, Call
 
 log = logging.getLogger(__name__)
 

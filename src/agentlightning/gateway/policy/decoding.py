@@ -22,9 +22,9 @@ from agentlightning.gateway.policy.grammar_checker import GrammarChecker
 from agentlightning.prefill import prefill_of
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import ApiError, CompletionRequest
+from agentlightning.records import JSON, Call
 from agentlightning.rendering.grammar import GrammarError, make_grammar
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.types import JSON, Call
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import msgspec
 
 from agentlightning.errors import EngineError
 from agentlightning.protocols.base import ApiError
-from agentlightning.types import JSON, VersionSpan
+from agentlightning.records import JSON, VersionSpan
 
 EngineApi = Literal["generate", "completions"]
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
-from agentlightning.background import BackgroundTasks
-from agentlightning.backoff import Backoff
 from agentlightning.gateway.asgi_response import Deadline
 from agentlightning.gateway.http_client import HttpClient
 from agentlightning.gateway.policy.balancer import Balancer, EngineLoad
+from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.runtime.backoff import Backoff
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 10.0

@@ -20,8 +20,6 @@ from typing import Any, Literal
 
 import orjson
 
-from agentlightning.background import BackgroundTasks
-from agentlightning.backoff import Backoff
 from agentlightning.errors import EngineError
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.http_client import HttpClient, HttpResponse
@@ -42,8 +40,10 @@ from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.sessions.routes import pinned_alias
 from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.sse import EventReader
+from agentlightning.records import JSON, Resource, Rollout
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.types import JSON, Resource, Rollout
+from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.runtime.backoff import Backoff
 
 MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0

@@ -15,11 +15,11 @@ import sys
 from collections import OrderedDict
 from hashlib import blake2b
 
-from agentlightning.children import inheritable
 from agentlightning.protocols.base import ApiError
+from agentlightning.records import JSON
 from agentlightning.rendering.grammar import GrammarError
 from agentlightning.rendering.grammar_check import MAX_CPU_S, TOO_LONG
-from agentlightning.types import JSON
+from agentlightning.runtime.children import inheritable
 
 MAX_CHECKED = 256
 """Grammars whose check is remembered, those asked for last."""

@@ -23,12 +23,12 @@ from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.gateway.uploaded_files import UploadedFiles
 from agentlightning.protocols.base import ApiError, CompletionRequest
 from agentlightning.protocols.images import FILE_ID, MAX_IMAGES
+from agentlightning.records import JSON
 from agentlightning.rendering.conversation import PromptPlan
 from agentlightning.rendering.graph import image_hashes, normal
 from agentlightning.rendering.images import MAX_REQUEST_PIXELS, pixel_count
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
-from agentlightning.types import JSON
 
 MAX_REQUEST_IMAGE_BYTES = 40 << 20
 """Of all images of a request, each as often as it is shown: the sampler takes bodies of 64 MiB, in base64."""

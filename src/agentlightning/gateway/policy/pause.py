@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 
 from agentlightning.gateway.resource_watcher import ResourceWatcher
+from agentlightning.records import Resource
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Resource
 
 LOOK_S = 0.5
 WATCHED_LOOK_S = 5.0

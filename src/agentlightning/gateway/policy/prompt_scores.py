@@ -13,8 +13,8 @@ from agentlightning.errors import EngineError
 from agentlightning.gateway.policy.engine_client import PromptLogprob, SampledTokens
 from agentlightning.gateway.policy.response_decoder import token_logprob
 from agentlightning.protocols.base import TokenLogprob
+from agentlightning.records import JSON
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.types import JSON
 
 MIN_LOGPROB = -9999.0
 """vLLM's stand-in for minus infinity, which JSON lacks."""

@@ -11,7 +11,7 @@ from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.gateway.policy.unsupported import unsupported_error
 from agentlightning.protocols.base import ApiError, CompletionRequest
-from agentlightning.types import JSON, Sampling
+from agentlightning.records import JSON, Sampling
 
 
 def sampling_of(

@@ -18,7 +18,7 @@ from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.prompt_scores import prompt_table, token_logprobs
 from agentlightning.protocols import fields, tokens
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 FIELDS = ("model", "token_ids")
 

@@ -15,12 +15,12 @@ from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.policy.response_decoder import shown_ids, token_logprob
 from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, ToolCall
+from agentlightning.records import ABANDONED, Call
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids, is_whole
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.graph import Digest
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
-from agentlightning.types import ABANDONED, Call
 
 REMEMBERED = 4096
 """Requests with an undelivered completion and idempotency keys that are kept, the newest ones."""

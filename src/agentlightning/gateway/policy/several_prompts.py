@@ -31,8 +31,8 @@ from agentlightning.protocols.base import (
     Delta,
     EventStream,
 )
+from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
-from agentlightning.types import JSON
 
 
 class SeveralPrompts:

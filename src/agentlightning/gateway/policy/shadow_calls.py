@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from agentlightning.config_serve import ROUTES_RESOURCE
+from agentlightning.config.serve import ROUTES_RESOURCE
 from agentlightning.errors import AgentLightningError, EngineError
 from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.gateway.metrics import GatewayMetrics
@@ -29,9 +29,9 @@ from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.sessions.routes import find_routes, is_shadowed, version_alias
 from agentlightning.protocols.base import ApiError, assistant_message
+from agentlightning.records import JSON, SESSION
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import SHADOW_CALL
-from agentlightning.types import JSON, SESSION
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from agentlightning.gateway.policy.images import CallImages, engine_prompt
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.protocols.base import Completion, CompletionRequest, Delta, WireFormat
 from agentlightning.protocols.response_events import replayed
-from agentlightning.types import JSON, Call
+from agentlightning.records import JSON, Call
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.protocols import chat, completions, fields
 from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.fields import expected
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 TOKENIZE, DETOKENIZE = "tokenize", "detokenize"
 """Its routes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from agentlightning.protocols.base import ApiError, short
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 MAX_NAMED = 20
 """Fields that an error names with their values; a request may have thousands."""

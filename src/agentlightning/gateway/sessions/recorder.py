@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentlightning.config_serve import ServeConfig
+from agentlightning.config.serve import ServeConfig
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.sessions.sessions import UserSessions
 from agentlightning.protocols.base import ApiError
+from agentlightning.records import JSON, SESSION, Call, Rollout
 from agentlightning.store.base import LightningStore
-from agentlightning.types import JSON, SESSION, Call, Rollout
 
 Redact = Callable[[JSON], JSON]
 """Takes what is to be kept of a call, {"messages", "completion", "tools"}, or {"feedback"}; returns the same without what

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from agentlightning.config import parse_settings
-from agentlightning.config_serve import RoutesConfig
+from agentlightning.config.run import parse_settings
+from agentlightning.config.serve import RoutesConfig
 from agentlightning.errors import ConfigError
 from agentlightning.protocols.base import ApiError
-from agentlightning.types import SESSION, Resource, Rollout
+from agentlightning.records import SESSION, Resource, Rollout
 
 Headers = Iterable[tuple[bytes, bytes]]
 

@@ -20,9 +20,9 @@ from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.sessions.sessions import OpenSession, UserSessions
 from agentlightning.protocols.base import ApiError, read_object
+from agentlightning.records import JSON, Metric, Reward, Rollout
 from agentlightning.store.base import LightningStore, reward_number
 from agentlightning.store.tokens import Token
-from agentlightning.types import JSON, Metric, Reward, Rollout
 
 FEEDBACK = "gateway.feedback"
 """Name of the span with what a user said of a session in words."""

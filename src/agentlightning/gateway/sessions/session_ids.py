@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from agentlightning.types import JSON, SESSION
+from agentlightning.records import JSON, SESSION
 
 MAX_ID_CHARS = 200
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from uuid_utils import uuid7
 
-from agentlightning.config import parse_settings
-from agentlightning.config_serve import ServeConfig
+from agentlightning.config.run import parse_settings
+from agentlightning.config.serve import ServeConfig
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
@@ -28,11 +28,11 @@ from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.sessions.routes import choose_version, find_routes, is_served, prompts_of, version_alias
 from agentlightning.gateway.sessions.session_ids import session_group, session_of_body, shown_id
 from agentlightning.protocols.base import ApiError
+from agentlightning.records import JSON, Finish, Lease, NewRollout, Rollout, Sampling, WorkerStatus
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.session_store import HOLDER
 from agentlightning.store.tokens import Token
-from agentlightning.types import JSON, Finish, Lease, NewRollout, Rollout, Sampling, WorkerStatus
 
 RENEWALS = 4
 """Times that a lease is renewed within its own time, at most."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Literal, Protocol
 
 from agentlightning.errors import AgentLightningError
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 Kind = Literal["Job", "Pod", "Secret", "Event"]
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 
-from agentlightning.backoff import Backoff
+from agentlightning.records import JSON
 from agentlightning.runner.kubernetes.cluster import Cluster, ClusterError, Kind
-from agentlightning.types import JSON
+from agentlightning.runtime.backoff import Backoff
 
 log = logging.getLogger(__name__)
 

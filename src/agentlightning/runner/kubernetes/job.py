@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentlightning.config_kubernetes import AGENT_CONTAINER, KubernetesConfig
+from agentlightning.config.kubernetes import AGENT_CONTAINER, KubernetesConfig
 from agentlightning.errors import ConfigError
+from agentlightning.records import JSON, Claim, Lease
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.command import LOOPBACK, command_environment, split_command
-from agentlightning.types import JSON, Claim, Lease
 
 TASK_FOLDER = "/agl"
 TASK_FILE = "task.json"

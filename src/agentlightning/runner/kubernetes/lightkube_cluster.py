@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.errors import ConfigError, MissingExtraError
+from agentlightning.records import JSON
 from agentlightning.runner.kubernetes.cluster import ClusterError, Kind
-from agentlightning.types import JSON
 
 if TYPE_CHECKING:
     from httpx2 import Request

@@ -15,10 +15,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
-from agentlightning.background import BackgroundTasks
-from agentlightning.backoff import Backoff
-from agentlightning.config_kubernetes import AGENT_CONTAINER
+from agentlightning.config.kubernetes import AGENT_CONTAINER
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.records import JSON, Claim, Lease, NewRollout
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.command import (
     MAX_OUTPUT_BYTES,
@@ -42,8 +41,9 @@ from agentlightning.runner.kubernetes.job import (
     worker_labels,
 )
 from agentlightning.runner.kubernetes.state import Exited, Lost, Running, State, Waiting, state_of
+from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.runtime.backoff import Backoff
 from agentlightning.store.codec import new_rollout
-from agentlightning.types import JSON, Claim, Lease, NewRollout
 
 log = logging.getLogger(__name__)
 

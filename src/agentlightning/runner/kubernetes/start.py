@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentlightning.config_base import parse_settings
-from agentlightning.config_kubernetes import KubernetesConfig
+from agentlightning.config.base import parse_settings
+from agentlightning.config.kubernetes import KubernetesConfig
+from agentlightning.records import Claim
 from agentlightning.runner.kubernetes.job import JobTemplate
 from agentlightning.runner.kubernetes.lightkube_cluster import LightkubeCluster
 from agentlightning.runner.kubernetes.runner import KubernetesRunner, Over
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Claim
 
 
 def kubernetes_of_run(config: Mapping[str, Any]) -> KubernetesConfig | None:

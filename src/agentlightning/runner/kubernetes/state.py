@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentlightning.config_kubernetes import AGENT_CONTAINER
-from agentlightning.types import JSON
+from agentlightning.config.kubernetes import AGENT_CONTAINER
+from agentlightning.records import JSON
 
 STARTING = ("", "ContainerCreating", "PodInitializing")
 """Reasons for which a container waits while nothing is wrong: an image may be large."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentlightning.config_sandbox import SandboxConfig, SandboxKind
+from agentlightning.config.sandbox import SandboxConfig, SandboxKind
 from agentlightning.runner.sandbox.filesystem import HOME, INSIDE, View
 
 END_TIMEOUT_S = 30.0

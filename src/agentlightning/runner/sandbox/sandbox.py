@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentlightning.config_base import parse_settings
-from agentlightning.config_sandbox import SandboxConfig
+from agentlightning.config.base import parse_settings
+from agentlightning.config.sandbox import SandboxConfig
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.sandbox.filesystem import HOME, INSIDE, etc_files, view_of

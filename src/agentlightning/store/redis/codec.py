@@ -15,23 +15,7 @@ import msgspec
 import orjson
 
 from agentlightning.errors import InputError, RewardError
-from agentlightning.store import codec
-from agentlightning.store.audit import AuditEntry
-from agentlightning.store.base import reward_number
-from agentlightning.store.gateway_events import (
-    BROKEN_SPANS,
-    IGNORED_BASE_URL,
-    NO_CALLS,
-    REFUSED_CALLS,
-    UNKNOWN_ROUTE,
-    broken_counts,
-    refused_counts,
-)
-from agentlightning.store.sentences import reason
-from agentlightning.store.summaries import failure_of, task_key, title_of
-from agentlightning.store.summary_types import RolloutSummary
-from agentlightning.store.tokens import Token
-from agentlightning.types import (
+from agentlightning.records import (
     JSON,
     Attempt,
     Call,
@@ -53,6 +37,22 @@ from agentlightning.types import (
     Step,
     WorkerStatus,
 )
+from agentlightning.store import codec
+from agentlightning.store.audit import AuditEntry
+from agentlightning.store.base import reward_number
+from agentlightning.store.gateway_events import (
+    BROKEN_SPANS,
+    IGNORED_BASE_URL,
+    NO_CALLS,
+    REFUSED_CALLS,
+    UNKNOWN_ROUTE,
+    broken_counts,
+    refused_counts,
+)
+from agentlightning.store.sentences import reason
+from agentlightning.store.summaries import failure_of, task_key, title_of
+from agentlightning.store.summary_types import RolloutSummary
+from agentlightning.store.tokens import Token
 
 Request = Any
 """The argument of a script from one caller: lists and dicts of text and small numbers."""

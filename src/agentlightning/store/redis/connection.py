@@ -23,8 +23,8 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ConstantBackoff, DecorrelatedJitterBackoff, NoBackoff
 
-from agentlightning.background import BackgroundTasks
 from agentlightning.errors import StoreError
+from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.notifier import Notifier
 from agentlightning.store.redis.address import CONNECT_TIMEOUT_S, Address
 from agentlightning.store.redis.scripts import Script

@@ -11,13 +11,13 @@ from typing import Any
 
 import orjson
 
+from agentlightning.records import JSON
 from agentlightning.store.audit import current_actor
 from agentlightning.store.codec import dump, text
 from agentlightning.store.model_versions import ModelAlias, ModelVersion
 from agentlightning.store.redis import codec
 from agentlightning.store.redis.codec import whole
 from agentlightning.store.redis.connection import RedisConnection
-from agentlightning.types import JSON
 
 MAX_VERSIONS_PER_READ = 500
 

@@ -11,16 +11,7 @@ from typing import Any, Literal, get_args
 
 import orjson
 
-from agentlightning.store.audit import AUDITED_KINDS, AuditEntry, current_actor, noted_value
-from agentlightning.store.base import EXPIRING_S, SEEN_S, RolloutQuery
-from agentlightning.store.codec import chunks, text
-from agentlightning.store.redis import codec
-from agentlightning.store.redis.connection import RedisConnection
-from agentlightning.store.summaries import Place, downsampled, first_rows, is_after
-from agentlightning.store.summary_types import RolloutSummary, SeriesPoint, SummaryQuery
-from agentlightning.store.tokens import Token
-from agentlightning.store.where import Comparison, Filter, matches
-from agentlightning.types import (
+from agentlightning.records import (
     Attempt,
     Call,
     CallCredit,
@@ -38,6 +29,15 @@ from agentlightning.types import (
     Step,
     WorkerStatus,
 )
+from agentlightning.store.audit import AUDITED_KINDS, AuditEntry, current_actor, noted_value
+from agentlightning.store.base import EXPIRING_S, SEEN_S, RolloutQuery
+from agentlightning.store.codec import chunks, text
+from agentlightning.store.redis import codec
+from agentlightning.store.redis.connection import RedisConnection
+from agentlightning.store.summaries import Place, downsampled, first_rows, is_after
+from agentlightning.store.summary_types import RolloutSummary, SeriesPoint, SummaryQuery
+from agentlightning.store.tokens import Token
+from agentlightning.store.where import Comparison, Filter, matches
 
 MAX_ROLLOUTS_PER_READ = 500
 """Rollouts of one reply: a millisecond or two, during which others wait."""

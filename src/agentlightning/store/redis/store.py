@@ -17,23 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import uuid_utils
 
 from agentlightning.errors import StoreError
-from agentlightning.store.audit import current_actor
-from agentlightning.store.base import LEASE_S
-from agentlightning.store.codec import dump, text
-from agentlightning.store.gateway_events import IGNORED_BASE_URL, NO_CALLS
-from agentlightning.store.model_versions import ModelAlias, ModelVersion
-from agentlightning.store.redis import codec, reads, scripts
-from agentlightning.store.redis import models as registry
-from agentlightning.store.redis.address import Address
-from agentlightning.store.redis.checks import check_server, prepare_data
-from agentlightning.store.redis.codec import Request, whole
-from agentlightning.store.redis.connection import RedisConnection
-from agentlightning.store.redis.writer import RedisWriter
-from agentlightning.store.run_ids import check_run_id, run_ids
-from agentlightning.store.session_store import HOLDER
-from agentlightning.store.tokens import Token
-from agentlightning.store.waiting import WaitingStore
-from agentlightning.types import (
+from agentlightning.records import (
     JSON,
     Call,
     CallCredit,
@@ -53,6 +37,22 @@ from agentlightning.types import (
     Step,
     WorkerStatus,
 )
+from agentlightning.store.audit import current_actor
+from agentlightning.store.base import LEASE_S
+from agentlightning.store.codec import dump, text
+from agentlightning.store.gateway_events import IGNORED_BASE_URL, NO_CALLS
+from agentlightning.store.model_versions import ModelAlias, ModelVersion
+from agentlightning.store.redis import codec, reads, scripts
+from agentlightning.store.redis import models as registry
+from agentlightning.store.redis.address import Address
+from agentlightning.store.redis.checks import check_server, prepare_data
+from agentlightning.store.redis.codec import Request, whole
+from agentlightning.store.redis.connection import RedisConnection
+from agentlightning.store.redis.writer import RedisWriter
+from agentlightning.store.run_ids import check_run_id, run_ids
+from agentlightning.store.session_store import HOLDER
+from agentlightning.store.tokens import Token
+from agentlightning.store.waiting import WaitingStore
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import orjson
 
 from agentlightning.errors import StoreError
+from agentlightning.records import Mode, RolloutState
 from agentlightning.store import former_names
 from agentlightning.store.notifier import Notifier
 from agentlightning.store.open import Upgraded
@@ -19,7 +20,6 @@ from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.checks import SCHEMA_VERSION, newer_schema
 from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.store.summaries import task_key, title_of
-from agentlightning.types import Mode, RolloutState
 
 MAX_METRICS_PER_READ = 5000
 MAX_COMMANDS = 1000

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, insert, select, update
 
+from agentlightning.records import JSON, Resource
 from agentlightning.store import codec
 from agentlightning.store.audit import AUDITED_KINDS, Actor, AuditEntry, named_ids, noted_value
 from agentlightning.store.sentences import refusal
@@ -17,7 +18,6 @@ from agentlightning.store.sql import lifecycle
 from agentlightning.store.sql.tables import audit, tokens
 from agentlightning.store.sql.writer import Transaction
 from agentlightning.store.tokens import Token
-from agentlightning.types import JSON, Resource
 
 _TOKENS, _ENTRIES = codec.RecordCodec(Token), codec.RecordCodec(AuditEntry)
 _TOKEN = select(*[tokens.c[name] for name in _TOKENS.names])

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, select, true
 
+from agentlightning.records import CallCredit
 from agentlightning.store import codec
 from agentlightning.store.sentences import refusal
 from agentlightning.store.sql.tables import credit, rollouts
 from agentlightning.store.sql.upsert import upsert
 from agentlightning.store.sql.writer import Transaction
-from agentlightning.types import CallCredit
 
 
 def record_credit(transaction: Transaction, credits: Sequence[CallCredit]) -> None:

@@ -15,9 +15,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from agentlightning.background import BackgroundTasks
-from agentlightning.config import without_password
+from agentlightning.config.run import without_password
 from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.notifier import Notifier, Topic
 
 EXPECTED = "memory://, sqlite:///path or postgresql://user:password@host/database"

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 
 from sqlalchemy import Connection, insert, select, update
 
+from agentlightning.records import FINAL_STATES, JSON, Checkpoint, Consumed, Run, RunState, Step
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor
 from agentlightning.store.run_ids import check_run_id, run_ids
@@ -22,7 +23,6 @@ from agentlightning.store.sql.prepared import execute_many
 from agentlightning.store.sql.tables import checkpoints, consumption, metrics, rollouts, runs, steps
 from agentlightning.store.sql.upsert import upsert
 from agentlightning.store.sql.writer import Transaction
-from agentlightning.types import FINAL_STATES, JSON, Checkpoint, Consumed, Run, RunState, Step
 
 
 def create_run(transaction: Transaction, actor: Actor, name: str, config: JSON, run_id: str | None = None) -> Run:

@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from sqlalchemy import Connection, func, select
 
-from agentlightning.clock import elapsed_s
 from agentlightning.errors import RewardError
+from agentlightning.records import (
+    SESSION,
+    AttemptEnd,
+    Finish,
+    Lease,
+    Mode,
+    Reward,
+    Rollout,
+    RolloutState,
+    WorkerStatus,
+)
+from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store import codec
 from agentlightning.store.base import RolloutQuery, final_reward, reward_number
 from agentlightning.store.gateway_events import (
@@ -41,17 +52,6 @@ from agentlightning.store.sql.tables import (
     runs,
 )
 from agentlightning.store.sql.writer import Transaction
-from agentlightning.types import (
-    SESSION,
-    AttemptEnd,
-    Finish,
-    Lease,
-    Mode,
-    Reward,
-    Rollout,
-    RolloutState,
-    WorkerStatus,
-)
 
 if TYPE_CHECKING:
     from sqlalchemy import Row

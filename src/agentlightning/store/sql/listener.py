@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import psycopg
 
-from agentlightning.background import BackgroundTasks
+from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.notifier import Notifier
 
 CHANNEL = "agl"

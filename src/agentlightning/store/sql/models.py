@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, or_, select, update
 
+from agentlightning.records import JSON
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor
 from agentlightning.store.model_versions import ModelAlias, ModelVersion, next_number, same_weights
@@ -20,7 +21,6 @@ from agentlightning.store.sql.lifecycle import require_runs
 from agentlightning.store.sql.tables import model_aliases, model_leases, model_versions
 from agentlightning.store.sql.upsert import upsert
 from agentlightning.store.sql.writer import Transaction
-from agentlightning.types import JSON
 
 _VERSIONS, _ALIASES = codec.RecordCodec(ModelVersion), codec.RecordCodec(ModelAlias)
 _VERSION = select(*[model_versions.c[name] for name in _VERSIONS.names])

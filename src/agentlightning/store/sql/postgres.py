@@ -20,7 +20,6 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from agentlightning.background import BackgroundTasks
 from agentlightning.errors import (
     AgentLightningError,
     ConfigError,
@@ -29,6 +28,7 @@ from agentlightning.errors import (
     MissingExtraError,
     StoreError,
 )
+from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.codec import portions
 from agentlightning.store.notifier import Notifier, Topic
 from agentlightning.store.open import seconds_in_url

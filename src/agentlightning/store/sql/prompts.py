@@ -13,12 +13,12 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, select, tuple_
 
+from agentlightning.records import Rollout
 from agentlightning.store import codec
 from agentlightning.store.sentences import refusal
 from agentlightning.store.sql import statements
 from agentlightning.store.sql.prepared import execute, execute_many
 from agentlightning.store.sql.tables import resources
-from agentlightning.types import Rollout
 
 
 def require_templates(connection: Connection, new: Sequence[dict[str, Any]]) -> None:

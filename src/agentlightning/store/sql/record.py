@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, and_, select, tuple_, update
 
 from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.records import Call, Metric, Resource, Reward, Span
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor
 from agentlightning.store.notifier import METRICS, RESOURCES
@@ -33,7 +34,6 @@ from agentlightning.store.sql.tables import (
 )
 from agentlightning.store.sql.upsert import upsert
 from agentlightning.store.sql.writer import Transaction
-from agentlightning.types import Call, Metric, Resource, Reward, Span
 
 Rows = list[tuple[Any, ...]]
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, select, update
 
+from agentlightning.records import FINAL_STATES
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor, named_ids
 from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES
@@ -39,7 +40,6 @@ from agentlightning.store.sql.tables import (
     workers,
 )
 from agentlightning.store.sql.writer import Transaction
-from agentlightning.types import FINAL_STATES
 
 PORTION = 50
 """Rollouts that one transaction deletes: some tens of milliseconds with ten calls each, during which others wait."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, select, update
 
+from agentlightning.records import SESSION, Rollout
 from agentlightning.store import codec
 from agentlightning.store.base import final_reward
 from agentlightning.store.sentences import refusal
@@ -20,7 +21,6 @@ from agentlightning.store.sql.prompts import pin_templates, require_templates
 from agentlightning.store.sql.record import Rows, read_rewards, record_rewards
 from agentlightning.store.sql.tables import rollout_summaries, rollouts
 from agentlightning.store.sql.writer import Transaction
-from agentlightning.types import SESSION, Rollout
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool, StaticPool
 
-from agentlightning.disk import PRIVATE_FILE, close_to_others, sync
 from agentlightning.errors import ConfigError, ConflictError, StoreError
+from agentlightning.runtime.disk import PRIVATE_FILE, close_to_others, sync
 from agentlightning.store.open import seconds_in_url
 from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database
 

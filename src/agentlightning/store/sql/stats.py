@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from sqlalchemy import Column, ColumnElement, Connection, LargeBinary, Table, Text, cast, func, select
 
+from agentlightning.records import Attempt, RunSize, RunStatistics, WorkerStatus
 from agentlightning.store import codec
 from agentlightning.store.base import EXPIRING_S, SEEN_S
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.tables import attempts, calls, credit, files, rollouts, runs, spans, workers
-from agentlightning.types import Attempt, RunSize, RunStatistics, WorkerStatus
 
 
 def read_statistics(connection: Connection, now_ns: int, run_id: str | None) -> list[RunStatistics]:

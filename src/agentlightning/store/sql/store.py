@@ -25,8 +25,21 @@ import uuid_utils
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DBAPIError
 
-from agentlightning.clock import elapsed_s
 from agentlightning.errors import ConflictError, InputError, StoreError
+from agentlightning.records import (
+    Call,
+    Checkpoint,
+    Finish,
+    Lease,
+    Metric,
+    NewRollout,
+    Reward,
+    Rollout,
+    RunStatistics,
+    Span,
+    WorkerStatus,
+)
+from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor, current_actor
 from agentlightning.store.base import LEASE_S, reward_number
@@ -45,19 +58,6 @@ from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
 from agentlightning.store.where import Filter
-from agentlightning.types import (
-    Call,
-    Checkpoint,
-    Finish,
-    Lease,
-    Metric,
-    NewRollout,
-    Reward,
-    Rollout,
-    RunStatistics,
-    Span,
-    WorkerStatus,
-)
 
 MAX_LOOKUP_IDS = 1000
 """Rollouts that are read by key beside calls and leases: a heartbeat's, whose run decides who may renew them."""

@@ -44,12 +44,7 @@ from sqlalchemy import (
     true,
 )
 
-from agentlightning.store.audit import AuditEntry
-from agentlightning.store.codec import ARRAYS, scalar
-from agentlightning.store.model_versions import ModelAlias, ModelVersion
-from agentlightning.store.summary_types import RolloutSummary
-from agentlightning.store.tokens import Token, TokenRole
-from agentlightning.types import (
+from agentlightning.records import (
     Attempt,
     AttemptState,
     Call,
@@ -69,6 +64,11 @@ from agentlightning.types import (
     StepState,
     WorkerStatus,
 )
+from agentlightning.store.audit import AuditEntry
+from agentlightning.store.codec import ARRAYS, scalar
+from agentlightning.store.model_versions import ModelAlias, ModelVersion
+from agentlightning.store.summary_types import RolloutSummary
+from agentlightning.store.tokens import Token, TokenRole
 
 SCHEMA_VERSION = 20
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""

@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from agentlightning.config import parse_settings
-from agentlightning.config_canary import CanaryConfig
-from agentlightning.config_serve import ROUTES_RESOURCE, RoutesConfig
+from agentlightning.config.canary import CanaryConfig
+from agentlightning.config.run import parse_settings
+from agentlightning.config.serve import ROUTES_RESOURCE, RoutesConfig
 from agentlightning.errors import ConflictError, NotFoundError, StoreError
+from agentlightning.records import JSON, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.canary.results import WAIT_S, SessionResults
 from agentlightning.trainer.canary.rule import CanaryRule, Verdict
 from agentlightning.trainer.canary.shadows import read_shadow_figures
-from agentlightning.types import JSON, Resource
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agentlightning.config_canary import CanaryConfig, Measure
-from agentlightning.config_serve import RoutesConfig
+from agentlightning.config.canary import CanaryConfig, Measure
+from agentlightning.config.serve import RoutesConfig
 from agentlightning.gateway.sessions.routes import chosen_by_weight
+from agentlightning.records import FINAL_STATES, SESSION, Rollout
 from agentlightning.store.base import NEVER_FINAL, LightningStore, RolloutQuery
-from agentlightning.types import FINAL_STATES, SESSION, Rollout
 
 WAIT_S = 30.0
 OVERLAP_MS = 10_000

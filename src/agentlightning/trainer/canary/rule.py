@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentlightning.algorithms.sequential_tests import MeanDifferenceTest
-from agentlightning.config_canary import CanaryConfig, Measure
-from agentlightning.types import JSON
+from agentlightning.config.canary import CanaryConfig, Measure
+from agentlightning.records import JSON
 
 Verdict = Literal["promote", "roll_back", "undecided"]
 

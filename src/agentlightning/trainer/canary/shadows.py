@@ -11,13 +11,13 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from agentlightning.config_serve import RoutesConfig
+from agentlightning.config.serve import RoutesConfig
 from agentlightning.gateway.sessions.routes import is_shadowed
+from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.gateway_events import SHADOW_CALL
 from agentlightning.store.scan import read_rollouts
 from agentlightning.trainer.canary.results import OVERLAP_MS, first_id
-from agentlightning.types import JSON
 
 MEASURES = {
     "seconds, median": ("seconds", 0.5),

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.errors import NotFoundError
+from agentlightning.records import Call, Mode, Reward, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import by_attempt, read_rollouts
 from agentlightning.tracing.air import PREFIX, Air
-from agentlightning.types import Call, Mode, Reward, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from agentlightning.adapters.trajectories import JUDGE, named_rewards
 from agentlightning.algorithms.offline import Candidate, by_task
 from agentlightning.algorithms.preference import pairs
 from agentlightning.errors import NotFoundError
+from agentlightning.records import JSON, Call, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_rollouts
 from agentlightning.trainer.data.tasks import content_key
-from agentlightning.types import JSON, Call, Rollout
 
 
 @dataclass(kw_only=True)

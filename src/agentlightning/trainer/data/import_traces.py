@@ -20,10 +20,10 @@ import uuid_utils
 from agentlightning.adapters.episodes import Episode
 from agentlightning.adapters.model_records import call_records
 from agentlightning.errors import DataError
+from agentlightning.records import JSON, Call, Claim, Finish, NewRollout, Reward, Span, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.tracing.trace_files import TraceFileReader
 from agentlightning.trainer.data.tasks import content_key
-from agentlightning.types import JSON, Call, Claim, Finish, NewRollout, Reward, Span, WorkerStatus
 
 IMPORTED = "traces"
 """The entry of a run's configuration that names the files it was made of."""

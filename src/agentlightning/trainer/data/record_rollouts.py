@@ -10,7 +10,7 @@ import statistics
 from dataclasses import dataclass
 from functools import partial
 
-from agentlightning.config import Config
+from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import check_calls_recorded

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 from agentlightning.adapters.trajectories import named_rewards
 from agentlightning.errors import AgentLightningError, NotFoundError
+from agentlightning.records import Mode, Reward, Rollout
 from agentlightning.runner.failure import at_line
 from agentlightning.runner.result import RolloutResult, result_of
 from agentlightning.runner.scoring import FINAL, Score, Scorer
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import by_attempt, find_run, read_rollouts
 from agentlightning.trainer.data.air_report import within_groups
-from agentlightning.types import Mode, Reward, Rollout
 
 AT_ONCE = 16
 """Rollouts that are scored at a time."""

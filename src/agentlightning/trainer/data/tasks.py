@@ -18,8 +18,8 @@ from typing import Any
 import orjson
 
 from agentlightning.errors import DataError, MissingExtraError, boundary
+from agentlightning.records import JSON
 from agentlightning.runner.user_code import load
-from agentlightning.types import JSON
 
 Source = str | Sequence[JSON] | Callable[..., Iterable[JSON]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from agentlightning.config_alerts import AlertRuleConfig
+from agentlightning.config.alerts import AlertRuleConfig
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, Alarm, HealthCheck, History
 from agentlightning.trainer.monitor.metrics import METRICS

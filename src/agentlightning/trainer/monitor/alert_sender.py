@@ -21,12 +21,12 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
-from agentlightning.background import BackgroundTasks
-from agentlightning.backoff import Backoff
-from agentlightning.children import inheritable
-from agentlightning.config_alerts import AlertsConfig
-from agentlightning.disk import open_private
+from agentlightning.config.alerts import AlertsConfig
 from agentlightning.errors import ConfigError
+from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.runtime.backoff import Backoff
+from agentlightning.runtime.children import inheritable
+from agentlightning.runtime.disk import open_private
 from agentlightning.trainer.monitor.health_checks import Alarm
 
 FILE = "alerts.jsonl"

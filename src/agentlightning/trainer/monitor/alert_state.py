@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentlightning.errors import InputError
+from agentlightning.records import JSON, Run
 from agentlightning.trainer.monitor.alert_rules import LOAD_CHECKS
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, Alarm
-from agentlightning.types import JSON, Run
 
 ACTIVE = "alarms"
 """Key of the summary: the text of each alarm that holds, by name."""

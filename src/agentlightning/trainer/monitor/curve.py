@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentlightning.disk import open_private
 from agentlightning.errors import MissingExtraError
-from agentlightning.types import JSON
+from agentlightning.records import JSON
+from agentlightning.runtime.disk import open_private
 
 REWARDS = ("train/reward_mean", "eval/greedy/reward_mean", "eval/sampled/reward_mean")
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from agentlightning.records import JSON
 from agentlightning.trainer.monitor.metrics import NOT_NUMBERS, policy_of
-from agentlightning.types import JSON
 
 MIN_SUCCESS = 0.03
 """Below this base success hardly a group has anything to compare: of groups of 8, (1 - 0.03)^8 = 0.78 have no success."""

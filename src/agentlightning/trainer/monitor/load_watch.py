@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentlightning.background import BackgroundTasks
+from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.monitor.alert_rules import Load, load_alarms
 from agentlightning.trainer.monitor.metric_logger import MetricLogger

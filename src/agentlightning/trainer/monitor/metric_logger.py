@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from agentlightning.background import BackgroundTasks
-from agentlightning.children import inheritable, secrets_line
-from agentlightning.config_external import TRACKER_KEYS
-from agentlightning.disk import open_private
+from agentlightning.config.external import TRACKER_KEYS
+from agentlightning.records import JSON, Metric
+from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.runtime.children import inheritable, secrets_line
+from agentlightning.runtime.disk import open_private
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.alert_state import ACTIVE, begun, is_quiet
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, Alarm, HealthCheck, alarms, new_alarms
 from agentlightning.trainer.monitor.metrics import derived, path_of
 from agentlightning.trainer.progress import Progress
-from agentlightning.types import JSON, Metric
 
 SUMMARY = ("train/reward_mean", "eval/greedy/reward_mean", "eval/sampled/reward_mean", "train/loss", "eval/loss")
 """Metrics that a list of runs shows."""

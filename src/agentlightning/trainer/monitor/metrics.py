@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from agentlightning.types import JSON
+from agentlightning.records import JSON
 
 METRICS: Mapping[str, str] = {
     "train/reward_mean": "mean reward of the step's training rollouts",

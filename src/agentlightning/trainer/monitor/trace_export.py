@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from agentlightning.disk import open_private
+from agentlightning.runtime.disk import open_private
 from agentlightning.store.base import LightningStore
 from agentlightning.tracing.exporters import OtlpHttpExporter, finished_rollouts, headers_of, send_rollouts
 from agentlightning.tracing.rollout_trace import resource_of

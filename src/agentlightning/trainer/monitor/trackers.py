@@ -24,12 +24,12 @@ from typing import Any, Protocol
 
 import orjson
 
-from agentlightning.children import keep_files_private, receive_secrets
-from agentlightning.config import run_record
+from agentlightning.config.run import run_record
 from agentlightning.errors import MissingExtraError
+from agentlightning.records import JSON
+from agentlightning.runtime.children import keep_files_private, receive_secrets
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.metrics import in_order, numbers
-from agentlightning.types import JSON
 
 PROJECT = "agentlightning"
 """Name of the project or experiment, where the tracker's own variable names none."""

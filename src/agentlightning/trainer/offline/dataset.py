@@ -25,6 +25,7 @@ from agentlightning.algorithms.selection import selection
 from agentlightning.algorithms.supervised import Distill
 from agentlightning.engines.models import context_length
 from agentlightning.errors import ConfigError, DataError, NotFoundError
+from agentlightning.records import Call, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_images, read_rollouts
 from agentlightning.tracing.agent_names import named_calls
@@ -32,7 +33,6 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.import_traces import IMPORTED
 from agentlightning.trainer.data.tasks import content_key
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Call, Resource, Rollout
 
 if TYPE_CHECKING:
     from agentlightning.rendering.renderer import Renderer

@@ -21,13 +21,13 @@ from agentlightning.algorithms.preference import PreferenceAlgorithm, preference
 from agentlightning.algorithms.supervised import SupervisedAlgorithm
 from agentlightning.engines.base import DEFAULT_POLICY, Metrics
 from agentlightning.errors import DataError
+from agentlightning.records import JSON, Step
 from agentlightning.trainer.data.tasks import TaskOrder
 from agentlightning.trainer.evaluate import Kind
 from agentlightning.trainer.monitor.health_checks import OFFLINE_HEALTH_CHECKS, HealthCheck
 from agentlightning.trainer.offline.dataset import OfflineDataset
 from agentlightning.trainer.training_loop import TrainingLoop
 from agentlightning.training_types import Preference, PreferenceLoss, TrainingSequence, Trajectory
-from agentlightning.types import JSON, Step
 
 MAX_HELD_OUT = 256
 """Held-out examples whose loss is computed, the first ones: enough to see a difference, few enough to wait for."""

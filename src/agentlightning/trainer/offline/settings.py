@@ -17,12 +17,12 @@ from agentlightning.algorithms.preference import DPO, KTO, PreferenceAlgorithm
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS, PromptAlgorithm
 from agentlightning.algorithms.selection import selection
 from agentlightning.algorithms.supervised import RFT, SFT, Distill, SupervisedAlgorithm
-from agentlightning.code_loader import load_plugin, path_of_code
-from agentlightning.config import Config, EvalConfig, ModelConfig
+from agentlightning.config.run import Config, EvalConfig, ModelConfig
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.support import Support, check_loss, check_preference_loss
 from agentlightning.errors import ConfigError, boundary
-from agentlightning.types import JSON
+from agentlightning.records import JSON
+from agentlightning.runtime.code_loader import load_plugin, path_of_code
 
 OFFLINE_ALGORITHMS: Mapping[str, type[OfflineAlgorithm]] = MappingProxyType(
     {kind.name: kind for kind in (SFT, RFT, Distill, DPO, KTO)}

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentlightning.config_external import ExternalModelConfig
-from agentlightning.config_optimizer import OptimizeConfig
+from agentlightning.config.external import ExternalModelConfig
+from agentlightning.config.optimizer import OptimizeConfig
 from agentlightning.errors import BudgetSpentError
+from agentlightning.records import Call
 from agentlightning.trainer.external_cost import external_cost, used_tokens
-from agentlightning.types import Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

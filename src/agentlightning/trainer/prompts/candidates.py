@@ -13,9 +13,9 @@ from dataclasses import replace
 from agentlightning.algorithms.prompts.search import PromptCandidate
 from agentlightning.errors import InputError
 from agentlightning.prompts.templates import Template, check_candidate
+from agentlightning.records import Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.store.prompt_candidates import CandidateRecord, read_candidates
-from agentlightning.types import Resource
 
 Texts = tuple[tuple[str, str], ...]
 

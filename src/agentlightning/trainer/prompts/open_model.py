@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 
-from agentlightning.config import Config
-from agentlightning.config_optimizer import POLICY, SCRIPTED, model_name
+from agentlightning.config.optimizer import POLICY, SCRIPTED, model_name
+from agentlightning.config.run import Config
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.prompts.optimizer_model import (
     TIMEOUT_S,

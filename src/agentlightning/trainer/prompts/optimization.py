@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentlightning.algorithms.prompts.search import PromptCandidate, SearchResult, Split
-from agentlightning.config import Config, run_record, without_password
-from agentlightning.config_external import secret_variables
-from agentlightning.config_file import named_files
+from agentlightning.config.external import secret_variables
+from agentlightning.config.file import named_files
+from agentlightning.config.run import Config, run_record, without_password
 from agentlightning.errors import ConflictError, InputError, NotFoundError
+from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import promote_candidate
 from agentlightning.trainer.checkpoint import RunFolder
@@ -35,7 +36,6 @@ from agentlightning.trainer.prompts.settings import check_budget, prompt_algorit
 from agentlightning.trainer.prompts.store_search import StoreSearch
 from agentlightning.trainer.run_lease import RunLease
 from agentlightning.trainer.serving import OPTIMIZE
-from agentlightning.types import JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

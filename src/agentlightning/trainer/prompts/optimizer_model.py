@@ -19,14 +19,14 @@ from typing import Any, Protocol
 import httpx
 
 from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
-from agentlightning.backoff import Backoff
-from agentlightning.config_external import ExternalModelConfig
+from agentlightning.config.external import ExternalModelConfig
 from agentlightning.errors import ConfigError, ConflictError, EngineError, boundary
+from agentlightning.records import JSON, Call, Claim, Finish, NewRollout, Resource, RetryPolicy, Rollout, Sampling
 from agentlightning.runner.attempt import status_here
+from agentlightning.runtime.backoff import Backoff
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.prompts.budget import SearchUsage, usage_of
 from agentlightning.trainer.prompts.rollout_traces import message_text
-from agentlightning.types import JSON, Call, Claim, Finish, NewRollout, Resource, RetryPolicy, Rollout, Sampling
 
 OPTIMIZER_RUN = "{run_id}-optimizer"
 """Id of the run that keeps what the model of a search was asked."""

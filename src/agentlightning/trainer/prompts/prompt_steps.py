@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentlightning.algorithms.prompts.search import PromptAlgorithm, RolloutScore, SearchResult, Split
-from agentlightning.config import Config
+from agentlightning.config.run import Config
 from agentlightning.errors import BudgetSpentError
+from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.feedback import read_feedback
 from agentlightning.store.templates import promote_candidate
@@ -26,7 +27,6 @@ from agentlightning.trainer.prompts.optimizer_model import OptimizerModel
 from agentlightning.trainer.prompts.settings import check_budget
 from agentlightning.trainer.prompts.store_search import Key, StoreSearch, rollout_score
 from agentlightning.trainer.training_loop import SearchedStep
-from agentlightning.types import JSON
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 
 from agentlightning.algorithms.prompts.search import RolloutScore, Trace
+from agentlightning.records import JSON, Call, Rollout, Span
 from agentlightning.store.feedback import FEEDBACK
-from agentlightning.types import JSON, Call, Rollout, Span
 
 
 def rollout_trace(rollout: Rollout, calls: Sequence[Call], spans: Sequence[Span], score: RolloutScore) -> Trace:

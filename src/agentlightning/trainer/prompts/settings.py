@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS, PromptAlgorithm
-from agentlightning.code_loader import is_code, load_plugin
-from agentlightning.config import Config, EvalConfig, ModelConfig, MonitorConfig, TrainerConfig
-from agentlightning.config_air import AirConfig
-from agentlightning.config_alerts import AlertsConfig
-from agentlightning.config_optimizer import POLICY, OptimizeConfig
+from agentlightning.config.air import AirConfig
+from agentlightning.config.alerts import AlertsConfig
+from agentlightning.config.optimizer import POLICY, OptimizeConfig
+from agentlightning.config.run import Config, EvalConfig, ModelConfig, MonitorConfig, TrainerConfig
 from agentlightning.errors import ConfigError, boundary
+from agentlightning.records import JSON
+from agentlightning.runtime.code_loader import is_code, load_plugin
 from agentlightning.trainer.prompts.optimizer_model import scripted_model
-from agentlightning.types import JSON
 
 TRAINER_SETTINGS = frozenset({"seed", "start_timeout_s", "hang_timeout_s", "stall_timeout_s", "trackers"})
 """Settings of [trainer] that have an effect here."""

@@ -14,8 +14,9 @@ from functools import partial
 from itertools import count
 
 from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest, Split, Trace
-from agentlightning.config import Config
+from agentlightning.config.run import Config
 from agentlightning.errors import AgentError, BudgetSpentError
+from agentlightning.records import JSON, NewRollout, RetryPolicy, Rollout, Sampling
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.feedback import read_feedback
 from agentlightning.store.prompt_candidates import group_id, shared_group_id
@@ -27,7 +28,6 @@ from agentlightning.trainer.prompts.budget import Budget, SearchUsage, usage_of
 from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.prompts.optimizer_model import OptimizerModel
 from agentlightning.trainer.prompts.rollout_traces import rollout_trace
-from agentlightning.types import JSON, NewRollout, RetryPolicy, Rollout, Sampling
 
 READ_BATCH = 200
 """Rollouts whose records are read at a time."""

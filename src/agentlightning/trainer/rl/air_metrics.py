@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.rewards import without_air
-from agentlightning.config import Config
+from agentlightning.config.run import Config
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import ConfigError
 from agentlightning.runner.air import load_air

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.rewards import shaped_air, without_air
-from agentlightning.config_air import AirConfig
+from agentlightning.config.air import AirConfig
 from agentlightning.training_types import Trajectory
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from agentlightning.algorithms.lightning_rl import UpdatePlan
 from agentlightning.algorithms.updates import CallSignal
+from agentlightning.records import JSON
 from agentlightning.trainer.progress import CreditedCall, CreditedRollout
 from agentlightning.trainer.rl.credit_record import mean_over_call
-from agentlightning.types import JSON
 
 
 def credit_example(plans: Iterable[UpdatePlan]) -> CreditedRollout | None:

@@ -25,11 +25,12 @@ from agentlightning.algorithms.credit.keys import observation_key, user_key
 from agentlightning.algorithms.credit.rubric import score_calls
 from agentlightning.algorithms.credit.state_graph import StateGraph
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config_air import AirConfig
-from agentlightning.disk import open_private
+from agentlightning.config.air import AirConfig
 from agentlightning.errors import ConfigError
+from agentlightning.records import Step
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.runner.user_code import load
+from agentlightning.runtime.disk import open_private
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.progress import Progress, Silent
@@ -38,7 +39,6 @@ from agentlightning.trainer.rl.fork_returns import ForkSampler
 from agentlightning.trainer.rl.graph_files import GraphFiles
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs, read_inputs, with_failures
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Step
 
 TIMEOUT_S = 300.0
 READ_BATCH = 512

@@ -15,12 +15,12 @@ from statistics import fmean
 from agentlightning.adapters.sequences import PerToken
 from agentlightning.algorithms.lightning_rl import UpdatePlan
 from agentlightning.algorithms.updates import CallSignal
-from agentlightning.config import MonitorConfig
+from agentlightning.config.run import MonitorConfig
+from agentlightning.records import CallCredit
 from agentlightning.store.base import LightningStore
 from agentlightning.store.codec import portions
 from agentlightning.trainer.rl.policy_update import RowNumbers, named_rows
 from agentlightning.training_types import Loss, TrainingSequence
-from agentlightning.types import CallCredit
 
 MAX_PORTION_BYTES = 1 << 20
 """About the size of one request: others are served between two."""

@@ -18,12 +18,12 @@ from typing import Any, Literal
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.credit.forked import call_estimates, chosen_calls
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.records import FINAL_STATES, Call, NewRollout, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.forks import CREDIT_FORK, calls_before, forks_of, replay_ended
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.rl.step_inputs import read_inputs, with_failures
 from agentlightning.training_types import Trajectory, Transition
-from agentlightning.types import FINAL_STATES, Call, NewRollout, Rollout
 
 READ_BATCH = 128
 """Rollouts whose calls are read at a time: calls hold all text."""

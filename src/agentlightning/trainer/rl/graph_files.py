@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 
 from agentlightning.algorithms.credit.state_graph import StateGraph
-from agentlightning.disk import make_private_folder, open_private
+from agentlightning.runtime.disk import make_private_folder, open_private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

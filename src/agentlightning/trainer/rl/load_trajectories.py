@@ -14,6 +14,7 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.selection import Selection
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import AgentError
+from agentlightning.records import Call, ConsumedInputs, Rollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS, broken_counts
 from agentlightning.store.scan import read_images
@@ -24,7 +25,6 @@ from agentlightning.trainer.rl.step_inputs import read_inputs, with_failures
 from agentlightning.trainer.rl.tree_rollouts import TreeTally
 from agentlightning.trainer.rl.utilisation import TimeTally
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Call, ConsumedInputs, Rollout
 
 MAX_ROLLOUTS = 128
 """Rollouts whose calls are read at a time: calls hold all text, too, and those of a whole step are never held at once."""

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Protocol
 
 from agentlightning.engines.base import Metrics
+from agentlightning.records import FINAL_STATES, JSON, Consumed, Outcome, Resource, Rollout, Sampling, Step
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.prompt_candidates import shared_group_id
 from agentlightning.trainer.collect import nothing_to_learn
@@ -35,7 +36,6 @@ from agentlightning.trainer.rl.step_planner import StepPlan, StepPlanner
 from agentlightning.trainer.rl.tree_rollouts import TreeSampler
 from agentlightning.trainer.rl.utilisation import TimeTally, slots_of
 from agentlightning.trainer.training_loop import SearchedStep, TrainingLoop
-from agentlightning.types import FINAL_STATES, JSON, Consumed, Outcome, Resource, Rollout, Sampling, Step
 
 MAX_RESAMPLING = 10
 """Times tasks_per_step groups after which a step goes on with the groups that it has, as in DAPO's recipe."""

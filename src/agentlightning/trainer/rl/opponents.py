@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentlightning.config_policies import PolicyConfig
+from agentlightning.config.policies import PolicyConfig
 from agentlightning.engines.base import Engine, Metrics
 from agentlightning.engines.saved_folders import LEARNER_STATE
+from agentlightning.records import JSON, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders
 from agentlightning.trainer.checkpoint_files import local_folder
-from agentlightning.types import JSON, Resource
 
 
 @dataclass(kw_only=True)

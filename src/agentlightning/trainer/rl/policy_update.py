@@ -15,7 +15,7 @@ from agentlightning.adapters.sequences import by_call, merge
 from agentlightning.algorithms.critic import Values
 from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
 from agentlightning.algorithms.selection import own_groups
-from agentlightning.config import Config
+from agentlightning.config.run import Config
 from agentlightning.engines.base import Engine, Metrics
 from agentlightning.engines.setup import EngineNeeds
 from agentlightning.engines.support import check_loss

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from agentlightning.config import TrainerConfig
+from agentlightning.config.run import TrainerConfig
+from agentlightning.records import FINAL_STATES, JSON, NewRollout, Outcome, RetryPolicy, Rollout, Sampling
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.collect import ENQUEUE_BATCH, WAIT_S, RolloutCollector, nothing_to_learn
 from agentlightning.trainer.data.tasks import TaskOrder
 from agentlightning.trainer.rl.staleness import Staleness
 from agentlightning.trainer.rl.tree_rollouts import TreeSampler
-from agentlightning.types import FINAL_STATES, JSON, NewRollout, Outcome, RetryPolicy, Rollout, Sampling
 
 GROUP = "train"
 """First part of the ids of groups."""

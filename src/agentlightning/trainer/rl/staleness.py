@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from agentlightning.records import Resource
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Resource
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from typing import Literal
 
 from agentlightning.adapters.trajectories import counts
 from agentlightning.errors import ConflictError
+from agentlightning.records import Call, ConsumedInputs, Outcome, Reward, Rollout, Step
 from agentlightning.store.base import LightningStore
 from agentlightning.store.scan import by_attempt
 from agentlightning.tracing.agent_names import named_calls
-from agentlightning.types import Call, ConsumedInputs, Outcome, Reward, Rollout, Step
 
 DISCARDED: frozenset[Outcome] = frozenset({"stale", "overprovisioned"})
 """Outcomes of rollouts that a step consumes without learning from them."""

@@ -21,6 +21,7 @@ from agentlightning.algorithms.rewards import without_air
 from agentlightning.algorithms.selection import own_groups, selection
 from agentlightning.engines.base import Engine, Metrics
 from agentlightning.errors import NoCallsError
+from agentlightning.records import Outcome, Reward, Rollout
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.monitor.metrics import path_of
@@ -36,7 +37,6 @@ from agentlightning.trainer.rl.policy_update import RowNumbers, critic_values, r
 from agentlightning.trainer.rl.staleness import Staleness
 from agentlightning.trainer.rl.tree_rollouts import TreeTally
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Outcome, Reward, Rollout
 
 _STALE: Outcome = "stale"
 SUMS = ("tokens_sampled", "tokens_trained", "sequences")

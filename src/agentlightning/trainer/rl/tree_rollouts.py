@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.engines.base import Metrics
+from agentlightning.records import FINAL_STATES, Call, NewRollout, Rollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forks import forks_of, replay_ended, replayable
 from agentlightning.store.scan import by_attempt
-from agentlightning.types import FINAL_STATES, Call, NewRollout, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from agentlightning.config import Config
-from agentlightning.config_external import ExternalModelConfig, find_external
+from agentlightning.config.external import ExternalModelConfig, find_external
+from agentlightning.config.run import Config
 from agentlightning.engines.base import Metrics
-from agentlightning.types import Call, Rollout
+from agentlightning.records import Call, Rollout
 
 S = 1e9
 

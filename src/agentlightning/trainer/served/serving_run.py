@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from agentlightning.config_limits import LIMITS_RESOURCE
-from agentlightning.config_serve import ROUTES_RESOURCE, RoutesConfig
+from agentlightning.config.limits import LIMITS_RESOURCE
+from agentlightning.config.serve import ROUTES_RESOURCE, RoutesConfig
 from agentlightning.engines.base import together
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, NotFoundError
+from agentlightning.records import Resource
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.model_versions import ModelReference, parse_reference
@@ -29,7 +30,6 @@ from agentlightning.trainer.canary.controller import CanaryController, put_route
 from agentlightning.trainer.processes import record_run_status
 from agentlightning.trainer.served.settings import ServeFile, limits_without_key, serve_record
 from agentlightning.trainer.served.versions import RENEWAL_S, ServedVersions
-from agentlightning.types import Resource
 
 POLL_S = 30.0
 LOOK_S = 5.0

@@ -9,14 +9,14 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from agentlightning.config import Config, parse_config, parse_settings, run_record
-from agentlightning.config_base import Table
-from agentlightning.config_file import read_toml
-from agentlightning.config_limits import LimitsConfig, check_limits
-from agentlightning.config_serve import ServeConfig
+from agentlightning.config.base import Table
+from agentlightning.config.file import read_toml
+from agentlightning.config.limits import LimitsConfig, check_limits
+from agentlightning.config.run import Config, parse_config, parse_settings, run_record
+from agentlightning.config.serve import ServeConfig
+from agentlightning.records import JSON
 from agentlightning.store.tokens import Token
 from agentlightning.trainer.policies import sampling_table
-from agentlightning.types import JSON
 
 
 class ServedSampling(Table):

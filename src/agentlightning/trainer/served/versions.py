@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentlightning.config import Config
+from agentlightning.config.run import Config
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.sessions.routes import version_alias
+from agentlightning.records import Resource
+from agentlightning.runtime.watchdog import HangLimits, Watchdog
 from agentlightning.store.base import LightningStore
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.scan import find_model_version, find_run
@@ -26,8 +28,6 @@ from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.processes import engine_setup, policy_value, put_tokenizer
 from agentlightning.trainer.run_config import recorded_config
 from agentlightning.trainer.served.settings import ServeFile, served_config
-from agentlightning.types import Resource
-from agentlightning.watchdog import HangLimits, Watchdog
 
 LEASE_S = 120.0
 RENEWAL_S = 30.0

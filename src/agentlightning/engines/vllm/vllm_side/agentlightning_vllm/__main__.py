@@ -2,7 +2,7 @@
 
     python -m agentlightning_vllm --fd N [arguments of vLLM's server]
 
-Its parent writes one line of secrets to its standard input, as agentlightning.children does, and keeps it open.
+Its parent writes one line of secrets to its standard input, as agentlightning.runtime.children does, and keeps it open.
 """
 
 from __future__ import annotations

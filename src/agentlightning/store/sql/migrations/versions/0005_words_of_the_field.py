@@ -10,8 +10,8 @@ import orjson
 from alembic import op
 from sqlalchemy import text
 
+from agentlightning.records import JSON
 from agentlightning.store import former_names
-from agentlightning.types import JSON
 
 revision = "0005"
 down_revision = None

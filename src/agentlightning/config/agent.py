@@ -1,0 +1,158 @@
+"""Settings of the agent, of its rewards and of the workers that run it: the table ``[agent]``.
+
+`run.py` reads them. Knows nothing of what the settings do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from agentlightning.config.base import Table, matching
+
+
+class RewardConfig(Table):
+    """A reward function: of Python, a program, or a model that judges. A text alone is `run`."""
+
+    name: Annotated[str, matching(r"[A-Za-z_][A-Za-z0-9_.-]*", "letters, digits and _ . -")] | None = None
+    """Name of the reward and its metric, beside others; None: that of the function, the program, or `judge`."""
+    run: str | None = None
+    """``file.py:name`` or ``package.module:name``, called with (task, result)."""
+    command: str | None = None
+    """A program, split into words as a shell would: the rollout as JSON on its standard input, and as the last line that
+    it prints the reward, or an object of rewards by name."""
+    judge: str | None = None
+    """A model to ask for a score from 0 to 1: an external model or a policy of the run, or with `url`
+    one of that endpoint's."""
+    url: str | None = None
+    """Base URL of an OpenAI-compatible endpoint, with its /v1. None: the run's own gateway."""
+    key_env: str | None = None
+    """Variable of the workers' environment with the key of `url`; None: no key is sent."""
+    instructions: str | None = None
+    """Criteria for the judge; None: the rollout reached the task's goal."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature of the judge; None: the endpoint's own."""
+    weight: float = 1.0
+    """Factor of this reward in the sum of several; its own record is without it."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Seconds for one score. The attempt's own time counts as well."""
+
+    @property
+    def label(self) -> str:
+        """The reward's name where there are several."""
+        if self.name is not None:
+            return self.name
+        source = self.run or (self.command or "judge").split()[0]
+        return Path(source.rpartition(":")[2]).stem
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if sum(kind is not None for kind in (self.run, self.command, self.judge)) != 1:
+            raise ValueError("give one of run (file.py:name), command (a program) and judge (a model)")
+        ignored: dict[str, object] = {"url": self.url, "key_env": self.key_env, "instructions": self.instructions}
+        ignored |= {"temperature": self.temperature}
+        for name in (name for name, value in ignored.items() if value is not None and self.judge is None):
+            raise ValueError(f"{name}: has no effect without judge")
+        if self.run is not None and self.timeout_s != RewardConfig.model_fields["timeout_s"].default:
+            raise ValueError("timeout_s: has no effect with run; agent.timeout_s bounds it")
+        if self.key_env is not None and self.url is None:
+            raise ValueError("key_env: has no effect without url; the gateway has the keys of external models")
+        if self.key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+            raise ValueError(  # what was given is repeated nowhere: somebody may have pasted a key
+                "key_env: expected the name of an environment variable, such as OPENAI_API_KEY, not the key"
+            )
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError("url: expected http(s)://HOST/v1")
+        return self
+
+
+def reward_labels(rewards: Sequence[RewardConfig]) -> list[str]:
+    """Their names; ValueError where one would be lost among several: two are the same, or it is that of their sum."""
+    labels = [one.label for one in rewards]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"two rewards are called {twice[0]!r}; give each a name of its own")
+    if len(labels) > 1 and "reward" in labels:
+        raise ValueError("'reward' is the name of the sum of several rewards; give each a name of its own")
+    return labels
+
+
+class AgentConfig(Table):
+    """The agent, its rewards and the workers that run it."""
+
+    run: str | None = None
+    """Function agent: ``file.py:name`` or ``package.module:name``."""
+    command: str | None = None
+    """Command agent: any program, for example ``node agent.js``."""
+    reward: tuple[RewardConfig, ...] = ()
+    """Reward function: ``file.py:name`` called with (task, result), or a table, or a list of these, whose rewards are added.
+    None: the agent's own return value or records."""
+    workers: int = Field(2, ge=0)
+    """Worker processes to start here; 0 where workers run elsewhere."""
+    concurrency: int = Field(32, ge=1)
+    """Rollouts at a time in each worker."""
+    labels: dict[str, str] = Field({})
+    """Labels that workers must have to be given its rollouts, for workers that run elsewhere: ``{gpu = "no"}``."""
+    timeout_s: float = Field(300.0, gt=0)
+    max_attempts: int = Field(2, ge=1)
+    on_failure: Literal["drop", "zero"] = "drop"
+    """A rollout that failed all its attempts: left out, or reward 0."""
+    allow_posted_rewards: bool | None = None
+    """An attempt's key may set rewards at the gateway; None: only for a command without a reward function."""
+    trace: bool = True
+    """Function agents: name the agent (node, role) of each call, and record the OpenTelemetry spans that its code makes."""
+    instrument: tuple[str, ...] = ()
+    """Function agents: instrumentations to switch on in every worker, by name (langchain, openai_agents) or package: any
+    that is installed of OpenInference's and OpenTelemetry's."""
+    unsupported_params: Literal["error", "drop"] = "error"
+    """Treatment of a call that asks for sampling no trainer could account for (bad_words, typical_p, a grammar that cannot
+    be made): error: refused with a sentence; drop: sampled without it. What was asked for is recorded with the call."""
+    structured: Literal["mask", "context_only"] = "mask"
+    """Use that training makes of calls with a grammar, penalties or cuts: mask: learned from under the same mask, which an
+    engine must be able to rebuild (others refuse such calls); context_only: nothing is learned from them."""
+    show_schema: bool = False
+    """A form that a call asks for (a JSON schema, a choice) is also written into the prompt, after its last message."""
+
+    @property
+    def reward_specs(self) -> list[str]:
+        """`reward`, one text each for a worker's command line: what is not just a Python function as JSON."""
+        alone = len(self.reward) == 1
+        return [
+            one.run if one.run is not None and alone else one.model_dump_json(exclude_defaults=True)
+            for one in (one.model_copy(update={} if alone else {"name": one.label}) for one in self.reward)
+        ]
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        listed = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        return [{"run": one} if isinstance(one, str) else one for one in listed]
+
+    @field_validator("reward")
+    @classmethod
+    def _told_apart(cls, value: tuple[RewardConfig, ...]) -> tuple[RewardConfig, ...]:
+        reward_labels(value)
+        if len(value) == 1 and value[0].weight != 1:
+            raise ValueError("weight: has no effect on a reward function alone")
+        return value
+
+    @property
+    def given(self) -> bool:
+        """True where there is an agent: offline training needs one only to be evaluated."""
+        return self.run is not None or self.command is not None
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.labels and self.workers:
+            raise ValueError("labels: have no effect on workers that are started here; expected workers = 0")
+        if self.instrument and not self.trace:
+            raise ValueError("instrument: has no effect with trace = false; expected no instrumentation")
+        if self.command is not None and (self.instrument or not self.trace):
+            raise ValueError(
+                f"{'instrument' if self.instrument else 'trace'}: has no effect on a command, which is traced by what its "
+                "environment says (OTEL_EXPORTER_OTLP_ENDPOINT is set for it)"
+            )
+        return self

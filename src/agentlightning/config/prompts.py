@@ -1,0 +1,126 @@
+"""Settings of prompts, the table ``[prompts]``: templates by name, and the agents whose system prompts they replace.
+
+Read by the trainer, which stores the templates with the run, and by gateways, which find the rules in the run's own
+configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from agentlightning.config.base import Table
+from agentlightning.errors import ConfigError, InputError
+from agentlightning.prompts.rollout_prompts import NAME
+from agentlightning.prompts.templates import Template
+
+CONFIG_SOURCE = "config"
+"""Source of the versions that a configuration made."""
+
+
+class PromptTemplateConfig(Table):
+    """One template; a text alone is `text`."""
+
+    text: str | None = None
+    """The template, where it is one text."""
+    messages: tuple[dict[str, str], ...] | None = None
+    """The template, where it is messages: a role and a content each, in the form of fstring."""
+    format: Literal["fstring", "jinja"] = "fstring"
+    """Language of `text`: ``{field}``, or Jinja."""
+
+    @property
+    def template(self) -> Template:
+        """The template, parsed. InputError."""
+        if self.messages is not None:
+            return Template.of(self.messages, source=CONFIG_SOURCE)
+        return Template.of(self.text or "", self.format, CONFIG_SOURCE)
+
+    @model_validator(mode="after")
+    def _parses(self) -> Self:
+        if (self.text is None) == (self.messages is None):
+            raise ValueError("give either text or messages")
+        if self.messages is not None and self.format != "fstring":
+            raise ValueError("format: has no effect on messages, whose contents are of the form fstring")
+        try:
+            self.template  # noqa: B018  # parsed to be checked
+        except InputError as cause:
+            raise ValueError(str(cause)) from cause
+        return self
+
+
+class PromptRuleConfig(Table):
+    """Replacement of system prompts by a template, without a change to the agents."""
+
+    template: str
+    """Name of the template, which is a text. Its placeholders are fields of the task."""
+    agents: tuple[str, ...] = ()
+    """Names of the agents, as their calls give them (x-agl-agent, baggage, traced frameworks), with * and ? for other text;
+    ``*`` is every agent, those without a name among them."""
+    between: tuple[str, str] | None = None
+    """Two marks in the system prompt: what stands between them is replaced, and calls whose prompt lacks them stay as they
+    are. None: the whole system prompt."""
+
+    @field_validator("agents")
+    @classmethod
+    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(value):
+            raise ValueError('expected names of agents, or "*" for all, got an empty name')
+        return value
+
+    @model_validator(mode="after")
+    def _names_agents(self) -> Self:
+        if not self.agents:
+            raise ValueError('agents: expected names of agents, or "*" for all, got none')
+        if self.between is not None and not all(self.between):
+            raise ValueError("between: expected two marks that are not empty")
+        return self
+
+    def applies(self, agent: str | None) -> bool:
+        """True where the rule is for calls of this agent."""
+        return any(fnmatchcase(agent or "", pattern) for pattern in self.agents)
+
+
+class PromptsConfig(Table):
+    """Prompt templates of the run, and the agents that get them without a change."""
+
+    templates: dict[str, PromptTemplateConfig] = Field({})
+    """By name: agents ask for it, or find it in AGL_PROMPT_NAME. The run's first version; ``agl prompts`` makes others."""
+    rules: tuple[PromptRuleConfig, ...] = ()
+    """The first that names the agent of a call counts."""
+
+    @field_validator("templates", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: {"text": one} if isinstance(one, str) else one for name, one in value.items()}
+
+    def check_fields(self, fields: Collection[str], in_environment: bool) -> None:
+        """ConfigError where a template that is filled from the task alone has a placeholder that tasks have no field for:
+        those of rules, and with `in_environment`, where agents are programs, all."""
+        filled = list(self.templates) if in_environment else [rule.template for rule in self.rules]
+        for name in filled:
+            if missing := sorted(set(self.templates[name].template.placeholders) - set(fields)):
+                raise ConfigError(
+                    f"prompts.templates.{name}: unknown placeholder {missing[0]!r}; the tasks have the fields "
+                    f"{', '.join(sorted(fields))}"
+                )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        for name in self.templates:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"templates.{name}: expected a name of letters, digits, '_' and '-'")
+        for place, rule in enumerate(self.rules):
+            template = self.templates.get(rule.template)
+            if template is None:
+                known = ", ".join(sorted(self.templates)) or "none"
+                raise ValueError(f"rules.{place}.template: there is no template {rule.template!r}; known are {known}")
+            if template.messages is not None:
+                raise ValueError(
+                    f"rules.{place}.template: expected one that is a text, and {rule.template!r} is messages"
+                )
+        return self

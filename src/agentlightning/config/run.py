@@ -1,0 +1,366 @@
+"""Typed settings of every part; `file.py` reads them from TOML with dotted overrides.
+
+The command line and `Trainer` make a `Config`; every part gets its own table and none reads another's. A setting that does
+not exist, has the wrong type, or would be ignored by the chosen parts is a `ConfigError` before anything starts. Knows
+nothing of what the settings do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from agentlightning.config.agent import AgentConfig
+from agentlightning.config.air import AirConfig
+from agentlightning.config.alerts import AlertsConfig
+from agentlightning.config.base import FolderUrl, Table, matching
+from agentlightning.config.base import parse_settings as parse_settings
+from agentlightning.config.engine import EngineConfig
+from agentlightning.config.external import ExternalModelConfig, agent_model, check_external_models, external_name
+from agentlightning.config.kubernetes import KubernetesConfig
+from agentlightning.config.limits import LIMITS_RESOURCE, LimitsConfig, check_limits
+from agentlightning.config.optimizer import OptimizeConfig, check_optimize
+from agentlightning.config.policies import PolicyConfig, check_policies
+from agentlightning.config.prompts import PromptsConfig
+from agentlightning.config.sandbox import SandboxConfig
+
+DEFAULT_STORE = "sqlite:///runs/agl.db"
+TAG = r"[^\s\x00-\x1f]{1,64}"
+"""A word: searches go by words."""
+POLICY_SETTINGS = ("unsupported_params", "structured", "show_schema")
+"""Settings of [agent] for calls that a policy answers."""
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+
+
+class ModelConfig(Table):
+    """The model that is trained, and how it is sampled."""
+
+    path: str
+    """Hub name or local folder of a transformers causal language model with a chat template; or ``external:NAME``: agents
+    ask the external model of that name, no engine is started, and nothing can be trained."""
+    name: (
+        Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits and _ . -")] | None
+    ) = None
+    """Name of the model's versions in the registry, over all runs that give it: ``support`` for ``support@40``. None: the
+    run's id. Of several policies each has its own name behind it: ``support-ALIAS``."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of training rollouts; evaluation is greedy and at temperature 1."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Tokens of one completion, at most. None: what the agent asks for, else what the context holds."""
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if external_name(self.path) is None:
+            return self
+        if self.name is not None:
+            raise ValueError("name: has no effect on an external model, of which no version is made")
+        for name in ("temperature", "max_tokens"):
+            if getattr(self, name) != ModelConfig.model_fields[name].default:
+                raise ValueError(f"{name}: has no effect on an external model, which samples as the agent asks")
+        return self
+
+
+class DataConfig(Table):
+    """The tasks."""
+
+    train: str | None = None
+    """Tasks: a .jsonl, .csv or .parquet file, ``hub:NAME[:SPLIT]``, or a Python callable ``file.py:name``."""
+    from_run: tuple[str, ...] = ()
+    """Runs in the same store whose recorded training rollouts are learned from, in place of tasks."""
+    val: str | None = None
+    """Held-out tasks, never trained on."""
+    fields: tuple[str, ...] | None = None
+    """Fields that every task must have; None: the fields of the first task."""
+
+    @field_validator("from_run", mode="before")
+    @classmethod
+    def _one_run(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.train is None and not self.from_run:
+            raise ValueError("give either train (tasks) or from_run (recorded runs)")
+        return self
+
+
+class TrainerConfig(Table):
+    """The training loop."""
+
+    steps: int = Field(100, ge=1)
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the training tasks, in place of `steps`."""
+    tasks_per_step: int = Field(32, ge=1)
+    learning_rate: float = Field(1e-5, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    final_learning_rate: float = Field(0.1, ge=0, le=1)
+    """Share of the learning rate that is left at the end of a linear decay; 1 keeps it constant."""
+    grad_clip: float = Field(1.0, gt=0)
+    checkpoint_every: int = Field(10, ge=1)
+    """Steps between checkpoints; a crash repeats at most this many updates, and samples nothing again."""
+    keep_checkpoints: int = Field(2, ge=1)
+    checkpoint_url: FolderUrl | None = None
+    """Folder of an object store or a shared disk that every checkpoint is copied to, ``s3://bucket/runs``, so that any host
+    can go on from it. None: checkpoints are in the run's folder alone."""
+    seed: int = 0
+    max_staleness: int = Field(0, ge=0)
+    """Training steps by which the weights that sampled a rollout may lie behind those that it updates: so many steps'
+    groups run ahead of the trainer. 0: each step samples its own and waits for them (synchronous)."""
+    batch_order: Literal["fifo", "first_finished"] = "fifo"
+    """The groups that a step takes. fifo: the oldest, waiting for slow ones; nothing is discarded. first_finished: those
+    that finish first; slow ones are learned from later, or cancelled and recorded as stale once they would be too stale."""
+    overprovision: float = Field(0.0, ge=0, le=1)
+    """Share of groups queued beyond what a synchronous step needs: the first to finish are taken, the others cancelled."""
+    group_deadline_s: float | None = Field(None, gt=0)
+    """Seconds after the first end in a group at which what still runs of it is cancelled; None: it is waited for."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Experiment trackers that get the metrics, beside the store and metrics.jsonl; each needs the extra of its name."""
+    health_checks: bool = True
+    """Warn by name when the numbers say that the run goes wrong."""
+    start_timeout_s: float = Field(600.0, gt=0)
+    """Seconds that the server, the sampler and the learner each have to start; a busy machine takes minutes."""
+    hang_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
+    """Seconds without a sign of life after which one of them is killed and started again."""
+    stall_timeout_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
+    """The same for one that lives and whose work makes no progress."""
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.epochs is not None and self.steps != TrainerConfig.model_fields["steps"].default:
+            raise ValueError("epochs: conflicts with steps; give one of the two")
+        if self.batch_order != "fifo" and self.max_staleness == 0:
+            raise ValueError("batch_order: has no effect with max_staleness = 0; expected 'fifo'")
+        if self.overprovision and self.max_staleness:
+            raise ValueError(
+                "overprovision: with max_staleness above 0, groups that a step does not need are the next step's"
+            )
+        return self
+
+
+class EvalConfig(Table):
+    """Evaluations on held-out tasks."""
+
+    every: int = Field(0, ge=0)
+    """Steps between greedy evaluations; 0: only before and after training."""
+    tasks: int | None = Field(None, ge=1)
+    """Held-out tasks to use, at most, the first ones; None: all."""
+    sampled: bool = True
+    """Also evaluate at temperature 1 before and after."""
+
+
+class TracingConfig(Table):
+    """OpenTelemetry traces of what agents do."""
+
+    export: Annotated[str, matching(r"https?://.+", "http://HOST:PORT/PATH")] | None = None
+    """OTLP/HTTP endpoint, such as http://localhost:4318/v1/traces: every rollout is sent there when it finishes, as one
+    trace. Headers come from OTEL_EXPORTER_OTLP_HEADERS."""
+
+
+class MonitorConfig(Table):
+    """Data that a run keeps for screens, and that training never reads."""
+
+    keep_credit: int = Field(50, ge=0)
+    """Latest steps of which the store keeps each call's credit, advantage, return, loss weight and clip share; 0: none."""
+    token_credit: bool = True
+    """Keep advantages, and ratios and entropies where the engine reports them, per token, too: 4 bytes each."""
+    mutual_information: int = Field(0, ge=0)
+    """Tasks of each step whose first completions are scored after each other's prompts, by which the mutual information of
+    tasks and completions is estimated; 0: it is not."""
+    tags: tuple[Annotated[str, matching(TAG, "words of at most 64 characters")], ...] = Field((), max_length=20)
+    """Words to find the run by; ``agl runs tag`` sets others later."""
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if not self.keep_credit and not self.token_credit:
+            raise ValueError("token_credit: has no effect with keep_credit = 0")
+        if self.mutual_information == 1:
+            raise ValueError("mutual_information: expected 0, or at least 2 tasks to compare")
+        return self
+
+
+class StoreConfig(Table):
+    """The store of rollouts, calls and rewards."""
+
+    url: str = DEFAULT_STORE
+    """``memory://``, ``sqlite:///PATH``, ``postgresql://…`` or ``redis://…``, served by a process of the run; or
+    ``http://SERVER``, one that runs already."""
+
+
+class Config(Table):
+    """Everything `agl train` needs."""
+
+    model: ModelConfig
+    agent: AgentConfig = AgentConfig()
+    data: DataConfig
+    algorithm: dict[str, Any] = Field({})
+    """The algorithm's own settings; `name` picks it (default lightning_rl), `schedule` holds what differs from a step on.
+    The algorithm checks them."""
+    trainer: TrainerConfig = TrainerConfig()
+    eval: EvalConfig = EvalConfig()
+    engine: EngineConfig = EngineConfig()
+    air: AirConfig = AirConfig()
+    sandbox: SandboxConfig | None = None
+    """None: agents run as the worker's user, with all that it may do."""
+    kubernetes: KubernetesConfig | None = None
+    """Jobs of a cluster that a command agent's attempts are; None: they run where their worker does."""
+    tracing: TracingConfig = TracingConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    alerts: AlertsConfig = AlertsConfig()
+    store: StoreConfig = StoreConfig()
+    external: dict[str, ExternalModelConfig] = Field({})
+    """Models that are not trained, by a name of your choice: a judge, a user simulator, an embedding."""
+    prompts: PromptsConfig = PromptsConfig()
+    """Prompt templates, and the agents whose system prompts they replace."""
+    optimize: OptimizeConfig | None = None
+    """Search for better prompts; None: there is none."""
+    limits: LimitsConfig = LimitsConfig()
+    """Bounds of what each attempt, and the run as a whole, may use."""
+    policies: dict[str, PolicyConfig] = Field({})
+    """Several policies, by the model name that agents ask for. Empty: one, which answers whatever name they ask for."""
+
+    @property
+    def offline(self) -> bool:
+        """True where the run samples nothing to learn from."""
+        return self.data.train is None
+
+    def with_steps(self, examples: int) -> Self:
+        """With `trainer.epochs` as steps, once the number of training examples is known."""
+        trainer = self.trainer
+        if trainer.epochs is None:
+            return self
+        steps = max(1, math.ceil(trainer.epochs * examples / trainer.tasks_per_step))
+        return self.model_copy(update={"trainer": trainer.model_copy(update={"steps": steps, "epochs": None})})
+
+    @property
+    def agent_model(self) -> str | None:
+        """The external model that agents ask for; None where they ask the policies of the run."""
+        name = external_name(self.model.path)
+        return None if name is None else agent_model(name, self.external)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _models_of_policies(cls, table: Any) -> Any:
+        """model.path may be left out where every policy has a model of its own."""
+        policies = table.get("policies") if isinstance(table, dict) else None
+        if not (isinstance(policies, dict) and policies):
+            return table
+        own = [
+            one.get("model") if isinstance(one, dict) else None
+            for one in policies.values()
+            if not (isinstance(one, dict) and one.get("snapshot_of"))
+        ]
+        model = table.get("model", {})
+        if not (own and all(own)) or not isinstance(model, dict):
+            return table
+        if model.get("path") not in (None, own[0]):  # the file of a run names every setting
+            raise ValueError("model.path: has no effect, since each of the policies has a model of its own")
+        return {**table, "model": {**model, "path": own[0]}}
+
+    @model_validator(mode="after")
+    def _external_models_agree(self) -> Self:
+        if self.agent_model is not None:
+            self._check_no_engine()
+            check_external_models(self.external, ())
+        else:
+            check_external_models(self.external, tuple(self.policies) or (Path(self.model.path).name, "default"))
+        check_limits(self.limits, self.external)
+        for name in self.prompts.templates:
+            if name in {*self.external, *self.policies, "default", LIMITS_RESOURCE}:
+                raise ValueError(
+                    f"prompts.templates.{name}: is the name of another resource of the run; choose another"
+                )
+        if self.optimize is not None:
+            check_optimize(self.optimize, self.prompts.templates, self.external)
+        return self
+
+    def _check_no_engine(self) -> None:
+        """ValueError for a setting of the policies that agents do not ask."""
+        agent, plain = self.agent, AgentConfig()
+        ignored = {f"agent.{name}": getattr(agent, name) != getattr(plain, name) for name in POLICY_SETTINGS}
+        for name, given in {**ignored, "engine": self.engine != EngineConfig(), "policies": self.policies}.items():
+            if given:
+                raise ValueError(f"{name}: has no effect with model.path = {self.model.path!r}: no engine is started")
+
+    @model_validator(mode="after")
+    def _policies_named(self) -> Self:
+        check_policies(self.policies, self.trainer.keep_checkpoints)
+        if self.policies and self.data.from_run:
+            raise ValueError("policies: a run that learns from data.from_run trains one policy; leave them out")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        agent = self.agent
+        if self.data.train is not None and self.data.from_run and not self.algorithm.get("schedule"):
+            raise ValueError(
+                "data: give either train (tasks) or from_run (recorded runs), not both, unless algorithm.schedule switches "
+                "between them"
+            )
+        if (agent.run is not None and agent.command is not None) or not (agent.given or self.offline):
+            raise ValueError("agent: give either run (a function, 'file.py:name') or command (a program), not both")
+        if self.sandbox is not None and agent.command is None:
+            raise ValueError(
+                "sandbox: a function agent runs inside the worker and cannot be isolated from it; expected agent.command"
+            )
+        if self.kubernetes is not None and agent.command is None:
+            raise ValueError(
+                "kubernetes: a function agent runs inside its worker, not in a pod; expected agent.command"
+            )
+        if self.kubernetes is not None and self.sandbox is not None:
+            raise ValueError("sandbox: has no effect on an agent in a pod, which is its sandbox; leave it out")
+        if self.offline:  # trainer/offline/settings.py checks the others
+            return self
+        if self.data.val is None and self.eval != EvalConfig():  # the file of a run names every setting
+            raise ValueError("eval: has no effect without data.val")
+        return self
+
+
+def parse_config(table: dict[str, Any], where: str = "configuration") -> Config:
+    """A table as a Config; every problem in one ConfigError, a line each, with the dotted name of the setting."""
+    return parse_settings(Config, table, where)
+
+
+def run_record(config: Config) -> dict[str, Any]:
+    """The configuration as a store keeps it with the run: what depends on other settings is decided; without passwords."""
+    agent = config.agent
+    table = config.model_dump(mode="json")
+    table["store"]["url"] = without_password(absolute_url(config.store.url))
+    if agent.allow_posted_rewards is None:
+        table["agent"]["allow_posted_rewards"] = agent.command is not None and not agent.reward
+    return table
+
+
+def config_text(config: Config) -> str:
+    """The configuration as JSON, for the run folder; where its store is a file, from anywhere."""
+    table = config.model_dump(mode="json")
+    table["store"]["url"] = absolute_url(config.store.url)
+    return json.dumps(table, indent=2)
+
+
+def absolute_url(url: str) -> str:
+    """A store's URL that means the same from every working directory.
+
+    >>> absolute_url("sqlite:///runs/agl.db") == f"sqlite:///{Path.cwd()}/runs/agl.db"
+    True
+    """
+    scheme, separator, rest = url.partition(":///")
+    path, mark, query = rest.partition("?")
+    if scheme != "sqlite" or not path or Path(path).is_absolute():
+        return url
+    return f"{scheme}{separator}{Path.cwd() / path}{mark}{query}"
+
+
+def without_password(url: str) -> str:
+    """A store's URL as it may be shown and logged.
+
+    >>> without_password("postgresql://agl:p@s/s@db/agl"), without_password("redis://:secret@db?password=x&appendonly=off")
+    ('postgresql://agl:***@db/agl', 'redis://:***@db?password=***&appendonly=off')
+    """
+    # Up to the last @: a password may hold one that nobody escaped, or what else ends the host of a URL.
+    url = re.sub(r"(?<=://)([^:/?#@]*):.*@", r"\1:***@", url)
+    return re.sub(r"(?<=[?&]password=)[^&]*", "***", url)

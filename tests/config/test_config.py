@@ -1,0 +1,261 @@
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.config.file import load_config, with_overrides
+from agentlightning.config.run import (
+    AgentConfig,
+    EngineConfig,
+    TrainerConfig,
+    config_text,
+    parse_config,
+    parse_settings,
+    run_record,
+)
+from agentlightning.errors import ConfigError
+
+LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "tasks.jsonl"}}
+
+
+def test_the_smallest_configuration_is_a_model_an_agent_and_tasks() -> None:
+    config = parse_config(LEAST)
+    assert config.trainer.steps == 100
+    assert config.engine.name == "local"
+
+
+def test_an_unknown_setting_is_an_error_that_names_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.step: no such setting; did you mean 'steps'\?"):
+        parse_config(LEAST | {"trainer": {"step": 3}})
+
+
+def test_an_unknown_table_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="gpu: no such setting; known here: model, agent, data"):
+        parse_config(LEAST | {"gpu": {}})
+
+
+def test_a_wrong_type_names_the_setting_and_what_was_given() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.steps: .*integer.*, got 'many'"):
+        parse_config(LEAST | {"trainer": {"steps": "many"}})
+    with pytest.raises(ConfigError, match=r"agent\.instrument: expected a list, got 'langchain'"):
+        parse_config(LEAST | {"agent": {"run": "agent.py:solve", "instrument": "langchain"}})
+
+
+def test_every_problem_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(LEAST | {"trainer": {"steps": 0, "seed": "x"}})
+    assert str(caught.value).count("\n") == 1
+
+
+def test_a_setting_that_would_be_ignored_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"muon_learning_rate has no effect"):
+        parse_config(LEAST | {"engine": {"muon_learning_rate": 0.1}})
+    with pytest.raises(ConfigError, match=r"eval: has no effect without data\.val"):
+        parse_config(LEAST | {"eval": {"every": 5}})
+
+
+def test_a_configuration_that_was_written_down_can_be_read_again() -> None:
+    for table in (LEAST, LEAST | {"data": {"train": "t", "val": "v"}, "eval": {"every": 5}}):
+        config = parse_config(table | {"store": {"url": "memory://"}})
+        assert parse_config(json.loads(config_text(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("agent", "may"),
+    [
+        ({"run": "a.py:f"}, False),
+        ({"command": "node agent.js"}, True),
+        ({"command": "node agent.js", "reward": "r.py:f"}, False),
+        ({"command": "node agent.js", "allow_posted_rewards": False}, False),
+        ({"run": "a.py:f", "allow_posted_rewards": True}, True),
+    ],
+)
+def test_a_run_says_whether_its_agents_may_set_rewards(agent: dict[str, object], may: bool) -> None:
+    assert run_record(parse_config(LEAST | {"agent": agent}))["agent"]["allow_posted_rewards"] is may
+
+
+def test_a_number_must_be_finite() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.learning_rate: .*finite"):
+        parse_config(LEAST | {"trainer": {"learning_rate": float("inf")}})
+
+
+def test_an_agent_is_either_a_function_or_a_command() -> None:
+    with pytest.raises(ConfigError, match="agent: give either run"):
+        parse_config(LEAST | {"agent": {"run": "a.py:f", "command": "node agent.js"}})
+
+
+def test_overrides_reach_into_tables_and_read_toml_values(tmp_path: Path) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text('[model]\npath="m"\n[agent]\nrun="a.py:f"\n[data]\ntrain="t.jsonl"\n')
+    config = load_config(file, ["trainer.steps=7", "model.path=other/name", "eval.sampled=false", "data.val=v.jsonl"])
+    assert (config.trainer.steps, config.model.path, config.eval.sampled) == (7, "other/name", False)
+
+
+def test_a_run_that_goes_on_elsewhere_has_other_addresses_and_else_its_own_settings() -> None:
+    started = parse_config(LEAST | {"engine": {"listen": "10.0.0.4:9000", "key_env": "KEY", "max_num_seqs": 8}})
+    moved = with_overrides(started, ["engine.listen=10.0.0.9:9000"])
+    assert moved.engine.listen == "10.0.0.9:9000"
+    assert moved.model_copy(update={"engine": started.engine}) == started
+
+
+def test_paths_beside_the_file_do_not_depend_on_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "t.jsonl").write_text("")
+    file = tmp_path / "train.toml"
+    file.write_text('[model]\npath="hub/name"\n[agent]\nrun="agent.py:solve"\n[data]\ntrain="t.jsonl"\n')
+    config = load_config(file)
+    assert config.agent.run == f"{tmp_path / 'agent.py'}:solve"
+    assert config.data.train == str(tmp_path / "t.jsonl")
+    assert config.model.path == "hub/name"
+
+
+@pytest.mark.parametrize("text", ["[model", "model = 3 4"])
+def test_broken_toml_is_one_sentence_that_names_the_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"train\.toml: not valid TOML"):
+        load_config(file)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: no such file"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_an_override_without_a_value_says_what_was_expected() -> None:
+    with pytest.raises(ConfigError, match=r"expected table\.setting=value"):
+        load_config(None, ["trainer.steps"])
+
+
+def test_a_credit_rule_of_ones_own_is_found_from_anywhere_and_a_rules_name_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("rules.py", "uniform"):
+        (tmp_path / name).write_text("")
+    own = parse_file(tmp_path, {"credit": "rules.py:mine", "credit_settings": {"key": "rules.py:state", "n": 1}})
+    assert own == {
+        "credit": f"{tmp_path}/rules.py:mine",
+        "credit_settings": {"key": f"{tmp_path}/rules.py:state", "n": 1},
+    }
+    assert parse_file(tmp_path, {"credit": "uniform"}) == {"credit": "uniform"}
+
+
+def parse_file(folder: Path, algorithm: dict[str, object]) -> dict[str, object]:
+    return load_config(
+        None, given={f"{key}": value for key, value in (LEAST | {"algorithm": algorithm}).items()}
+    ).algorithm
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://agl:secret@db:5432/agl?sslmode=require", "postgresql://agl:***@db:5432/agl?sslmode=require"),
+        ("postgres://agl:s:e@cret@db/agl", "postgres://agl:***@db/agl"),
+        ("redis://:secret@db/0", "redis://:***@db/0"),
+        ("postgresql://db/agl?user=agl&password=secret&x=1", "postgresql://db/agl?user=agl&password=***&x=1"),
+        ("postgresql://agl@db/agl", "postgresql://agl@db/agl"),
+        ("http://db:8088", "http://db:8088"),
+        ("memory://", "memory://"),
+    ],
+)
+def test_the_record_of_a_run_has_no_password(url: str, shown: str) -> None:
+    assert run_record(parse_config(LEAST | {"store": {"url": url}}))["store"]["url"] == shown
+
+
+def test_the_record_of_a_run_says_where_its_file_is() -> None:
+    assert run_record(parse_config(LEAST))["store"]["url"] == f"sqlite:///{Path.cwd()}/runs/agl.db"
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"optimizer": "muon", "muon_learning_rate": 0.1, "lora": {}}, "engine: optimizer: muon is for whole matrices"),
+        ({"packing": "prefix_tree", "dropout": 0.1}, "engine: dropout: goes neither with packing"),
+        ({"gradient_checkpointing": True, "dropout": 0.1}, "engine: dropout: goes neither with packing"),
+        ({"optimizer": "adamw_8bit", "muon_learning_rate": 0.1}, "has no effect with optimizer = 'adamw_8bit'"),
+        ({"lora": {"ranks": 8}}, r"engine\.lora\.ranks: no such setting; did you mean 'rank'"),
+        ({"listen": "9000"}, "engine.listen: expected HOST:PORT, got '9000'"),
+        ({"key_env": "k-secret"}, "engine: key_env: expected the name of an environment variable, .* not the key$"),
+    ],
+)
+def test_settings_of_an_engine_that_do_not_go_together_are_refused(engine: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(LEAST | {"engine": engine})
+
+
+@pytest.mark.parametrize(
+    ("agent", "sentence"),
+    [
+        (
+            {"run": "a.py:f", "trace": False, "instrument": ["langchain"]},
+            "instrument: has no effect with trace = false",
+        ),
+        ({"command": "node a.js", "instrument": ["langchain"]}, "instrument: has no effect on a command"),
+        ({"run": "a.py:f", "labels": {"gpu": "no"}}, "labels: have no effect on workers that are started here"),
+        ({"command": "node a.js", "trace": False}, "trace: has no effect on a command"),
+    ],
+)
+def test_a_setting_of_tracing_that_would_be_ignored_is_refused(agent: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        parse_settings(AgentConfig, agent, "agent")
+
+
+def test_epochs_become_steps_once_the_number_of_tasks_is_known() -> None:
+    config = parse_config(LEAST | {"trainer": {"epochs": 1.5, "tasks_per_step": 4}})
+    settled = config.with_steps(10)
+    assert (settled.trainer.steps, settled.trainer.epochs) == (4, None)
+    assert settled.with_steps(99) == settled
+    assert parse_config(LEAST | {"trainer": {"epochs": 0.01}}).with_steps(1).trainer.steps == 1
+
+
+def test_a_reward_may_be_one_or_a_list_and_workers_are_told_the_names_of_several() -> None:
+    def specs(reward: object) -> list[str]:
+        return parse_config(LEAST | {"agent": {"run": "a.py:f", "reward": reward}}).agent.reward_specs
+
+    assert specs("r.py:exact") == specs(["r.py:exact"]) == specs({"run": "r.py:exact"}) == ["r.py:exact"]
+    several = specs(["r.py:exact", {"run": "r.py:short", "name": "length"}, {"judge": "gpt"}])
+    assert [json.loads(one) for one in several] == [
+        {"name": "exact", "run": "r.py:exact"},
+        {"name": "length", "run": "r.py:short"},
+        {"name": "judge", "judge": "gpt"},
+    ]
+
+
+def test_reward_files_of_a_list_are_found_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "r.py").touch()
+    file = tmp_path / "train.toml"
+    file.write_text('[model]\npath="m"\n[data]\ntrain="t"\n[agent]\nrun="a:f"\nreward=["r.py:f", {run="r.py:g"}]\n')
+    assert [one.run for one in load_config(file).agent.reward] == [f"{tmp_path}/r.py:f", f"{tmp_path}/r.py:g"]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: EngineConfig(dropout=1.5), "EngineConfig: dropout: expected a number less than 1, got 1.5"),
+        (lambda: EngineConfig(optimiser="muon"), "optimiser: no such setting; did you mean 'optimizer'?"),
+        (lambda: EngineConfig(learner="fsdp"), "learner_processes is needed with learner = 'fsdp'"),
+        (lambda: EngineConfig(learner_processes=2), "learner_processes has no effect with learner = 'local'"),
+        (
+            lambda: EngineConfig(learner="fsdp", learner_processes=2, optimizer="adamw_8bit"),
+            "optimizer: adamw_8bit does not go with learner = 'fsdp'",
+        ),
+        (lambda: EngineConfig(lora={"rank": 0}), "lora.rank: expected a number greater than or equal to 1, got 0"),
+        (lambda: TrainerConfig(steps=3, epochs=1), "epochs: conflicts with steps; give one of the two"),
+    ],
+)
+def test_settings_made_as_an_object_are_refused_as_those_of_a_table_are(
+    make: Callable[[], object], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        make()
+
+
+def test_of_several_rewards_each_may_have_a_weight_and_one_alone_may_not() -> None:
+    rewards = AgentConfig(run="a.py:f", reward=[{"run": "r.py:exact"}, {"run": "r.py:form", "weight": 0.5}])
+    assert [json.loads(spec).get("weight") for spec in rewards.reward_specs] == [None, 0.5]
+    with pytest.raises(ConfigError, match="weight: has no effect on a reward function alone"):
+        AgentConfig(run="a.py:f", reward=[{"run": "r.py:form", "weight": 0.5}])
