@@ -13,7 +13,8 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
 from agentlightning.errors import ConfigError
 
@@ -77,6 +78,36 @@ class Table(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
+class Tagged:
+    """Annotation of a setting that is one of several tables, told apart by `type`: ``Annotated[AdamW | Muon, Tagged()]``.
+
+    Each table declares ``type: Literal["muon"] = "muon"``. A bare name, ``optimizer = "muon"``, is the table with its
+    defaults; a table without `type` is the first one. `other` is the table of every further name, such as a plug-in's.
+    """
+
+    def __init__(self, other: type[BaseModel] | None = None) -> None:
+        self._other = other
+
+    def kinds(self, union: Any) -> dict[str, type[BaseModel]]:
+        """The tables of the annotated union by their `type`."""
+        return {kind.model_fields["type"].default: kind for kind in get_args(union) if kind is not self._other}
+
+    def kind_of(self, union: Any, value: Any) -> str | None:
+        """The `type` that a value has; "" stands for `other`."""
+        kinds = self.kinds(union)
+        tag = value.get("type", next(iter(kinds))) if isinstance(value, dict) else getattr(value, "type", None)
+        return tag if self._other is None or tag in kinds or not isinstance(tag, str) else ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {tag: handler.generate_schema(kind) for tag, kind in self.kinds(source).items()}
+        if self._other is not None:
+            choices[""] = handler.generate_schema(self._other)
+        union = core_schema.tagged_union_schema(choices, lambda value: self.kind_of(source, value))
+        return core_schema.no_info_before_validator_function(
+            lambda value: {"type": value} if isinstance(value, str) else value, union
+        )
+
+
 def parse_settings(kind: type[T], table: dict[str, Any], where: str, separator: str = ": ") -> T:
     """`table` as a `kind`; every problem in one ConfigError, a line each, with the dotted name of the setting."""
     try:
@@ -102,6 +133,10 @@ def expected(error: Any, table: str = "a table") -> str:
             return "expected a list"
         case "dict_type" | "model_type" | "dataclass_type":
             return f"expected {table}"
+        case "union_tag_invalid":
+            return f"expected one of {error['ctx']['expected_tags']}, got {error['ctx']['tag']!r}"
+        case "union_tag_not_found":
+            return "expected a name, or a table with the name as its type"
         case kind:
             message: str = error["msg"].removeprefix("Value error, ")
             wanted = message.removeprefix("Input should be ")
@@ -110,9 +145,8 @@ def expected(error: Any, table: str = "a table") -> str:
 
 
 def _sentence(kind: type[BaseModel], error: Any) -> str:
-    name = ".".join(str(part) for part in error["loc"])
+    name, known = _place(kind, error["loc"])
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = _settings_at(kind, error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known) or 'none'}"
         return f"{name}: no such setting; {hint}"
@@ -121,18 +155,30 @@ def _sentence(kind: type[BaseModel], error: Any) -> str:
     return f"{name}: {message}{given}" if name else message
 
 
-def _settings_at(kind: type[BaseModel], path: Sequence[Any]) -> list[str]:
-    parts = iter(path)
+def _place(kind: type[BaseModel], loc: Sequence[Any]) -> tuple[str, list[str]]:
+    """The dotted name of the setting at pydantic's `loc`, and the settings that the table around it knows."""
+    names: list[str] = []
+    known = list(kind.model_fields)
+    fields: dict[str, Any] = dict(kind.model_fields)
+    parts = iter(loc)
     for part in parts:
-        annotation = kind.model_fields[str(part)].annotation
-        if get_origin(annotation) is dict:
-            annotation = get_args(annotation)[1]
-            next(parts, None)  # the name that the user chose
-        elif get_origin(annotation) is UnionType:
-            annotation = get_args(annotation)[0]  # a table or None
-        if dataclasses.is_dataclass(annotation):
-            return [field.name for field in dataclasses.fields(annotation)]
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        kind = annotation
-    return list(kind.model_fields)
+        names.append(str(part))
+        field = fields.get(str(part))
+        fields, known = {}, known if field is None else []
+        if field is None:
+            continue
+        inner = field.annotation
+        if get_origin(inner) is dict:
+            inner = get_args(inner)[1]
+            if (chosen := next(parts, None)) is not None:  # the name that the user chose
+                names.append(str(chosen))
+        tagged = next((each for each in field.metadata if isinstance(each, Tagged)), None)
+        if tagged is not None:  # pydantic names the choice, too, which nobody wrote as a part of the name
+            inner = tagged.kinds(inner).get(str(next(parts, "")))
+        elif get_origin(inner) is UnionType:
+            inner = get_args(inner)[0]  # a table or None
+        if dataclasses.is_dataclass(inner):
+            known = [each.name for each in dataclasses.fields(inner)]
+        elif isinstance(inner, type) and issubclass(inner, BaseModel):
+            fields, known = dict(inner.model_fields), list(inner.model_fields)
+    return ".".join(names), known
