@@ -1,0 +1,237 @@
+"""Golden steps: the rows, weights and loss that an engine receives for generated groups, held against stored digests.
+
+A change of the rows of any of these settings is a change of what is learned. `python tests/trainer/test_golden_step.py`
+writes the file anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithms.credit import Evidence
+from agentlightning.algorithms.critic import Critic
+from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
+from agentlightning.algorithms.rollout_tree import RolloutTree
+from agentlightning.training_types import Loss, TrainingSequence, Trajectory
+from build import linked, transition
+
+GOLDEN = Path(__file__).with_name("golden_step.json")
+DIGITS = 9
+GROUP_SIZE = 4
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "grpo, unscaled": {"normalize_std": False},
+    "dr_grpo": {"advantage": "dr_grpo", "fixed_length": 64},
+    "rloo": {"advantage": "rloo"},
+    "reinforce": {"advantage": "reinforce", "loss": "reinforce", "minibatches": 1},
+    "reinforce_pp": {"advantage": "reinforce_pp"},
+    "reinforce_pp, KL in the reward": {"advantage": "reinforce_pp", "kl": 0.1},
+    "reinforce_pp_baseline": {"advantage": "reinforce_pp_baseline"},
+    "maxrl": {"advantage": "maxrl"},
+    "gae": {"advantage": "gae"},
+    "gae, clipped and discounted": {
+        "advantage": "gae",
+        "critic": Critic(gamma=0.99, call_gamma=0.9, lam=0.8, clip=0.2),
+    },
+    "gae, joint view": {"advantage": "gae", "agents": ("solver",), "critic": Critic(view="joint", max_joint_tokens=64)},
+    "gspo": {"loss": "gspo"},
+    "cispo": {"loss": "cispo", "clip_high": 3.0},
+    "ppo_clip, dual clip and masks": {
+        "dual_clip": 3.0,
+        "importance": "token",
+        "importance_cap": 4.0,
+        "ratio_mask": "call",
+        "off_policy_kl": 0.5,
+    },
+    "old policy": {"ratio": "old_policy", "importance": "call"},
+    "sequence_mean": {"aggregation": "sequence_mean"},
+    "rollout_mean": {"aggregation": "rollout_mean", "normalise_over": "informative"},
+    "fixed_length": {"aggregation": "fixed_length", "fixed_length": 32},
+    "KL and entropy": {"kl": 0.02, "kl_aggregation": "sequence_mean", "entropy": 0.01, "epochs": 2},
+    "discounted": {"credit": "discounted", "credit_settings": {"gamma": 0.8}},
+    "last": {"credit": "last"},
+    "step_rewards": {"credit": "step_rewards", "credit_settings": {"gamma": 0.9, "compare": "rollout"}},
+    "gigpo": {"credit": "gigpo"},
+    "grouped_gae": {"credit": "grouped_gae", "credit_settings": {"lam": 0.9}},
+    "counterfactual": {"credit": "counterfactual"},
+    "decisive": {"credit": "decisive", "credit_settings": {"hardness": 1.0}},
+    "learned": {"credit": "learned", "credit_settings": {"columns": 256, "history": 1}},
+    "judge": {"credit": "judge", "credit_settings": {"reward_weight": 0.5}},
+    "forked": {"credit": "forked"},
+    "tree": {"rollouts": "tree", "tree": RolloutTree(roots=2, rounds=1)},
+    "one row per call": {"merge": False},
+    "dynamic sampling": {"dynamic_sampling": True},
+    "solved bonus": {"solved_bonus": 0.1},
+    "missing rewards filled, short groups dropped": {
+        "missing_reward": "fill",
+        "fill_reward": 0.0,
+        "incomplete_groups": "drop",
+    },
+    "weighted rewards": {"reward_weights": {"right": 1.0, "short": 0.25}},
+    "rewards by agent": {"agent_reward_weights": {"solver": {"right": 1.0}, "checker": {"short": 1.0}}},
+    "one agent of two": {"agents": ("solver",)},
+}
+"""What is set of LightningRL, besides `group_size`."""
+
+
+def groups_of(seed: int, agents: tuple[str, ...] | None = None) -> list[list[Trajectory]]:
+    """Groups of mixed, equal, missing and failed rewards; turns of two agents with step rewards and forced tokens."""
+    dice = random.Random(seed)
+    rewards = [
+        [1.0, 0.0, 0.5, 0.0],
+        [1.0, 1.0, 1.0, 1.0],
+        [0.0, 0.0, 0.0, 0.0],
+        [1.0, math.nan, 0.0, 1.0],
+        [0.25, 1.0],
+        [0.0, 1.0, 0.0, 1.0],
+    ]
+    return [
+        [
+            _trajectory(f"{seed}-{number}-{place}", f"g{number}", reward, dice, agents)
+            for place, reward in enumerate(row)
+        ]
+        for number, row in enumerate(rewards)
+    ]
+
+
+def _trajectory(
+    name: str, group: str, reward: float, dice: random.Random, agents: tuple[str, ...] | None
+) -> Trajectory:
+    calls = []
+    for number in range(dice.randint(1, 3)):
+        length = dice.randint(2, 5)
+        agent = dice.choice(("solver", "checker"))
+        step = dice.choice((0.0, 0.0, 0.5))
+        calls.append(
+            transition(
+                f"{name}/{number}",
+                suffix_ids=[dice.randint(1, 9) for _ in range(dice.randint(1, 3))]
+                if number
+                else [1, 2, ord(group[-1])],
+                sampled_ids=[dice.randint(10, 12) for _ in range(length)],
+                logprobs=[-dice.randint(1, 2000) / 1000 for _ in range(length)],
+                agent=agent,
+                trained=agents is None or agent in agents,
+                reward=step,
+                rewards={"progress": step} if step else {},
+                decoding={"forced": [[0, 1]]} if dice.random() < 0.3 else {},
+                messages=[{"role": "user", "content": f"{group} {number}"}],
+                completion={"role": "assistant", "content": str(dice.randint(0, 1))},
+                temperature=dice.choice((1.0, 0.7)),
+            )
+        )
+    return Trajectory(
+        rollout_id=name,
+        group_id=group,
+        reward=reward,
+        rewards={"right": reward, "short": dice.randint(0, 4) / 4},
+        transitions=linked(calls),
+    )
+
+
+def in_trees(groups: list[list[Trajectory]]) -> list[list[Trajectory]]:
+    """Each group as two trees: the third and the fourth rollout repeat the first call of the first and the second."""
+    return [
+        [
+            dataclasses.replace(one, replayed={f"replayed/{one.rollout_id}": group[place - 2].transitions[0].call_id})
+            if place >= 2
+            else one
+            for place, one in enumerate(group)
+        ]
+        for group in groups
+    ]
+
+
+def plan_of(settings: dict[str, Any], seed: int) -> UpdatePlan:
+    algorithm = LightningRL(group_size=GROUP_SIZE, **settings)
+    groups = groups_of(seed, settings.get("agents"))
+    groups = in_trees(groups) if algorithm.tree is not None else groups
+    dice = random.Random(seed)
+    rollouts = [one for group in groups for one in group]
+    numbers = {
+        call.call_id: [dice.randint(0, 1000) / 1000 for _ in call.sampled_ids]
+        for one in rollouts
+        for call in one.transitions
+    }
+    evidence = Evidence(
+        history=groups_of(seed + 100, settings.get("agents")),
+        scores={one.rollout_id: dice.randint(0, 10) / 10 for one in rollouts},
+        fork_returns={
+            one.rollout_id: {call.call_id: [1.0, 0.0, 1.0] for call in one.transitions[1:]} for one in rollouts[::2]
+        },
+    )
+    reference = {call: [-number for number in of_call] for call, of_call in numbers.items()}
+    return algorithm.plan(groups, seed, evidence, values=numbers, reference=reference)
+
+
+def golden(name: str) -> dict[str, Any]:
+    """What an engine receives under these settings, rows as a digest."""
+    plans = [plan_of(SETTINGS[name], seed) for seed in (0, 1)]
+    return {
+        "rows": digest([[map(row_of, part) for part in plan.minibatches] for plan in plans]),
+        "critic_rows": digest([[map(row_of, part) for part in plan.critic_minibatches] for plan in plans]),
+        "outcomes": digest([sorted(plan.outcomes.items()) for plan in plans]),
+        "resample": [plan.resample for plan in plans],
+        "loss": terms(plans[0].loss),
+        "critic_loss": None if plans[0].critic_loss is None else terms(plans[0].critic_loss),
+    }
+
+
+def row_of(row: TrainingSequence) -> list[Any]:
+    columns = (
+        row.logprobs,
+        row.advantages,
+        row.weights,
+        row.kl_weights,
+        row.entropy_weights,
+        row.returns,
+        row.values,
+    )
+    return [row.rollout_id, row.tokens, row.mask, *columns, row.segments, row.temperature, row.decodings]
+
+
+def terms(loss: Loss) -> dict[str, Any]:
+    """The terms of the loss that are not their defaults."""
+    return {one: value for one, value in vars_of(loss).items() if value != vars_of(Loss())[one]}
+
+
+def vars_of(loss: Loss) -> dict[str, Any]:
+    return {one.name: getattr(loss, one.name) for one in dataclasses.fields(loss)}
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(plain(value)).encode()).hexdigest()[:16]
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS) + 0.0  # without the sign of a zero
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, str | int | None):
+        return value
+    return [plain(one) for one in value]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_step_of_these_settings_gives_an_engine_the_same_rows(name: str) -> None:
+    assert golden(name) == json.loads(GOLDEN.read_text())[name]
+
+
+def test_no_two_settings_that_change_rows_or_loss_are_one() -> None:
+    stored = json.loads(GOLDEN.read_text())
+    assert stored.keys() == SETTINGS.keys()
+    assert len({json.dumps(one) for one in stored.values()}) == len(stored)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps({name: golden(name) for name in SETTINGS}, indent=1) + "\n")
