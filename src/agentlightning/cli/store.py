@@ -21,7 +21,7 @@ app.command("status")(doctor.status)
 def upgrade_store(
     store: Annotated[
         str | None,
-        typer.Argument(help="Store URL: sqlite:///PATH, postgresql://… or redis://… [AGL_STORE, else runs/agl.db]"),
+        typer.Argument(help="Store URL: sqlite:///PATH or postgresql://… [AGL_STORE, else runs/agl.db]"),
     ] = None,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -85,10 +85,6 @@ def restore_store(source: Folder, store: Store = None, runs: Runs = Path("runs")
 
 
 def _upgrade(url: str) -> Upgraded:
-    if url.partition("://")[0].removesuffix("+sentinel") in ("redis", "rediss"):
-        from agentlightning.store.redis.upgrade import upgrade as upgrade_redis
-
-        return asyncio.run(upgrade_redis(url))
     from agentlightning.store.sql.database import database_at
     from agentlightning.store.sql.schema import upgrade
 

@@ -30,8 +30,7 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
     without one, that of a server which this user started on this machine is found.
 
     ``memory://``, ``sqlite:///path`` (``sqlite:////absolute/path``), ``http://server``, ``https://server``,
-    ``postgresql://user:password@host/database``, ``redis://user:password@host/number?prefix=name`` (``rediss://`` for TLS,
-    ``redis+sentinel://host,host/service`` with Sentinel).
+    ``postgresql://user:password@host/database``, ``redis://user:password@host/number?prefix=name`` (``rediss://`` for TLS).
     Raises ConfigError for any other URL, MissingExtraError where a package that its scheme needs is not installed.
     """
     scheme = url.partition("://")[0]
@@ -47,7 +46,7 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
                 raise
             raise MissingExtraError("sqlalchemy", "server") from error
         return SqlLightningStore(url)
-    if scheme.removesuffix("+sentinel") in ("redis", "rediss"):
+    if scheme in ("redis", "rediss"):
         try:
             from agentlightning.store.redis.store import RedisLightningStore
         except ModuleNotFoundError as error:

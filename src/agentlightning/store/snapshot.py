@@ -25,7 +25,6 @@ from agentlightning.store.sqlite_file import sqlite_file
 if TYPE_CHECKING:
     from redis import Redis
 
-    from agentlightning.store.redis.address import Address
 
 Kind = Literal["sqlite", "postgresql", "redis"]
 FILES: dict[Kind, str] = {"sqlite": "store.db", "postgresql": "store.dump", "redis": "store.rdb"}
@@ -179,7 +178,7 @@ def _redis(url: str) -> tuple[list[str], dict[str, str]]:
     from agentlightning.store.redis.address import Address
 
     address = Address.at(url)
-    settings = _redis_settings(address)
+    settings = address.connection_settings()
     arguments = ["-h", settings["host"], "-p", str(settings["port"]), "--no-auth-warning"]
     arguments += ["--user", address.user] if address.user else []
     if address.certificates is not None:
@@ -205,23 +204,7 @@ def _redis_client(url: str) -> Redis:
     from agentlightning.store.redis.address import Address
 
     address = Address.at(url)
-    return Redis(**_redis_settings(address), ssl=address.certificates is not None)
-
-
-def _redis_settings(address: Address) -> dict[str, Any]:
-    """Of a connection to the server: the one that sentinels name now, where there are any."""
-    from redis import RedisError
-    from redis.sentinel import Sentinel
-
-    settings = address.connection_settings()
-    if address.service is not None:
-        try:
-            sentinel = Sentinel(address.hosts, sentinel_kwargs=address.sentinel_settings())  # type: ignore[no-untyped-call]
-            host, port = sentinel.discover_master(address.service)  # type: ignore[no-untyped-call]
-        except RedisError as cause:
-            raise address.explain(cause) from cause
-        settings |= {"host": host, "port": port}
-    return settings
+    return Redis(**address.connection_settings(), ssl=address.certificates is not None)
 
 
 def _load_redis(file: Path, url: str, keys: Mapping[str, Any]) -> None:

@@ -1,8 +1,6 @@
 """The address of a Redis store: its URL, what else the URL says, and the server's failures in plain words.
 
-``redis://[user:password@]host[:port][/number]?prefix=NAME``, or rediss:// for TLS. With Sentinel
-``redis+sentinel://[user:password@]host[:port][,host[:port]…]/SERVICE[/number]``: the hosts are those of the sentinels. Knows
-no methods.
+``redis://[user:password@]host[:port][/number]?prefix=NAME``, or rediss:// for TLS. Knows no methods.
 """
 
 from __future__ import annotations
@@ -18,27 +16,21 @@ from agentlightning.errors import ConfigError, StoreError
 from agentlightning.store.open import seconds_in_url
 
 PORT = 6379
-SENTINEL_PORT = 26379
-SENTINEL = "+sentinel"
-"""Suffix of the scheme where the hosts are sentinels, who know where the primary is."""
-MAX_REPLICAS = 100
 PREFIX = "default"
 CONNECT_TIMEOUT_S = 5.0
 MAX_OUTAGE_S = 75.0
 """Seconds that an outage may last before callers get an error: a minute, and the time it takes to notice."""
 
 CERTIFICATES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-OPTIONS = ("prefix", "appendonly", "appendfsync", "patience", "replicas", *CERTIFICATES)
+OPTIONS = ("prefix", "appendonly", "appendfsync", "patience", *CERTIFICATES)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """A store's URL in parts."""
 
-    hosts: tuple[tuple[str, int], ...]
-    """Place of the server; with a service the places of its sentinels."""
-    service: str | None
-    """The sentinels' name of the server; None where there are none."""
+    host: str
+    port: int
     database: int
     user: str | None
     password: str | None
@@ -48,8 +40,6 @@ class Address:
     keep: tuple[str, ...]
     """Settings of the server that the user accepts though they can lose data: appendonly=no, appendfsync=everysec…"""
     patience_s: float
-    replicas: int
-    """Replicas that must have a write before it is acknowledged."""
 
     @staticmethod
     def at(url: str) -> Address:
@@ -58,69 +48,51 @@ class Address:
         said = dict(parse_qsl(parts.query, keep_blank_values=True))
         if unknown := sorted(set(said) - set(OPTIONS)):
             raise ConfigError(f"store: unknown in a Redis URL: {', '.join(unknown)}; known are {', '.join(OPTIONS)}")
-        scheme, watched = parts.scheme.removesuffix(SENTINEL), parts.scheme.endswith(SENTINEL)
-        if scheme not in ("redis", "rediss") or not parts.hostname:
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
             raise ConfigError("store: expected redis://[user:password@]host[:port][/number], or rediss:// for TLS")
-        service, _, number = parts.path.strip("/").partition("/") if watched else ("", "", parts.path.strip("/"))
-        if watched and not service:
-            raise ConfigError("store: expected redis+sentinel://host[:port][,host[:port]…]/SERVICE[/number]")
-        places = parts.netloc.rpartition("@")[2].split(",")
-        if len(places) > 1 and not watched:
-            raise ConfigError(
-                "store: expected one host in a redis:// URL; several are those of sentinels: redis+sentinel://"
-            )
-        replicas = _number("replicas", said.get("replicas", "0"))
-        if replicas > MAX_REPLICAS:
-            raise ConfigError(f"store: replicas: expected at most {MAX_REPLICAS}, got {replicas}")
+        try:
+            port = parts.port or PORT
+        except ValueError as error:
+            raise ConfigError(f"store: port: expected a number in a Redis URL: {error}") from None
         prefix = said.get("prefix", PREFIX)
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", prefix):
             raise ConfigError(f"store: prefix: expected letters, digits, '.', '_' and '-', got {prefix!r}")
         certificates = {name: said[name] for name in CERTIFICATES if name in said}
-        if certificates and scheme == "redis":
+        if certificates and parts.scheme == "redis":
             raise ConfigError(f"store: {min(certificates)} is of no use without TLS: write rediss://")
         return Address(
-            hosts=tuple(_host(place, SENTINEL_PORT if watched else PORT) for place in places),
-            service=service or None,
-            database=_number("the database after the host", number or "0"),
+            host=parts.hostname,
+            port=port,
+            database=_number("the database after the host", parts.path.strip("/") or "0"),
             user=unquote(parts.username) if parts.username else None,
             password=unquote(parts.password) if parts.password else None,
-            certificates=certificates if scheme == "rediss" else None,
+            certificates=certificates if parts.scheme == "rediss" else None,
             prefix=prefix,
             keep=_accepted(said),
             patience_s=seconds_in_url("patience", said.get("patience", MAX_OUTAGE_S)),
-            replicas=replicas,
         )
 
     @property
     def name(self) -> str:
         """Its name in sentences: without the password."""
         scheme = "redis" if self.certificates is None else "rediss"
-        places = ",".join(f"{host}:{port}" for host, port in self.hosts)
-        if self.service is not None:
-            return f"{scheme}{SENTINEL}://{places}/{self.service}/{self.database} ({self.prefix})"
-        return f"{scheme}://{places}/{self.database} ({self.prefix})"
+        return f"{scheme}://{self.host}:{self.port}/{self.database} ({self.prefix})"
 
     @property
     def tag(self) -> str:
-        """The beginning of every key. Braces make a cluster keep all of them on one server."""
+        """The beginning of every key."""
         return "{agl:" + self.prefix + "}"
 
     def connection_settings(self) -> dict[str, Any]:
-        """Settings as redis-py's connections take them; with sentinels the place is that of the first of those."""
-        host, port = self.hosts[0]
+        """Settings as redis-py's connections take them."""
         settings: dict[str, Any] = {
-            "host": host,
-            "port": port,
+            "host": self.host,
+            "port": self.port,
             "db": self.database,
             "username": self.user,
             "password": self.password,
         }
         return settings | (self.certificates or {})
-
-    def sentinel_settings(self) -> dict[str, Any]:
-        """Settings of connections to the sentinels, as redis-py takes them."""
-        settings: dict[str, Any] = {"socket_timeout": CONNECT_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S}
-        return settings if self.certificates is None else {**settings, "ssl": True, **self.certificates}
 
     def explain(self, error: Exception) -> StoreError:
         """The sentence for a failure, with where and what to do."""
@@ -150,11 +122,7 @@ _SENTENCES = {
     "read only replica": "the server is a read-only replica; give the URL of its primary",
     "MASTERDOWN": "the server is a replica that has lost its primary; give the URL of the primary, or start that",
     "is busy running a script": "the server is busy with a script of somebody else; end that: redis-cli script kill",
-    "NOREPLICAS": "too few replicas have the last write, and it is not known whether it was recorded; start them, or lower "
-    "?replicas=",
-    "No master found": "no sentinel knows a primary of this name; correct the name after the hosts, or start the servers",
     "DB index": "the server has no database of this number; correct the number after the host",
-    "SELECT is not allowed": "a cluster has database 0 only; correct the number after the host",
     "max number of clients": "the server has as many clients as it may; raise its maxclients",
     "LOADING": "the server is still reading its data; try again when it has",
     "loading the dataset": "the server is still reading its data; try again when it has",
@@ -169,13 +137,6 @@ def _accepted(said: dict[str, str]) -> tuple[str, ...]:
             raise ConfigError(f"store: {name}: expected {' or '.join(values)} in a Redis URL, got {said[name]!r}")
     accepted = [f"appendfsync={said['appendfsync']}"] if "appendfsync" in said else []
     return ("appendonly=off", *accepted) if "appendonly" in said else tuple(accepted)
-
-
-def _host(place: str, port: int) -> tuple[str, int]:
-    """Host and port of a part of a URL; an IPv6 address stands in brackets."""
-    name, bracket, rest = place.removeprefix("[").partition("]") if place.startswith("[") else (place, "", "")
-    host, _, given = (name, ":", rest.removeprefix(":")) if bracket else place.partition(":")
-    return host.lower(), _number("port", given or str(port))
 
 
 def _number(name: str, text: str) -> int:

@@ -15,7 +15,7 @@ from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.store.redis.writer import RedisWriter
 
 OLDEST = (7, 0)
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 1
 
 
 async def check_server(connection: RedisConnection) -> None:
@@ -28,7 +28,7 @@ async def check_server(connection: RedisConnection) -> None:
     version = facts.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise StoreError(f"{name}: the server is Redis {version}, and a store needs 7.0 or later; upgrade it")
-    if facts.get("role") == "slave" and connection.address.service is None:
+    if facts.get("role") == "slave":
         raise connection.address.explain(exceptions.ReadOnlyError("READONLY"))
     if facts.get("maxmemory", "0") != "0" and facts.get("maxmemory_policy") != "noeviction":
         raise StoreError(
@@ -52,24 +52,15 @@ async def check_server(connection: RedisConnection) -> None:
 
 
 async def prepare_data(writer: RedisWriter, name: str) -> bytes:
-    """The signing secret, made now where the store is new; StoreError where the data are of a newer program."""
+    """The signing secret, made now where the store is new; StoreError where the data are of another version."""
     request = {"version": str(SCHEMA_VERSION), "secret": secrets.token_hex(32)}
     version, secret = await writer.submit("prepare", request)
-    if int(version) > SCHEMA_VERSION:
-        raise newer_schema(name, int(version))
-    if int(version) < SCHEMA_VERSION:
+    if int(version) != SCHEMA_VERSION:
         raise StoreError(
-            f"{name}: its schema has version {version}, this program needs {SCHEMA_VERSION}; "
-            "end what uses it, make a copy, and upgrade it with: agl store upgrade"
+            f"{name}: its schema has version {version}, this program knows {SCHEMA_VERSION}; "
+            "install the agentlightning that wrote it, or choose another prefix"
         )
     return bytes.fromhex(secret)
-
-
-def newer_schema(name: str, version: int) -> StoreError:
-    return StoreError(
-        f"{name}: its schema has version {version}, this program knows {SCHEMA_VERSION}; "
-        "upgrade agentlightning, or choose another prefix"
-    )
 
 
 def _facts(info: bytes) -> dict[str, str]:

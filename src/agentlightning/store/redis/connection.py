@@ -2,9 +2,7 @@
 
 Driven by the Redis store and its writer. An outage is waited out, and so is a server that becomes a replica, reads its file
 or runs somebody's script: whatever is asked is asked again until the address's patience ends, so what is sent must bear
-being sent twice. Where there are sentinels, they are asked who is the primary now. All work happens in the event loop that
-opened the connection;
-callers in others are served from there.
+being sent twice. All work happens in the event loop that opened the connection; callers in others are served from there.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from redis import exceptions
 from redis.asyncio.client import PubSub
 from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ConstantBackoff, DecorrelatedJitterBackoff, NoBackoff
 
 from agentlightning.errors import StoreError
@@ -47,18 +44,7 @@ MAX_PAUSE_S = 1.0
 OPEN_TIMEOUT_S = 3.0
 """Patience with a server that does not reply when the store is opened: the URL may be wrong."""
 
-WAIT_S = 5.0
-"""Time that replicas have to take a write, before it is sent again."""
-
-_NOT_NOW = (
-    exceptions.MovedError,
-    exceptions.ClusterDownError,
-    exceptions.TryAgainError,
-    exceptions.ReadOnlyError,
-    exceptions.MasterDownError,
-)
-_NOT_NOW_CODES = ("BUSY ", "NOREPLICAS ")
-"""Replies of a server that cannot do it now, which redis-py has no class for."""
+_NOT_NOW = (exceptions.ReadOnlyError, exceptions.MasterDownError)
 _ANY: tuple[Any, ...] = (exceptions.RedisError, OSError)
 _LOST: tuple[Any, ...] = (exceptions.ConnectionError, exceptions.TimeoutError, OSError, *_NOT_NOW)
 
@@ -68,12 +54,10 @@ class RedisConnection:
 
     def __init__(self, address: Address, scripts: Mapping[str, Script], notifier: Notifier) -> None:
         self.address = address
-        self._settings = address.connection_settings()
         self._scripts = scripts
         self._notifier = notifier
         self._home: asyncio.AbstractEventLoop | None = None
         self._pool = self._new_pool()
-        self._sentinel = self._new_sentinel()
         self._listener: asyncio.Task[None] | None = None
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._closing = False
@@ -81,10 +65,6 @@ class RedisConnection:
     async def open(self) -> None:
         """Find the server; StoreError where it does not reply soon. Nothing is heard of others yet: `listen` does that."""
         self._home = asyncio.get_running_loop()
-        try:
-            await self._find_primary()
-        except _ANY as error:
-            raise self.address.explain(error) from error
         await self.ask([("PING",)], patience_s=min(self.address.patience_s, OPEN_TIMEOUT_S))
 
     def listen(self, background: BackgroundTasks) -> None:
@@ -105,8 +85,6 @@ class RedisConnection:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
         await _disconnect(self._pool)
-        for one in self._sentinel.sentinels if self._sentinel is not None else ():
-            await one.aclose()
 
     async def at_home(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Run this in the connection's event loop."""
@@ -135,18 +113,11 @@ class RedisConnection:
             raise self.address.explain(error)
         return replies
 
-    async def rename(self, key: str, new: str) -> None:
-        """Give a key the place of another, at once."""
-        await self.query([("RENAME", key, f"{self.address.tag}:{new}")])
+    async def run(self, calls: Sequence[tuple[str, Sequence[str | bytes]]]) -> list[Reply]:
+        """Replies to scripts with their arguments, in one round trip. Errors of scripts are replies."""
+        return await self.at_home(lambda: self._run(calls))
 
-    async def run(self, calls: Sequence[tuple[str, Sequence[str | bytes]]], writes: bool = False) -> list[Reply]:
-        """Replies to scripts with their arguments, in one round trip. Errors of scripts are replies.
-
-        `writes`: as many replicas as the address asks for have what was written.
-        """
-        return await self.at_home(lambda: self._run(calls, self.address.replicas if writes else 0))
-
-    async def ask(self, commands: Sequence[Command], patience_s: float | None = None, replicas: int = 0) -> list[Reply]:
+    async def ask(self, commands: Sequence[Command], patience_s: float | None = None) -> list[Reply]:
         """Send commands and read a reply to each. Errors that the server replies are replies; lost connections, and that it
         cannot do it now, are not."""
 
@@ -159,64 +130,34 @@ class RedisConnection:
             over = self._closing or time.monotonic() >= deadline
             if over or isinstance(error, exceptions.AuthenticationError):
                 raise error
-            if isinstance(error, exceptions.MovedError):
-                await self._move(error)
-            else:  # connections that were made before something was lost are lost too
-                await _disconnect(self._pool, in_use=False)
-                with contextlib.suppress(*_ANY):  # sentinels that are away, or have not agreed yet: asked again
-                    await self._find_primary()
+            # Connections that were made before something was lost are lost too.
+            await _disconnect(self._pool, in_use=False)
 
         retry = Retry(DecorrelatedJitterBackoff(MAX_PAUSE_S, MIN_PAUSE_S), -1, _LOST)
         try:
-            return await retry.call_with_retry(lambda: self._ask_once(commands, replicas), recover)
+            return await retry.call_with_retry(lambda: self._ask_once(commands), recover)
         except _ANY as error:
             raise self.address.explain(error) from error
 
-    async def _ask_once(self, commands: Sequence[Command], replicas: int) -> list[Reply]:
-        pool = self._pool
-        if replicas:
-            # WAIT is about what its own connection wrote: where a repeated request writes nothing, that would be nothing.
-            wait = (("SET", f"{self.address.tag}:wait", 1), ("WAIT", replicas, int(WAIT_S * 1000)))
-            commands = [*commands, *wait]
+    async def _ask_once(self, commands: Sequence[Command]) -> list[Reply]:
         # With a place there is a connection: the pool's own wait loses a wake-up where who is woken is cancelled.
         async with self._places, asyncio.timeout(REPLY_TIMEOUT_S):
-            connection = await pool.get_connection()  # type: ignore[no-untyped-call]
+            connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
             try:  # a connection that is left while it sends or reads is disconnected by redis-py
                 await connection.send_packed_command(connection.pack_commands(commands))
                 replies = [await _reply(connection) for _ in commands]
             finally:
-                await pool.release(connection)
+                await self._pool.release(connection)
         if unable := next((reply for reply in replies if _is_not_now(reply)), None):
             raise unable if isinstance(unable, _NOT_NOW) else exceptions.ConnectionError(str(unable)) from unable
-        if replicas and (refused := next((reply for reply in replies[-2:] if isinstance(reply, Exception)), None)):
-            raise refused
-        if replicas and replies[-1] < replicas:
-            raise exceptions.ConnectionError(f"NOREPLICAS {replies[-1]} of {replicas} replicas have the write")
-        return replies[:-2] if replicas else replies
+        return replies
 
-    async def _move(self, moved: exceptions.MovedError) -> None:
-        """To the server of a cluster that keeps our keys."""
-        await self._go_to(moved.host, moved.port)
-
-    async def _find_primary(self) -> None:
-        """To the server that the sentinels, where there are any, name now."""
-        if self._sentinel is not None and self.address.service is not None:
-            await self._go_to(*await self._sentinel.discover_master(self.address.service))
-
-    async def _go_to(self, host: str, port: int) -> None:
-        """Redis-py's connections keep their address, so the pool is new."""
-        if (self._settings["host"], self._settings["port"]) != (host, port):
-            self._settings |= {"host": host, "port": port}
-            former, self._pool = self._pool, self._new_pool()
-            await _disconnect(former)
-
-    async def _run(self, calls: Sequence[tuple[str, Sequence[str | bytes]]], replicas: int) -> list[Reply]:
-        replies = await self.ask([("EVALSHA", *self._named(*each)) for each in calls], replicas=replicas)
+    async def _run(self, calls: Sequence[tuple[str, Sequence[str | bytes]]]) -> list[Reply]:
+        replies = await self.ask([("EVALSHA", *self._named(*each)) for each in calls])
         while unknown := [place for place, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]:
             texts = {calls[place][0] for place in unknown}  # a server that was started since it was asked has none
             await self.ask([("SCRIPT", "LOAD", self._scripts[name].text) for name in texts])
-            named = [("EVALSHA", *self._named(*calls[place])) for place in unknown]
-            again = await self.ask(named, replicas=replicas)
+            again = await self.ask([("EVALSHA", *self._named(*calls[place])) for place in unknown])
             for place, reply in zip(unknown, again, strict=True):
                 replies[place] = reply
         return replies
@@ -229,18 +170,12 @@ class RedisConnection:
             MAX_CONNECTIONS + 1,
             timeout=None,
             connection_class=Connection if self.address.certificates is None else SSLConnection,
-            **self._settings,
+            **self.address.connection_settings(),
             protocol=2,
             retry=Retry(NoBackoff(), 0),
             socket_timeout=None,  # with one, redis-py would send by wait_for(), which loses cancellations
             socket_connect_timeout=CONNECT_TIMEOUT_S,
         )
-
-    def _new_sentinel(self) -> Sentinel | None:
-        if self.address.service is None:
-            return None
-        hosts, settings = list(self.address.hosts), self.address.sentinel_settings()
-        return Sentinel(hosts, sentinel_kwargs=settings)  # type: ignore[no-untyped-call]
 
     async def _listen(self) -> None:
         """Until the connection is lost."""
@@ -271,7 +206,7 @@ async def _disconnect(pool: BlockingConnectionPool, in_use: bool = True) -> None
 def _is_not_now(reply: Reply) -> bool:
     if isinstance(reply, _NOT_NOW):
         return True
-    return isinstance(reply, exceptions.ResponseError) and str(reply).startswith(_NOT_NOW_CODES)
+    return isinstance(reply, exceptions.ResponseError) and str(reply).startswith("BUSY ")
 
 
 async def _reply(connection: Connection) -> Reply:

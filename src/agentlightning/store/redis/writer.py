@@ -85,7 +85,7 @@ class RedisWriter:
             requests = b"[" + b",".join(work.request for work in works) + b"]"
             blobs = [blob for work in works for blob in work.blobs]
             calls.append((method, (f"{self._client}:{method}", str(self._numbers[method]), now, requests, *blobs)))
-        replies = await self._connection.run(calls, writes=True)
+        replies = await self._connection.run(calls)
         if self.heard is not None:
             self.heard(time.monotonic() - min(work.since for work in group), len(group))
         outcomes: dict[_RedisWork, Any] = {}

@@ -1,6 +1,6 @@
 -- How every writing script begins: who asks, what time it is, what is remembered, and how it answers.
 --
--- KEYS[1] is the hash tag of the store, with which every key begins, so that all of a store lie in one slot of a cluster.
+-- KEYS[1] is the hash tag of the store, with which every key begins.
 -- ARGV: lane, number, now, requests, blobs. A lane is one client's calls of one method, one at a time, numbered upwards:
 -- a call that is sent again, since its answer was lost, gets the answer that is remembered, and one that was overtaken is
 -- refused. `now` is empty where the server's clock counts. Requests are a JSON list, one a caller; so is the answer.
