@@ -145,7 +145,7 @@ def test_a_default_that_is_given_is_no_difference_and_addresses_tags_and_alerts_
             algorithm={"credit": "uniform"},
             store={"url": "memory://"},
             monitor={"tags": ["baseline"]},
-            alerts={"rules": {"low": {"metric": "train/reward_mean", "below": 0.1}}},
+            alerts={"command": ["mail"]},
         ),
     )
     assert differing([flat_settings(plain), flat_settings(given)]) == []

@@ -99,7 +99,7 @@ def pages(store_url: str) -> dict[str, str]:
         "compare": "/compare?run=alpha&run=beta&run=gamma",
         **{f"replay by {one}": f"/replay?rollout={rewarded.id}&call=1&color={one}" for one in colors},
         **{f"rewards, {view}": f"/rewards?run={RUN}&view={view}{more}" for view, more in rewards.items()},
-        "alerts": "/alerts?run=alpha",
+        "alerts": "/alerts",
     }
 
 

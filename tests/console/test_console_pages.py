@@ -33,12 +33,6 @@ async def a_rollout(reader: Reader, run_id: str, replica: int = 1) -> Rollout:
     return next(one for one in found if one.replica == replica)
 
 
-async def run_with_alerts(reader: Reader, _: Query) -> Html:
-    begun = {"step": 2, "time": 1.7e9, "name": "entropy_gone", "text": "<b>gone</b>"}
-    await reader.store.update_run("alpha", summary={"alert_history": [begun]})
-    return await live_part(reader, {"run": ["alpha"]}) + await alerts_page(reader, {"run": ["alpha"]})
-
-
 PAGES: dict[str, tuple[Callable[[Reader, Query], Awaitable[Html]], dict[str, list[str]]]] = {
     "runs": (runs_page, {}),
     "run, live": (live_part, {"run": ["gamma"]}),
@@ -47,7 +41,6 @@ PAGES: dict[str, tuple[Callable[[Reader, Query], Awaitable[Html]], dict[str, lis
     "side": (side_page, {"run": ["gamma"], "group": ["1-0"]}),
     "compare": (compare_page, {"run": ["alpha", "gamma"]}),
     "alerts": (alerts_page, {}),
-    "run with alerts": (run_with_alerts, {}),
 }
 
 
@@ -192,11 +185,3 @@ async def test_runs_are_compared_over_rollouts_and_with_their_seeds_together(rea
 async def test_more_runs_than_a_comparison_takes_are_refused(reader: Reader) -> None:
     with pytest.raises(InputError, match="expected 2 to 20 different runs, got 21"):
         await compare_page(reader, {"run": [",".join(str(one) for one in range(21))]})
-
-
-async def test_alarms_are_lines_in_the_curves_and_have_a_page_with_what_silences_them(reader: Reader) -> None:
-    text = Parsed(await run_with_alerts(reader, {})).text
-
-    assert "alarm entropy_gone at step 2" in text
-    assert "2023-11-14 22:13:20" in text
-    assert "agl alerts ack alpha entropy_gone" in text

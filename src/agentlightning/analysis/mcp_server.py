@@ -23,7 +23,7 @@ from agentlightning.errors import AgentLightningError, MissingExtraError, NotFou
 from agentlightning.records import Call, Mode, Rollout, RolloutState
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_metrics
-from agentlightning.trainer.monitor.alert_state import active_alarms
+from agentlightning.trainer.monitor.health_checks import active_alarms
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer

@@ -28,7 +28,7 @@ from agentlightning.analysis.tuning import MIN_RUNS, TriedSettings, Tuning, tune
 from agentlightning.errors import MissingExtraError
 from agentlightning.records import JSON, Run, RunState
 from agentlightning.store.base import LightningStore
-from agentlightning.trainer.monitor.alert_state import active_alarms
+from agentlightning.trainer.monitor.health_checks import active_alarms
 
 MAX_RUNS = 1000
 """Runs of a store that are looked at, the newest."""

@@ -13,7 +13,6 @@ import typer
 
 from agentlightning import __version__
 from agentlightning.cli import (
-    alerts,
     algorithms,
     check,
     console,
@@ -88,7 +87,6 @@ app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(rewards.app, name="rewards")
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(models.app, name="models")
-app.add_typer(alerts.app, name="alerts")
 app.add_typer(store.app, name="store")
 app.add_typer(tokens.app, name="tokens")
 app.command("audit")(tokens.show_audit)

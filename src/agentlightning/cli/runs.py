@@ -69,7 +69,7 @@ def show_run(run: RunId, store: Store = None) -> None:
     from agentlightning.analysis.run_cost import amount_text, read_cost
     from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen
-    from agentlightning.trainer.monitor.alert_state import active_alarms
+    from agentlightning.trainer.monitor.health_checks import active_alarms
     from agentlightning.trainer.monitor.metrics import group_of, in_order
 
     async def work(opened: LightningStore) -> None:

@@ -151,7 +151,11 @@ def _sentence(kind: type[BaseModel], error: Any) -> str:
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known) or 'none'}"
         return f"{name}: no such setting; {hint}"
     message = expected(error)
-    given = "" if error["type"] == "missing" or isinstance(error["input"], dict) else f", got {error['input']!r}"
+    given = (
+        ""
+        if error["type"] in ("missing", "secret") or isinstance(error["input"], dict)
+        else f", got {error['input']!r}"
+    )
     return f"{name}: {message}{given}" if name else message
 
 

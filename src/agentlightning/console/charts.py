@@ -56,14 +56,6 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
-    """A place on the axis at which something happened."""
-
-    x: float
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
 class Axis:
     """The range of an axis and its place on the drawing."""
 
@@ -78,8 +70,8 @@ class Axis:
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def line_chart(title: str, curves: Sequence[Curve], x_label: str = "step", marks: Sequence[Incident] = ()) -> Html:
-    """Returns the curves as a figure with a caption; what is not finite, and marks beside the curves, are left out."""
+def line_chart(title: str, curves: Sequence[Curve], x_label: str = "step") -> Html:
+    """Returns the curves as a figure with a caption; what is not finite is left out."""
     shown = [
         Curve(
             one.label,
@@ -94,9 +86,8 @@ def line_chart(title: str, curves: Sequence[Curve], x_label: str = "step", marks
     points = [point for one in shown for point in one.points]
     bounds = [edge for point in points for edge in (point.y, *_band(point))]
     x_axis, y_axis = _axes([point.x for point in points], bounds)
-    marked = [mark for mark in marks if x_axis.low <= mark.x <= x_axis.high]
-    drawn = join([*(_mark(mark, x_axis) for mark in marked), *(_curve(one, x_axis, y_axis) for one in shown)])
-    said = "; ".join([*(_in_words(one, x_label) for one in shown), *(mark.title for mark in marked)])
+    drawn = join(_curve(one, x_axis, y_axis) for one in shown)
+    said = "; ".join(_in_words(one, x_label) for one in shown)
     return _figure(title, join([_grid(x_axis, y_axis, x_label), drawn]), f"{title}. {said}", "img", _legend(shown))
 
 
@@ -195,11 +186,6 @@ def _curve(curve: Curve, x_axis: Axis, y_axis: Axis) -> Html:
             told = element("title", f"{curve.label} {short(point.x)}: {short(point.y)}")
             parts.append(element("circle", told, cx=x, cy=y, r=2.2, class_=f"dot {color}"))
     return join(parts)
-
-
-def _mark(mark: Incident, x_axis: Axis) -> Html:
-    x = x_axis.place(mark.x)
-    return element("line", element("title", mark.title), x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM, class_="mark")
 
 
 def _band(point: Point) -> tuple[float, float] | tuple[()]:

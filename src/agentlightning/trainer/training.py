@@ -31,7 +31,6 @@ from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_c
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.fingerprint import Fingerprint, take_fingerprint
-from agentlightning.trainer.monitor.alert_rules import alert_checks
 from agentlightning.trainer.monitor.alert_sender import AlertSender
 from agentlightning.trainer.monitor.curve import draw_curve
 from agentlightning.trainer.monitor.load_watch import LoadWatch
@@ -139,13 +138,12 @@ class Training:
             config, folder, needs=needs, register=register, progress=self._progress, console=self._console
         )
         check_trackers(trackers)
-        alert_checks(config.alerts.rules)
         withhold = secret_variables(config.model_dump())
         async with (
             aclosing(self._lease),
             processes,
             TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending,
-            AlertSender(config.alerts, folder.run_id, folder.path, self._progress.note, withhold) as alerts,
+            AlertSender(config.alerts, folder.run_id, self._progress.note, withhold) as alerts,
             self._stack,
         ):
             loop = self._loop = make_loop(processes)

@@ -23,7 +23,6 @@ from agentlightning.trainer.checkpoint_files import last_checkpoint, load_checkp
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.evaluate import Kind, run_held_out, summarize
 from agentlightning.trainer.fingerprint import Fingerprint
-from agentlightning.trainer.monitor.alert_rules import alert_checks
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.policies import publish
@@ -75,8 +74,7 @@ class TrainingLoop(ABC):
             folder=self.folder,
             store=self.store,
             progress=self.progress,
-            rules=(dict(self.health_checks) if self.config.trainer.health_checks else {})
-            | alert_checks(self.config.alerts.rules),
+            rules=self.health_checks if self.config.trainer.health_checks else {},
         )
 
     @property

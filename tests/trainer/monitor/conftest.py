@@ -12,5 +12,5 @@ from agentlightning.store.sql.store import InMemoryLightningStore
 @pytest.fixture
 async def store() -> AsyncIterator[InMemoryLightningStore]:
     async with InMemoryLightningStore() as opened:
-        await opened.create_run("test", {"alerts": {"rules": {"low": {}}}}, "run")
+        await opened.create_run("test", {}, "run")
         yield opened

@@ -9,14 +9,14 @@ import orjson
 from agentlightning.analysis.compare import HELD_OUT, SLOPE_STEPS, TRAIN, run_figures
 from agentlightning.analysis.run_cost import RunCost, amount_text, read_cost
 from agentlightning.analysis.run_settings import differing, flat_settings
-from agentlightning.console.charts import Curve, Incident, Point, line_chart
+from agentlightning.console.charts import Curve, Point, line_chart
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, figures, first, interval, run_link, select, setting, shown, table, when
 from agentlightning.console.reader import Curves, Reader
 from agentlightning.errors import InputError
 from agentlightning.records import Run
 from agentlightning.store.summary_types import SeriesPoint
-from agentlightning.trainer.monitor.alert_state import active_alarms, history
+from agentlightning.trainer.monitor.health_checks import active_alarms
 
 CHARTS: Sequence[tuple[str, Mapping[str, str]]] = (
     ("Reward", {TRAIN: "training", HELD_OUT: "held-out, greedy", "eval/sampled/reward_mean": "held-out, T = 1"}),
@@ -42,7 +42,6 @@ async def run_page(reader: Reader, query: Query) -> Html:
     links = [
         element("a", "Rewards", href=url("/rewards", {"run": run.id})),
         element("a", "Rollouts", href=url("/rollouts", {"run": run.id})),
-        element("a", "Alerts", href=url("/alerts", {"run": run.id})),
         element("a", "Failed rollouts", href=url("/rollouts", {"run": run.id, "where": "state = 'failed'"})),
         *(
             element("a", name, href=url(path, {"run": run.id}))
@@ -82,8 +81,7 @@ async def live_part(reader: Reader, query: Query) -> Html:
 def _live_part(run: Run, curves: Curves, alarms: Mapping[str, object]) -> Html:
     warnings = [element("li", element("strong", name), ": ", str(text)) for name, text in alarms.items()]
     series = {name: points for name, points in curves.series.items() if points}
-    marks = [Incident(one["step"], f"alarm {one['name']} at step {one['step']}") for one in history(run)]
-    drawn = [_chart(title, names, series, marks) for title, names in CHARTS if any(name in series for name in names)]
+    drawn = [_chart(title, names, series) for title, names in CHARTS if any(name in series for name in names)]
     return join(
         [
             element("h1", run.name or run.id),
@@ -103,15 +101,13 @@ async def _run(reader: Reader, query: Query) -> Run:
     return await reader.run(run_id)
 
 
-def _chart(
-    title: str, names: Mapping[str, str], series: Mapping[str, Sequence[SeriesPoint]], marks: Sequence[Incident]
-) -> Html:
+def _chart(title: str, names: Mapping[str, str], series: Mapping[str, Sequence[SeriesPoint]]) -> Html:
     curves = [
         Curve(label, [Point(one.step, one.value, one.low, one.high) for one in series[name]], color)
         for color, (name, label) in enumerate(names.items())
         if name in series
     ]
-    return line_chart(title, curves, marks=marks)
+    return line_chart(title, curves)
 
 
 def _figures(run: Run, series: Mapping[str, Sequence[SeriesPoint]]) -> dict[str, str | None]:

@@ -7,7 +7,7 @@ from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, clipped, first, run_link, shown, table, when
 from agentlightning.console.reader import MAX_RUNS, Reader
 from agentlightning.records import Run
-from agentlightning.trainer.monitor.alert_state import active_alarms
+from agentlightning.trainer.monitor.health_checks import active_alarms
 
 REWARD, HELD_OUT = "train/reward_mean", "eval/greedy/reward_mean"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from agentlightning.records import JSON
+from agentlightning.records import JSON, Run
 from agentlightning.trainer.monitor.metrics import NOT_NUMBERS, policy_of
 
 MIN_SUCCESS = 0.03
@@ -30,7 +30,9 @@ SHORT = 3
 FLAT = 20
 """Steps in which the reward has to move."""
 QUIET = 20
-"""Rows during which an alarm that ceased and comes back is not told again."""
+"""Rows during which an alarm that ceased and comes back is not reported again."""
+ACTIVE = "alarms"
+"""Key of a run's summary: the text of each alarm that holds, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,12 @@ class History:
 
 HealthCheck = Callable[[History], str | None]
 """The warning; None where all is well or too little is known."""
+
+
+def active_alarms(run: Run) -> dict[str, str]:
+    """The alarms that hold after the run's last row, by name."""
+    active = run.summary.get(ACTIVE)
+    return {name: str(text) for name, text in active.items()} if isinstance(active, dict) else {}
 
 
 def alarms(rows: Sequence[JSON], rules: Mapping[str, HealthCheck]) -> list[Alarm]:

@@ -1,6 +1,6 @@
-"""Load watch: looks every half minute at what no training step shows of a run: its queue, its disk, its silence.
+"""Load watch: checks every half minute what no training step shows of a run: its queue, its disk, its silence.
 
-Driven by the training beside its loop; what it finds are alarms as those of steps, and the metric logger tells them.
+The training drives it alongside its loop, and the metric logger reports its alarms like those of steps.
 """
 
 from __future__ import annotations
@@ -13,10 +13,61 @@ from dataclasses import dataclass, field
 
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.base import LightningStore
-from agentlightning.trainer.monitor.alert_rules import Load, load_alarms
+from agentlightning.trainer.monitor.health_checks import Alarm
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 
 LOOK_S = 30.0
+MIN_FREE_BYTES = 2**30
+"""Free space of the run's folder: below it another checkpoint may not fit."""
+WORKERLESS_S = 120.0
+"""Seconds without any worker while rollouts wait: workers are restarted within a minute."""
+QUEUED_S = 1800.0
+SILENT_S = 1800.0
+"""Least seconds without a step or an evaluation."""
+SILENT_TIMES = 10
+"""A silence also has to be this many times the longest pause between two rows so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The state of a run between its steps."""
+
+    queued: int = 0
+    oldest_queued_s: float = 0.0
+    workerless_s: float = 0.0
+    """Seconds for which rollouts have waited and no worker was seen."""
+    free_bytes: int = MIN_FREE_BYTES
+    """Of the disk that holds the run's folder."""
+    silent_s: float = 0.0
+    """Seconds since a step or an evaluation was recorded; 0 before the first of this process."""
+    longest_pause_s: float = 0.0
+    """The longest time between two of them; 0 before the second."""
+
+
+def load_alarms(load: Load) -> list[Alarm]:
+    """The alarms of a moment."""
+    found: dict[str, str] = {}
+    if load.queued and load.workerless_s >= WORKERLESS_S:
+        found["queue_without_workers"] = (
+            f"{load.queued} rollouts wait and no worker was seen for {_minutes(load.workerless_s)}: start some with agl "
+            "worker, or check the labels of the run (agent.labels)"
+        )
+    elif load.oldest_queued_s >= QUEUED_S:
+        found["queue_old"] = (
+            f"a rollout has waited {_minutes(load.oldest_queued_s)} for a worker, and {load.queued} wait: add workers, or "
+            "raise agent.concurrency; agl runs bottlenecks RUN shows what limits the run"
+        )
+    if load.free_bytes < MIN_FREE_BYTES:
+        found["disk_filling"] = (
+            f"{load.free_bytes / 2**20:,.0f} MiB are left on the disk of the run's folder: free some with agl runs prune, "
+            "or lower trainer.keep_checkpoints; a checkpoint that does not fit ends the run"
+        )
+    if load.longest_pause_s and load.silent_s >= max(SILENT_S, SILENT_TIMES * load.longest_pause_s):
+        found["run_silent"] = (
+            f"no step ended for {_minutes(load.silent_s)}, {load.silent_s / load.longest_pause_s:.0f} times the longest "
+            f"pause before ({_minutes(load.longest_pause_s)}): see agl rollouts list RUN and the run's logs folder"
+        )
+    return [Alarm(name, text) for name, text in found.items()]
 
 
 @dataclass(kw_only=True)
@@ -37,8 +88,8 @@ class LoadWatch:
         await self._background.stop()
 
     async def look(self) -> None:
-        """Looks once, and tells what begins."""
-        await self.logger.tell_load(load_alarms(await self._load()))
+        """Looks once, and reports what begins."""
+        await self.logger.report_load(load_alarms(await self._load()))
 
     async def _look_for_ever(self) -> None:
         while True:
@@ -61,3 +112,7 @@ class LoadWatch:
             silent_s=self.logger.silent_s(),
             longest_pause_s=self.logger.longest_pause_s,
         )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"

@@ -22,8 +22,7 @@ from agentlightning.runtime.children import inheritable, secrets_line
 from agentlightning.runtime.disk import open_private
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
-from agentlightning.trainer.monitor.alert_state import ACTIVE, begun, is_quiet
-from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, Alarm, HealthCheck, alarms, new_alarms
+from agentlightning.trainer.monitor.health_checks import ACTIVE, HEALTH_CHECKS, Alarm, HealthCheck, alarms, new_alarms
 from agentlightning.trainer.monitor.metrics import derived, path_of
 from agentlightning.trainer.progress import Progress
 
@@ -46,7 +45,7 @@ class MetricLogger:
     on_row: Callable[[], None] = lambda: None
     """Called when metrics.jsonl has grown."""
     on_alarm: Callable[[int, Alarm], None] = lambda step, alarm: None
-    """Called with each alarm that begins and that nobody silenced, and its step. Must not wait."""
+    """Called with each alarm that begins, and its step. Must not wait."""
     clock: Callable[[], float] = time.monotonic
     longest_pause_s: float = 0.0
     """The longest time between two rows of this process."""
@@ -84,8 +83,8 @@ class MetricLogger:
         self._row_s = self.clock()
         return metrics
 
-    async def tell_load(self, found: Sequence[Alarm]) -> None:
-        """Tells the alarms of a moment that did not hold when it was last asked."""
+    async def report_load(self, found: Sequence[Alarm]) -> None:
+        """Reports the alarms of a moment that did not hold at the last look."""
         async with self._telling:
             new = [alarm for alarm in found if alarm.name not in self._load]
             if not new and len(found) == len(self._load):
@@ -93,24 +92,21 @@ class MetricLogger:
             before, self._load = self._load, {alarm.name: alarm for alarm in found}
             try:
                 await self._tell({}, max((row["step"] for row in self._rows), default=0), new)
-            except BaseException:  # the store is away: what nobody was told begins again at the next look
+            except BaseException:  # the store is away: report it again at the next look
                 self._load = before
                 raise
 
     async def _tell(self, summary: JSON, step: int, new: Sequence[Alarm]) -> None:
-        """Updates the run's summary, and tells what begins and is not silenced."""
+        """Updates the run's summary, and reports what begins."""
         if self.rules or self._load:
             active = [*alarms(self._rows, self.rules), *self._load.values()]
             summary = {**summary, ACTIVE: {alarm.name: alarm.text for alarm in active}}
         elif not summary:  # the last alarm of the load has ended, and no row has any
             summary = {ACTIVE: {}}
-        run, now_ns = await self.store.update_run(self.run_id, summary=summary), time.time_ns()
+        await self.store.update_run(self.run_id, summary=summary)
         for alarm in new:
-            if not is_quiet(run.summary, alarm.name, now_ns):
-                self.progress.note(f"warning {alarm.name}: {alarm.text}")
-                self.on_alarm(step, alarm)
-        if change := begun(run.summary, new, step, now_ns):
-            await self.store.update_run(self.run_id, summary=change)
+            self.progress.note(f"warning {alarm.name}: {alarm.text}")
+            self.on_alarm(step, alarm)
 
     def resumed(self, step: int) -> None:
         """The run went back to the checkpoint of `step`: what was recorded of later steps is undone."""
