@@ -1,6 +1,6 @@
-"""Does a search for prompts help, and prompts together with weights? Every arm has the same number of rollouts.
+"""Does a search for prompts help, compared with training the weights? Every arm has the same number of rollouts.
 
-    python benchmarks/prompts.py [--seeds 5] [--arms gepa,both] [--work FOLDER] [--parallel 1] [--quick]
+    python benchmarks/prompts.py [--seeds 5] [--arms gepa,apo] [--work FOLDER] [--parallel 1] [--quick]
 
 A tiny model imitates a demonstrator that does what its system prompt says, so that sentences of the prompt matter, and that
 confuses two relations whatever it says (benchmarks/prompts/instructed.py). The agent starts from a poor prompt. No language
@@ -10,13 +10,12 @@ model writes: the optimiser is the scripted one, with a grammar of edits of whic
 | --- | --- |
 | gepa, apo, random_search | agl optimize |
 | weights_only | agl train, under the prompt that it starts from |
-| both | agl train whose schedule searches with gepa in its second step, and then trains under what that found |
 
 `prompts_only` is the gepa arm, which was fixed before any of these seeds was run. Rewards are of held-out tasks that no arm
 sees, the same for all arms and seeds, and of the policy and prompt at the end: greedy in the last line. Evaluation counts
 for nobody's rollouts. Whatever is finished in --work is not done again.
 
-Last line: {"before", "apo", "gepa", "random_search", "weights_only", "prompts_only", "both", "rollouts", "sampled",
+Last line: {"before", "apo", "gepa", "random_search", "weights_only", "prompts_only", "rollouts", "sampled",
 "standard_error", "rollouts_used", "seeds"}: means over seeds, null where an arm was left out; `sampled` at temperature 1;
 `rollouts` what each arm may use, `rollouts_used` what it did.
 """
@@ -42,8 +41,7 @@ from experiments import AGL, REPOSITORY, execute, json_of, write_whole
 
 FOLDER = REPOSITORY / "benchmarks" / "prompts"
 SEARCHES = ("apo", "gepa", "random_search")
-ARMS = (*SEARCHES, "weights_only", "both")
-TRAINED = ("weights_only", "both")
+ARMS = (*SEARCHES, "weights_only")
 SEARCH = {"minibatch": 8, "race_alpha": 0.2, "max_proposals": 10_000, "patience": 1000}
 """Of all three. Races are shorter than by default, and nothing but the budget ends a search."""
 GROUP = 8
@@ -58,16 +56,14 @@ class Budget:
 
     rollouts: int = 2048
     tasks_per_step: int = 16
-    searched: int = 1024
-    """Of `both`: in its second step; those before and after it train the weights."""
 
-    def steps(self, arm: str) -> int:
-        """Training steps, a search among them."""
-        sampled = self.tasks_per_step * GROUP
-        return self.rollouts // sampled if arm == "weights_only" else 1 + (self.rollouts - self.searched) // sampled
+    @property
+    def steps(self) -> int:
+        """Training steps of the arm that trains."""
+        return self.rollouts // (self.tasks_per_step * GROUP)
 
 
-QUICK = Budget(rollouts=96, tasks_per_step=2, searched=48)
+QUICK = Budget(rollouts=96, tasks_per_step=2)
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class Seed:
         return {"prompt": told["texts"]["system"], "rollouts": told["rollouts"]}
 
     def _trained(self, name: str) -> dict[str, Any]:
-        steps = self.budget.steps(name)
+        steps = self.budget.steps
         settings = self._settings("val") | {
             "eval.tasks": 8 if self.budget == QUICK else 48,
             "eval.sampled": False,
@@ -110,15 +106,11 @@ class Seed:
             "trainer.checkpoint_every": steps,
         }
         training: dict[str, Any] = {"group_size": GROUP, "minibatches": 4}
-        if name == "both":
-            searching = {"from_step": 2, "name": "gepa", **SEARCH}
-            settings |= {"algorithm.schedule": [searching, {"from_step": 3}]}
-            settings |= {"optimize.max_rollouts": self.budget.searched} | self._scripted()
         settings |= {f"algorithm.{key}": value for key, value in training.items()}
         execute(self.work / name, "train", self._command("train", name, settings), lambda: None)
         [run] = (self.work / name / "runs").iterdir()
         rows = [row for row in RunFolder(run.parent, run.name).metrics() if row["kind"] == "step"]
-        rollouts = sum(row.get("prompts/rollouts", row["rollout/count"]) for row in rows)
+        rollouts = sum(row["rollout/count"] for row in rows)
         return {
             "policy": str(run / "checkpoints" / f"step-{steps:06}"),
             "prompt": newest_prompt(self.work / name / "agl.db"),
@@ -199,7 +191,9 @@ def run_seed(seed: Seed, arms: Sequence[str], quick: bool, parallel: int) -> tup
         prompts = {"before": first_prompt(), **{name: found[name]["prompt"] for name in searched}}
         start = str(seed.work / "model")
         wanted = [("-".join(["prompts", *searched]), start, prompts)]
-        wanted += [(name, one["policy"], {name: one["prompt"]}) for name, one in found.items() if name in TRAINED]
+        wanted += [
+            (name, one["policy"], {name: one["prompt"]}) for name, one in found.items() if name == "weights_only"
+        ]
         scores: dict[str, Scores] = {}
         for part in pool.map(lambda one: seed.evaluate(*one), wanted):
             scores |= part
@@ -242,7 +236,7 @@ def table(seeds: Sequence[int], found: Sequence[dict[str, Scores]], used: Sequen
 def figures(found: Sequence[dict[str, Scores]], used: Sequence[dict[str, int]], rollouts: int) -> dict[str, Any]:
     """The last line."""
     scores = [one | ({"prompts_only": one["gepa"]} if "gepa" in one else {}) for one in found]
-    names = ("before", "apo", "gepa", "random_search", "weights_only", "prompts_only", "both")
+    names = ("before", "apo", "gepa", "random_search", "weights_only", "prompts_only")
     over = {mode: {name: mean_and_error([one[name][mode] for one in scores]) for name in scores[0]} for mode in MODES}
     greedy = over["greedy"]
     return {

@@ -17,8 +17,8 @@ import instructed  # noqa: E402
 
 from agentlightning.demo import lookup  # noqa: E402
 
-FIGURES = ["before", "apo", "gepa", "random_search", "weights_only", "prompts_only", "both"]
-ARMS = ("apo", "gepa", "random_search", "weights_only", "both")
+FIGURES = ["before", "apo", "gepa", "random_search", "weights_only", "prompts_only"]
+ARMS = ("apo", "gepa", "random_search", "weights_only")
 
 
 def benchmark(*options: str, timeout_s: float = 110) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,6 @@ def finished_seed(folder: Path, reward: float) -> None:
     for name, arms in (
         ("prompts-apo-gepa-random_search", ("before", "apo", "gepa", "random_search")),
         ("weights_only", ("weights_only",)),
-        ("both", ("both",)),
     ):
         scores = {arm: {"greedy": reward, "sampled": reward / 2} for arm in arms}
         (folder / f"eval-{name}.result.json").write_text(json.dumps(scores))
@@ -48,18 +47,18 @@ def test_figures_are_means_over_seeds_and_what_is_finished_is_not_done_again(tmp
     done = benchmark("--seeds", "2", "--work", str(tmp_path))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
-    assert list(figures)[:8] == [*FIGURES, "rollouts"]
+    assert list(figures)[:7] == [*FIGURES, "rollouts"]
     assert {figures[name] for name in FIGURES} == {0.3}
-    assert figures["sampled"]["both"] == 0.15
-    assert figures["standard_error"]["both"] == 0.1
+    assert figures["sampled"]["gepa"] == 0.15
+    assert figures["standard_error"]["gepa"] == 0.1
     assert figures["rollouts_used"] == dict.fromkeys(ARMS, 100)
-    assert "| both | 0.200 | 0.400 | 0.300 ± 0.100 | 0.150 ± 0.050 | 100 |" in done.stdout
+    assert "| weights_only | 0.200 | 0.400 | 0.300 ± 0.100 | 0.150 ± 0.050 | 100 |" in done.stdout
 
 
 def test_an_arm_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     done = benchmark("--arms", "gepa,sft")
     assert done.returncode == 2
-    assert "--arms: expected some of apo, gepa, random_search, weights_only, both, got 'sft'" in done.stderr
+    assert "--arms: expected some of apo, gepa, random_search, weights_only, got 'sft'" in done.stderr
 
 
 def demonstrated(prompt: str) -> float:

@@ -168,9 +168,6 @@ class MonitorConfig(Table):
     """Latest steps of which the store keeps each call's credit, advantage, return, loss weight and clip share; 0: none."""
     token_credit: bool = True
     """Keep advantages, and ratios and entropies where the engine reports them, per token, too: 4 bytes each."""
-    mutual_information: int = Field(0, ge=0)
-    """Tasks of each step whose first completions are scored after each other's prompts, by which the mutual information of
-    tasks and completions is estimated; 0: it is not."""
     tags: tuple[Annotated[str, matching(TAG, "words of at most 64 characters")], ...] = Field((), max_length=20)
     """Words to find the run by; ``agl runs tag`` sets others later."""
 
@@ -178,8 +175,6 @@ class MonitorConfig(Table):
     def _nothing_ignored(self) -> Self:
         if not self.keep_credit and not self.token_credit:
             raise ValueError("token_credit: has no effect with keep_credit = 0")
-        if self.mutual_information == 1:
-            raise ValueError("mutual_information: expected 0, or at least 2 tasks to compare")
         return self
 
 

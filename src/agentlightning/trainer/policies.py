@@ -16,7 +16,6 @@ from typing import Any
 from agentlightning.algorithms.combinations import loss_aggregation
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.algorithms.prompts.search import PromptAlgorithm
 from agentlightning.config.policies import trained_policies
 from agentlightning.config.run import Config, TrainerConfig, parse_settings
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
@@ -50,7 +49,7 @@ class ScheduledAlgorithm:
     from_step: int
     config: Config
     """The policy's, with this part's settings."""
-    algorithm: LightningRL | OfflineAlgorithm | PromptAlgorithm
+    algorithm: LightningRL | OfflineAlgorithm
 
     def trains_as(self, other: ScheduledAlgorithm) -> bool:
         """True where the steps of both are trained alike."""
@@ -87,11 +86,6 @@ class TrainedPolicy:
         """The entry of a step that learns from recorded rollouts; None: it learns from its own."""
         entry = self.entry(step)
         return entry if self.schedule and isinstance(self.schedule[entry].algorithm, OfflineAlgorithm) else None
-
-    def search_at(self, step: int) -> int | None:
-        """The entry of a step that searches for prompts; None: it does not."""
-        entry = self.entry(step)
-        return entry if self.schedule and isinstance(self.schedule[entry].algorithm, PromptAlgorithm) else None
 
 
 def schedule_configs(config: Config) -> list[tuple[int, Config]]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.algorithms.prompts.search import PromptAlgorithm
 from agentlightning.algorithms.selection import selection
 from agentlightning.config.run import Config
 from agentlightning.engines.base import DEFAULT_POLICY
@@ -35,7 +34,6 @@ from agentlightning.trainer.policies import (
     schedule_configs,
 )
 from agentlightning.trainer.processes import engine_support
-from agentlightning.trainer.prompts.settings import scheduled_search, searches
 from agentlightning.trainer.rl.air_metrics import check_air
 from agentlightning.trainer.rl.credit_inputs import check_credit_inputs
 from agentlightning.trainer.rl.policy_update import check_fit
@@ -69,9 +67,7 @@ def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
     return schedules
 
 
-def _checked(part: Config) -> LightningRL | OfflineAlgorithm | PromptAlgorithm:
-    if searches(part):
-        return scheduled_search(part)
+def _checked(part: Config) -> LightningRL | OfflineAlgorithm:
     if issubclass(algorithm_class(part), OfflineAlgorithm):
         offline = offline_algorithm(part)
         check_offline(offline, engine_support(part, EngineNeeds(reference=offline.needs_reference)))
@@ -84,25 +80,11 @@ def _checked(part: Config) -> LightningRL | OfflineAlgorithm | PromptAlgorithm:
 def _check_parts(config: Config, schedule: Sequence[ScheduledAlgorithm]) -> None:
     """ConfigError where parts of a schedule do not go together."""
     sampling = online_algorithms(schedule)
-    searching = [part for part in schedule if isinstance(part.algorithm, PromptAlgorithm)]
-    if not sampling and searching:
-        raise ConfigError(
-            f"algorithm.name: {schedule[0].config.algorithm['name']!r} searches for prompts and trains nothing: run it with "
-            "agl optimize, or have a part of algorithm.schedule train the weights"
-        )
     if not sampling:
         raise ConfigError("algorithm: learns from recorded rollouts alone; leave out data.train")
-    if config.optimize is not None and not searching:
-        raise ConfigError(
-            "optimize: has no effect on training without a part of algorithm.schedule that searches for prompts; "
-            "agl optimize does nothing else"
-        )
-    if searching and any(one.incomplete_groups != "train" for one in sampling):
-        raise ConfigError(
-            'algorithm.incomplete_groups: expected "train" beside a search for prompts, whose groups have the size that '
-            "it gives them"
-        )
-    if config.data.from_run and len(sampling) + len(searching) == len(schedule):
+    if config.optimize is not None:
+        raise ConfigError("optimize: has no effect on training; agl optimize searches for prompts")
+    if config.data.from_run and len(sampling) == len(schedule):
         raise ConfigError(
             "data.from_run: has no effect beside data.train without a part of algorithm.schedule that "
             f"learns from recorded rollouts: {', '.join(OFFLINE_ALGORITHMS)}"
@@ -125,15 +107,11 @@ def _check_parts(config: Config, schedule: Sequence[ScheduledAlgorithm]) -> None
                 f"{_sampled(sampling[0])}, got {_sampled(one)}"
             )
     if sampling[0].tree is not None:
-        _check_trees(config, searching)
+        _check_trees(config)
 
 
-def _check_trees(config: Config, searching: Sequence[ScheduledAlgorithm]) -> None:
+def _check_trees(config: Config) -> None:
     """ConfigError for what cannot be beside rollouts that are sampled as trees, in rounds that wait for each other."""
-    if searching:
-        raise ConfigError(
-            "algorithm.rollouts: expected 'independent' beside a search for prompts, whose rollouts are no trees"
-        )
     if config.trainer.max_staleness:
         raise ConfigError(
             "trainer.max_staleness: expected 0 with algorithm.rollouts = 'tree', whose forks go on with the weights that "
@@ -170,9 +148,7 @@ def needs_of(schedule: Sequence[ScheduledAlgorithm]) -> EngineNeeds:
             "algorithm.schedule: critic.learning_rate: the parts with a critic share it; expected one rate"
         )
     return EngineNeeds(
-        reference=any(
-            part.algorithm.needs_reference for part in schedule if not isinstance(part.algorithm, PromptAlgorithm)
-        ),
+        reference=any(part.algorithm.needs_reference for part in schedule),
         critic_learning_rate=next(iter(rates), None),
     )
 

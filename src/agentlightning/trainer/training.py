@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from contextlib import AsyncExitStack, aclosing, nullcontext
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +17,6 @@ from typing import Any
 from uuid import uuid4
 
 from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.algorithms.prompts.search import PromptAlgorithm
 from agentlightning.config.external import secret_variables
 from agentlightning.config.file import named_files
 from agentlightning.config.run import Config, run_record, without_password
@@ -49,9 +48,6 @@ from agentlightning.trainer.policies import (
 )
 from agentlightning.trainer.processes import Processes, engine_support
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.prompts.open_model import open_model
-from agentlightning.trainer.prompts.optimizer_model import OptimizerModel
-from agentlightning.trainer.prompts.prompt_steps import PromptSteps
 from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.rl.opponents import Opponents
 from agentlightning.trainer.run_lease import RunLease
@@ -91,8 +87,6 @@ class Training:
         self._stopping = False
         self._loop: RLLoop | OfflineLoop | None = None
         self._lease = RunLease(folder, self._progress.note)
-        self._stack = AsyncExitStack()
-        self._model: OptimizerModel | None = None
         self._made_of = Fingerprint()
 
     def stop(self) -> None:
@@ -144,7 +138,6 @@ class Training:
             processes,
             TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending,
             AlertSender(config.alerts, folder.run_id, self._progress.note, withhold) as alerts,
-            self._stack,
         ):
             loop = self._loop = make_loop(processes)
             loop.stopping = self._stopping
@@ -195,20 +188,6 @@ class Training:
                 for number, part in enumerate(schedule)
                 if isinstance(part.algorithm, OfflineAlgorithm)
             }
-            loop.searches = {
-                number: PromptSteps(
-                    algorithm=part.algorithm,
-                    config=part.config,
-                    store=processes.store,
-                    collector=loop.collector,
-                    progress=self._progress,
-                    tasks={"train": train, "val": val},
-                    open_model=partial(self._optimizer_model, processes),
-                )
-                for schedule in schedules.values()
-                for number, part in enumerate(schedule)
-                if isinstance(part.algorithm, PromptAlgorithm)
-            }
             return loop
 
         return {alias: needs_of(schedule) for alias, schedule in schedules.items()}, make_loop
@@ -227,11 +206,6 @@ class Training:
             store=processes.store,
             engine=processes.engine,
         )
-
-    async def _optimizer_model(self, processes: Processes) -> OptimizerModel:
-        if self._model is None:
-            self._model = await open_model(self._config, self._folder.run_id, processes, self._stack)
-        return self._model
 
     def _offline(self, val: list[JSON]) -> tuple[dict[str, EngineNeeds], MakeLoop]:
         """Offline training on the rollouts of other runs."""

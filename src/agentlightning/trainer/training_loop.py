@@ -33,15 +33,6 @@ MAX_LEARNERS_LOST = 3
 """Learners lost in a row, without a step that was never reached before, after which it is no accident."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchedStep:
-    """The end of a step's search for prompts."""
-
-    rollouts: list[Rollout]
-    """Those on training tasks, to be learned from."""
-    metrics: Metrics
-
-
 @dataclass(kw_only=True)
 class TrainingLoop(ABC):
     """One run's training loop and everything it uses."""

@@ -20,7 +20,7 @@ from agentlightning.store.prompt_candidates import read_candidates, validation_r
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.templates import add_version, promote_candidate
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.prompts.prompt_steps import searched
+from agentlightning.trainer.prompts.optimization import searched
 
 BEST = f"{START} verify cite plan"
 

@@ -15,7 +15,6 @@ from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, Rememb
 from record_doubles import ComparingEngine
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.algorithms.prompts.random_search import RandomSearch
 from agentlightning.algorithms.supervised import SFT
 from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError
@@ -42,63 +41,10 @@ def scheduled(
     return schedules_of(parse_config(table))["default"]
 
 
-SEARCH: dict[str, Any] = {"from_step": 2, "name": "random_search"}
-OPTIMIZE: dict[str, Any] = {
-    "prompts": {"templates": {"system": "Answer."}},
-    "external": {"writer": {"url": "https://h/v1", "models": ["w-1"]}},
-    "optimize": {"model": "writer"},
-}
-
-
-def searching(
-    *entries: dict[str, Any], base: dict[str, Any] | None = None, **tables: dict[str, Any] | None
-) -> list[ScheduledAlgorithm]:
-    """A schedule with a search; a table that is None is left out."""
-    table = {
-        "model": {"path": "m"},
-        "agent": {"run": "a.py:f"},
-        "data": {"train": "t", "val": "v"},
-        "trainer": {"steps": STEPS, "tasks_per_step": TASKS},
-        "algorithm": {**(BASE if base is None else base), "schedule": list(entries)},
-        **OPTIMIZE,
-        **tables,
-    }
-    return schedules_of(parse_config({name: value for name, value in table.items() if value is not None}))["default"]
-
-
-def test_a_part_of_a_schedule_may_search_for_prompts_whichever_comes_first() -> None:
-    assert [type(one.algorithm) for one in searching(SEARCH)] == [LightningRL, RandomSearch]
-    first = searching({"from_step": 3, "name": "lightning_rl", **BASE}, base={"name": "random_search"})
-    assert [type(one.algorithm) for one in first] == [RandomSearch, LightningRL]
-
-
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"optimize": None}, r"algorithm\.schedule\[1\]: optimize\.model: is required"),
-        ({"data": {"train": "t"}}, r"algorithm\.schedule\[1\]: data\.val: is required to search for prompts"),
-        ({"trainer": {"steps": STEPS, "max_staleness": 1}}, r"trainer\.max_staleness: expected 0"),
-        ({"base": BASE | {"incomplete_groups": "drop"}}, r'algorithm\.incomplete_groups: expected "train"'),
-        (
-            {"base": BASE | {"group_size": 4, "rollouts": "tree"}},
-            r"algorithm\.rollouts: expected 'independent' beside a search for prompts",
-        ),
-        ({"optimize": {"model": "writer", "temperature": 0.5}}, r"optimize\.temperature: expected model\.temperature"),
-    ],
-)
-def test_a_search_in_a_schedule_that_lacks_something_is_one_sentence(tables: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        searching(SEARCH, **tables)
-
-
-def test_a_search_that_trains_no_weights_says_which_command_runs_it() -> None:
+@pytest.mark.parametrize("base", [{}, {"name": "lightning_rl"}])
+def test_a_search_for_prompts_is_no_part_of_a_schedule(base: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"'apo' searches for prompts and trains nothing: run it with agl optimize"):
-        searching(SEARCH, base={"name": "apo"})
-
-
-def test_optimize_without_a_search_is_an_error_in_training() -> None:
-    with pytest.raises(ConfigError, match=r"optimize: has no effect on training without a part of algorithm\.schedule"):
-        searching({"from_step": 2, "minibatches": 2})
+        scheduled({"from_step": 2, "name": "apo"}, **base)
 
 
 def with_schedule(made: RLLoop, schedule: list[ScheduledAlgorithm]) -> RLLoop:

@@ -67,8 +67,6 @@ METRICS: Mapping[str, str] = {
     "policy/clip_share": "share of tokens whose ratio was clipped",
     "policy/masked_share": "share of tokens that a mask left out",
     "policy/importance_weight": "mean importance weight",
-    "policy/mutual_information": "dependence of completions on their tasks, nats per token, with monitor.mutual_information",
-    "policy/prompt_retrieval": "share of completions that are most probable after their own prompt, of those compared",
     "policy/ref_kl": "divergence from the reference, nats per token",
     "policy/snapshot_step": "of an opponent with snapshot_of: step of the checkpoint that it samples",
     "critic/loss": "loss of the critic",

@@ -11,11 +11,11 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentlightning.algorithms.prompts.search import PromptCandidate, SearchResult, Split
+from agentlightning.algorithms.prompts.search import PromptAlgorithm, PromptCandidate, SearchResult, Split
 from agentlightning.config.external import secret_variables
 from agentlightning.config.file import named_files
 from agentlightning.config.run import Config, run_record, without_password
-from agentlightning.errors import ConflictError, InputError, NotFoundError
+from agentlightning.errors import BudgetSpentError, ConflictError, InputError, NotFoundError
 from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import promote_candidate
@@ -31,7 +31,6 @@ from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.prompts.budget import Budget
 from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.prompts.open_model import open_model
-from agentlightning.trainer.prompts.prompt_steps import searched
 from agentlightning.trainer.prompts.settings import check_budget, prompt_algorithm
 from agentlightning.trainer.prompts.store_search import StoreSearch
 from agentlightning.trainer.run_lease import RunLease
@@ -204,3 +203,16 @@ def optimize_line(folder: Path) -> str:
     """The command that goes on with the search of this folder."""
     runs = [] if folder.parent == Path("runs") else ["--runs", str(folder.parent)]
     return shlex.join(["agl", "optimize", "--resume", folder.name, *runs])
+
+
+async def searched(algorithm: PromptAlgorithm, run: StoreSearch, seed: int) -> SearchResult:
+    """The result of a search, where its algorithm leaves a spent budget to us, too. Says which versions of somebody else are
+    not the newest after it."""
+    try:
+        found = await algorithm.search(run, seed)
+    except BudgetSpentError as spent:  # nothing better than the start is known
+        found = SearchResult(best=run.seed, mean=None, reason=str(spent))
+    for version in await run.book.added_meanwhile():
+        line = f"agl prompts promote {run.collector.run_id} {version}"
+        run.note(f"{version} was added while the search ran, and is not the newest after it; make it so with: {line}")
+    return found

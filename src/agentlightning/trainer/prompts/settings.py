@@ -30,37 +30,6 @@ def prompt_algorithm(config: Config) -> PromptAlgorithm:
     return algorithm
 
 
-def searches(config: Config) -> bool:
-    """True where `algorithm.name` names a search for prompts."""
-    name = config.algorithm.get("name")
-    if not isinstance(name, str) or not is_code(name):
-        return name in PROMPT_ALGORITHMS
-    found = load_plugin("algorithm", name, PROMPT_ALGORITHMS)
-    return isinstance(found, type) and issubclass(found, PromptAlgorithm)
-
-
-def scheduled_search(config: Config) -> PromptAlgorithm:
-    """The search of a part of a training schedule. ConfigError for an unknown setting, or what it lacks."""
-    algorithm = _made(config)
-    optimize, trainer = config.optimize, config.trainer
-    if optimize is None:
-        raise ConfigError("optimize.model: is required; name the model that writes new texts")
-    if config.data.val is None:
-        raise ConfigError("data.val: is required to search for prompts; name held-out tasks, which choose")
-    if config.policies:
-        raise ConfigError("policies: a search for prompts runs one model; expected model.path alone")
-    if trainer.max_staleness:
-        raise ConfigError(
-            "trainer.max_staleness: expected 0, since rollouts that run ahead of a search for prompts would have its "
-            f"candidates; got {trainer.max_staleness}"
-        )
-    if optimize.temperature is not None and optimize.temperature != config.model.temperature:
-        raise ConfigError(
-            "optimize.temperature: expected model.temperature, since the weights learn from the same rollouts; leave it out"
-        )
-    return algorithm
-
-
 def check_budget(optimize: OptimizeConfig, val: Sequence[JSON]) -> None:
     """ConfigError where no candidate could be scored on all validation tasks."""
     if len(val) > optimize.max_rollouts:

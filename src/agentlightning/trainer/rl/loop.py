@@ -19,10 +19,8 @@ from functools import partial
 from typing import Protocol
 
 from agentlightning.engines.base import Metrics
-from agentlightning.records import FINAL_STATES, JSON, Consumed, Outcome, Resource, Rollout, Sampling, Step
+from agentlightning.records import JSON, Consumed, Outcome, Resource, Rollout, Sampling, Step
 from agentlightning.store.base import RolloutQuery
-from agentlightning.store.prompt_candidates import shared_group_id
-from agentlightning.trainer.collect import nothing_to_learn
 from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.rl.credit_example import credit_example
@@ -35,7 +33,7 @@ from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs
 from agentlightning.trainer.rl.step_planner import StepPlan, StepPlanner
 from agentlightning.trainer.rl.tree_rollouts import TreeSampler
 from agentlightning.trainer.rl.utilisation import TimeTally, slots_of
-from agentlightning.trainer.training_loop import SearchedStep, TrainingLoop
+from agentlightning.trainer.training_loop import TrainingLoop
 
 MAX_RESAMPLING = 10
 """Times tasks_per_step groups after which a step goes on with the groups that it has, as in DAPO's recipe."""
@@ -51,12 +49,6 @@ class OfflineSteps(Protocol):
     async def evaluate(self, step: int) -> None: ...
 
     def learning_rate(self, step: int) -> float: ...
-
-
-class SearchSteps(Protocol):
-    """Steps that search for prompts: `prompts.prompt_steps.PromptSteps`."""
-
-    async def search(self, step: int) -> SearchedStep: ...
 
 
 @dataclass(kw_only=True)
@@ -79,8 +71,6 @@ class RLLoop(TrainingLoop):
     """Policies that agents meet and that are never trained; None where there is none."""
     offline: Mapping[int, OfflineSteps] = field(default_factory=dict)
     """Parts of the schedule, by number, that learn from recorded rollouts."""
-    searches: Mapping[int, SearchSteps] = field(default_factory=dict)
-    """Parts of the schedule, by number, that search for prompts."""
     _prompts: dict[str, int] = field(default_factory=dict)
     """Versions of the prompts that the weights go with."""
     _stored: dict[int, Step] = field(default_factory=dict)
@@ -118,7 +108,6 @@ class RLLoop(TrainingLoop):
             trainer=self.config.trainer,
             sampling=Sampling(temperature=model.temperature, max_tokens=model.max_tokens),
             retry=self.retry(),
-            others=self.config.optimize.max_rollouts if self.config.optimize else 0,
         )
 
     @property
@@ -169,8 +158,7 @@ class RLLoop(TrainingLoop):
         if steps := self._offline_at(step):
             metrics = await self._learn_offline(steps, step, stored)
         else:
-            search = next(iter(self.policies.values())).search_at(step)
-            metrics = await self._learn(step, stored, None if search is None else self.searches[search])
+            metrics = await self._learn(step, stored)
         for alias, policy in self.policies.items():
             if policy.schedule[1:]:
                 name = path_of("schedule_entry", alias if len(self.policies) > 1 else "")
@@ -204,16 +192,12 @@ class RLLoop(TrainingLoop):
             await self.store.close_step(self.run_id, step, self.version)
         return metrics | {"learning_rate": steps.learning_rate(step)}
 
-    async def _learn(self, step: int, stored: Step | None, search: SearchSteps | None) -> Metrics:
+    async def _learn(self, step: int, stored: Step | None) -> Metrics:
         self.planner = self.planner.at(step)
-        if stored is not None:
-            plan = await self._again(stored)
-        else:
-            plan = await (self._collect(step) if search is None else self._search(step, search))
+        plan = await (self._collect(step) if stored is None else self._again(stored))
         with self._timed("prepare"):
             if (example := credit_example(plan.plans.values())) is not None:
                 self.progress.credited(step, example)
-            plan.metrics.update(await self.planner.mutual_information(plan))
         with self._timed("update"):
             updates = await self.planner.update(plan, self.learning_rate(step))
         with self._timed("publish"):
@@ -260,40 +244,6 @@ class RLLoop(TrainingLoop):
             await self.store.open_step(self.run_id, step, consumed)
         return _with_counts(plan, outcomes.values())
 
-    async def _search(self, step: int, search: SearchSteps) -> StepPlan:
-        """Searches for prompts, and writes the list of the search's rollouts before the first update."""
-        with self._timed("collect"):
-            found = await search.search(step)
-        loaded = self.planner.load()
-        with self._timed("prepare"):
-            if not nothing_to_learn(found.rollouts):
-                await loaded.add(found.rollouts)
-            elif found.rollouts:
-                # No error: the same rollouts would be found again by whoever resumes, and a later step has others.
-                self.progress.note(f"step {step}: nothing can be learned from the {len(found.rollouts)} of the search")
-            plan = await self.planner.plan(step, loaded)
-            outcomes = {rollout.id: plan.outcomes.get(rollout.id, "invalid") for rollout in found.rollouts}
-            outcomes |= dict.fromkeys(await self._unasked(step, found.rollouts), "overprovisioned")
-            consumed = [
-                Consumed(rollout_id=key, outcome=one, inputs=loaded.inputs.get(key)) for key, one in outcomes.items()
-            ]
-            await self.store.open_step(self.run_id, step, consumed)
-        self.times = loaded.times
-        plan.metrics.update(found.metrics)
-        return _with_counts(plan, outcomes.values())
-
-    async def _unasked(self, step: int, rollouts: Sequence[Rollout]) -> list[str]:
-        """Rollouts to learn from that a search of this step enqueued before it was killed, and did not ask for again; they
-        are ended. A search of somebody's own may choose otherwise the second time."""
-        of_run = RolloutQuery(run_id=self.run_id, mode="train", unconsumed=True)
-        asked, group = {one.id for one in rollouts}, shared_group_id(step, "")
-        left = [
-            one for one in await self.store.rollouts(of_run) if one.group_id.startswith(group) and one.id not in asked
-        ]
-        if running := [one.id for one in left if one.state not in FINAL_STATES]:
-            await self.store.cancel(running)
-        return [one.id for one in left]
-
     async def _add(
         self, step: int, loaded: LoadedTrajectories, batch: StepBatch, wanted: int, staleness: Staleness | None
     ) -> tuple[StepPlan, int]:
@@ -315,8 +265,7 @@ class RLLoop(TrainingLoop):
         loaded = self.planner.load()
         rollouts = [found[rollout_id] for rollout_id in ids]
         with self._timed("prepare"):
-            if not nothing_to_learn(rollouts):  # as those of a search may be
-                await loaded.add(rollouts, fixed_inputs(step))
+            await loaded.add(rollouts, fixed_inputs(step))
             plan = await self.planner.plan(step.step, loaded, staleness)
         return _with_counts(plan, [one.outcome for one in step.consumed])
 

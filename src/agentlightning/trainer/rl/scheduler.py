@@ -94,8 +94,6 @@ class GroupScheduler:
     retry: RetryPolicy
     trees: TreeSampler | None = None
     """Samples groups as trees. None: their rollouts are independent."""
-    others: int = 0
-    """Training rollouts that somebody else enqueues in one step, at most: those of a search for prompts."""
     clock: Callable[[], float] = time.monotonic
     _outstanding: dict[int, _Group] = field(default_factory=dict)
     _next: int = 0
@@ -161,7 +159,7 @@ class GroupScheduler:
         self._hold([each for each in await self.store.rollouts(of_run) if _is_ours(each)])
         # The newest group may be consumed already, and then is not among the outstanding ones; numbers only grow, so one
         # group's worth of the newest rollouts holds the highest number.
-        most = self.group_size + self.others
+        most = self.group_size
         if self.trees is not None:  # the newest rollouts may be forks of any group that was sampled at the same time
             most *= self.trainer.tasks_per_step
         newest = RolloutQuery(run_id=self.run_id, mode="train", newest_first=True, limit=most)

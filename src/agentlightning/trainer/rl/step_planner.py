@@ -32,7 +32,6 @@ from agentlightning.trainer.rl.air_rewards import weighed_rewards
 from agentlightning.trainer.rl.credit_inputs import CreditInputReader
 from agentlightning.trainer.rl.graph_files import GraphFiles
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen_by
-from agentlightning.trainer.rl.mutual_information import mutual_information
 from agentlightning.trainer.rl.policy_update import RowNumbers, critic_values, reference_values, update_policy
 from agentlightning.trainer.rl.staleness import Staleness
 from agentlightning.trainer.rl.tree_rollouts import TreeTally
@@ -149,15 +148,6 @@ class StepPlanner:
             if not isinstance(plan, UpdatePlan):
                 raise TypeError(f"plan: expected an UpdatePlan, got {type(plan).__name__}")
         return plan, cost | air
-
-    async def mutual_information(self, plan: StepPlan) -> Metrics:
-        """Measures how much each policy's completions depend on their tasks, before the updates, where it is asked for."""
-        metrics: Metrics = {}
-        for alias, own in self.policies.items():
-            if tasks := own.config.monitor.mutual_information:
-                calls = [one.call for one in plan.plans[alias].calls]
-                metrics |= self._named(alias, await mutual_information(self.engine, alias, calls, tasks))
-        return metrics
 
     async def update(self, plan: StepPlan, learning_rate: float) -> Metrics:
         """Executes the plans, those of several policies side by side; returns means over each one's updates.
