@@ -17,7 +17,7 @@ import pytest
 import typer
 from pydantic import BaseModel
 
-from agentlightning import errors, training_types, types
+from agentlightning import errors, records, training_types
 from agentlightning.algorithms.critic import Critic
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
@@ -238,7 +238,7 @@ def test_the_glossary_has_every_record_and_no_other() -> None:
 
     listed = [name for cells in rows(text) for name in re.findall(r"`(\w+)`", cells[0])]
 
-    classes = {**vars(types), **vars(training_types), "RolloutSummary": RolloutSummary}
+    classes = {**vars(records), **vars(training_types), "RolloutSummary": RolloutSummary}
     records = [name for name, value in classes.items() if dataclasses.is_dataclass(value)]
     assert sorted(listed) == sorted(records)
 
