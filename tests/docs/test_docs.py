@@ -239,8 +239,8 @@ def test_the_glossary_has_every_record_and_no_other() -> None:
     listed = [name for cells in rows(text) for name in re.findall(r"`(\w+)`", cells[0])]
 
     classes = {**vars(records), **vars(training_types), "RolloutSummary": RolloutSummary}
-    records = [name for name, value in classes.items() if dataclasses.is_dataclass(value)]
-    assert sorted(listed) == sorted(records)
+    known = [name for name, value in classes.items() if dataclasses.is_dataclass(value)]
+    assert sorted(listed) == sorted(known)
 
 
 def tree_map() -> list[Path]:
