@@ -30,6 +30,15 @@ def prompt_algorithm(config: Config) -> PromptAlgorithm:
     return algorithm
 
 
+def searches(config: Config) -> bool:
+    """True where `algorithm.name` names a search for prompts."""
+    name = config.algorithm.get("name")
+    if not isinstance(name, str) or not is_code(name):
+        return name in PROMPT_ALGORITHMS
+    found = load_plugin("algorithm", name, PROMPT_ALGORITHMS)
+    return isinstance(found, type) and issubclass(found, PromptAlgorithm)
+
+
 def check_budget(optimize: OptimizeConfig, val: Sequence[JSON]) -> None:
     """ConfigError where no candidate could be scored on all validation tasks."""
     if len(val) > optimize.max_rollouts:
