@@ -1,12 +1,12 @@
 """AIR on and off: training steps to the same held-out success on the generated SQL demo.
 
-    python benchmarks/air.py [--seeds 3] [--steps 20] [--goal 0.5] [--form potential|reward] [--work FOLDER]
+    python benchmarks/air.py [--seeds 3] [--steps 20] [--goal 0.5] [--work FOLDER]
 
 The demo's agent asks a database in text and reads the first cell, `empty` or `error`. With AIR, a query that comes back as
-one of the latter two costs its call 0.2, and so does one that was asked before with the same outcome; a rollout loses 0.4
-by each rule at most. Both ways take credit = "step_rewards", which without step rewards is uniform credit; both record what
-the rules say, and one counts it. Everything else is equal: the warm-started model of the seed, tasks, settings, and the
-noise of sampling. Everything is real: workers, gateway, store, sampler and learner are processes of their own.
+one of the latter two costs its call 0.2, and so does one that was asked before with the same outcome. Both
+ways take credit = "step_rewards", which without step rewards is uniform credit. Everything else is equal: the warm-started
+model of the seed, tasks, settings, and the noise of sampling. Everything is real: workers,
+gateway, store, sampler and learner are processes of their own.
 
 Last line: {"goal", "steps_without", "steps_with", "with_over_without", "reached_…", "curve_…", "after_…", "others"}. steps:
 median over seeds of the step at which held-out success (greedy) first reaches the goal, linearly between evaluations; a run
@@ -36,10 +36,7 @@ from agentlightning.trainer.training import Training, TrainResult
 
 TASKS, GROUP, EVERY, HELD_OUT, HELD_OUT_SEED = 32, 8, 2, 150, 12345
 OTHER_GOALS = (0.6, 0.7, 0.8)
-RULES: JSON = {
-    "tool_error": {"weight": -0.2, "cap": 0.4},
-    "repeated_state": {"weight": -0.2, "cap": 0.4},
-}
+RULES: JSON = {"tool_error": -0.2, "repeated_state": -0.2}
 
 
 @dataclass(frozen=True)
@@ -68,9 +65,6 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=TASKS, help="tasks of a step")
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="held-out tasks of an evaluation")
     parser.add_argument("--goal", type=float, default=0.5, help="held-out success, greedy")
-    parser.add_argument(
-        "--form", choices=("potential", "reward"), default="potential", help="of the rewards that count"
-    )
     parser.add_argument("--work", type=Path, help="folder that keeps models and runs; a temporary one by default")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -124,7 +118,7 @@ def measure(folder: Path, way: str, model: Path, seed: int, options: argparse.Na
     points = [
         (int(row["step"]), row["eval/greedy/reward_mean"]) for row in result.metrics if "eval/greedy/reward_mean" in row
     ]
-    names = ("air/agreement", "air/turned", "air/moved", *(f"air/{rule}/share" for rule in RULES))
+    names = tuple(f"air/{rule}/share" for rule in RULES)
     steps = [row for row in result.metrics if row["kind"] == "step"]
     rules = {name: statistics.fmean(row.get(name, 0.0) for row in steps) for name in names}
     return Curve(points, rules)
@@ -152,13 +146,7 @@ def configuration(run: RunFolder, way: str, model: Path, seed: int, options: arg
                 "seed": seed,
             },
             "eval": {"every": EVERY, "sampled": False},
-            "air": {
-                "counted": way == "with",
-                "form": options.form,
-                "user_replies": True,
-                "error_pattern": "^(error|empty)$",
-                "rules": RULES,
-            },
+            "air": {"text_tool_error": "^(error|empty)$", "rules": RULES} if way == "with" else {},
             "store": {"url": store},
         },
         "air",

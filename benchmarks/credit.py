@@ -34,7 +34,6 @@ RULES: dict[str, dict[str, Any]] = {
     "step_rewards": {},
     "gigpo": {},
     "grouped_gae": {"key": f"{__file__}:state"},
-    "graph_td": {"key": f"{__file__}:state", "max_states": 0},
     "decisive": {"key": f"{__file__}:choice", "history": 0},
     "learned": {},
     "counterfactual": {"key": f"{__file__}:choice"},

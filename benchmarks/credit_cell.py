@@ -33,7 +33,7 @@ from agentlightning.algorithms.credit import Evidence, find_rule
 from agentlightning.algorithms.credit.forked import chosen_calls
 from agentlightning.algorithms.credit.keys import observation_key, user_key
 from agentlightning.algorithms.lightning_rl import UpdatePlan
-from agentlightning.config.air import AirConfig
+from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.config.run import parse_config
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
@@ -44,7 +44,6 @@ from agentlightning.records import JSON
 from agentlightning.runner.air import load_air
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl.air_rewards import weighed_rewards
 from agentlightning.trainer.rl.policy_update import critic_values, update_policy
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 from credit_agents import CONTEXT, Execution, Sampler
@@ -150,7 +149,7 @@ class Trainer:
         self._weights, self._seed = folder / "weights", seed
         self._draw = Random(f"train {seed}")
         self._memory = _Memory()
-        self._air, self._rules = AirConfig.model_validate(contestant.air), load_air(contestant.air)
+        self._rules = load_air(contestant.air)
         table = {"model": {"path": str(model)}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}}
         self._policy = TrainedPolicy(config=parse_config(table), algorithm=self.algorithm, value={})
         self.steps = self.rollouts = self._sampled = 0
@@ -211,7 +210,7 @@ class Trainer:
 
     async def _learn(self, executions: Sequence[Sequence[Execution]]) -> None:
         groups = [[self._trajectory(one) for one in group] for group in executions]
-        groups = weighed_rewards(self._air, self.algorithm, self.steps, groups)
+        groups = shaped_air(groups, self.algorithm.call_gamma)
         engine = cast(Engine, self._engine)
         values = await critic_values(engine, DEFAULT_POLICY, self.algorithm, groups)
         evidence = self._evidence(executions, groups)

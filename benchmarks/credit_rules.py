@@ -65,9 +65,9 @@ def _credit(name: str, **settings: Any) -> dict[str, Any]:
     return {"credit": name, "credit_settings": settings}
 
 
-def _air(**settings: Any) -> Contestant:
-    rules = {"tool_error": {"weight": -0.2, "cap": 0.4}, "repeated_state": {"weight": -0.2, "cap": 0.4}}
-    table = {"user_replies": True, "error_pattern": "^(error|empty|none)$", "rules": rules, **settings}
+def _air() -> Contestant:
+    rules = {"tool_error": -0.2, "repeated_state": -0.2}
+    table = {"text_tool_error": "^(error|empty|none)$", "rules": rules}
     return Contestant(settings=_credit("step_rewards"), air=table)
 
 
@@ -78,7 +78,6 @@ CONTESTANTS = {
     "step_rewards": Contestant(settings=_credit("step_rewards"), steps=True),
     "gigpo": Contestant(settings=_credit("gigpo")),
     "grouped_gae": Contestant(settings=_credit("grouped_gae")),
-    "graph_td": Contestant(settings=_credit("graph_td")),
     "counterfactual": Contestant(settings=_credit("counterfactual")),
     "counterfactual_key": Contestant(settings=_credit("counterfactual", key=f"{__file__}:action"), needs_key=True),
     "learned": Contestant(settings=_credit("learned")),
@@ -89,9 +88,7 @@ CONTESTANTS = {
     "gae": Contestant(settings={"advantage": "gae", "critic": {"learning_rate": 0.003, "backbone_grad_scale": 0.3}}),
     "packed": Contestant(packed=True),
     "tree": Contestant(settings={"rollouts": "tree"}, packed=True),
-    "air_potential": _air(),
-    "air_reward": _air(form="reward"),
-    "air_decay": _air(form="reward", decay_steps=10),
+    "air": _air(),
     "random_reward": Contestant(coin=True),
     "oracle": Contestant(settings=_credit(f"{__file__}:oracle"), needs_truth=True),
 }

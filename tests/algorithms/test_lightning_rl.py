@@ -236,8 +236,8 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         ({"minibatches": 0}, "algorithm.minibatches: expected a number greater than 0, got 0"),
         (
             {"credit": "luck"},
-            "algorithm.credit: expected one of counterfactual, decisive, discounted, forked, gigpo, graph_td, "
-            "grouped_gae, judge, last, learned, rubric, step_rewards, tree, uniform, or file.py:name of your own, got "
+            "algorithm.credit: expected one of counterfactual, decisive, discounted, forked, gigpo, "
+            "grouped_gae, judge, last, learned, step_rewards, tree, uniform, or file.py:name of your own, got "
             "'luck'",
         ),
         (

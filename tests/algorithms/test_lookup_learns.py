@@ -38,20 +38,16 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "maxrl, ppo_clip": {"advantage": "maxrl", "kl": 0.01, "entropy": 0.001},
     "gae, ppo_clip": {"advantage": "gae", "critic": {"learning_rate": 0.003, "backbone_grad_scale": 0.3}},
-    "joint gae, ppo_clip": {
-        "advantage": "gae",
-        "critic": {"learning_rate": 0.003, "backbone_grad_scale": 0.3, "view": "joint"},
-    },
 }
 CREDIT: dict[str, float] = {
     "last": 0.1,  # what was asked for before the last call is left to chance
     **dict.fromkeys(
-        ("discounted", "step_rewards", "gigpo", "grouped_gae", "graph_td", "counterfactual", "learned", "decisive"),
+        ("discounted", "step_rewards", "gigpo", "grouped_gae", "counterfactual", "learned", "decisive"),
         LEARNED,
     ),
 }
 """What held-out success rises by at the least."""
-WITHOUT_STORE: dict[str, dict[str, Any]] = {"decisive": {"history": 0}, "graph_td": {"max_states": 0}}
+WITHOUT_STORE: dict[str, dict[str, Any]] = {"decisive": {"history": 0}}
 """Settings of the rules that read earlier steps, which no store keeps here."""
 IN_CI = ("grpo, ppo_clip", "grpo, gspo", "rloo, reinforce", "gae, ppo_clip", "last", "learned")
 """The others are run by `make test-algorithms`."""

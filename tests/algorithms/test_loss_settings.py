@@ -186,10 +186,6 @@ def test_reinforce_takes_several_updates_where_importance_corrects_for_the_earli
             "algorithm.credit_settings.key: has no effect with baseline = 'turn'",
         ),
         (
-            {"credit": "graph_td", "credit_settings": {"max_states": 0, "forget": 0.5}},
-            "algorithm.credit_settings.forget: has no effect with max_states = 0",
-        ),
-        (
             {"credit": "forked", "credit_settings": {"calls": 0, "choose": "variance"}},
             "algorithm.credit_settings.choose: has no effect with calls = 0",
         ),

@@ -27,8 +27,8 @@ def judged(name: str, reward: float, **rewards: list[float]) -> Trajectory:
     return Trajectory(rollout_id=name, group_id="g", reward=reward, transitions=calls)
 
 
-def shaped(one: Trajectory, gamma: float = 1.0, weight: float = 1.0, potential: bool = True) -> Trajectory:
-    [[found]] = shaped_air([[one]], lambda rule: potential or rule == "retry", gamma, weight)
+def shaped(one: Trajectory, gamma: float = 1.0) -> Trajectory:
+    [[found]] = shaped_air([[one]], gamma)
     return found
 
 
@@ -41,15 +41,6 @@ def test_each_call_gets_what_the_potential_changed_by() -> None:
     assert rewards(shaped(one)) == [-0.25, 0.0, 0.25]
     # γ = 0.5: 0.5 × -0.25 - 0, 0.5 × -0.25 + 0.25, 0 + 0.25
     assert rewards(shaped(one, gamma=0.5)) == [-0.125, 0.125, 0.25]
-    assert rewards(shaped(one, weight=0.5)) == [-0.125, 0.0, 0.125]
-
-
-def test_rules_that_are_to_be_earned_and_rewards_of_others_stay() -> None:
-    one = judged("a", 1.0, air_calls=[-0.25, -0.25], air_retry=[0.0, -0.5], format=[0.0, 1.0])
-    found = shaped(one, weight=0.5, potential=False)
-    assert [call.rewards for call in found.transitions] == [{"air.calls": -0.125}, {"air.calls": -0.125, "format": 1.0}]
-    assert rewards(found) == [-0.125, 0.875]
-    assert shaped(judged("b", 1.0, format=[1.0])) == judged("b", 1.0, format=[1.0])
 
 
 def test_the_discount_is_that_of_the_returns() -> None:
@@ -71,17 +62,17 @@ def group_of_equal_rewards(reward: float) -> list[Trajectory]:
 @pytest.mark.parametrize("credit", ["step_rewards", "grouped_gae"])
 def test_equal_rewards_differ_by_no_rounding_error_of_what_shaping_added(credit: str) -> None:
     algorithm = LightningRL(credit=credit, group_size=4)
-    groups = shaped_air([group_of_equal_rewards(1.0)], lambda rule: True)
+    groups = shaped_air([group_of_equal_rewards(1.0)])
     undivided = replace(algorithm, normalize_std=False).advantages(groups[0])
     for found, expected in zip(algorithm.advantages(groups[0]), undivided, strict=True):
         assert found == pytest.approx(expected)
-    failures = shaped_air([group_of_equal_rewards(0.0)], lambda rule: True)
+    failures = shaped_air([group_of_equal_rewards(0.0)])
     assert replace(algorithm, advantage="maxrl").advantages(failures[0]) == [[0.0] * 3] * 4
 
 
 def test_shaping_leaves_the_part_of_gigpo_that_compares_rollouts_as_it_is() -> None:
     algorithm = LightningRL(credit="gigpo", credit_settings={"omega": 0.0}, group_size=4)
-    [group] = shaped_air([group_of_equal_rewards(1.0)], lambda rule: True, algorithm.call_gamma)
+    [group] = shaped_air([group_of_equal_rewards(1.0)], algorithm.call_gamma)
     for row in algorithm.advantages(group):
         assert row == pytest.approx([0.0] * 3, abs=1e-9)
 

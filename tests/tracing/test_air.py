@@ -70,8 +70,8 @@ def test_the_same_record_gives_the_same_rewards_with_the_same_ids() -> None:
 
 
 def test_a_rules_sum_over_a_rollout_stays_within_its_bound() -> None:
-    rewards = air({"tool_error": {"weight": -0.25, "cap": 0.6}}).rewards(loop(5).calls)
-    assert [reward.value for reward in rewards] == pytest.approx([-0.25, -0.25, -0.1])
+    rewards = air({"tool_error": -0.4}).rewards(loop(5).calls)
+    assert [reward.value for reward in rewards] == pytest.approx([-0.4, -0.4, -0.2])
 
 
 def test_a_bound_of_one_is_the_usual_one_and_holds_for_praise_too() -> None:
@@ -97,10 +97,10 @@ def test_the_settings_of_a_table_reach_the_rules() -> None:
     attempt.call(user("it failed"), text="select 2", sampled_ids=[1] * 3)
     tokens = air({"tokens": {"weight": -0.5, "budget": 4}})
     assert values(tokens.rewards(attempt.calls)) == {"air.tokens call-0": -0.25}
-    assert air({"tool_error": -1}, error_pattern="failed").rewards(attempt.calls) == []
-    told = air({"tool_error": -1}, error_pattern="failed", user_replies=True)
+    assert air({"tool_error": -1}).rewards(attempt.calls) == []
+    told = air({"tool_error": -1}, text_tool_error="failed")
     assert values(told.rewards(attempt.calls)) == {"air.tool_error call-0": -1.0}
-    assert air({"tool_error": -1}, user_replies=True).rewards(attempt.calls) == []
+    assert air({"tool_error": -1}, text_tool_error="no such text").rewards(attempt.calls) == []
 
 
 def test_a_reward_is_of_its_calls_attempt_and_as_old_as_the_call() -> None:
@@ -132,21 +132,10 @@ def test_each_rule_takes_weights_of_one_sign(rule: str, sign: int, budget: bool)
         air({rule: {"weight": -0.5 * sign, **more}})
 
 
-def test_a_rule_may_be_for_some_agents_alone() -> None:
+def test_a_judge_is_no_agent() -> None:
     attempt = loop(2)
-    attempt.calls[0] = replace(attempt.calls[0], agent="writer")
-    rewards = air({"tool_error": {"weight": -0.2, "agents": ["writer"]}}).rewards(attempt.calls)
-    assert [reward.call_id for reward in rewards] == ["call-0"]
-
-
-def test_an_agent_may_be_known_by_the_span_around_its_call_and_a_judge_is_no_agent() -> None:
-    attempt = loop(2)
-    attempt.calls[0] = replace(attempt.calls[0], span_id="rollout.1.0000000000000007")
     attempt.call(user("?"), asks=[("x", "weather", OSLO)], parent=None, agent="agl.judge")
     attempt.call(tool("x", "Error: no"), text="It is bad.", agent="agl.judge")
-    node = replace(tool_span("node", 0, number=7), attributes={"gen_ai.agent.name": "writer"})
-    own = air({"tool_error": {"weight": -0.2, "agents": ["writer"]}}).rewards(attempt.calls, [node])
-    assert [reward.call_id for reward in own] == ["call-0"]
     assert [reward.call_id for reward in air({"tool_error": -0.2}).rewards(attempt.calls)] == ["call-0", "call-1"]
 
 
@@ -154,8 +143,8 @@ def test_a_rule_of_ones_own_sees_the_step_and_those_before_it() -> None:
     def more_than_before(step: Any, earlier: Any) -> float | None:
         return float(len(step.tool_calls) + 10 * len(earlier)) if step.tool_calls else None
 
-    rewards = air({"mine": {"run": "file.py:x", "weight": 0.1, "cap": 9}}, more_than_before).rewards(loop(2).calls)
-    assert [reward.value for reward in rewards] == pytest.approx([0.1, 1.1])
+    rewards = air({"mine": {"run": "file.py:x", "weight": 0.05}}, more_than_before).rewards(loop(2).calls)
+    assert [reward.value for reward in rewards] == pytest.approx([0.05, 0.55])
 
 
 def test_what_a_rule_of_ones_own_does_to_its_steps_no_other_rule_sees() -> None:
@@ -196,11 +185,9 @@ def test_a_rule_of_ones_own_that_fails_is_named(own: CustomRule, sentence: str) 
         ({"rules": {"mine": {"weight": -1, "run": "a.py:b", "budget": 1}}}, "has no effect on a rule of your own"),
         ({"rules": {"tool_success": True}}, "tool_success: expected a weight, or a table with weight, got True"),
         ({"rules": {"tool_error": "-1"}}, "tool_error: expected a weight, or a table with weight, got '-1'"),
-        ({"rules": {"a/b": -1}}, "rules.a/b: expected a name of small letters"),
-        ({"rules": {"tool_error": {"weight": -1, "cap": 0}}}, "cap"),
+        ({"rules": {"a/b": -1}}, "rules: a/b: expected a name of small letters"),
         ({"rules": {"tool_error": {"wieght": -1}}}, "did you mean 'weight'"),
-        ({"counted": False}, "counted: has no effect without rules"),
-        ({"error_pattern": "("}, "error_pattern: expected a regular expression"),
+        ({"text_tool_error": "("}, "text_tool_error: expected a regular expression"),
     ],
 )
 def test_a_setting_that_is_wrong_or_ignored_is_an_error(table: dict[str, Any], sentence: str) -> None:
@@ -216,8 +203,8 @@ def test_no_rules_are_no_air() -> None:
 # --- properties -----------------------------------------------------------------------------------------------------------
 
 RULES: dict[str, Any] = {
-    "tool_error": {"weight": -0.3, "cap": 0.5},
-    "tool_success": {"weight": 0.2, "cap": 0.7},
+    "tool_error": -0.3,
+    "tool_success": 0.2,
     "invalid_arguments": -0.4,
     "retry": -0.25,
     "repeated_state": -0.5,
@@ -261,8 +248,8 @@ def attempts(draw: st.DrawFn) -> tuple[Conversation, list[Any]]:
 def test_a_rules_sum_is_never_beyond_its_bound(drawn: tuple[Conversation, list[Any]]) -> None:
     judge = air(RULES)
     rewards = judge.rewards(drawn[0].calls, drawn[1])
-    for name, rule in judge.config.rules.items():
-        assert abs(math.fsum(one.value for one in rewards if one.name == f"air.{name}")) <= rule.cap + 1e-9
+    for name in judge.config.rules:
+        assert abs(math.fsum(one.value for one in rewards if one.name == f"air.{name}")) <= 1.0 + 1e-9
 
 
 @given(attempts())

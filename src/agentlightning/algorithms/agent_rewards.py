@@ -111,7 +111,6 @@ def _joined(trajectory: Trajectory, agents: Sequence[str | None], parts: Mapping
     return Signal(
         advantages=[one.advantages[place] for one, place in picked],
         others={name: [one.others[name][place] for one, place in picked] for name in first.others},
-        critic={name: [one.critic[name][place] for one, place in picked] for name in first.critic},
         credit=Credit(
             values=[one.credit.values[place] for one, place in picked],
             shares=[1.0 if one.credit.shares is None else one.credit.shares[place] for one, place in picked],

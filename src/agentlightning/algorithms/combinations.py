@@ -123,7 +123,6 @@ def _check_rewards(settings: LightningRL) -> None:
             f"algorithm.dynamic_sampling: has no effect with advantage = {settings.advantage!r}, which compares no group "
             "with itself alone, so that every group has a signal"
         )
-    _check_filter(settings)
     over_step = settings.advantage in WHITENED or (settings.advantage == GAE and settings.normalize_std)
     if settings.normalise_over == "informative" and over_step:
         raise ConfigError(
@@ -145,21 +144,6 @@ def _check_agent_rewards(settings: LightningRL, weights: Mapping[str, Mapping[st
         raise ConfigError(
             f"algorithm.agent_reward_weights: conflicts with credit = {settings.credit!r}, which compares calls with "
             f"{', '.join(needs)}, made of one reward per rollout"
-        )
-
-
-def _check_filter(settings: LightningRL) -> None:
-    if settings.variance_top_p is None:
-        return
-    if settings.group_size == 1:
-        raise ConfigError("algorithm.variance_top_p: has no effect with group_size = 1, whose groups have no variance")
-    if settings.dynamic_sampling:
-        raise ConfigError(
-            "algorithm.variance_top_p: conflicts with dynamic_sampling, which would replace the groups that it leaves out"
-        )
-    if "scores" in find_rule(str(settings.credit)).needs:
-        raise ConfigError(
-            f"algorithm.variance_top_p: conflicts with credit = {settings.credit!r}, which compares a judge's scores"
         )
 
 

@@ -10,16 +10,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Literal
 
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat
 
-from agentlightning.adapters.joint_transcript import joint_transcript
-from agentlightning.adapters.sequences import PerToken, merge, spread
+from agentlightning.adapters.sequences import spread
 from agentlightning.algorithms.advantage import whiten_batch
 from agentlightning.algorithms.settings import UnitInterval, check_settings
-from agentlightning.errors import ConfigError
-from agentlightning.training_types import TrainingSequence, Trajectory
+from agentlightning.training_types import Trajectory
 
 Values = Mapping[str, Sequence[float]]
 """Call id -> one number per sampled token: the critic's estimate of the state before that token."""
@@ -43,17 +40,9 @@ class Critic:
     """An estimate that moved further than this within a step is not moved on. None: no bound."""
     backbone_grad_scale: NonNegativeFloat = 0.1
     """The critic's gradient goes on into the policy's own layers times this; 0 leaves them alone."""
-    view: Literal["own", "joint"] = "own"
-    """The critic's input. own: the prompt of each call. joint: what all agents of the rollout were told and said before it,
-    too, while each policy reads its own prompt alone (centralised training, decentralised execution: Lowe et al. 2017,
-    "MADDPG", arXiv 1706.02275; Yu et al. 2022, "MAPPO", arXiv 2103.01955)."""
-    max_joint_tokens: PositiveInt = 8192
-    """With joint, tokens of a row of the critic; what is longer goes on in a row that begins with the latest half."""
 
     def __post_init__(self) -> None:
         check_settings(self, "algorithm.critic")
-        if self.view == "own" and self.max_joint_tokens != type(self).__dataclass_fields__["max_joint_tokens"].default:
-            raise ConfigError("algorithm.critic.max_joint_tokens: has no effect with view = 'own'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,37 +87,6 @@ def estimates(
         )
         found.append(Estimate(advantages=advantages, returns=returns, values=estimated, masks=masks, rewards=earned))
     return _normalized(found) if normalize else found
-
-
-def critic_rows(
-    minibatch: Sequence[TrainingSequence],
-    trajectories: Mapping[str, Trajectory],
-    columns: Mapping[str, Mapping[str, Sequence[PerToken]]],
-    max_tokens: int,
-) -> list[TrainingSequence]:
-    """The rows by which a critic with a joint view learns from the rollouts of a minibatch of the policy's rows.
-
-    trajectories: by rollout, with the calls of all agents. columns: by rollout, `returns` (and `values`) of each own call.
-    Each own token has the weight that it has in the policy's rows, and an advantage of 0; all others have no weight.
-    """
-    weights = {
-        call: row.weights[start:end]
-        for row in minibatch
-        for call, (start, end) in zip(row.calls, row.segments, strict=True)
-    }
-    found = []
-    for rollout_id in dict.fromkeys(row.rollout_id for row in minibatch):
-        calls = trajectories[rollout_id].transitions
-        nothing = [[0.0] * len(call.sampled_ids) for call in calls]
-        others: dict[str, list[PerToken]] = {}
-        for name, numbers in columns[rollout_id].items():
-            own = iter(numbers)
-            others[name] = [next(own) if call.trained else zero for call, zero in zip(calls, nothing, strict=True)]
-        of_calls = [weights.get(call.call_id, zero) for call, zero in zip(calls, nothing, strict=True)]
-        chain = joint_transcript(calls, max_tokens)
-        rows = merge(rollout_id, chain, nothing, of_calls, others)
-        found += [row for row in rows if any(row.weights)]
-    return found
 
 
 def gae(

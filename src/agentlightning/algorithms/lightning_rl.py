@@ -23,13 +23,13 @@ from agentlightning.algorithms.agent_rewards import AgentRewards
 from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, TREE, check_combinations, loss_aggregation
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit, CreditRule
-from agentlightning.algorithms.critic import Critic, Values, critic_rows, estimates, explained
+from agentlightning.algorithms.critic import Critic, Values, estimates, explained
 from agentlightning.algorithms.plugins import plugin_advantages, plugin_settings
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
 from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.algorithms.selection import own_credits, own_groups
 from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings, code_name
-from agentlightning.algorithms.step_stats import any_signal, most_varied, step_stats, without_signal
+from agentlightning.algorithms.step_stats import any_signal, step_stats, without_signal
 from agentlightning.algorithms.updates import CallSignal, Signal, call_signals, minibatches
 from agentlightning.errors import RewardError
 from agentlightning.records import Outcome
@@ -53,10 +53,6 @@ class UpdatePlan:
     with fixed_length or a plug-in; rollouts without a signal, and calls after a row's last signal, may count and have no
     row (`normalise_over`). A rollout is never split."""
     loss: Loss
-    critic_minibatches: list[list[TrainingSequence]] = field(default_factory=list)
-    """Rows of a joint critic for each minibatch, of the same update; none where the minibatches' own rows train it."""
-    critic_loss: Loss | None = None
-    """The loss of these."""
     outcomes: dict[str, Outcome]
     """Outcome of each rollout: trained, zero_variance where nothing could be learned from it, or invalid by a policy of the
     settings."""
@@ -68,8 +64,7 @@ class UpdatePlan:
     """reward_mean, reward_std (sample, over rollouts), shares of groups: groups_with_signal (rewards differ), solved_groups
     and unsolved_groups (every rollout has the highest reward of all, or the lowest), turns (calls per rollout),
     tokens_sampled, tokens_trained (of rollouts with an advantage; KL and entropy may train others, too), sequences (rows of
-    an epoch), zero_variance (share of rollouts); where there are any: unrewarded and filled (rollouts), incomplete_groups,
-    kept_groups (share, with variance_top_p);
+    an epoch), zero_variance (share of rollouts); where there are any: unrewarded and filled (rollouts), incomplete_groups;
     with gae value_mean and explained_variance; agents/NAME/reward_mean
     (with agent_reward_weights). All but the two counts of rollouts are of the policy's own calls and the
     rollouts that have any."""
@@ -114,9 +109,6 @@ class LightningRL:
     fill_reward: float | None = None
     incomplete_groups: Literal["train", "drop", "fail"] = "train"
     """Treatment of a group with fewer than group_size usable rollouts."""
-    variance_top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Learn from the groups of the highest reward variance alone, from as few as hold this share of the sum of all groups'
-    variances (Wang et al. 2026, "RAGEN-2", arXiv 2604.06268, SNR-aware filtering). None: from all."""
     dynamic_sampling: bool = False
     """Make up for groups from which nothing is learned (Yu et al. 2025, "DAPO", section 3.2)."""
     solved_bonus: NonNegativeFloat = 0.0
@@ -200,21 +192,9 @@ class LightningRL:
             kl=0.0 if self.kl_in_reward else self.kl,
             kl_estimator=plain.kl_estimator if self.kl_in_reward else self.kl_estimator or plain.kl_estimator,
             entropy=self.entropy,
-            value=None if self.critic is None or self.joint_critic else self.critic.backbone_grad_scale,
-            value_clip=None if self.critic is None or self.joint_critic else self.critic.clip,
+            value=None if self.critic is None else self.critic.backbone_grad_scale,
+            value_clip=None if self.critic is None else self.critic.clip,
         )
-
-    @property
-    def joint_critic(self) -> bool:
-        """True where the critic reads what all agents of a rollout were told and said, in rows of its own."""
-        return self.critic is not None and self.critic.view == "joint"
-
-    @property
-    def critic_loss(self) -> Loss | None:
-        """The loss of a joint critic's own rows, whose advantages are 0; None where there are none."""
-        if self.critic is None or not self.joint_critic:
-            return None
-        return Loss(name="reinforce", value=self.critic.backbone_grad_scale, value_clip=self.critic.clip)
 
     @property
     def loss_aggregation(self) -> str:
@@ -284,30 +264,20 @@ class LightningRL:
             evidence = replace(evidence, history=self.settled(evidence.history))
         usable, outcomes, counts = self._usable(groups, evidence)
         outcomes |= {one.rollout_id: "zero_variance" for group in usable for one in group}
-        chosen = self._chosen(usable)
-        if self.variance_top_p is not None:
-            counts["kept_groups"] = len(chosen) / len(usable) if usable else 0.0
         signals, signal_stats = self._agent_rewards().signals(
-            chosen, lambda part: self._signals(part, evidence, values, reference)
+            usable, lambda part: self._signals(part, evidence, values, reference)
         )
-        trajectories = [trajectory for group in own_groups(chosen) for trajectory in group]
+        trajectories = [trajectory for group in own_groups(usable) for trajectory in group]
         outcomes |= {
             one.rollout_id: "trained" if any_signal(one, signals[one.rollout_id].advantages) else "zero_variance"
             for one in trajectories
         }
         trained = [trajectory for trajectory in trajectories if outcomes[trajectory.rollout_id] == "trained"]
         updates = minibatches(self, trajectories, signals, {one.rollout_id for one in trained}, seed)
-        critic_batches = []
-        if self.critic is not None and self.joint_critic:
-            whole = {one.rollout_id: one for group in chosen for one in group}
-            columns = {rollout_id: signal.critic for rollout_id, signal in signals.items()}
-            critic_batches = [critic_rows(each, whole, columns, self.critic.max_joint_tokens) for each in updates]
         rows = sum(map(len, updates)) / self.epochs
         return UpdatePlan(
             minibatches=updates,
             loss=self.loss_terms,
-            critic_minibatches=critic_batches,
-            critic_loss=self.critic_loss,
             outcomes=outcomes,
             calls=call_signals(trajectories, signals),
             resample=without_signal(groups, outcomes) if self.dynamic_sampling else [],
@@ -320,7 +290,7 @@ class LightningRL:
 
     def learned_groups(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
         """Those of the settled groups that `plan` learns from, before a judge is asked."""
-        return self._chosen(self._usable(groups, Evidence())[0])
+        return self._usable(groups, Evidence())[0]
 
     def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
         """One number per trajectory of a group on its own and transition; for every advantage but gae."""
@@ -331,16 +301,6 @@ class LightningRL:
             else []
             for each in group
         ]
-
-    def call_advantages(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[float]] | None:
-        """Advantages of usable rollouts, one per own call; None where that takes a critic or other evidence, or where calls
-        have one per token."""
-        if self.advantage == GAE or self.kl_in_reward or find_rule(str(self.credit)).needs:
-            return None
-        usable, _, _ = self._usable(groups, Evidence())
-        found, _ = self._agent_rewards().signals(usable, lambda part: (self._advantages(part, Evidence()), {}))
-        numbers = {key: [one for one in row.advantages if isinstance(one, float)] for key, row in found.items()}
-        return numbers if all(len(numbers[key]) == len(row.advantages) for key, row in found.items()) else None
 
     def _usable(
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence
@@ -378,9 +338,6 @@ class LightningRL:
         counts = {"unrewarded": len(unknown), "filled": settled.filled, "incomplete_groups": short}
         return kept, outcomes, {name: float(count) for name, count in counts.items() if count}
 
-    def _chosen(self, groups: list[list[Trajectory]]) -> list[list[Trajectory]]:
-        return groups if self.variance_top_p is None else most_varied(groups, self.variance_top_p, self.reads_steps)
-
     def _signals(
         self,
         groups: Sequence[Sequence[Trajectory]],
@@ -414,8 +371,7 @@ class LightningRL:
                 others["values"] = one.by_token(one.values)
             signals[trajectory.rollout_id] = Signal(
                 advantages=advantages,
-                others={} if self.joint_critic else others,
-                critic=others if self.joint_critic else {},
+                others=others,
                 credit=Credit(values=one.rewards),
             )
         return signals, explained(estimated)

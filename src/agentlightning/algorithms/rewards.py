@@ -8,7 +8,7 @@ is the same step).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal
@@ -113,52 +113,31 @@ class RewardPolicy:
         return self.fill
 
 
-def without_air(groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
-    """The groups as they would be had AIR recorded nothing."""
-    return [[_without_air(trajectory) for trajectory in group] for group in groups]
-
-
-def shaped_air(
-    groups: Sequence[Sequence[Trajectory]], potentials: Callable[[str], bool], gamma: float = 1.0, weight: float = 1.0
-) -> list[list[Trajectory]]:
-    """The groups with AIR's rewards times `weight`; those of rules that `potentials` says yes to as a shaping reward.
+def shaped_air(groups: Sequence[Sequence[Trajectory]], gamma: float = 1.0) -> list[list[Trajectory]]:
+    """The groups with AIR's rewards as shaping rewards.
 
     F = γ Φ(s') - Φ(s), Ng, Harada and Russell 1999, "Policy invariance under reward transformations", theorem 1; the
     potential Φ of a state is what the rule has given to the calls before it, and 0 after the last call (their episodic
     case). Added up with the γ of the returns, F is -Φ(s) from any state on, whatever is done there: no policy becomes
-    better or worse than another. A schedule of `weight` over steps keeps that (Devlin and Kudenko 2012, "Dynamic
-    potential-based reward shaping"); within a step it is constant.
+    better or worse than another.
 
     Rewards [-0.2, 0, -0.2] of three calls, γ = 1: Φ = [0, -0.2, -0.2], 0 at the end, F = [-0.2, 0, 0.2].
     """
-    return [[_shaped(trajectory, potentials, gamma, weight) for trajectory in group] for group in groups]
+    return [[_shaped(trajectory, gamma) for trajectory in group] for group in groups]
 
 
-def _shaped(trajectory: Trajectory, potentials: Callable[[str], bool], gamma: float, weight: float) -> Trajectory:
+def _shaped(trajectory: Trajectory, gamma: float) -> Trajectory:
     calls = trajectory.transitions
     rules = sorted({name for call in calls for name in call.rewards if name.startswith(AIR)})
     if not rules:
         return trajectory
     shaped: dict[str, list[float]] = {}
     for name in rules:
-        given = [call.rewards.get(name, 0.0) for call in calls]
-        if potentials(name.removeprefix(AIR)):
-            after = [*accumulate(given[:-1]), 0.0]
-            given = [gamma * following - here for here, following in zip([0.0, *after], after, strict=False)]
-        shaped[name] = [weight * value for value in given]
+        after = [*accumulate(call.rewards.get(name, 0.0) for call in calls[:-1]), 0.0]
+        shaped[name] = [gamma * following - here for here, following in zip([0.0, *after], after, strict=False)]
     transitions = []
     for place, call in enumerate(calls):
         rest = {name: value for name, value in call.rewards.items() if not name.startswith(AIR)}
         rest |= {name: values[place] for name, values in shaped.items() if values[place]}
         transitions.append(replace(call, reward=sum(rest.values()), rewards=rest))
-    return replace(trajectory, transitions=transitions)
-
-
-def _without_air(trajectory: Trajectory) -> Trajectory:
-    if not any(name.startswith(AIR) for transition in trajectory.transitions for name in transition.rewards):
-        return trajectory
-    transitions = []
-    for transition in trajectory.transitions:
-        rest = {name: value for name, value in transition.rewards.items() if not name.startswith(AIR)}
-        transitions.append(replace(transition, reward=sum(rest.values()), rewards=rest))
     return replace(trajectory, transitions=transitions)

@@ -5,7 +5,6 @@ LightningRL reports them with its plan. Pure.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import compress
@@ -38,29 +37,6 @@ def step_stats(groups: Sequence[Sequence[Trajectory]], trained: Sequence[Traject
         "tokens_trained": float(sum(call.trained_tokens for trajectory in trained for call in trajectory.transitions)),
         "zero_variance": 1.0 - len(trained) / count if trajectories else 0.0,
     } | {f"rewards/{name}/mean": statistics.fmean(values) for name, values in named.items()}
-
-
-def most_varied(groups: Sequence[Sequence[Trajectory]], share: float, steps: bool) -> list[list[Trajectory]]:
-    """The groups of the highest reward variance, as few as hold `share` of the sum of the variances, in their order.
-
-    Wang et al. 2026, "RAGEN-2: Reasoning Collapse in Agentic RL" (arXiv 2604.06268), SNR-aware filtering: top-p over the
-    groups by reward variance, groups without variance left out. (The authors' code sums standard deviations.) Variances
-    [0.25, 0, 0.1875, 0.0625] and a share of 0.8: the first and the third, which hold 0.875. `steps`: step rewards are part
-    of a rollout's reward.
-    """
-    rewards = [
-        [one.reward + (sum(call.reward for call in one.transitions) if steps else 0.0) for one in group]
-        for group in groups
-    ]
-    variances = [statistics.pvariance(of_group) if of_group else 0.0 for of_group in rewards]
-    wanted = share * math.fsum(variances) * (1 - 1e-12)  # a share of 1 must not hang on rounding
-    held, kept = 0.0, set[int]()
-    for place in sorted(range(len(groups)), key=lambda place: -variances[place]):
-        if not variances[place] or held >= wanted:
-            break
-        held += variances[place]
-        kept.add(place)
-    return [[*group] for place, group in enumerate(groups) if place in kept]
 
 
 def without_signal(groups: Sequence[Sequence[Trajectory]], outcomes: Mapping[str, Outcome]) -> list[str]:

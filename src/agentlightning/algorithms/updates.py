@@ -30,8 +30,6 @@ class Signal:
     """The credit that the advantages were made of."""
     others: Mapping[str, Sequence[PerToken]] = field(default_factory=dict)
     """Further columns of `training_types.TrainingSequence`, such as a critic's returns."""
-    critic: Mapping[str, Sequence[PerToken]] = field(default_factory=dict)
-    """The same, of a critic's own rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,7 @@ def call_signals(trajectories: Sequence[Trajectory], signals: Mapping[str, Signa
             signal.credit.shares or [1.0] * len(one.transitions),
             signal.credit.bonus or [0.0] * len(one.transitions),
             signal.advantages,
-            {**signal.others, **signal.critic}.get("returns", [None] * len(one.transitions)),
+            signal.others.get("returns", [None] * len(one.transitions)),
             strict=True,
         )
     ]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from agentlightning.algorithms.credit import Evidence, find_rule
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.algorithms.selection import selection
-from agentlightning.config.air import AirConfig
 from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError, NotFoundError
 from agentlightning.records import FINAL_STATES, ConsumedInputs, Rollout
@@ -24,7 +24,6 @@ from agentlightning.trainer.offline.settings import algorithm_class, make_algori
 from agentlightning.trainer.policies import policy_configs, schedule_configs
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.prompts.settings import searches
-from agentlightning.trainer.rl.air_rewards import learned_rewards
 from agentlightning.trainer.rl.credit_inputs import CreditInputReader
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen_by
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs
@@ -48,12 +47,11 @@ class StepRecord:
     rollouts: dict[str, Rollout]
     groups: list[list[Trajectory]]
     on_failure: str
-    air: AirConfig
 
     async def evidence(self, store: LightningStore, algorithm: LightningRL) -> Evidence:
         """The inputs of the algorithm's credit rule besides the groups. ConfigError where they are in no store."""
         needs = find_rule(str(algorithm.credit)).needs
-        if {"scores", "call_scores"} & {*needs}:
+        if "scores" in needs:
             raise ConfigError(
                 f"credit: {algorithm.credit!r} asks a model about every group, and its answers are in no store; expected a "
                 "rule of recorded rewards"
@@ -68,7 +66,6 @@ class StepRecord:
             store=store,
             run_id=self.run_id,
             folder=Path(),  # of a judge's replies, which none of these rules reads
-            air=self.air,
             on_failure="zero" if self.on_failure == "zero" else "drop",
         )
         found, _ = await reader.gather(self.step, self.groups)
@@ -115,9 +112,8 @@ async def read_step(
         algorithm=algorithm,
         consumed=bool(opened),
         rollouts={rollout.id: rollout for rollout in rollouts},
-        groups=learned_rewards(config.air, algorithm, step, groups),
+        groups=shaped_air(groups, algorithm.call_gamma),
         on_failure=own.agent.on_failure,
-        air=config.air,
     )
 
 

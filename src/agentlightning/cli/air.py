@@ -27,7 +27,7 @@ def show_air(
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Rollouts to read, at most.")] = None,
     store: Store = None,
 ) -> None:
-    """Show the rewards that AIR's rules give the calls of a run, and whether they agree with the final rewards."""
+    """Show the rewards that AIR's rules give the calls of a run."""
     from dataclasses import asdict
 
     import orjson
@@ -60,18 +60,11 @@ async def _rules(store: LightningStore, run: str, file: Path | None) -> Air:
 
 
 def _print(console: Console, report: AirReport) -> None:
-    rows = [("rule", "calls", "a call", "a rollout", "agreement")]
-    rows += [
-        (one.rule, f"{one.share:.1%}", f"{one.a_call:+.3f}", f"{one.a_rollout:+.3f}", _number(one.agreement))
-        for one in report.rules
-    ]
+    rows = [("rule", "calls", "a call", "a rollout")]
+    rows += [(one.rule, f"{one.share:.1%}", f"{one.a_call:+.3f}", f"{one.a_rollout:+.3f}") for one in report.rules]
     print_columns(console, rows)
     console.print(
-        f"{report.rollouts} rollouts, {report.calls} calls; agreement of all rules together {_number(report.agreement)}; "
+        f"{report.rollouts} rollouts, {report.calls} calls; "
         f"{report.recorded} rewards on record, {report.unlike_record} unlike what the rules say",
         soft_wrap=True,
     )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"

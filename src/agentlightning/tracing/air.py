@@ -23,6 +23,8 @@ from agentlightning.tracing.tool_uses import CallStep, call_steps
 
 PREFIX = "air."
 """A rule's rewards have its name after this."""
+MAX_RULE_REWARD = 1.0
+"""The rewards of one rule over a rollout stay within ± this, whatever the number of calls."""
 
 CustomRule = Callable[[CallStep, Sequence[CallStep]], Any]
 """(step, the attempt's earlier steps) -> a number, which the weight multiplies; None where it has nothing to say."""
@@ -48,7 +50,8 @@ class Air:
         calls = name_calls([call for call in calls if call.agent != JUDGE], spans)
 
         def found() -> list[CallStep]:
-            return call_steps(calls, spans, user_replies=self.config.user_replies, error_pattern=self.pattern)
+            in_text = self.pattern is not None
+            return call_steps(calls, spans, user_replies=in_text, error_pattern=self.pattern)
 
         shared = found()
         rewards: list[Reward] = []
@@ -60,9 +63,9 @@ class Air:
     def _of_rule(self, name: str, rule: AirRuleConfig, found: Sequence[CallStep]) -> list[Reward]:
         rewards, total = [], 0.0
         for step, score in zip(found, self._scores(name, rule, found), strict=True):
-            if not score or (rule.agents is not None and step.call.agent not in rule.agents):
+            if not score:
                 continue
-            after = max(-rule.cap, min(rule.cap, total + rule.weight * score))
+            after = max(-MAX_RULE_REWARD, min(MAX_RULE_REWARD, total + rule.weight * score))
             if after != total:
                 rewards.append(_reward(step.call, name, after - total))
             total = after
@@ -91,16 +94,14 @@ def air_of(config: AirConfig, load: Callable[[str], CustomRule]) -> Air | None:
         _check(name, rule)
         if rule.run is not None:
             own[name] = load(rule.run)
-    pattern = None if config.error_pattern is None else re.compile(config.error_pattern)
+    pattern = None if config.text_tool_error is None else re.compile(config.text_tool_error)
     return Air(config, own, pattern)
 
 
 def _check(name: str, rule: AirRuleConfig) -> None:
     where = f"air.rules.{name}"
     if rule.weight == 0:
-        raise ConfigError(
-            f"{where}.weight: expected a number other than 0; leave the rule out, or set air.counted = false"
-        )
+        raise ConfigError(f"{where}.weight: expected a number other than 0; leave the rule out")
     known = BUILT_IN.get(name)
     if rule.run is not None:
         if known is not None:

@@ -6,7 +6,7 @@ is the run's own. All policies of a run are published together, so that they alw
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -240,17 +240,6 @@ def check_groups(algorithms: Mapping[str, LightningRL]) -> None:
             raise ConfigError(
                 f"policies.{alias}.algorithm.rollouts: expected what {first!r} has, and the same tree, since they learn "
                 "from the same rollouts"
-            )
-
-
-def check_joint_critics(config: Config, aliases: Collection[str]) -> None:
-    """ConfigError where the critics of these policies would read tokens of a policy with another model."""
-    models = {alias: own.model.path for alias, own in (policy_configs(config) | opponent_configs(config)).items()}
-    for alias in sorted(aliases):
-        if others := sorted(other for other, model in models.items() if model != models[alias]):
-            raise ConfigError(
-                f"policies.{alias}.algorithm.critic.view: 'joint' reads the tokens of all policies, and {', '.join(others)} "
-                "has another model; expected one model for all of them, or view = 'own'"
             )
 
 

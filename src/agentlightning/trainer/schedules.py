@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, pairwise
-from pathlib import Path
+from itertools import pairwise
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
@@ -17,7 +16,7 @@ from agentlightning.config.run import Config
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import ConfigError
-from agentlightning.trainer.offline.dataset import max_row_tokens
+from agentlightning.runner.air import load_air
 from agentlightning.trainer.offline.settings import (
     OFFLINE_ALGORITHMS,
     algorithm_class,
@@ -28,13 +27,11 @@ from agentlightning.trainer.offline.settings import (
 from agentlightning.trainer.policies import (
     ScheduledAlgorithm,
     check_groups,
-    check_joint_critics,
     of_policy,
     policy_configs,
     schedule_configs,
 )
 from agentlightning.trainer.processes import engine_support
-from agentlightning.trainer.rl.air_metrics import check_air
 from agentlightning.trainer.rl.credit_inputs import check_credit_inputs
 from agentlightning.trainer.rl.policy_update import check_fit
 
@@ -62,9 +59,19 @@ def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
             _check_parts(config, schedules[alias])
     sampling = {alias: online_algorithms(schedule) for alias, schedule in schedules.items()}
     check_groups({alias: one[0] for alias, one in sampling.items()})
-    check_joint_critics(config, {alias for alias, all_ in sampling.items() if any(one.joint_critic for one in all_)})
     check_air(config, {f"{alias} {number}": one for alias, all_ in sampling.items() for number, one in enumerate(all_)})
     return schedules
+
+
+def check_air(config: Config, algorithms: Mapping[str, LightningRL]) -> None:
+    """ConfigError, or AgentError from a rule of the user's own, where AIR is configured wrongly or would be ignored."""
+    load_air(config.air.model_dump())
+    if config.air.rules and not any(one.reads_steps for one in algorithms.values()):
+        credit = next(iter(algorithms.values())).credit
+        raise ConfigError(
+            f"air: has no effect on learning, since credit = {credit!r} ignores step rewards; take algorithm.credit = "
+            "'step_rewards' or 'gigpo'"
+        )
 
 
 def _checked(part: Config) -> LightningRL | OfflineAlgorithm:
@@ -131,13 +138,6 @@ def _sampled(algorithm: LightningRL) -> str:
 def online_algorithms(schedule: Sequence[ScheduledAlgorithm]) -> list[LightningRL]:
     """The parts that learn from the run's own rollouts."""
     return [part.algorithm for part in schedule if isinstance(part.algorithm, LightningRL)]
-
-
-def check_joint_rows(schedules: Mapping[str, Sequence[ScheduledAlgorithm]], model: Path) -> None:
-    """ConfigError where rows of a joint critic could be longer than the context of the model, which all policies share."""
-    for one in chain.from_iterable(map(online_algorithms, schedules.values())):
-        if one.critic is not None and one.joint_critic:
-            max_row_tokens(model, one.critic.max_joint_tokens, "algorithm.critic.max_joint_tokens")
 
 
 def needs_of(schedule: Sequence[ScheduledAlgorithm]) -> EngineNeeds:

@@ -51,7 +51,7 @@ from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.rl.opponents import Opponents
 from agentlightning.trainer.run_lease import RunLease
-from agentlightning.trainer.schedules import check_joint_rows, needs_of, online_algorithms, schedules_of
+from agentlightning.trainer.schedules import needs_of, online_algorithms, schedules_of
 
 MakeLoop = Callable[[Processes], RLLoop | OfflineLoop]
 
@@ -174,7 +174,6 @@ class Training:
                 for alias, schedule in schedules.items()
                 if (sampling := online_algorithms(schedule))
             }
-            check_joint_rows(schedules, processes.model)
             loop = RLLoop(
                 policies=policies,
                 train=train,

@@ -12,17 +12,15 @@ from test_policy_update import TalkingEngine, config, trajectory
 
 from agentlightning.adapters.trajectories import JUDGE, trajectories
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.rewards import RewardPolicy, without_air
+from agentlightning.algorithms.rewards import RewardPolicy, shaped_air
 from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError
 from agentlightning.records import Call, Consumed, Reward, Rollout, Sampling, Step
-from agentlightning.trainer.data.air_report import AirTally, within_groups
-from agentlightning.trainer.monitor.metrics import group_of, in_order
+from agentlightning.trainer.data.air_report import AirTally
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl.air_metrics import air_effect, check_air
 from agentlightning.trainer.rl.step_planner import StepPlanner
-from agentlightning.trainer.schedules import algorithms_of
+from agentlightning.trainer.schedules import algorithms_of, check_air
 from agentlightning.training_types import Trajectory
 
 RULES = {"tool_error": -0.5, "tool_success": 0.25}
@@ -61,38 +59,25 @@ async def advantages(table: dict[str, Any], group: list[Trajectory]) -> list[lis
     return [row.advantages for row in rows]
 
 
-async def test_rewards_that_are_not_counted_change_nothing() -> None:
-    off = await advantages({"rules": RULES, "counted": False}, GROUP)
-    assert off == await advantages({}, PLAIN)
-    assert off != await advantages({"rules": RULES}, GROUP)
-
-
-async def test_rewards_are_differences_of_a_potential_unless_they_are_to_be_earned() -> None:
+async def test_rewards_are_differences_of_a_potential() -> None:
     # Φ of the last calls is -0.5 in a1 and a2: returns from the first calls are the final rewards alone, those from the last
     # calls [1, 0.5, 0.5]; the second reward of a2 is of the end, whose potential is 0.
     plain = LightningRL(
         credit="step_rewards", advantage="dr_grpo", aggregation="token_mean", minibatches=1, merge=False
     )
-    found = {}
-    for form in ("potential", "reward"):
-        plan, _ = await planner({"rules": RULES, "form": form}, plain).plan_policy("default", 1, [GROUP])
-        found[form] = [one.credit for one in plan.calls]
-    assert found["potential"] == pytest.approx([2 / 3, 1 / 3, -1 / 3, -1 / 6, -1 / 3, -1 / 6])
-    # returns [1, 1], [-0.5, 0], [-1, -0.5]
-    assert found["reward"] == pytest.approx([7 / 6, 5 / 6, -1 / 3, -1 / 6, -5 / 6, -2 / 3])
+    plan, _ = await planner({"rules": RULES}, plain).plan_policy("default", 1, [GROUP])
+    assert [one.credit for one in plan.calls] == pytest.approx([2 / 3, 1 / 3, -1 / 3, -1 / 6, -1 / 3, -1 / 6])
 
 
-async def test_rewards_fall_to_zero_over_their_steps() -> None:
-    for form in ("potential", "reward"):
-        decaying = {"rules": RULES, "form": form, "decay_steps": 10}
-        first, half, gone = [
-            [one.credit for one in (await planner(decaying).plan_policy("default", step, [GROUP]))[0].calls]
-            for step in (1, 6, 11)
-        ]
-        plain = [one.credit for one in STEPS.plan([PLAIN], seed=0).calls]
-        assert gone == plain
-        assert half == pytest.approx([(one + other) / 2 for one, other in zip(first, plain, strict=True)])
-        assert first != plain
+def test_other_step_rewards_stay_what_they_are() -> None:
+    both = marked(trajectory("a0", 1.0), -0.5, 0)
+    first = replace(both.transitions[0], reward=0.5, rewards={"format": 1.0, "air.tool_error": -0.5})
+    [[shaped]] = shaped_air([[replace(both, transitions=[first, both.transitions[1]])]])
+    assert [one.rewards for one in shaped.transitions] == [
+        {"format": 1.0, "air.tool_error": -0.5},
+        {"air.tool_error": 0.5},
+    ]
+    assert [one.reward for one in shaped.transitions] == [0.5, 0.5]
 
 
 class OneStepBefore:
@@ -112,7 +97,7 @@ class OneStepBefore:
         return [said(rollout("one", "g", 1.0), -0.5)]
 
 
-async def test_a_credit_rule_that_looks_back_sees_no_rewards_that_are_not_counted(tmp_path: Path) -> None:
+async def test_a_credit_rule_that_looks_back_sees_differences_of_a_potential_too(tmp_path: Path) -> None:
     rule = tmp_path / "rule.py"
     rule.write_text(
         "from agentlightning.algorithms.credit import credit_rule\n\n"
@@ -122,51 +107,15 @@ async def test_a_credit_rule_that_looks_back_sees_no_rewards_that_are_not_counte
         "    return [[[one.reward * earlier] * len(one.transitions) for one in group] for group in groups]\n"
     )
     algorithm = LightningRL(credit=f"{rule}:back", advantage="reinforce", minibatches=1)
-    for counted, advantage in ((True, -0.5), (False, 0.0)):
-        looking = planner({"rules": RULES, "counted": counted, "form": "reward"}, algorithm)
-        plan, _ = await replace(looking, store=OneStepBefore()).plan_policy("default", 2, [PLAIN])  # type: ignore[arg-type]
-        found = [row.advantages for ofone in plan.minibatches for row in ofone if row.rollout_id == "a0"]
-        assert [one for row in found for one in row if one] == [advantage] * 4 * bool(advantage)
-
-
-async def test_what_counting_changes_is_the_same_number_whether_they_count_or_not() -> None:
-    measured = [
-        (await planner({"rules": RULES, "counted": on}).plan_policy("default", 1, [GROUP]))[1] for on in (True, False)
-    ]
-    assert measured[0] == measured[1]
-    assert measured[0].keys() == {"air/turned", "air/moved"}
-    assert (await planner({}).plan_policy("default", 1, [GROUP]))[1] == {}
-
-
-def test_a_call_turns_where_its_advantage_gets_another_sign() -> None:
-    one, other = trajectory("a0", 1.0), trajectory("a1", 0.0)
-    turned = air_effect(STEPS, [[marked(one, -3.0, 0), other]])
-    assert turned["air/turned"] == pytest.approx(
-        0.5
-    )  # the first calls change places; the last ones are compared as before
-    assert air_effect(STEPS, [[one, other]]) == {"air/turned": 0.0, "air/moved": 0.0}
-    # An advantage that AIR gives where there was none has turned, too, and moved by all of its size; and nothing moves
-    # where no call has an advantage either way.
-    same = [trajectory("a0", 1.0), trajectory("a1", 1.0)]
-    assert air_effect(STEPS, [[marked(same[0], -3.0, 0), same[1]]]) == {"air/turned": 0.5, "air/moved": 1.0}
-    assert air_effect(STEPS, [same]) == {"air/turned": 0.0, "air/moved": 0.0}
-
-
-def test_an_advantage_that_takes_a_critic_is_not_compared() -> None:
-    assert air_effect(LightningRL(advantage="gae"), [GROUP]) == {}
+    looking = replace(planner({"rules": RULES}, algorithm), store=OneStepBefore())  # type: ignore[arg-type]
+    plan, _ = await looking.plan_policy("default", 2, [PLAIN])
+    found = [row.advantages for ofone in plan.minibatches for row in ofone if row.rollout_id == "a0"]
+    assert not any(one for row in found for one in row)  # the last call's reward is given back at the end: 0
 
 
 def test_a_final_reward_that_is_the_same_throughout_still_teaches_what_air_saw() -> None:
     group = [trajectory("a0", 0.0), marked(trajectory("a1", 0.0), -0.5, 0)]
     assert STEPS.plan([group], seed=0).outcomes == {"a0": "trained", "a1": "trained"}
-    assert STEPS.plan(without_air([group]), seed=0).outcomes == {"a0": "zero_variance", "a1": "zero_variance"}
-
-
-def test_other_step_rewards_stay_where_air_is_left_out() -> None:
-    both = marked(trajectory("a0", 1.0), -0.5, 0)
-    first = replace(both.transitions[0], reward=0.5, rewards={"format": 1.0, "air.tool_error": -0.5})
-    [[left]] = without_air([[replace(both, transitions=[first, both.transitions[1]])]])
-    assert (left.transitions[0].reward, left.transitions[0].rewards) == (1.0, {"format": 1.0})
 
 
 def test_reward_weights_leave_airs_own_weights_alone_unless_they_name_its_rules() -> None:
@@ -248,7 +197,6 @@ def test_a_step_says_how_often_each_rule_spoke_and_what_it_gave_a_call() -> None
         "air/tool_error/share": 0.5,
         "air/tool_success/reward_mean": 0.0625,
         "air/tool_success/share": 0.25,
-        "air/agreement": pytest.approx(1.0),
     }
 
 
@@ -260,7 +208,6 @@ def test_rewards_of_others_calls_of_judges_and_rewards_that_are_no_number_are_no
     assert tally.metrics() == {
         "air/tool_error/reward_mean": -0.25,
         "air/tool_error/share": pytest.approx(2 / 3),
-        "air/agreement": pytest.approx(1.0),
     }
 
 
@@ -271,26 +218,6 @@ def test_a_step_without_rules_says_nothing_of_air() -> None:
     assert tally.metrics() == {}
 
 
-def test_agreement_is_within_groups_alone() -> None:
-    assert within_groups([[(0.0, 1.0), (0.0, 0.0)], [(5.0, 1.0), (5.0, 1.0)]]) is None
-    assert within_groups([[(0.0, 1.0), (-1.0, 0.0)], [(-9.0, 1.0), (-10.0, 0.0)]]) == pytest.approx(1.0)
-
-
-def test_airs_numbers_stand_together() -> None:
-    assert (group_of("air/tool_error/share"), group_of("policies/white/air/moved"), group_of("airy")) == (
-        "air",
-        "air",
-        "other",
-    )
-    assert in_order(["zeta", "time/step_s", "air/x/share", "air/turned", "rollout/calls"]) == [
-        "rollout/calls",
-        "air/turned",
-        "air/x/share",
-        "time/step_s",
-        "zeta",
-    ]
-
-
 # --- settings -------------------------------------------------------------------------------------------------------------
 
 
@@ -298,7 +225,6 @@ def test_rules_that_credit_would_ignore_are_an_error_at_start() -> None:
     ignored = config(air={"rules": RULES})
     with pytest.raises(ConfigError, match=r"credit = 'uniform' ignores step rewards"):
         algorithms_of(ignored)
-    algorithms_of(config(air={"rules": RULES, "counted": False}))
     algorithms_of(config(air={"rules": RULES}, algorithm={"credit": "gigpo"}))
     algorithms_of(config(air={"rules": RULES}, algorithm={"advantage": "gae"}))
 
@@ -325,10 +251,6 @@ STEP_READER = """
 def earned(groups, credits):
     return [[[call.reward for call in one.transitions] for one in group] for group in groups]
 
-
-def partly_per_token(groups, credits):
-    return [[[[1.0] * len(first.sampled_ids), *(call.reward for call in rest)] for first, *rest in
-             [one.transitions for one in group]] for group in groups]
 """
 
 
@@ -338,10 +260,3 @@ def test_an_advantage_of_one_s_own_may_read_step_rewards(tmp_path: Path) -> None
     file.write_text(STEP_READER)
     own = LightningRL(advantage=f"{file}:earned")
     check_air(config(air={"rules": RULES}), {"default": own})
-    assert air_effect(own, [GROUP])["air/turned"] > 0
-
-
-def test_the_effect_on_advantages_per_token_is_not_measured(tmp_path: Path) -> None:
-    file = tmp_path / "step_reader.py"
-    file.write_text(STEP_READER)
-    assert air_effect(LightningRL(advantage=f"{file}:partly_per_token"), [GROUP]) == {}

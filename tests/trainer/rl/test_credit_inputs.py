@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,13 +13,11 @@ import pytest
 from loop_doubles import answer
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.credit.state_graph import StateGraph
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.records import Consumed, NewRollout, Resource, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.credit_inputs import CreditInputReader, check_credit_inputs
-from agentlightning.trainer.rl.graph_files import GraphFiles
 from agentlightning.training_types import Trajectory, Transition
 
 JUDGE = {"url": "https://judge.test/v1", "model": "wise", "key_env": "JUDGE_KEY"}
@@ -137,80 +134,16 @@ async def closed_step(store: LightningStore, step: int, rewards: tuple[float, fl
     await store.close_step("run", step, step)
 
 
-def graph_reader(store: LightningStore, folder: Path | None) -> CreditInputReader:
-    graphs = None if folder is None else GraphFiles(folder=folder / "graph", keep_steps=1)
-    algorithm = LightningRL(credit="graph_td", credit_settings={"forget": 0.5})
-    return CreditInputReader(algorithm=algorithm, store=store, run_id="run", folder=Path(), graphs=graphs)
-
-
-async def test_a_graph_is_of_all_steps_before_and_the_same_from_files_and_from_the_store(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={"model": "m"})])
-    for step, rewards in ((1, (1.0, 0.0)), (2, (1.0, 1.0))):
-        await closed_step(store, step, rewards)
-    [first, second, third] = [
-        (await graph_reader(store, tmp_path).gather(step, GROUPS))[0].graph.edges for step in (1, 2, 3)
-    ]
-    assert first == {}
-    assert list(second.values()) == [{"": (2.0, 0.5)}]
-    assert list(third.values()) == [{"": (1.0, 0.5)}, {"": (2.0, 1.0)}]  # tasks differ; the earlier visits count half
-    # executed again, from the file of the step before; from nothing but the store; and from a file that was cut off
-    assert (await graph_reader(store, tmp_path).gather(3, GROUPS))[0].graph.edges == third
-    assert (await graph_reader(store, None).gather(3, GROUPS))[0].graph.edges == third
-    (tmp_path / "graph" / "000002.json").write_bytes(b'{"made')
-    assert (await graph_reader(store, tmp_path).gather(3, GROUPS))[0].graph.edges == third
-    assert (await graph_reader(store, tmp_path).gather(2, GROUPS))[0].graph.edges == second  # after going back
-
-
-async def test_no_more_graphs_are_kept_than_a_run_may_go_back(tmp_path: Path) -> None:
-    files = GraphFiles(folder=tmp_path / "graph", keep_steps=2)
-    graph = StateGraph({"a": {"": (1.0, 0.5)}})
-    for step in range(6):
-        files.keep(step, "so", graph)
-    assert sorted(file.stem for file in (tmp_path / "graph").iterdir()) == ["000003", "000004", "000005"]
-    assert files.latest(4, "so") == (4, graph)
-    assert files.latest(2, "so") == files.latest(5, "otherwise") == (0, StateGraph())
-
-
-async def test_a_judge_that_scores_calls_is_asked_over_http_and_paid_once(
-    store: LightningStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JUDGE_KEY", "secret")
-    requests: list[httpx.Request] = []
-
-    def reply(request: httpx.Request) -> httpx.Response:
-        requests.append(request)
-        text = '{"scores": [0.25, 0.75]}'
-        return httpx.Response(200, json={"choices": [{"message": {"content": text}}], "usage": {"prompt_tokens": 7}})
-
-    one = rollout("a", "good")
-    both = replace(one, transitions=[one.transitions[0], replace(one.transitions[0], call_id="a/2")])
-    reader = CreditInputReader(
-        algorithm=LightningRL(credit="rubric", credit_settings=JUDGE),
-        store=store,
-        run_id="run",
-        folder=tmp_path / "judge",
-        transport=httpx.MockTransport(reply),
-    )
-    evidence, cost = await reader.gather(1, [[both]])
-    assert (dict(evidence.call_scores), cost["judge/prompt_tokens"]) == ({"a": [0.25, 0.75]}, 7.0)
-    again, cost = await reader.gather(1, [[both]])
-    assert (again, cost["judge/cached"], len(requests)) == (evidence, 1.0, 1)
-
-
 def test_a_judge_without_an_address_or_key_stops_the_run_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"credit_settings\.url: is required with credit = 'judge'"):
         check_credit_inputs(LightningRL(credit="judge"))
     with pytest.raises(ConfigError, match=r"key_env: the variable JUDGE_KEY is not set"):
         check_credit_inputs(LightningRL(credit="judge", credit_settings=JUDGE))
-    with pytest.raises(ConfigError, match=r"credit_settings\.url: is required with credit = 'rubric'"):
-        check_credit_inputs(LightningRL(credit="rubric"))
     check_credit_inputs(LightningRL())
 
 
-@pytest.mark.parametrize(("rule", "setting"), [("graph_td", "key"), ("gigpo", "key"), ("learned", "features")])
+@pytest.mark.parametrize(("rule", "setting"), [("gigpo", "key"), ("learned", "features")])
 def test_code_of_a_rule_s_settings_that_is_not_there_stops_the_run_before_it_begins(rule: str, setting: str) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         check_credit_inputs(LightningRL(credit=rule, credit_settings={setting: "nowhere.py:state"}))

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.critic import Critic
 from agentlightning.config.run import Config, parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.check import check_agent
@@ -145,34 +144,12 @@ async def test_the_critic_is_asked_for_every_sampled_token_of_every_call(merge: 
     assert all(row.returns is not None for rows in plan.minibatches for row in rows)
 
 
-async def test_a_joint_critic_learns_from_rows_of_its_own_in_the_policys_updates() -> None:
-    class Critical(TalkingEngine):
-        async def forward_backward(self, rows: Sequence[TrainingSequence], loss: Loss, policy: str) -> dict[str, float]:
-            metrics = await super().forward_backward(rows, loss, policy)
-            return metrics if loss.value is None else {"loss": 0.0, "kl": 9.0, "value_loss": 0.5}
-
-    engine = Critical()
-    algorithm = LightningRL(advantage="gae", critic=Critic(view="joint"), minibatches=3, group_size=3)
-    plan, _ = await planner(engine, algorithm).plan_policy("white", 1, [GROUP])
-    metrics = await update_policy(cast(Any, engine), "white", trained(algorithm), plan, 1e-3, Silent())
-    verbs = [verb for verb, _ in engine.asked]
-    assert verbs == ["values", *["forward_backward", "forward_backward", "optim_step"] * 3]
-    own, joint = engine.trained[::2], engine.trained[1::2]
-    assert [len(rows) for rows in own] == [2, 2, 2]  # two prompts of their own
-    assert [len(rows) for rows in joint] == [1, 1, 1]
-    assert [rows[0].rollout_id for rows in own] == [rows[0].rollout_id for rows in joint]
-    assert {tuple(row.tokens) for [row] in joint} == {(1, 10, 20, 1, 11, 21)}
-    assert (metrics["value_loss"], metrics["loss"]) == (0.5, 1.0)
-    assert "kl" not in metrics
-
-
 @pytest.mark.parametrize(
     "settings",
     [
         {},
         {"kl": 0.1},
         {"advantage": "gae"},
-        {"advantage": "gae", "critic": Critic(view="joint")},
         {"importance": "token", "ratio": "old_policy", "epochs": 2},
         {"loss": "gspo", "entropy": 0.01, "off_policy_kl": 0.2},
     ],

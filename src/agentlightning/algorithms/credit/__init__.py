@@ -13,12 +13,10 @@ from agentlightning.algorithms.credit.counterfactual import counterfactual
 from agentlightning.algorithms.credit.decisive import decisive
 from agentlightning.algorithms.credit.forked import forked
 from agentlightning.algorithms.credit.gigpo import gigpo
-from agentlightning.algorithms.credit.graph_td import graph_td
 from agentlightning.algorithms.credit.grouped_gae import grouped_gae
 from agentlightning.algorithms.credit.judge import judge
 from agentlightning.algorithms.credit.learned import learned
 from agentlightning.algorithms.credit.outcome import discounted, last, uniform
-from agentlightning.algorithms.credit.rubric import rubric
 from agentlightning.algorithms.credit.rule import SIGNATURES, Credit, Evidence, Rule, credit_rule
 from agentlightning.algorithms.credit.step_rewards import step_rewards
 from agentlightning.algorithms.credit.tree import tree
@@ -36,14 +34,12 @@ CREDIT: Mapping[str, Rule] = MappingProxyType(
             step_rewards,
             gigpo,
             grouped_gae,
-            graph_td,
             forked,
             tree,
             counterfactual,
             learned,
             decisive,
             judge,
-            rubric,
         )
     }
 )

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from agentlightning.algorithms.credit.state_graph import StateGraph
 from agentlightning.algorithms.settings import function_settings
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.training_types import Trajectory
@@ -53,10 +52,6 @@ class Evidence:
     """Groups of earlier steps, oldest first."""
     scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """A judge's scores of each rollout."""
-    call_scores: Mapping[str, Sequence[float]] = field(default_factory=lambda: MappingProxyType({}))
-    """A judge's scores of the calls of each rollout that it scored."""
-    graph: StateGraph = field(default_factory=StateGraph)
-    """The calls of all earlier steps."""
     fork_returns: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=lambda: MappingProxyType({}))
     """By rollout and call: the returns of forks that sampled from that call on."""
 
@@ -79,9 +74,8 @@ class Rule:
     function: CreditRule
     each: Each = "trajectory"
     needs: tuple[str, ...] = ()
-    """Parts that the evidence must hold, by name; `trainer.rl.credit_inputs` gathers each by settings of the rule: "scores"
-    and "call_scores" (url, key_env, model, instructions, attempts; rubric), "history" (history: steps), "graph" (key,
-    forget, max_states), "fork_returns" (forks, calls, choose, prior)."""
+    """Parts that the evidence must hold, by name; `trainer.rl.credit_inputs` gathers each by settings of the rule:
+    "scores" (url, key_env, model, instructions, attempts), "history" (history: steps), "fork_returns" (forks, calls)."""
     reads_steps: bool = True
     """True where step rewards make a difference to it."""
     discounts_rollouts: bool = True

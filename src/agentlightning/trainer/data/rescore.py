@@ -22,7 +22,6 @@ from agentlightning.runner.result import RolloutResult, result_of
 from agentlightning.runner.scoring import FINAL, Score, Scorer
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import by_attempt, find_run, read_rollouts
-from agentlightning.trainer.data.air_report import within_groups
 
 AT_ONCE = 16
 """Rollouts that are scored at a time."""
@@ -178,9 +177,16 @@ def compare(found: Sequence[RescoredRollout]) -> RewardComparison:
         changed=sum(abs(before - after) > TOLERANCE for before, after in both),
         old_mean=statistics.fmean(old) if old else None,
         new_mean=statistics.fmean(new) if new else None,
-        correlation=within_groups([both] if both else []),
+        correlation=_correlation(old, new),
         order_kept=_order_kept(found),
     )
+
+
+def _correlation(old: Sequence[float], new: Sequence[float]) -> float | None:
+    """None where one of them is the same throughout."""
+    if len({*old}) < 2 or len({*new}) < 2:
+        return None
+    return statistics.correlation(old, new)
 
 
 def _order_kept(found: Sequence[RescoredRollout]) -> float | None:

@@ -1,5 +1,5 @@
-"""Credit inputs: data that a credit rule needs besides the step's groups: earlier steps from the store, a graph of all of
-them, a judge's scores, the returns of forks.
+"""Credit inputs: data that a credit rule needs besides the step's groups: earlier steps from the store, a judge's
+scores, the returns of forks.
 
 The step planner drives it before the algorithm plans. Everything it gathers is recorded, in the store or as the
 judge's replies in the run's folder, so that a step that is executed again gathers the same and pays nothing. A further
@@ -21,11 +21,8 @@ import httpx
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.credit import CREDIT, Evidence, find_rule
 from agentlightning.algorithms.credit.judge import judge_groups
-from agentlightning.algorithms.credit.keys import observation_key, user_key
-from agentlightning.algorithms.credit.rubric import score_calls
-from agentlightning.algorithms.credit.state_graph import StateGraph
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config.air import AirConfig
+from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.errors import ConfigError
 from agentlightning.records import Step
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
@@ -34,15 +31,12 @@ from agentlightning.runtime.disk import open_private
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.rl.air_rewards import learned_rewards
 from agentlightning.trainer.rl.fork_returns import ForkSampler
-from agentlightning.trainer.rl.graph_files import GraphFiles
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs, read_inputs, with_failures
 from agentlightning.training_types import Trajectory
 
 TIMEOUT_S = 300.0
 READ_BATCH = 512
-STEPS_AT_A_TIME = 64
 
 
 @dataclass(kw_only=True)
@@ -54,10 +48,6 @@ class CreditInputReader:
     run_id: str
     folder: Path
     """Folder of the judge's replies."""
-    graphs: GraphFiles | None = None
-    """The graph of earlier steps, as it is kept. None: it is made anew from the store."""
-    air: AirConfig = field(default_factory=AirConfig)
-    """The settings by which earlier steps learned from AIR's rewards."""
     on_failure: Literal["drop", "zero"] = "drop"
     collector: RolloutCollector | None = None
     """Waits for forks. None: none is enqueued, and those that are recorded are read."""
@@ -71,8 +61,6 @@ class CreditInputReader:
         evidence, cost = Evidence(), dict[str, float]()
         if "history" in rule.needs:
             evidence = replace(evidence, history=await self._history(step, settings["history"]))
-        if "graph" in rule.needs:
-            evidence = replace(evidence, graph=await self._graph(step, settings))
         if "fork_returns" in rule.needs:
             sampled = await self._fork_sampler().sample(step, groups, settings)
             evidence, cost = replace(evidence, fork_returns=sampled.returns), cost | sampled.metrics
@@ -82,16 +70,6 @@ class CreditInputReader:
                     groups, self._judge(client, settings), _Replies(self.folder), **_asked(settings)
                 )
             evidence, cost = replace(evidence, scores=judged.scores), cost | judged.stats
-        if "call_scores" in rule.needs:
-            async with self._client() as client:
-                scored = await score_calls(
-                    groups,
-                    self._judge(client, settings),
-                    _Replies(self.folder),
-                    rubric=settings["rubric"],
-                    **_asked(settings),
-                )
-            evidence, cost = replace(evidence, call_scores=scored.scores), cost | scored.stats
         return evidence, cost
 
     def _fork_sampler(self) -> ForkSampler:
@@ -108,27 +86,6 @@ class CreditInputReader:
 
     def _judge(self, client: httpx.AsyncClient, settings: dict[str, Any]) -> ChatEndpoint:
         return ChatEndpoint(client, settings["url"], bearer(settings["key_env"]))
-
-    async def _graph(self, step: int, settings: dict[str, Any]) -> StateGraph:
-        """The graph of all steps before this one: the latest that is kept, and the closed steps after it from the store."""
-        if not settings["max_states"]:
-            return StateGraph()
-        key = observation_key if settings["key"] is None else user_key(settings["key"])
-        made_by = repr([settings["key"], settings["forget"], settings["max_states"]])
-        done, graph = self.graphs.latest(step - 1, made_by) if self.graphs else (0, StateGraph())
-        while done < step - 1:
-            earlier = await self.store.steps(self.run_id, after=done, limit=min(STEPS_AT_A_TIME, step - 1 - done))
-            earlier = [one for one in earlier if one.step < step]
-            if not earlier:
-                break
-            for one in earlier:
-                done = one.step
-                if one.state == "closed":
-                    groups = self.algorithm.settled(await self._groups(one))
-                    graph = graph.with_groups(groups, key, settings["forget"]).bounded(settings["max_states"])
-        if self.graphs:
-            self.graphs.keep(step - 1, made_by, graph)
-        return graph
 
     async def _history(self, step: int, steps: int) -> list[list[Trajectory]]:
         """Groups of the latest `steps` steps before this one that were learned from, oldest first."""
@@ -154,7 +111,7 @@ class CreditInputReader:
         by_group: defaultdict[str, list[Trajectory]] = defaultdict(list)
         for trajectory in kept:
             by_group[trajectory.group_id].append(trajectory)
-        return learned_rewards(self.air, self.algorithm, step.step, list(by_group.values()))
+        return shaped_air(list(by_group.values()), self.algorithm.call_gamma)
 
 
 def check_credit_inputs(algorithm: LightningRL) -> None:
@@ -164,7 +121,7 @@ def check_credit_inputs(algorithm: LightningRL) -> None:
         for name, what in (("key", "key function"), ("features", "feature function")):
             if settings.get(name) is not None:
                 load(settings[name], ("transition",), what)
-    if not {"scores", "call_scores"} & {*rule.needs}:
+    if "scores" not in rule.needs:
         return
     if settings["url"] is None:
         raise ConfigError(

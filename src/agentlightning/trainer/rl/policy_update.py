@@ -10,11 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentlightning.adapters.joint_transcript import joint_transcript
 from agentlightning.adapters.sequences import by_call, merge
 from agentlightning.algorithms.critic import Values
 from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
-from agentlightning.algorithms.selection import own_groups
 from agentlightning.config.run import Config
 from agentlightning.engines.base import Engine, Metrics
 from agentlightning.engines.setup import EngineNeeds
@@ -47,9 +45,6 @@ async def update_policy(
         rows = named_rows(minibatch)
         if numbers is not None and not rows.keys() <= numbers.keys():  # later epochs train the same rows again
             numbers |= zip(rows, await engine.token_numbers(policy), strict=True)
-        if plan.critic_loss is not None and (own := plan.critic_minibatches[number]):
-            critic = await engine.forward_backward(own, plan.critic_loss, policy)
-            update |= {name: value for name, value in critic.items() if name == "value_loss"}
         updates.append(update | await engine.optim_step(learning_rate, trained.config.trainer.grad_clip, policy))
     return _over_updates(updates)
 
@@ -57,17 +52,8 @@ async def update_policy(
 async def critic_values(
     engine: Engine, policy: str, algorithm: LightningRL, groups: Sequence[Sequence[Trajectory]]
 ) -> Values | None:
-    """The critic's values of every sampled token, before the step's first update; None where there is no critic.
-
-    `groups` with the calls of all agents: a joint critic reads them, any other the policy's own.
-    """
-    if algorithm.critic is None:
-        return None
-    if not algorithm.joint_critic:
-        return await _by_call(engine.values, policy, algorithm, own_groups(groups))
-    most = algorithm.critic.max_joint_tokens
-    joint = [[replace(one, transitions=joint_transcript(one.transitions, most)) for one in group] for group in groups]
-    return await _by_call(engine.values, policy, algorithm, joint, apart=False)
+    """The critic's values of every sampled token, before the step's first update; None where there is no critic."""
+    return None if algorithm.critic is None else await _by_call(engine.values, policy, algorithm, groups)
 
 
 async def reference_values(
@@ -82,15 +68,13 @@ async def _by_call(
     policy: str,
     algorithm: LightningRL,
     groups: Sequence[Sequence[Trajectory]],
-    apart: bool | None = None,
 ) -> Values:
     found: dict[str, list[float]] = {}
     for group in groups:
         rows = []
         for trajectory in group:
             calls, count = trajectory.transitions, len(trajectory.transitions)
-            separate = not algorithm.merge if apart is None else apart
-            rows.append(merge(trajectory.rollout_id, calls, range(count), [0.0] * count, apart=separate))
+            rows.append(merge(trajectory.rollout_id, calls, range(count), [0.0] * count, apart=not algorithm.merge))
         values = iter(await forward([row for of_rollout in rows for row in of_rollout], policy))
         for trajectory, of_rollout in zip(group, rows, strict=True):
             by_transition = by_call(of_rollout, [next(values) for _ in of_rollout])
@@ -127,8 +111,6 @@ def check_fit(algorithm: LightningRL, config: Config) -> None:
     support = engine_support(config, needs)
     try:
         check_loss(support, algorithm.loss_terms, old_logprobs=algorithm.ratio == "old_policy")
-        if algorithm.critic_loss is not None:
-            check_loss(support, algorithm.critic_loss)
     except ConfigError as error:
         raise ConfigError(f"algorithm: {error}") from error
     if algorithm.kl_in_reward and not support.reference:

@@ -17,7 +17,7 @@ from pathlib import Path
 from agentlightning.adapters.trajectories import final_rewards
 from agentlightning.algorithms.lightning_rl import UpdatePlan
 from agentlightning.algorithms.plugins import own_code
-from agentlightning.algorithms.rewards import without_air
+from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.algorithms.selection import own_groups, selection
 from agentlightning.engines.base import Engine, Metrics
 from agentlightning.errors import NoCallsError
@@ -27,10 +27,7 @@ from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.rl.air_metrics import air_effect
-from agentlightning.trainer.rl.air_rewards import weighed_rewards
 from agentlightning.trainer.rl.credit_inputs import CreditInputReader
-from agentlightning.trainer.rl.graph_files import GraphFiles
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen_by
 from agentlightning.trainer.rl.policy_update import RowNumbers, critic_values, reference_values, update_policy
 from agentlightning.trainer.rl.staleness import Staleness
@@ -125,29 +122,26 @@ class StepPlanner:
     ) -> tuple[UpdatePlan, Metrics]:
         """One policy's updates for these groups, and the metrics of what its credit rule asked for."""
         config, algorithm = self.policies[alias].config, self.policies[alias].algorithm
-        weighed = weighed_rewards(config.air, algorithm, step, groups)
-        air = air_effect(algorithm, weighed) if config.air.rules else {}
-        groups = weighed if config.air.counted else without_air(groups)
+        groups = shaped_air(groups, algorithm.call_gamma)
         reader = CreditInputReader(
             algorithm=algorithm,
             store=self.store,
             run_id=self.run_id,
             folder=self.folder / "judge",
-            graphs=GraphFiles(folder=self.folder / "graph" / alias, keep_steps=config.trainer.checkpoint_every),
-            air=config.air,
             on_failure=config.agent.on_failure,
             collector=self.collector,
             progress=self.progress,
         )
         inputs, cost = await reader.gather(step, groups)
-        values = await critic_values(self.engine, alias, algorithm, groups)
-        reference = await reference_values(self.engine, alias, algorithm, own_groups(groups))
+        own = own_groups(groups)
+        values = await critic_values(self.engine, alias, algorithm, own)
+        reference = await reference_values(self.engine, alias, algorithm, own)
         seed = config.trainer.seed * 1_000_003 + step
         with own_code(algorithm):
             plan = algorithm.plan(groups, seed=seed, evidence=inputs, values=values, reference=reference)
             if not isinstance(plan, UpdatePlan):
                 raise TypeError(f"plan: expected an UpdatePlan, got {type(plan).__name__}")
-        return plan, cost | air
+        return plan, cost
 
     async def update(self, plan: StepPlan, learning_rate: float) -> Metrics:
         """Executes the plans, those of several policies side by side; returns means over each one's updates.
