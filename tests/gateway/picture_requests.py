@@ -6,7 +6,6 @@ import base64
 import io
 import struct
 import zlib
-from hashlib import sha256
 from typing import Any
 
 from gateway_house import House, path
@@ -58,8 +57,6 @@ def user(*parts: Any) -> dict[str, Any]:
     return {"role": "user", "content": texts}
 
 
-UPLOADED = f"file-{sha256(RED).hexdigest()}"
-"""The id of RED, once it is uploaded."""
 PART = "messages[0].content[0]"
 """The place of a picture that `refused` shows first."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from gateway_house import House, path
+from gateway_house import House
 
 from agentlightning.adapters.sequences import merge
 from agentlightning.adapters.trajectories import trajectories
@@ -45,25 +44,12 @@ async def by_chat(house: House, claim: Claim) -> None:
     await ask(TASK, {"role": "user", "content": f"so far: {summary['content']}"})
 
 
-async def by_responses(house: House, claim: Claim) -> None:
-    """The agent has the API compact its conversation, as Codex does."""
-
-    async def post(route: str, given: list[Any]) -> list[Any]:
-        reply = await house.http().post(f"{path(claim)}/v1/{route}", json={"model": "policy", "input": given})
-        found: list[Any] = reply.json()["output"]
-        return found
-
-    said = await post("responses", [TASK])
-    await post("responses", await post("responses/compact", [TASK, *said]))
-
-
-@pytest.mark.parametrize("agent", [by_chat, by_responses])
 async def test_a_compacted_conversation_is_two_rows_in_which_each_token_is_trained_once(
-    house: House, agent: Any
+    house: House,
 ) -> None:
     house.say("the first answer", SUMMARY, "the last answer")
     claim = await house.claim()
-    await agent(house, claim)
+    await by_chat(house, claim)
     first, summary, last = (await recorded(house, claim)).transitions
     assert summary.parent is not None
     assert summary.parent.call_id == first.call_id

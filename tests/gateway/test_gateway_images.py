@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 import shutil
@@ -18,7 +19,6 @@ from picture_requests import (
     PART,
     RED,
     TOKENS,
-    UPLOADED,
     animation,
     bomb,
     chat_image,
@@ -32,7 +32,6 @@ from picture_requests import (
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.images import read_images
-from agentlightning.gateway.uploaded_files import UploadedFiles
 from agentlightning.protocols import chat
 from agentlightning.records import ImageSpan
 
@@ -247,6 +246,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a bomb": (chat_image(bomb()), f"{PART}.image_url.url", "expected an image of at most 50000000 pixels"),
     "a line": (chat_image(png("red", (100_000, 1))), f"{PART}.image_url.url", "at most 100 times as long as wide"),
     "an animation": (chat_image(animation()), f"{PART}.image_url.url", "expected a still image, got an animated GIF"),
+    "a file of the provider": (
+        {"type": "file", "file": {"file_id": "file-a"}},
+        f"{PART}.file.file_id",
+        "keeps no files",
+    ),
     "sound": ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, PART, "hears no audio"),
 }
 
@@ -269,16 +273,16 @@ async def test_a_conversation_that_is_continued_by_id_has_a_bounded_number_of_pi
 
 async def test_an_image_waits_for_its_turn_on_the_event_loop_and_not_in_a_thread(sighted: House) -> None:
     claim = await sighted.claim()
-    attempt, uploaded = TrackedAttempt(claim.rollout, 1, 0.0), UploadedFiles(sighted.store)
+    attempt, decoding = TrackedAttempt(claim.rollout, 1, 0.0), asyncio.Lock()
     held: list[bool] = []
 
     def expansion(data: bytes) -> list[int]:
-        held.append(uploaded.decoding.locked() and attempt.turn.locked())
+        held.append(decoding.locked() and attempt.turn.locked())
         return [0]
 
     policy: Any = SimpleNamespace(renderer=SimpleNamespace(images=SimpleNamespace(expansion=expansion)), images=True)
     request = chat.parse({"model": "policy", "messages": [user(chat_image(RED), chat_image(BLUE))]})
-    await read_images(request, policy, sighted.store, uploaded, attempt, Admission([], [], lambda *_: 0.0, lambda: 0))
+    await read_images(request, policy, sighted.store, decoding, attempt, Admission([], [], lambda *_: 0.0, lambda: 0))
     assert held == [True, True]
 
 
@@ -343,7 +347,7 @@ async def test_an_engine_that_reads_no_images_refuses_them_when_the_call_arrives
 
 async def test_the_code_of_the_page_about_images_runs(sighted: House) -> None:
     page = (Path(__file__).parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
-    agent, upload = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (agent,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     claim = await sighted.claim()
     llm = SimpleNamespace(
         base_url=f"http://gateway{path(claim)}/v1", api_key=claim.key, model="policy", http_client=sighted.http()
@@ -351,8 +355,5 @@ async def test_the_code_of_the_page_about_images_runs(sighted: House) -> None:
     shown: dict[str, Any] = {}
     exec(agent, shown)
     assert await shown["solve"]({"png": RED.hex(), "colour": "red"}, llm) == 1.0
-    exec(upload, shown)
-    part = await shown["picture_part"](sighted.openai(claim), RED)
-    assert part == {"type": "input_image", "file_id": UPLOADED}
     calls = await sighted.store.calls([claim.rollout.id])
     assert [image.hash for call in calls for image in call.images] == [sha256(RED).hexdigest()]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
-import pytest
 from gateway_house import House, path
-from openai.types.responses import CompactedResponse, Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from agentlightning.protocols.sse import EventReader
@@ -220,81 +218,3 @@ async def test_a_response_that_was_cut_is_incomplete_and_not_completed(house: Ho
     found = await ask(house, await house.claim(), input="Hi", max_output_tokens=1)
     assert (found["status"], found["completed_at"]) == ("incomplete", None)
     assert found["incomplete_details"] == {"reason": "max_output_tokens"}
-
-
-# --- compaction ---------------------------------------------------------------------------------------------------------
-
-
-async def compact(house: House, claim: Claim, **given: Any) -> Any:
-    reply = await house.http().post(f"{path(claim)}/v1/responses/compact", json={"model": "policy", **given})
-    assert reply.status_code == 200, reply.text
-    found = reply.json()
-    CompactedResponse.model_validate(
-        {**found, "output": found["output"][-1:]}
-    )  # the SDK knows no message of a user there
-    has(found, {"id": str, "output": list, "created_at": int, "usage": dict})
-    has(found["usage"], USAGE)
-    assert found["object"] == "response.compaction"
-    for item in found["output"]:
-        check_item(item)
-    return found
-
-
-async def test_a_conversation_is_compacted_to_the_users_messages_and_a_summary(house: House) -> None:
-    given = [ASKED, {"type": "message", "role": "assistant", "content": "It is sunny."}]
-    found = await compact(house, await house.claim(), input=given)
-    asked, summary = found["output"]
-    assert (asked["role"], asked["content"][0]["text"]) == ("user", ASKED["content"])
-    assert summary["type"] == "compaction"
-    assert "sunny" not in summary["encrypted_content"]
-
-
-async def test_a_compacted_conversation_goes_on_from_its_summary(house: House) -> None:
-    claim = await house.claim()
-    house.say("The answer is 42.", "It is sunny.")
-    compacted = await compact(house, claim, input=[ASKED])
-    goes_on = [*compacted["output"], {"type": "message", "role": "user", "content": "And in Oslo?"}]
-    await ask(house, claim, input=goes_on)
-    prompt = house.renderer.decode(house.engine.requests[-1]["token_ids"])
-    assert "The answer is 42." in prompt
-
-
-async def test_a_compaction_is_a_call_that_continues_what_it_compacts(house: House) -> None:
-    for number in range(3):
-        claim = await house.claim(group=f"{number}")
-        first = await ask(house, claim, input=[ASKED], tools=[TOOL])
-        await ask(house, claim, input=[ASKED])  # the same question without tools, of which the record knows, too
-        bare = [{"role": "assistant", "content": item["content"][0]["text"]} for item in first["output"]]
-        given: list[dict[str, Any]] = [
-            {"previous_response_id": first["id"]},
-            {"input": [ASKED, *first["output"]]},
-            {"input": [ASKED, *bare]},
-        ]
-        await compact(house, claim, **given[number])
-        before, _, compaction = await house.store.calls([claim.rollout.id])
-        assert (compaction.parent_id, compaction.fork_cause, compaction.untrained_tokens) == (before.id, None, 0)
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({}, "input"),
-        ({"input": 3}, "input"),
-        ({"input": [{"type": "compaction", "encrypted_content": "theirs"}]}, "input[0]"),
-        ({"input": [{"type": "compaction"}]}, "input[0]"),
-        ({"input": [{"type": "compaction", "encrypted_content": 3}]}, "input[0].encrypted_content"),
-        ({"input": [{"type": "item_reference", "id": 3}]}, "input[0].id"),
-    ],
-)
-async def test_a_malformed_compaction_is_refused_by_its_field(house: House, given: dict[str, Any], param: str) -> None:
-    claim = await house.claim()
-    reply = await house.http().post(f"{path(claim)}/v1/responses/compact", json={"model": "policy", **given})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
-
-
-async def test_a_summary_that_was_tampered_with_is_refused(house: House) -> None:
-    claim = await house.claim()
-    sealed = "agl:" + base64.b64encode(b"\xff").decode()
-    given = {"model": "policy", "input": [{"type": "compaction", "encrypted_content": sealed}]}
-    reply = await house.http().post(f"{path(claim)}/v1/responses", json=given)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input[0]")

@@ -64,7 +64,7 @@ def test_a_file_that_says_that_it_is_no_image_is_refused_as_what_it_is(way: str)
 DETAILED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "chat": (chat, {"type": "image_url", "image_url": {"url": uri("image/png"), "detail": "low"}}, "detail"),
     "responses": (responses, {"type": "input_image", "image_url": uri("image/png"), "detail": "low"}, "detail"),
-    "responses, a file": (responses, {"type": "input_file", "file_id": "file-a", "detail": "low"}, "detail"),
+    "responses, a file": (responses, {"type": "input_file", "file_data": uri("image/png"), "detail": "low"}, "detail"),
     "generateContent": (
         generate_content,
         {

@@ -27,7 +27,6 @@ from agentlightning.protocols.base import (
     WireFormat,
     assistant_message,
 )
-from agentlightning.protocols.response_events import ResponseEvents, replayed
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
@@ -186,22 +185,6 @@ def test_items_open_grow_and_close_one_after_the_other(
     assert item is None
     assert found[-1]["response"] == body(choice, **given_fields)
     assert output == found[-1]["response"]["output"]
-
-
-@given(choice=ANY, pieces=st.integers(1, 4), fraction=st.floats(0, 1))
-def test_a_stream_that_is_read_on_has_the_whole_text_of_every_item(
-    choice: Choice, pieces: int, fraction: float
-) -> None:
-    before = events(streamed(stream(), choice, pieces))
-    after = int(fraction * (len(before) - 1))
-    resumed = ResponseEvents(parse().echo, CALL_ID, "m", 5, after)
-    found = events(b"".join(replayed(resumed, answer(choice))))
-    assert [event["sequence_number"] for event in found] == list(range(after + 1, after + 1 + len(found)))
-    known = [event["item"] for event in before[: after + 1] if event["type"] == "response.output_item.done"]
-    closed = [event["item"] for event in found if event["type"] == "response.output_item.done"]
-    whole = body(choice)
-    assert all(item in (*known, *closed) for item in whole["output"])
-    assert found[-1]["response"] == whole
 
 
 def test_a_stream_ends_with_a_mark_also_where_it_failed() -> None:

@@ -33,7 +33,6 @@ from agentlightning.gateway.policy.renderers import Renderers
 from agentlightning.gateway.policy.shadow_calls import ShadowCalls
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
-from agentlightning.gateway.responses_api import ResponsesApi
 from agentlightning.gateway.rest import create_api
 from agentlightning.gateway.roles import Permissions, RoleError
 from agentlightning.gateway.server_settings import ServerSettings
@@ -107,7 +106,7 @@ class App:
         self._external = ExternalCalls(store, self._attempts, directory, self._metrics, recorder, grace_s=grace_s)
         self._limits = CallLimits(store, self._watcher, directory, self._settings.limits)
         self._authentication = Authentication(store, server_key)
-        stored = StoredResponses(store)
+        stored = StoredResponses(store, self._engine_router)
         self._shadows = ShadowCalls(store, self._watcher, self._engine_router, recorder, self._metrics)
         self._policy_calls = PolicyCalls(
             store,
@@ -130,7 +129,7 @@ class App:
             self._metrics,
             traces,
             self._limits,
-            ResponsesApi(store, stored, self._policy_calls, self._engine_router),
+            stored,
             recorder,
             SessionApi(store, sessions, recorder, self._authentication, self._limits),
         )

@@ -20,7 +20,6 @@ from agentlightning.errors import AgentLightningError, EngineError, InputError, 
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.external.calls import ExternalCalls
-from agentlightning.gateway.files_api import FilesApi
 from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.gateway.limits import Admission, CallLimits, LimitReachedError
 from agentlightning.gateway.metrics import GatewayMetrics
@@ -32,12 +31,11 @@ from agentlightning.gateway.policy.several_prompts import SeveralPrompts
 from agentlightning.gateway.policy.tokenization import DETOKENIZE, TOKENIZE, Tokenization
 from agentlightning.gateway.prompt_rules import PromptRules
 from agentlightning.gateway.refusals import record_refusal
-from agentlightning.gateway.responses_api import COMPACT, COUNT, ResponsesApi
 from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.sessions.session_api import SessionApi
+from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols import (
     chat,
-    compaction,
     completions,
     embeddings,
     generate_content,
@@ -76,7 +74,7 @@ class Proxy:
         metrics: GatewayMetrics,
         traces: TraceReceiver,
         limits: CallLimits,
-        responses_api: ResponsesApi,
+        stored: StoredResponses,
         recorder: Recorder,
         session_api: SessionApi,
     ) -> None:
@@ -91,16 +89,14 @@ class Proxy:
         self._scoring = PromptScoring(engine_router)
         self._tokenization = Tokenization(calls, engine_router, external.directory)
         self._several = SeveralPrompts(store, calls, engine_router)
-        self._responses = responses_api
+        self._stored = stored
         self._recorder = recorder
         self._session_api = session_api
         self._prompts = PromptRules(store)
-        self._files = FilesApi(calls.files)
         self._wires: dict[str, WireFormat] = {
             "chat/completions": chat,
             "completions": completions,
             "responses": responses,
-            COMPACT: compaction,
             "messages": messages,
             "embeddings": embeddings,
             "models:generateContent": generate_content,
@@ -132,7 +128,7 @@ class Proxy:
         route = incoming.route or ""
         if route.startswith(("models:", "v1beta/")):
             return generate_content
-        if route.startswith(("models", "files")):
+        if route.startswith("models"):
             named = {name for name, _ in incoming.headers}
             if b"x-goog-api-key" in named:  # Google's SDKs list models under /v1, too
                 return generate_content
@@ -229,14 +225,13 @@ class Proxy:
             await self._reward(attempt, await incoming.body(admission.take), reply)
         elif method == "GET" and (named := _named_model(route)) is not None:
             await self._models(wire, named, attempt, reply)
-        elif method == "POST" and route == COUNT:
+        elif method == "POST" and route == "responses/input_tokens":
             data = read_object(await incoming.body(admission.take))
-            data = await self._with_prompt(wire, data, attempt, incoming)
-            await reply.whole(200, await self._responses.count(data, attempt, admission))
-        elif self._responses.knows(route, method):
-            await self._responses.answer(incoming, attempt, reply)
-        elif self._files.knows(route, method) and await self._recorder.keeps_all(attempt.rollout):
-            await self._files.answer(incoming, attempt, admission, reply)
+            data = await self._stored.dereference(attempt, await self._with_prompt(wire, data, attempt, incoming))
+            counted, _ = await self._calls.count(wire, data, attempt, admission)
+            await reply.whole(200, orjson.dumps({"object": "response.input_tokens", "input_tokens": counted}))
+        elif method == "GET" and route.startswith("responses/"):
+            await reply.whole(200, await self._stored.fetch(attempt, route.removeprefix("responses/")))
         else:
             await self._unknown(attempt, incoming)
 
@@ -260,7 +255,7 @@ class Proxy:
         )
         if external is None:
             if wire.NAME == responses.NAME:
-                data = await self._responses.prepared(incoming.route or "", data, attempt)
+                data = await self._stored.dereference(attempt, data)
             parts = completions.split(data) if wire.NAME == completions.NAME else []
             if len(parts) > 1 or (parts and parts[0].get("echo")):
                 await self._several.answer(parts, attempt, admission, incoming, reply)
@@ -331,7 +326,7 @@ class Proxy:
             f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
             "once), that of an Anthropic client ends before /v1; routes under /v1 are chat/completions, completions, "
             "responses, messages, messages/count_tokens, embeddings, tokens/generate, tokens/logprobs, tokenize, "
-            "detokenize, models, files, reward and traces; Google's calls are under /v1beta/models",
+            "detokenize, models, reward and traces; Google's calls are under /v1beta/models",
             status=404,
             code="unknown_route",
         )

@@ -35,8 +35,7 @@ class RequestImage:
 
     hash: str
     """SHA-256 of the file's bytes, in hex."""
-    data: bytes | None = field(repr=False)
-    """None for an uploaded file."""
+    data: bytes = field(repr=False)
     path: str
     """The field that held it, for a sentence about it."""
     detail: str | None = None

@@ -1,9 +1,9 @@
 """Image parts of requests, in the form of every protocol: read, bounded, and named by the hash of their bytes.
 
 Driven by each protocol's parser. A part becomes ``{"type": "image", "image": "<SHA-256 in hex>"}``, which is what is hashed,
-recorded and given to chat templates; the bytes travel beside the messages, except those of uploaded files, whose ids have
-the hash: the store has them. URLs are never fetched: whoever may write a request could have the gateway read what only the
-gateway can reach. Whether a file is an image, and whether the model has sight, is seen later. Pure.
+recorded and given to chat templates; the bytes travel beside the messages. URLs are never fetched: whoever may write a
+request could have the gateway read what only the gateway can reach. Whether a file is an image, and whether the model has
+sight, is seen later. Pure.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ NO_AUDIO = "the trained policy hears no audio; send text or images"
 DETAILS = ("auto", "low", "high", "original")
 RESOLUTIONS = tuple(f"MEDIA_RESOLUTION_{level}" for level in ("UNSPECIFIED", "LOW", "MEDIUM", "HIGH", "ULTRA_HIGH"))
 """The same in Google's protocol. Of both the first leaves the choice to the model."""
-FILE_ID = "file-"
-"""Beginning of the id of an uploaded file; the SHA-256 of its bytes follows."""
-NO_FETCHING = "the gateway fetches no URLs; send the image as a data URI (data:image/png;base64,…)"
+NO_FETCHING = "the gateway fetches no URLs and keeps no files; send the image as a data URI (data:image/png;base64,…)"
 
 
 def image_part(part: Any, path: str) -> JSON | None:
@@ -41,13 +39,14 @@ def image_part(part: Any, path: str) -> JSON | None:
         found = _of_url(given.get("url"), f"{path}.image_url.url")
         return _with_detail(found, given.get("detail"), f"{path}.image_url.detail")
     if kind == "input_image":
-        file_id, url = part.get("file_id"), part.get("image_url")
-        found = _of_url(url, f"{path}.image_url") if file_id is None else _of_file(file_id, f"{path}.file_id")
+        if part.get("file_id") is not None:
+            raise _refused(f"{path}.file_id", NO_FETCHING)
+        found = _of_url(part.get("image_url"), f"{path}.image_url")
         return _with_detail(found, part.get("detail"), f"{path}.detail")
     if kind == "input_file":
-        return _with_detail(_of_either(part, path), part.get("detail"), f"{path}.detail")
+        return _with_detail(_of_file(part, path), part.get("detail"), f"{path}.detail")
     if kind == "file":
-        return _of_either(part.get("file"), f"{path}.file")
+        return _of_file(part.get("file"), f"{path}.file")
     if kind == "image":
         return _of_source(part.get("source"), f"{path}.source")
     if kind in AUDIO:
@@ -57,20 +56,20 @@ def image_part(part: Any, path: str) -> JSON | None:
 
 def blob_part(part: JSON, path: str) -> JSON | None:
     """The part of Google's protocol (names of its own in camel case), as `image_part` reads those of the others."""
-    for name, inner, read in (("inlineData", "data", _of_inline), ("fileData", "fileUri", _of_uri)):
-        given, where = part.get(name), f"{path}.{name}"
-        if given is None:
-            continue
-        if not isinstance(given, dict):
-            raise _unexpected('{"mimeType", "' + inner + '"}', given, where)
-        mime = given.get("mimeType", given.get("mime_type"))
-        _check_type(mime if isinstance(mime, str) else "", path)
-        resolution = part.get("mediaResolution")
-        if resolution is not None and not isinstance(resolution, dict):
-            raise _unexpected('{"level"}', resolution, f"{path}.mediaResolution")
-        level = (resolution or {}).get("level")
-        return _with_detail(read(given, where), level, f"{path}.mediaResolution.level", RESOLUTIONS)
-    return None
+    if part.get("fileData") is not None:
+        raise _refused(f"{path}.fileData.fileUri", NO_FETCHING)
+    given, where = part.get("inlineData"), f"{path}.inlineData"
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise _unexpected('{"mimeType", "data"}', given, where)
+    mime = given.get("mimeType", given.get("mime_type"))
+    _check_type(mime if isinstance(mime, str) else "", path)
+    resolution = part.get("mediaResolution")
+    if resolution is not None and not isinstance(resolution, dict):
+        raise _unexpected('{"level"}', resolution, f"{path}.mediaResolution")
+    level = (resolution or {}).get("level")
+    return _with_detail(_of_inline(given, where), level, f"{path}.mediaResolution.level", RESOLUTIONS)
 
 
 def details(images: tuple[RequestImage, ...], name: str = "detail") -> JSON:
@@ -130,38 +129,20 @@ def _of_inline(given: JSON, path: str) -> JSON:
     return _of_base64(plain + "=" * (-len(plain) % 4), f"{path}.data")
 
 
-def _of_uri(given: JSON, path: str) -> JSON:
-    uri = given.get("fileUri", given.get("file_uri"))
-    file_id = uri.removeprefix("files/") if isinstance(uri, str) else ""
-    if not file_id.startswith(FILE_ID):
-        raise _refused(f"{path}.fileUri", NO_FETCHING)
-    return _of_file(file_id, f"{path}.fileUri")
-
-
-def _of_either(file: Any, path: str) -> JSON:
-    """Of Chat's and Responses' file parts: an uploaded file, or a data URI."""
+def _of_file(file: Any, path: str) -> JSON:
+    """Of Chat's and Responses' file parts: a data URI."""
     if not isinstance(file, dict):
-        raise _unexpected('{"file_id"} or {"file_data"}', file, path)
-    if file.get("file_id") is not None:
-        return _of_file(file["file_id"], f"{path}.file_id")
-    if file.get("file_url") is not None:
-        raise _refused(f"{path}.file_url", NO_FETCHING)
+        raise _unexpected('{"file_data"}', file, path)
+    for name in ("file_id", "file_url"):
+        if file.get(name) is not None:
+            raise _refused(f"{path}.{name}", NO_FETCHING)
     return _of_url(file.get("file_data"), f"{path}.file_data")
-
-
-def _of_file(file_id: Any, path: str) -> JSON:
-    if not isinstance(file_id, str):
-        raise _unexpected("the id of an uploaded file", file_id, path)
-    name = file_id.removeprefix(FILE_ID)
-    return {"type": "image", "image": name, FILE: RequestImage(name, None, path)}
 
 
 def _of_source(source: Any, path: str) -> JSON:
     kind = source.get("type") if isinstance(source, dict) else None
-    if kind == "url":
-        raise _refused(f"{path}.url", NO_FETCHING)
-    if kind == "file":
-        return _of_file(source.get("file_id"), f"{path}.file_id")
+    if kind in ("url", "file"):
+        raise _refused(f"{path}.{'url' if kind == 'url' else 'file_id'}", NO_FETCHING)
     if kind != "base64" or not isinstance(source.get("data"), str):
         raise _unexpected('{"type": "base64", "media_type", "data"}', source, path)
     mime = source.get("media_type")
@@ -182,20 +163,12 @@ def _of_base64(text: str, path: str) -> JSON:
     return {"type": "image", "image": name, FILE: RequestImage(name, data, path)}
 
 
-def type_refusal(mime: str) -> str | None:
-    """The reason why files of a MIME type are no images; None where they may be some."""
+def _check_type(mime: str, path: str) -> None:
     kind = mime.strip().lower()
     if kind.startswith("audio/"):
-        return NO_AUDIO
-    if kind.startswith("image/") or kind in ("", "application/octet-stream"):
-        return None
-    return f"expected an image, got {short(mime)}; the trained policy reads text and images"
-
-
-def _check_type(mime: str, path: str) -> None:
-    why = type_refusal(mime)
-    if why is not None:
-        raise _refused(path, why)
+        raise _refused(path, NO_AUDIO)
+    if not kind.startswith("image/") and kind not in ("", "application/octet-stream"):
+        raise _refused(path, f"expected an image, got {short(mime)}; the trained policy reads text and images")
 
 
 def _unexpected(what: str, value: Any, path: str) -> ApiError:

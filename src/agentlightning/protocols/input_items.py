@@ -1,4 +1,4 @@
-"""Items of OpenAI Responses behind recorded messages: what `input_items` lists and what an `item_reference` names. Pure.
+"""Items of OpenAI Responses behind recorded messages, as an `item_reference` names them. Pure.
 
 Driven by gateway/stored_responses.py. The items of a completion have the ids that the agent saw (``rs_CALL``, ``msg_CALL``,
 ``fc_CALL_0``). Message n of a call's input has ``msg_CALL_in_n``, and so on by its kind.
@@ -7,7 +7,7 @@ Driven by gateway/stored_responses.py. The items of a completion have the ids th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -27,20 +27,7 @@ MAX_REFERENCED_BYTES = 8 << 20
 """Of the items that a request refers to, as JSON, each as often as it is named: an id of fifty bytes may name megabytes."""
 
 
-def input_items(chain: Sequence[Call]) -> list[JSON]:
-    """All that the last call of a chain has read, oldest first: inputs, and the completions of the calls before it.
-
-    Instructions are no items: they hold for one request, whose response repeats them.
-    """
-    items: list[JSON] = []
-    for call in chain:
-        items += items_before(call)
-        if call is not chain[-1]:
-            items += completion_items(call)
-    return items
-
-
-def items_before(call: Call) -> list[JSON]:
+def _items_before(call: Call) -> list[JSON]:
     """The items of a call's own messages, without instructions."""
     items: list[JSON] = []
     for index, message in enumerate(call.messages):
@@ -49,7 +36,7 @@ def items_before(call: Call) -> list[JSON]:
     return items
 
 
-def completion_items(call: Call) -> list[JSON]:
+def _completion_items(call: Call) -> list[JSON]:
     """The items of a call's completion."""
     return _items(call.completion, call.id)
 
@@ -92,7 +79,7 @@ def dereferenced(data: JSON, calls: Mapping[str, Call]) -> JSON:
     known: dict[str, JSON] = {}
     for call_id in {call_of_item(name) for name in referenced_ids(data)} & calls.keys():
         call = calls[call_id]
-        known |= {item["id"]: item for item in (*items_before(call), *completion_items(call))}
+        known |= {item["id"]: item for item in (*_items_before(call), *_completion_items(call))}
     items: list[Any] = []
     size = 0
     for index, item in enumerate(data["input"]):

@@ -1,7 +1,4 @@
-"""Events of OpenAI Responses: a completion as it is streamed, and one that is recorded as the stream that it would be. Pure.
-
-Driven by responses.py while a call is sampled, and by the gateway for stored responses.
-"""
+"""Events of OpenAI Responses: a completion as it is streamed. Pure; driven by responses.py while a call is sampled."""
 
 from __future__ import annotations
 
@@ -21,9 +18,6 @@ from agentlightning.protocols.response_items import (
 from agentlightning.protocols.response_object import finished, response
 from agentlightning.protocols.tool_folding import FOLDS, fold, freeform
 from agentlightning.records import JSON
-
-_CLOSING = (".done", ".completed", ".incomplete")
-"""Ends of the names of events that close a part, an item or the response, and have it whole."""
 
 
 def replayed(events: EventStream, completion: Completion, token_ids: bool = False) -> Iterator[bytes]:
@@ -46,21 +40,14 @@ def replayed(events: EventStream, completion: Completion, token_ids: bool = Fals
 
 
 class ResponseEvents:
-    """The events of one streamed response; every item opens, grows and closes before the next.
+    """The events of one streamed response; every item opens, grows and closes before the next."""
 
-    With `after` they go on behind the event of this number, for a client that has all before it. Nobody knows which those
-    were, since the stream was cut into more events than there are now: of as many only those are sent that close something,
-    which have its whole text.
-    """
-
-    def __init__(self, echo: JSON, call_id: str, model: str, created_s: int, after: int = -1) -> None:
+    def __init__(self, echo: JSON, call_id: str, model: str, created_s: int) -> None:
         self._echo = echo
         self._call_id = call_id
         self._model = model
         self._created_s = created_s
-        self._known = after + 1
-        """Events that the client may have, of those to come."""
-        self._number = after + 1
+        self._number = 0
         """Sequence number of the next event that is sent."""
         self._output: list[JSON] = []
         """Items that are closed."""
@@ -215,9 +202,5 @@ class ResponseEvents:
         return self._whole(f"response.reasoning_summary_part.{what}", summary_index=0, part=part)
 
     def _event(self, kind: str, **data: Any) -> bytes:
-        if self._known > 0:
-            self._known -= 1
-            if not kind.endswith(_CLOSING):
-                return b""
         self._number += 1
         return sse.event({"type": kind, "sequence_number": self._number - 1, **data}, kind)

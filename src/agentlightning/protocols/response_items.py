@@ -141,19 +141,17 @@ def reasoning_text(item: JSON) -> str:
         return said
     sealed = item.get("encrypted_content")
     if isinstance(sealed, str) and sealed.startswith(SEALED):
-        return opened(sealed) or ""
+        return _opened(sealed)
     summary = plain(item.get("summary") or "")
     return summary if isinstance(summary, str) else ""
 
 
-def opened(sealed: str) -> str | None:
-    """The text in an encrypted_content of ours; None where it is not, or was changed."""
-    if not sealed.startswith(SEALED):
-        return None
+def _opened(sealed: str) -> str:
+    """The text in an encrypted_content of ours; empty where it was changed."""
     try:
         return base64.b64decode(sealed[len(SEALED) :], validate=True).decode()
     except ValueError:
-        return None
+        return ""
 
 
 def plain(content: Any) -> Any:

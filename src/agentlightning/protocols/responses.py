@@ -9,7 +9,6 @@ record: `previous_response_id`, items that refer to it and GET responses/ID find
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -24,7 +23,6 @@ from agentlightning.protocols.response_items import (
     AssistantTurn,
     ResponseReader,
     is_text,
-    opened,
     output_items,
     plain,
 )
@@ -72,9 +70,6 @@ REFUSED = (
     "background", "conversation", "prompt", "enable_response_messages", "previous_input_messages", "previous_response",
 )  # fmt: skip
 """Fields for such services, and of vLLM, without which the response would be another."""
-
-SUMMARY = "Summary of the conversation so far:\n"
-"""Stands before the summary that a compaction item holds."""
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, SEALED_REASONING)
@@ -137,10 +132,10 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     )
 
 
-def stored_request(call: Call, include: Sequence[str]) -> CompletionRequest:
-    """The request for a recorded response as it was made, and for what is to be included beside."""
-    echo = {**call.request_fields, "include": [*call.request_fields.get("include", ()), *include]}
-    logprobs = LOGPROBS in echo["include"] or echo.get("top_logprobs", 0) > 0
+def stored_request(call: Call) -> CompletionRequest:
+    """The request for a recorded response as it was made."""
+    echo = dict(call.request_fields)
+    logprobs = LOGPROBS in echo.get("include", ()) or echo.get("top_logprobs", 0) > 0
     return CompletionRequest(model=call.model, messages=[], logprobs=logprobs, echo=echo)
 
 
@@ -230,12 +225,10 @@ def _message(item: JSON, where: str, trained: bool) -> JSON:
             "tool_call_id": fields.text(item, "call_id", at=where),
             "content": _content(item.get("output"), f"{where}.output", trained),
         }
-    if kind == "compaction" and (summary := opened(fields.text(item, "encrypted_content", at=where))) is not None:
-        return {"role": "user", "content": SUMMARY + summary}
     if trained:
         what = (
-            "a message, reasoning, function_call, function_call_output, or a compaction or item_reference of this attempt, "
-            "all that the trained policy reads"
+            "a message, reasoning, function_call, function_call_output, or an item_reference of this attempt, all that the "
+            "trained policy reads"
         )
         raise fields.refused(where, f"expected {what}, got {short(item)}")
     return {"role": "assistant" if str(kind).endswith("_call") else "user", "content": [item]}

@@ -22,10 +22,6 @@ BROKEN: Literal["broken spans"] = "broken spans"
 UNKNOWN_ROUTE: Literal["gateway.unknown_route"] = "gateway.unknown_route"
 """Name of the span that a request to a wrong path leaves, so that a rollout without calls can be explained."""
 
-FILE_UPLOADED: Literal["gateway.file_uploaded"] = "gateway.file_uploaded"
-FILE_DELETED: Literal["gateway.file_deleted"] = "gateway.file_deleted"
-"""Names of the spans by which an attempt has uploaded files."""
-
 
 SHADOW_CALL: Literal["gateway.shadow_call"] = "gateway.shadow_call"
 """Name of the span of a session that says how its canary did on a copy of one of the session's calls."""

@@ -32,8 +32,6 @@ import orjson
 from agentlightning.records import JSON, Span
 from agentlightning.store.gateway_events import (
     BROKEN_SPANS,
-    FILE_DELETED,
-    FILE_UPLOADED,
     REFUSED_CALLS,
     SHADOW_CALL,
     UNKNOWN_ROUTE,
@@ -57,7 +55,7 @@ MAX_DEPTH = 32
 LOST = frozenset({"undecodable", "too_many"})
 """Causes by which a span is lost; by the others it is mended."""
 
-RESERVED = frozenset({BROKEN_SPANS, FILE_DELETED, FILE_UPLOADED, REFUSED_CALLS, SHADOW_CALL, UNKNOWN_ROUTE})
+RESERVED = frozenset({BROKEN_SPANS, REFUSED_CALLS, SHADOW_CALL, UNKNOWN_ROUTE})
 """Names of spans that stores, gateway and trainer look for: what they say holds, so that nobody else may say it."""
 
 

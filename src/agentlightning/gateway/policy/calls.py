@@ -44,7 +44,6 @@ from agentlightning.gateway.policy.unsupported import ignored_header
 from agentlightning.gateway.replay import recorded_tokens
 from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.stored_responses import StoredResponses
-from agentlightning.gateway.uploaded_files import UploadedFiles
 from agentlightning.protocols.base import (
     ApiError,
     Completion,
@@ -94,7 +93,8 @@ class PolicyCalls:
         self._responses = responses
         self._recorder = recorder
         self._shadows = shadows
-        self.files = UploadedFiles(store)
+        self._decoding = asyncio.Lock()
+        """Held to decode an image: one at a time, since it takes a hundred times its file's bytes."""
         """Files that its requests may name."""
         self._grace_s = grace_s
         self._deadline_s = deadline_s
@@ -218,7 +218,7 @@ class PolicyCalls:
             request = replace(request, messages=_after(chain_messages(before), request.messages))
         # Before anything is made of them: a chain is longer than the request that names it.
         check_text(request.messages, request.tools)
-        images = await read_images(request, policy, self._store, self.files, attempt, admission)
+        images = await read_images(request, policy, self._store, self._decoding, attempt, admission)
         request = _with_read_variables(request, policy)
         view = RequestView.of(
             request.messages, request.tools, expansions=images.expansions, template_kwargs=request.template_kwargs

@@ -1,7 +1,7 @@
 """Images of a call to the policy: read with the model's own processor, kept in the store, sent to the engine.
 
 Driven by calls.py. A request brings the images of its whole history, or, where it continues a stored response, only the new
-ones: the others are read from the store by hash, and so are those that the agent has uploaded. They reach an engine in the
+ones: the others are read from the store by hash. They reach an engine in the
 form of vLLM's /inference/v1/generate: one placeholder for each among the ids, and the files beside them; an engine expands
 the placeholders as the processor does, and is asked what came of it. Knows no protocol and no template.
 """
@@ -20,9 +20,8 @@ from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import Policy
-from agentlightning.gateway.uploaded_files import UploadedFiles
 from agentlightning.protocols.base import ApiError, CompletionRequest
-from agentlightning.protocols.images import FILE_ID, MAX_IMAGES
+from agentlightning.protocols.images import MAX_IMAGES
 from agentlightning.records import JSON
 from agentlightning.rendering.conversation import PromptPlan
 from agentlightning.rendering.graph import image_hashes, normal
@@ -55,17 +54,18 @@ async def read_images(
     request: CompletionRequest,
     policy: Policy,
     store: LightningStore,
-    uploaded: UploadedFiles,
+    decoding: asyncio.Lock,
     attempt: TrackedAttempt,
     admission: Admission,
 ) -> CallImages:
     """The images of a request. ApiError names the field of one that is none, or says that nothing here has sight.
 
-    What is read from the store counts as bytes of the request, whose body only names it.
+    Images are decoded one at a time under `decoding`. What is read from the store counts as bytes of the request, whose
+    body only names it.
     """
     if not request.images and not any(isinstance(message.get("content"), list) for message in request.messages):
         return CallImages()
-    files = {image.hash: image.data for image in request.images if image.data is not None}
+    files = {image.hash: image.data for image in request.images}
     wanted = Counter(image_hashes([normal(message) for message in request.messages]))
     if not wanted:
         return CallImages()
@@ -77,13 +77,10 @@ async def read_images(
         raise ApiError(f"{path}: {why}; send text only", param=path, code="unsupported_value")
     if wanted.total() > MAX_IMAGES:
         raise _too_much(f"at most {MAX_IMAGES} images")
-    for image in request.images:
-        if image.data is None:
-            await uploaded.find(attempt, FILE_ID + image.hash, image.path)
 
     async def read(name: str, work: Callable[[bytes], T]) -> T:
         try:
-            async with attempt.turn, uploaded.decoding:
+            async with attempt.turn, decoding:
                 return await asyncio.to_thread(work, files[name])
         except ModelError:  # its processor does not load, which is no fault of the image
             raise
