@@ -20,8 +20,6 @@ from sqlalchemy import Table
 from agentlightning.records import Attempt, Call, RetryPolicy, Reward, Rollout, Sampling, Span, VersionSpan
 from agentlightning.store import codec
 from agentlightning.store.sql import tables
-from agentlightning.store.sql.columns import write_all_chunks
-from agentlightning.store.sql.database import database_at
 from agentlightning.store.summaries import task_key, title_of
 from agentlightning.store.summary_types import RolloutSummary
 
@@ -87,10 +85,6 @@ def fill(url: str, runs: list[str], rollouts: int) -> Filled:
                 calls += len(rows[tables.calls])
                 write(rows)
             long += source.long if number == 0 else []
-    engine = database_at(url).writer("fill")
-    with engine.begin() as connection:
-        write_all_chunks(connection)
-    engine.dispose()
     return Filled(runs, long, calls)
 
 

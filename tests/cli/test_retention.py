@@ -1,10 +1,9 @@
-"""``agl runs delete|archive|export|prune`` and ``agl store doctor|status``."""
+"""``agl runs delete|archive|export|prune`` and ``agl store status``."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -102,19 +101,6 @@ def test_runs_are_listed_with_their_sizes_on_request() -> None:
     said = agl("runs", "list", "--sizes").output
     assert "size" in said
     assert " B" in said
-
-
-def test_the_doctor_says_that_nothing_is_wrong_and_what_is(folder: Path) -> None:
-    result = agl("store", "doctor")
-    assert (result.exit_code, result.output) == (0, "nothing is wrong in 2 runs, 3 rollouts, 0 calls, 0 steps\n")
-    with sqlite3.connect(folder / "agl.db") as connection:
-        connection.execute("UPDATE rollouts SET lost = 3 WHERE run_id = 'old'")
-    connection.close()
-    result = agl("store", "doctor")
-    assert result.exit_code == 1
-    assert "wrong: run old: rollout" in result.output
-    assert "it counts 3 lost attempts, but there are 0" in result.output
-    assert agl("store", "doctor", "now").exit_code == 0
 
 
 def test_the_status_shows_running_runs() -> None:

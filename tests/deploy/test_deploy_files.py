@@ -26,7 +26,6 @@ from agentlightning.deploy.project import read_project
 from agentlightning.deploy.render import TARGETS, _words, render
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, StoreMetrics
-from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.store.open import open_store
 
 EVERY = [(name, target) for name in CONFIGS for target in TARGETS]
@@ -278,7 +277,7 @@ async def test_the_dashboard_asks_for_metrics_that_a_server_has() -> None:
     metrics = GatewayMetrics()
     metrics.watch_engines(lambda: [("http://engine", "up", 0)])
     async with open_store("memory://") as store:
-        shown = StoreMetrics(store, StatisticsCache(store), metrics.registry)
+        shown = StoreMetrics(store, metrics.registry)
         BackgroundMetrics([], metrics.registry)
         await shown.look()
         known = {sample for family in metrics.registry.collect() for sample in names_of(family)}

@@ -16,7 +16,6 @@ from agentlightning.algorithms.credit import CREDIT
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
 from agentlightning.algorithms.prompts.raced_search import RacedSearch
 from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, StoreMetrics
-from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.store.sql.store import InMemoryLightningStore
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -95,7 +94,7 @@ def test_the_pages_have_every_metric_of_a_server() -> None:
     metrics = GatewayMetrics()
     metrics.watch_engines(lambda: ())
     store = InMemoryLightningStore()
-    StoreMetrics(store, StatisticsCache(store), metrics.registry)
+    StoreMetrics(store, metrics.registry)
     BackgroundMetrics([], metrics.registry)
     offered = set(re.findall(r"^# TYPE (agl_\w+)", metrics.text().decode(), re.MULTILINE))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "gateway"))  # its scripted engine and its toy model
+sys.path.append(str(Path(__file__).parents[1] / "store"))  # its invariants
 
 from command_line import Folder
 from house import House, open_house

@@ -17,7 +17,6 @@ from agentlightning.gateway.external.directory import ExternalDirectory
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.metrics import StoreMetrics
 from agentlightning.gateway.resource_watcher import ResourceWatcher
-from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.records import NewRollout, Resource, RunStatistics, WorkerStatus
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.sql.store import SqlLightningStore
@@ -147,7 +146,7 @@ async def test_a_policy_that_another_server_published_is_used_without_being_aske
 
 async def test_metrics_show_what_goes_on_in_the_store(store: CountingStore) -> None:
     registry = CollectorRegistry()
-    metrics = StoreMetrics(store, StatisticsCache(store, max_age_s=0), registry)
+    metrics = StoreMetrics(store, registry)
     await store.enqueue([NewRollout(run_id="run", task={}, group_id=str(number)) for number in range(3)])
     await store.claim(WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0), lease_s=5)
     await metrics.look()

@@ -23,13 +23,16 @@ def missing() -> str | None:
 class RedisServer:
     """One redis-server. `start` returns when it serves; after `kill` (SIGKILL) or `stop`, `start` serves the same data."""
 
-    def __init__(self, *options: str, password: str = "secret") -> None:
+    def __init__(self, *options: str, password: str = "secret", dump: Path | None = None) -> None:
+        """`dump`: an RDB file whose data it begins with."""
         self._options = options
         self._password = password
         self._folder = Path(tempfile.mkdtemp(prefix="agl-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._place = reserved_place()
         self.port = int(self._place.getsockname()[1])
+        if dump is not None:
+            shutil.copyfile(dump, self._folder / "dump.rdb")
 
     def url(self, prefix: str | None = None, **options: str) -> str:
         """The URL of a store of its own in this server."""
@@ -47,10 +50,13 @@ class RedisServer:
         return (self._folder / "log").read_text()
 
     def start(self) -> None:
+        # A server with an append-only file would not read the dump.
+        from_dump = not (self._folder / "appendonlydir").exists() and (self._folder / "dump.rdb").exists()
         self._process = subprocess.Popen(
             [
                 *("redis-server", "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder)),
-                *("--requirepass", self._password, "--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+                *("--requirepass", self._password, "--save", ""),
+                *("--appendonly", "no" if from_dump else "yes", "--appendfsync", "always"),
                 *("--logfile", str(self._folder / "log"), *self._options),
             ],
             stdout=subprocess.DEVNULL,
@@ -58,10 +64,12 @@ class RedisServer:
             restore_signals=False,  # a file that may not grow is an error then, as on a full disk, and not a signal
         )
         deadline = time.monotonic() + START_S
-        while self._ping() != b"+PONG":
+        while self._ask("PING") != b"+PONG":
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"redis-server does not start: {self.log[-2000:]}")
             time.sleep(0.01)
+        if from_dump:
+            self._ask("CONFIG SET appendonly yes")
 
     def kill(self) -> None:
         """SIGKILL, at once."""
@@ -86,11 +94,11 @@ class RedisServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _ping(self) -> bytes:
+    def _ask(self, command: str) -> bytes:
         """What the server answers; empty where it does not yet, -LOADING while it reads its file."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
-                connection.sendall(f"AUTH {self._password}\r\nPING\r\n".encode())
+                connection.sendall(f"AUTH {self._password}\r\n{command}\r\n".encode())
                 answers = connection.makefile("rb")
                 answers.readline()
                 return answers.readline().strip()

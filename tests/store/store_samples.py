@@ -29,7 +29,6 @@ from agentlightning.records import (
     WorkerStatus,
 )
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.doctor import Finding, examine
 from agentlightning.store.sql.store import SqlLightningStore
 
 SECOND = 10**9
@@ -202,11 +201,6 @@ async def states(store: LightningStore, claims: Sequence[Claim]) -> list[str]:
     from agentlightning.store.base import RolloutQuery
 
     return [rollout.state for rollout in await store.rollouts(RolloutQuery(ids=[claim.rollout.id for claim in claims]))]
-
-
-async def faults(store: LightningStore) -> list[Finding]:
-    """What the doctor finds wrong."""
-    return [finding async for finding in examine(store) if isinstance(finding, Finding) and finding.kind == "wrong"]
 
 
 def sql_store(url: str, clock: Clock) -> LightningStore:

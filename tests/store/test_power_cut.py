@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from invariants import violations
 from power_loss import PowerCut, missing
-from store_samples import faults
 
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore
@@ -67,7 +67,7 @@ async def test_with_synchronous_full_a_power_cut_loses_nothing_acknowledged(tmp_
     async with open_store(url) as store:
         found = await numbers(store)
         assert found[: last + 1] == list(range(last + 1))
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 async def test_by_default_a_power_cut_takes_last_commits_only_and_none_before_a_checkpoint(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from invariants import violations
 from redis_server import RedisServer, missing
-from store_samples import a_run, faults, some
+from store_samples import a_run, some
 
 from agentlightning.errors import StoreError
 from agentlightning.store.notifier import Notifier
@@ -45,7 +46,7 @@ async def test_a_server_that_becomes_a_replica_is_waited_for(own_redis: RedisSer
         assert not (await asyncio.wait({writing}, timeout=0.5))[0]
         await tell(own_redis, "REPLICAOF", "NO", "ONE")
         assert len(await writing) == 2
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 async def test_a_server_that_is_busy_with_somebody_elses_script_is_waited_for(own_redis: RedisServer) -> None:

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from invariants import violations
 from redis_server import RedisServer, missing
-from store_samples import a_run, a_worker, appending, claimed, ending, faults, new_id, some
+from store_samples import a_run, a_worker, appending, claimed, ending, new_id, some
 
 from agentlightning.errors import StoreError
 from agentlightning.records import Resource
@@ -37,7 +38,7 @@ async def test_what_was_acknowledged_survives_a_sigkill_of_the_server_and_work_g
         found = await store.calls([claim.rollout.id])
         assert sorted(call.id for call in found) == sorted(call.id for call in acknowledged)
         assert await store.finish([ending(claim)]) == [True]
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 async def test_whoever_waits_while_the_server_is_killed_is_still_woken(own_redis: RedisServer) -> None:
@@ -65,7 +66,7 @@ async def test_an_outage_beyond_patience_is_one_sentence_and_the_store_lives_on(
                 await work
         own_redis.start()
         assert len(await store.enqueue(some(run_id, 1))) == 1
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 async def test_closing_waits_for_no_server(own_redis: RedisServer) -> None:

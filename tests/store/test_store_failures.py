@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_samples import Clock, a_call, a_run, a_worker, claimed, faults, some, sql_store
+from invariants import violations
+from store_samples import Clock, a_call, a_run, a_worker, claimed, some, sql_store
 
 from agentlightning.errors import StoreError
 from agentlightning.records import Call
@@ -71,7 +72,7 @@ async def test_a_locked_database_is_named_and_serves_again_when_it_is_free(tmp_p
         other.execute("ROLLBACK")
         other.close()
         assert len(await store.enqueue(some(run_id, 1))) == 1
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ async def test_a_full_disk_loses_nothing_acknowledged_and_the_store_lives_on(tmp
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         await store.append_calls([a_call(claim, finished_ns=10**9)])
         assert len(await store.calls([claim.rollout.id])) == len(kept) + 1
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 def test_sqlites_own_word_for_a_full_disk_is_understood() -> None:

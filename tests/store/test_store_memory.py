@@ -51,7 +51,6 @@ def peak_mb(path: Path, arguments: Sequence[str]) -> float:
 @pytest.mark.parametrize(
     "command",
     [
-        "store doctor",
         "runs export run --to {folder}/jsonl",
         "runs export run --to {folder}/parquet --format parquet",
         "runs list --sizes",

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_samples import Clock, a_run, faults, sql_store
+from invariants import violations
+from store_samples import Clock, a_run, sql_store
 
 from agentlightning.errors import ConflictError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore
@@ -302,16 +303,14 @@ def test_no_two_versions_of_a_name_have_one_number(registrations: list[tuple[int
     assert all(number >= 0 for number in numbers.values())
 
 
-async def test_the_doctor_finds_an_alias_of_weights_that_are_gone(tmp_path: Path, clock: Clock) -> None:
+async def test_an_alias_of_weights_that_are_gone_is_a_violation(tmp_path: Path, clock: Clock) -> None:
     async with sql_store(f"sqlite:///{tmp_path}/agl.db", clock) as store:
-        [first, _] = await registered(store, 10, 20)
+        await registered(store, 10, 20)
         await store.set_alias("support", "best", 10, {})
         await store.set_alias("support", "best", 20, {})
-        assert await faults(store) == []
+        assert await violations(store) == []
     with contextlib.closing(sqlite3.connect(tmp_path / "agl.db")) as connection:
         connection.execute("UPDATE model_versions SET deleted = 1 WHERE number = 10")
         connection.commit()
     async with sql_store(f"sqlite:///{tmp_path}/agl.db", clock) as store:
-        [finding] = await faults(store)
-    assert finding.run_id == first.run_id
-    assert finding.sentence == "alias support@best names version 10, whose weights were deleted"
+        assert await violations(store) == ["alias support@best names version 10, whose weights were deleted"]

@@ -9,9 +9,10 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
+from invariants import violations
 from postgres_server import PostgresServer, missing
 from sqlalchemy.exc import DBAPIError
-from store_samples import Clock, a_call, a_run, a_worker, claimed, ending, faults, finished, some, sql_store
+from store_samples import Clock, a_call, a_run, a_worker, claimed, ending, finished, some, sql_store
 
 from agentlightning.errors import StoreError
 from agentlightning.records import Metric, Resource
@@ -79,7 +80,7 @@ async def test_a_killed_server_is_waited_for_and_nothing_acknowledged_is_lost_or
         await asyncio.gather(*working)
         assert sorted(metric.value for metric in await store.metrics(run_id)) == sorted(logged)
         assert {call.id for call in await other.calls([claim.rollout.id])} == set(appended)
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 async def test_verbs_during_an_outage_wait_for_its_end(mortal: PostgresServer) -> None:
@@ -118,7 +119,7 @@ async def test_an_outage_longer_than_patience_is_said_and_passes(mortal: Postgre
         await store.enqueue(some(run_id, 1, group_id="h"))
         await store.append_calls([a_call(claims[0])])
         assert len(await store.calls([claims[0].rollout.id])) == 1
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 async def test_sessions_that_are_ended_by_an_administrator_come_back(
@@ -215,7 +216,7 @@ async def test_a_commit_that_is_cut_off_is_executed_once(
         assert cutter.cuts == 9
         assert len(await hearing) >= 1
         assert {state: n for (_, state), n in (await other.count(run_id)).items()} == {"queued": 7, "succeeded": 3}
-        assert await faults(store) == []
+        assert await violations(store) == []
     cutter.close()
 
 

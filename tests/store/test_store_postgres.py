@@ -15,8 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from invariants import violations
 from postgres_server import PostgresServer, missing
-from store_samples import a_call, a_run, a_worker, claimed, ending, faults, some
+from store_samples import a_call, a_run, a_worker, claimed, ending, some
 
 from agentlightning.errors import ConfigError, ConflictError, InputError, StoreError
 from agentlightning.records import Metric, Resource
@@ -105,7 +106,7 @@ async def test_a_lock_that_another_holds_is_named_and_waited_for(postgres: Postg
             await store.append_calls([a_call(claim)])  # appends are not in its way
             assert len(await store.calls([claim.rollout.id])) == 1
         await a_run(store)
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 async def test_a_full_disk_is_said_loses_nothing_and_passes(postgres: PostgresServer, postgres_url: str) -> None:
@@ -124,7 +125,7 @@ async def test_a_full_disk_is_said_loses_nothing_and_passes(postgres: PostgresSe
             connection.execute("DROP TRIGGER t ON calls")
         await store.append_calls([a_call(claims[1])])
         assert len(await store.calls([claim.rollout.id for claim in claims])) == 2
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ async def test_a_disk_that_is_really_full_too(small_disk: Path, server_with_tabl
         grow(small_disk)
         await store.append_calls([a_call(claim, finished_ns=10**9)])
         assert len(await store.calls([claim.rollout.id])) == len(kept) + 1
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 async def test_text_and_numbers_that_the_server_cannot_keep_are_bad_input(store: LightningStore) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from postgres_server import PostgresServer
-from store_samples import a_call, a_worker, claimed
+from store_samples import a_call, a_worker, claimed, ending
 
 from agentlightning.errors import StoreError
 from agentlightning.records import Claim, Metric, Resource
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
+from agentlightning.store.scan import MAX_CALLS, read_calls, read_rollouts
 from agentlightning.store.sql.store import SqlLightningStore
 
 DEADLINE_S = 20.0
@@ -101,3 +102,13 @@ async def test_a_statement_that_waits_for_ever_ends_with_a_sentence(
             with pytest.raises(StoreError, match="a read took longer than it may"):
                 await store.metrics(run.id)
         assert await store.metrics(run.id) == []
+
+
+async def test_a_portion_is_as_large_as_its_calls_allow(store: LightningStore) -> None:
+    claims: list[Claim] = await claimed(store, 5)
+    for claim in claims:
+        await store.append_calls([a_call(claim) for _ in range(MAX_CALLS // 2 + 1)])
+    await store.finish([ending(claim) for claim in claims])
+    portions = [portion async for portion in read_rollouts(store, RolloutQuery(run_id=claims[0].rollout.run_id))]
+    assert [len(portion) for portion in portions] == [1] * 5
+    assert len(await read_calls(store, portions[0])) == MAX_CALLS // 2 + 1

@@ -8,9 +8,10 @@ import threading
 from typing import Any
 
 import pytest
+from invariants import violations
 from redis import Redis
 from redis_server import RedisServer, missing
-from store_samples import a_call, a_run, a_worker, claimed, ending, faults, new_id, some
+from store_samples import a_call, a_run, a_worker, claimed, ending, new_id, some
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.records import Resource
@@ -181,7 +182,7 @@ async def test_a_server_without_memory_refuses_and_serves_again_when_runs_are_de
             assert await store.delete_runs([full]) == 1
             server.config_set("maxmemory", 0)
         assert len(await store.enqueue(some(spare, 1))) == 1
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 async def test_a_full_disk_loses_nothing_acknowledged_whoever_restarts_the_server(own_redis: RedisServer) -> None:
@@ -203,7 +204,7 @@ async def test_a_full_disk_loses_nothing_acknowledged_whoever_restarts_the_serve
         assert kept
         assert set(kept) <= {call.id for call in await store.calls([claim.rollout.id])}
         await store.append_calls([a_call(claim)])
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 async def test_a_full_disk_under_a_server_that_goes_on_is_one_sentence(own_redis: RedisServer) -> None:
@@ -227,7 +228,7 @@ async def test_a_full_disk_under_a_server_that_goes_on_is_one_sentence(own_redis
                     break
                 except StoreError:
                     await asyncio.sleep(0.05)
-        assert await faults(store) == []
+        assert await violations(store) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import math
 from typing import Any
 
 import pytest
-from store_samples import SECOND, Clock, a_call, a_reward, a_run, a_worker, claimed, ending, faults, new_id, one
+from invariants import violations
+from store_samples import SECOND, Clock, a_call, a_reward, a_run, a_worker, claimed, ending, new_id, one
 
 from agentlightning.errors import InputError, NotFoundError, RewardError
 from agentlightning.records import Claim, NewRollout, Resource
@@ -41,7 +42,7 @@ async def test_a_session_opens_as_a_running_attempt(store: LightningStore, clock
         clock.now_ns + 60 * SECOND,
     )
     assert await store.claim(a_worker(rollout.run_id)) == []
-    assert await faults(store) == []
+    assert await violations(store) == []
 
 
 async def test_of_callers_at_the_same_time_all_get_the_same_session(store: LightningStore) -> None:
@@ -74,7 +75,7 @@ async def test_a_session_whose_lease_runs_out_has_succeeded_with_its_reward(
     assert (ended.state, ended.reward, ended.calls, ended.lost, ended.error) == ("succeeded", 0.25, 1, 0, None)
     assert await store.wait(claim.rollout.run_id, timeout_s=0.0) == [ended]
     assert await summary_reward(store, claim) == 0.25
-    assert await faults(store) == []
+    assert await violations(store) == []
 
 
 async def test_other_attempts_are_still_lost(store: LightningStore, clock: Clock) -> None:
@@ -124,7 +125,7 @@ async def test_feedback_that_comes_after_the_end_is_the_sessions_reward(store: L
     await store.record_feedback([first])  # sent again: ids that exist are ignored
     assert ((await one(store, claim.rollout.id)).reward, await summary_reward(store, claim)) == (0.0, 0.0)
     assert [reward.id for reward in await store.rewards([claim.rollout.id])] == [first.id, second.id]
-    assert await faults(store) == []
+    assert await violations(store) == []
 
 
 async def test_feedback_of_what_is_no_session_is_refused(store: LightningStore) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from invariants import violations
 from store_samples import (
     Clock,
     a_call,
@@ -14,7 +15,6 @@ from store_samples import (
     a_worker,
     claimed,
     ending,
-    faults,
     finished,
     one,
     some,
@@ -112,7 +112,7 @@ async def test_however_a_rollout_ends_it_has_a_summary(store: LightningStore, cl
     assert (silent.turns, silent.lost, silent.duration_s) == (1, 1, 1000.0)
     assert (never.turns, never.attempts, never.duration_s) == (0, 0, 0.0)
     assert {row.finished_seq for row in (failed, not_served, cancelled, silent, never)} == {1, 2, 3, 4, 5}
-    assert await faults(store) == []
+    assert await violations(store) == []
 
 
 async def test_an_outcome_is_in_the_summary_once_a_step_has_consumed_the_rollout(store: LightningStore) -> None:
@@ -123,7 +123,7 @@ async def test_an_outcome_is_in_the_summary_once_a_step_has_consumed_the_rollout
     await store.open_step(run_id, 1, [*listed, Consumed(rollout_id=claims[1].rollout.id, outcome="trained")])
     assert await found(store, "outcome = 'stale'", run_id) == [0]
     assert await found(store, "outcome in ('stale', 'trained')", run_id) == [0, 1]
-    assert await faults(store) == []
+    assert await violations(store) == []
 
 
 async def test_rollouts_of_one_task_have_its_key_in_common_whatever_their_step(store: LightningStore) -> None:

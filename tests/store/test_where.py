@@ -17,8 +17,6 @@ from sqlalchemy import Connection, create_engine, insert, text
 from agentlightning.errors import InputError
 from agentlightning.store import codec
 from agentlightning.store.sql import tables
-from agentlightning.store.sql.column_cache import ColumnCache
-from agentlightning.store.sql.columns import write_all_chunks
 from agentlightning.store.sql.summaries import read_summaries
 from agentlightning.store.summaries import check_query, first_rows, is_after, page_of
 from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
@@ -231,7 +229,6 @@ def holding(database: Connection, rows: list[RolloutSummary]) -> Iterator[None]:
     order_by=st.sampled_from(("finished", "reward", "step", "turns", "sampled_tokens", "duration")),
     descending=st.booleans(),
     limit=st.integers(1, 5),
-    chunk=st.sampled_from((None, 1, 3)),
 )
 def test_databases_page_through_what_python_finds(
     database: Connection,
@@ -241,7 +238,6 @@ def test_databases_page_through_what_python_finds(
     order_by: Any,
     descending: bool,
     limit: int,
-    chunk: int | None,
 ) -> None:
     places = {name: count(1) for name in RUNS}
     rows = [replace(row, id=f"id{n}", finished_seq=next(places[row.run_id])) for n, row in enumerate(rows)]
@@ -249,13 +245,10 @@ def test_databases_page_through_what_python_finds(
     mine = [row for row in rows if row.run_id == (run_id or row.run_id) and matches(tree, row)]
     expected = first_rows(mine, query, len(rows))
     found: list[RolloutSummary] = []
-    cache = ColumnCache()
     with holding(database, rows):
-        if chunk is not None:
-            write_all_chunks(database, size=chunk)
         while True:
             place = check_query(query)
-            page = page_of(read_summaries(database, query, parse(query.where), place, cache), query)
+            page = page_of(read_summaries(database, query, parse(query.where), place), query)
             assert page.rows == first_rows([row for row in mine if is_after(row, place, query)], query, limit)
             found += page.rows
             if page.next is None:

@@ -39,7 +39,6 @@ from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.sessions.session_api import SessionApi
 from agentlightning.gateway.sessions.sessions import UserSessions
-from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols import chat, generate_content, messages
 from agentlightning.protocols.base import ApiError, WireFormat
@@ -88,8 +87,7 @@ class App:
         """The loops of this server; they end with `close`."""
         self._loops = [self.background, *([store.background] if store.background is not None else [])]
         BackgroundMetrics(self._loops, self._metrics.registry)
-        numbers = StatisticsCache(store)
-        self._store_metrics = StoreMetrics(store, numbers, self._metrics.registry)
+        self._store_metrics = StoreMetrics(store, self._metrics.registry)
         self._watcher = ResourceWatcher(store, self._changed, self.background)
         self._engine_router = EngineRouter(
             self._watcher,
@@ -143,7 +141,6 @@ class App:
             on_calls=self._learn,
             on_resources=self._watcher.forget,
             external_keys=self._settings.external_keys,
-            numbers=numbers,
             authentication=self._authentication,
         )
         self._entry: ASGIApp = self._http

@@ -2,7 +2,7 @@
 process do not add up.
 
 Driven by the proxy and the application; refuses to know what a call is beyond the record of it, and of a store more than its
-method `statistics`, read through a cache. A call that is recorded costs two or three microseconds: the children of every
+method `statistics`. A call that is recorded costs two or three microseconds: the children of every
 label are bound once. What changes seldom (engines, runs) is read when somebody looks; writes are counted once a commit, from
 the thread that makes it.
 """
@@ -21,7 +21,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from agentlightning.errors import StoreError
-from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.records import ABANDONED, Call, RunStatistics
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.base import LightningStore
@@ -177,8 +176,8 @@ class _EngineStates(Collector):  # type: ignore[misc]  # the package has no type
 class StoreMetrics(Collector):  # type: ignore[misc]  # the package has no types
     """The store's numbers, in a registry."""
 
-    def __init__(self, store: LightningStore, numbers: StatisticsCache, registry: CollectorRegistry) -> None:
-        self._statistics = numbers
+    def __init__(self, store: LightningStore, registry: CollectorRegistry) -> None:
+        self._store = store
         self._numbers: Sequence[RunStatistics] | None = None
         self._seconds = Histogram(
             "agl_store_write_seconds",
@@ -194,7 +193,7 @@ class StoreMetrics(Collector):  # type: ignore[misc]  # the package has no types
         """Read what goes on in the runs; to be called before the exposition is made."""
         try:
             async with asyncio.timeout(LOOK_S):
-                self._numbers = await self._statistics.statistics()
+                self._numbers = await self._store.statistics()
         except (StoreError, TimeoutError):
             self._numbers = None
 

@@ -36,7 +36,6 @@ from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.idempotency import IdempotencyCache
 from agentlightning.gateway.middleware import CALLER, ApiMiddleware, error_body
 from agentlightning.gateway.roles import Permissions
-from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc, error_sentence
 from agentlightning.records import Call, Claim, Mode, Rollout, RolloutState, Run
 from agentlightning.store import wire
@@ -59,7 +58,6 @@ def create_api(
     on_calls: Callable[[Sequence[Call]], None] | None = None,
     on_resources: Callable[[str], None] | None = None,
     external_keys: ExternalKeys = ExternalKeys(),
-    numbers: StatisticsCache | None = None,
     authentication: Authentication | None = None,
 ) -> ASGIApp:
     """The API of an open store, to be mounted at /api.
@@ -71,7 +69,6 @@ def create_api(
     `on_claim` gets the claims that were granted, `on_end` the rollouts whose attempts were finished or cancelled,
     `on_calls` calls that were recorded, `on_resources` the run that got new ones: called before the answer is sent, and
     must not block.
-    `numbers`: what answers `statistics` and `sizes`, instead of the store each time.
     `authentication`: of the whole server, with this `server_key`; made here unless given.
     """
 
@@ -93,10 +90,9 @@ def create_api(
                 on_resources(run_id)
 
     stopping = stopping or asyncio.Event()
-    readers = dict.fromkeys(("statistics", "sizes"), numbers) if numbers is not None else {}
     callers = authentication or Authentication(store, server_key)
     permissions = Permissions(store, external_keys)
-    methods = [StoreMethod(readers.get(name, store), name, permissions, after) for name in wire.METHODS]
+    methods = [StoreMethod(store, name, permissions, after) for name in wire.METHODS]
     routes = RoutesOnDemand(lambda: create_routes(store, server_key, permissions, methods, stopping))
     rpc = StoreRpc(routes, methods, IdempotencyCache(), stopping)
     return ApiMiddleware(rpc, boot or uuid.uuid4().hex, callers)

@@ -31,7 +31,6 @@ from agentlightning.gateway.asgi_response import STOPPING, disconnected
 from agentlightning.gateway.idempotency import IdempotencyCache, RpcResponse
 from agentlightning.gateway.middleware import CALLER, MAX_BODY_BYTES, error_body
 from agentlightning.gateway.roles import Caller, Permissions
-from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import Metric
 from agentlightning.store import wire
@@ -62,9 +61,7 @@ After = Callable[[str, dict[str, Any], Any], None]
 class StoreMethod:
     """One method of an open store."""
 
-    def __init__(
-        self, store: LightningStore | StatisticsCache, name: str, permissions: Permissions, after: After
-    ) -> None:
+    def __init__(self, store: LightningStore, name: str, permissions: Permissions, after: After) -> None:
         self.name = name
         self._permissions = permissions
         self.contract: Callable[..., Any] = getattr(LightningStore, name)

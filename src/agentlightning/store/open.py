@@ -8,21 +8,11 @@ needs it: the command line imports this module to print its help.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from agentlightning.errors import ConfigError, MissingExtraError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.server_keys import KEY_VARIABLE, find_key
 from agentlightning.store.sqlite_file import sqlite_file
-
-
-@dataclass(frozen=True, slots=True)
-class Upgraded:
-    """Versions of a store's schema before and after an upgrade; equal where there was nothing to do."""
-
-    name: str
-    before: int
-    after: int
 
 
 def open_store(url: str, server_key: str | None = None) -> LightningStore:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from agentlightning.engines.saved_folders import LEARNER_STATE, copy_weights, da
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.records import JSON
 from agentlightning.runtime.disk import close_to_others, file_hash, make_private_folder, open_private, sync
-from agentlightning.store.former_names import upgraded_config, upgraded_kind, upgraded_row
 
 RESUMED = "resumed"
 """Kind of the row in metrics.jsonl that says from which step's checkpoint the run went on."""
@@ -135,38 +134,9 @@ class RunFolder:
             ) from cause
         except orjson.JSONDecodeError as cause:
             raise ConfigError(f"{file}: not valid JSON: {cause}") from cause
-        if upgraded_config(table) != table:
-            root = self.path.parent
-            raise ConfigError(
-                f"{file}: of an earlier version; bring it to this one with: agl store upgrade --runs {root}"
-            )
         if store is not None:
             table["store"]["url"] = store
         return parse_config(table, str(file))
-
-    def upgrade(self) -> bool:
-        """Bring the files of an earlier version to this one; False where they are.
-
-        config.json tells which version they are of, and goes last: an upgrade that was killed is done again.
-        """
-        if not self.has_config:
-            return False
-        table = orjson.loads((self.path / "config.json").read_bytes())
-        if (upgraded := upgraded_config(table)) == table:
-            return False
-        with self.held():
-            self._rewrite("metrics.jsonl", _upgraded_row)
-            for sent in self.path.glob("trackers/*.sent"):
-                self._rewrite(f"trackers/{sent.name}", _upgraded_sent)
-            text = orjson.dumps(upgraded, option=orjson.OPT_INDENT_2) + b"\n"
-            self.write_whole("config.json", text)
-        return True
-
-    def _rewrite(self, name: str, upgraded: Callable[[bytes], bytes]) -> None:
-        """Write the file anew, line by line."""
-        if (file := self.path / name).exists():
-            lines = (upgraded(line) + b"\n" for line in file.read_bytes().splitlines())
-            self.write_whole(name, b"".join(lines))
 
     def append_metrics(self, row: JSON) -> None:
         """Add a row with `step` and `kind`; of the kind `RESUMED`, it undoes those of later steps."""
@@ -197,19 +167,6 @@ def _ends_a_line(file: Path) -> bool:
             return True
         opened.seek(-1, os.SEEK_END)
         return opened.read(1) == b"\n"
-
-
-def _upgraded_row(line: bytes) -> bytes:
-    try:
-        return orjson.dumps(upgraded_row(orjson.loads(line)))
-    except orjson.JSONDecodeError:
-        return line  # half a line: see `metrics`
-
-
-def _upgraded_sent(line: bytes) -> bytes:
-    """Step and kind of a row that a tracker has."""
-    step, _, kind = line.decode().partition(" ")
-    return f"{step} {upgraded_kind(kind)}".encode()
 
 
 def make_default_folder(store_url: str) -> None:

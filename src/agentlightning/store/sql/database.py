@@ -7,8 +7,7 @@ mean in plain words and which of them pass by themselves; the methods and the ta
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine
@@ -52,14 +51,6 @@ class Database(abc.ABC):
     patience_s: float = 0.0
     """Seconds that methods wait for a database that is away."""
 
-    @contextmanager
-    def upgrading(self, connection: Connection) -> Iterator[None]:
-        """Around the transaction that upgrades the schema, outside of it."""
-        yield
-
-    def check_upgraded(self, connection: Connection) -> None:  # noqa: B027 - most databases check while they go
-        """Last in that transaction: StoreError where something refers to what is not there."""
-
     @abc.abstractmethod
     def writer(self, name: str) -> Engine:
         """The engine of the writing thread of this name: `begin` begins, nothing else does."""
@@ -81,7 +72,7 @@ class Database(abc.ABC):
         return self.now_ns()
 
     def enter_schema(self, connection: Connection) -> None:  # noqa: B027 - BEGIN may be enough
-        """Called first in the transaction that creates or upgrades the schema: nobody else does so meanwhile."""
+        """Called first in the transaction that creates the schema: nobody else does so meanwhile."""
 
     def tell(self, connection: Connection, writer: str, news: Mapping[Topic, int]) -> None:  # noqa: B027 - nobody else
         """Called last in a transaction that notifies: other processes get its notifications when it is committed."""

@@ -79,11 +79,6 @@ def open_step(transaction: Transaction, run_id: str, step: int, consumed: Sequen
         connection.execute(insert(consumption), listed)
         outcomes = [{"rollout": one.rollout_id, "outcome": one.outcome} for one in consumed]
         execute_many(connection, statements.SET_OUTCOME, outcomes)
-        from agentlightning.store.sql.columns import (
-            rewrite_columns,  # numpy takes longer to load than most stores to read
-        )
-
-        rewrite_columns(connection, run_id, [one.rollout_id for one in consumed])
     return opened
 
 

@@ -58,8 +58,6 @@ _ENTER = text(
     " SELECT pg_advisory_xact_lock(:lock), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 )
 _LOCK = text("SELECT pg_advisory_xact_lock(:lock), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-_SCHEMA_SESSION = text("SET LOCAL idle_in_transaction_session_timeout = '60s'")
-"""A migration works on rows in Python between two statements."""
 _END_PREDECESSOR = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE application_name = :name AND datname = current_database() AND pid <> pg_backend_pid()"
@@ -110,7 +108,6 @@ class PostgresDatabase(Database):
         return self._clock(connection.execute(_ENTER, values).one()[1])
 
     def enter_schema(self, connection: Connection) -> None:
-        connection.execute(_SCHEMA_SESSION)
         self._clock(connection.execute(_LOCK, {"lock": LOCK}).one()[1])
 
     def tell(self, connection: Connection, writer: str, news: Mapping[Topic, int]) -> None:

@@ -35,15 +35,6 @@ def execute(connection: Connection, statement: Executable, given: Mapping[str, A
         return prepared.rows(cursor) if cursor.description is not None else []
 
 
-def execute_binary(connection: Connection, statement: Executable, given: Mapping[str, Any]) -> list[Row]:
-    """The same for large values of bytes, which PostgreSQL otherwise sends as hexadecimal text."""
-    prepared = _prepare(statement, connection.dialect.name, ())
-    options = {"binary": True} if connection.dialect.name == "postgresql" else {}
-    with _cursor(connection, prepared.text, **options) as cursor:
-        cursor.execute(prepared.text, prepared.arguments(given))
-        return prepared.rows(cursor)
-
-
 def execute_many(connection: Connection, statement: Executable, given: Sequence[Mapping[str, Any]]) -> None:
     """Runs an INSERT or UPDATE of the columns that the first of these parameters names, once for each."""
     if not given:
@@ -91,9 +82,9 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _cursor(connection: Connection, text: str, **options: Any) -> Iterator[Any]:
+def _cursor(connection: Connection, text: str) -> Iterator[Any]:
     driver = connection.connection
-    cursor = driver.cursor(**options)
+    cursor = driver.cursor()
     try:
         yield cursor
     except connection.dialect.loaded_dbapi.Error as error:

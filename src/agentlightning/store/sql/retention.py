@@ -34,8 +34,6 @@ from agentlightning.store.sql.tables import (
     runs,
     spans,
     steps,
-    summary_chunks,
-    summary_texts,
     tokens,
     workers,
 )
@@ -84,8 +82,6 @@ def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: b
         note(transaction, actor, "delete_runs", run_id, run_id, {})
     query = select(rollouts.c.id).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id).limit(PORTION)
     some = connection.execute(query.with_for_update()).scalars().all()
-    for table in (summary_chunks, summary_texts):  # which stand for rows that go
-        connection.execute(delete(table).where(table.c.run_id == run_id))
     if some:
         _drop(connection, some)
         for table in (rewards, consumption, attempts):

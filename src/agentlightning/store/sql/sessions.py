@@ -53,18 +53,15 @@ def record_feedback(transaction: Transaction, batches: Sequence[Rows]) -> list[N
     record_rewards(transaction, [new])
     for row in found.values():
         if row.state == "succeeded":  # of others it is settled when they end
-            _settle_again(connection, row.run_id, row.id, row.attempt)
+            _settle_again(connection, row.id, row.attempt)
     return [None] * len(batches)
 
 
-def _settle_again(connection: Connection, run_id: str, rollout_id: str, attempt: int) -> None:
-    from agentlightning.store.sql.columns import rewrite_columns  # numpy takes longer to load than most stores to read
-
+def _settle_again(connection: Connection, rollout_id: str, attempt: int) -> None:
     recorded = [reward for reward in read_rewards(connection, [rollout_id]) if reward.attempt == attempt]
     settled = {"reward": final_reward(recorded)}
     connection.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(settled))
     connection.execute(update(rollout_summaries).where(rollout_summaries.c.id == rollout_id).values(settled))
-    rewrite_columns(connection, run_id, [rollout_id], ["reward"])
 
 
 def _open(transaction: Transaction, request: SessionRequest) -> Rollout:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +81,6 @@ class SqliteDatabase(Database):
         for path in (Path(f"{self._file}-wal"), self._file.parent):
             with contextlib.suppress(FileNotFoundError):
                 sync(path)
-
-    @contextmanager
-    def upgrading(self, connection: Connection) -> Iterator[None]:
-        driver = connection.connection.driver_connection
-        assert driver is not None
-        driver.execute("PRAGMA foreign_keys = OFF")  # a table that is made anew would else take others with it
-        yield
-
-    def check_upgraded(self, connection: Connection) -> None:
-        if broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first():
-            raise StoreError(f"{self.name}: a row of {broken[0]} refers to a row of {broken[2]} that is not there")
 
     def explain(self, error: DBAPIError) -> StoreError:
         reason = str(error.orig)

@@ -45,7 +45,6 @@ from agentlightning.store.audit import Actor, current_actor
 from agentlightning.store.base import LEASE_S, reward_number
 from agentlightning.store.sql import access, history, lifecycle, record, retention, sessions, stats, tables
 from agentlightning.store.sql import models as registry
-from agentlightning.store.sql.column_cache import ColumnCache
 from agentlightning.store.sql.credit import drop_credit, read_credit, record_credit
 from agentlightning.store.sql.database import Database, database_at
 from agentlightning.store.sql.files import put_files, read_files
@@ -53,11 +52,8 @@ from agentlightning.store.sql.schema import prepare_schema
 from agentlightning.store.sql.series import read_series
 from agentlightning.store.sql.summaries import read_summaries
 from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlWriter, Transaction
-from agentlightning.store.summaries import Place
-from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
-from agentlightning.store.where import Filter
 
 MAX_LOOKUP_IDS = 1000
 """Rollouts that are read by key beside calls and leases: a heartbeat's, whose run decides who may renew them."""
@@ -136,7 +132,6 @@ class SqlLightningStore(WaitingStore):
         self._database = database_at(url)
         self._now_ns = now_ns or self._database.now_ns
         self._clock = now_ns
-        self._column_cache = ColumnCache()
         self._writer: SqlWriter | None = None
         self._appender: SqlWriter | None = None
         self._lookups: _ReadPool | None = None
@@ -228,8 +223,7 @@ class SqlLightningStore(WaitingStore):
     rollouts = _reads(lifecycle.read_rollouts, lambda query: query.ids is not None and len(query.ids) <= MAX_LOOKUP_IDS)
     count = _reads(lifecycle.read_counts)
 
-    async def _summaries(self, query: SummaryQuery, tree: Filter, place: Place | None) -> list[RolloutSummary]:
-        return await self._read(lambda connection: read_summaries(connection, query, tree, place, self._column_cache))
+    _summaries = _reads(read_summaries)
 
     attempts = _reads(stats.read_attempts)
 

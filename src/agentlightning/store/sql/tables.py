@@ -39,9 +39,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     event,
-    false,
     literal_column,
-    true,
 )
 
 from agentlightning.records import (
@@ -70,8 +68,8 @@ from agentlightning.store.model_versions import ModelAlias, ModelVersion
 from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.store.tokens import Token, TokenRole
 
-SCHEMA_VERSION = 20
-"""The last of migrations/versions, which make one version the next; a change here is a new file there."""
+SCHEMA_VERSION = 1
+"""The last of migrations/versions."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
 """A literal, not a parameter: only so can a planner prove that a partial index applies."""
@@ -85,22 +83,6 @@ _Int = Integer().with_variant(BigInteger(), "postgresql")  # SQLite's INTEGER ha
 
 _KEYS = {"run_id": "runs.id", "rollout_id": "rollouts.id", "parent_id": "calls.id", "call_id": "calls.id"}
 _COUNTERS = ("version", "parent", "finished_seq")
-_DEFAULTS: dict[tuple[type, str], Any] = {
-    (Rollout, "calls"): "0",
-    (Rollout, "refused"): false(),
-    (Rollout, "prompts"): "{}",
-    (Call, "untrained_tokens"): "0",
-    (Call, "overridden_params"): "{}",
-    (Call, "usage"): "{}",
-    (Call, "delivered"): true(),
-    (Call, "decoding"): "{}",
-    (Call, "request_fields"): "{}",
-    (Call, "images"): "[]",
-    (Span, "kind"): "internal",
-    (Span, "status"): "unset",
-    (Span, "status_message"): "",
-    (Span, "events"): "[]",
-}
 
 
 def _one_of(column: str, values: Any) -> CheckConstraint:
@@ -128,7 +110,6 @@ def _columns(kind: type, keys: Collection[str] = (), without: Collection[str] = 
             *([ForeignKey(_KEYS[name])] if name in keys else []),
             primary_key=name == "id" and kind not in (Reward, RolloutSummary, WorkerStatus),
             nullable=scalar(hint)[1] or (kind, name) == (Metric, "value"),  # not a finite number
-            server_default=_DEFAULTS.get((kind, name)),
         )
         for name, hint in hints.items()
     ]
@@ -202,35 +183,6 @@ for _name in SUMMARY_ORDERS:
     Index(f"summaries_by_{_name}", rollout_summaries.c.run_id, rollout_summaries.c[_name], rollout_summaries.c.id)
 for _name in SUMMARY_KEYS:
     Index(f"summaries_by_{_name}", rollout_summaries.c.run_id, rollout_summaries.c[_name])
-
-ROWS_PER_CHUNK = 2048
-"""Of a run, in the order in which they finished. Those of its last, which is not full, have no chunk yet."""
-SUMMARY_NUMBERS = (
-    *("step", "replica", "reward", "turns", "prompt_tokens", "sampled_tokens", "forks", "attempts", "lost", "refused"),
-    *("created_ns", "finished_ns", "finished_seq", "duration_s"),
-)
-SUMMARY_TEXTS = ("mode", "state", "group_id", "task_key", "title", "agents", "failure", "outcome")
-summary_chunks = Table(
-    "summary_chunks",
-    metadata,
-    _run(),
-    Column("field", _Text, nullable=False),
-    Column("chunk", _Int, nullable=False),
-    Column("kind", _Text, nullable=False),  # i1, i2, i4, i8 or f8: little-endian numbers of so many bytes
-    Column("data", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("run_id", "field", "chunk"),
-)
-"""Summaries once more, by column: what a filter without an index reads (columns.py)."""
-summary_texts = Table(
-    "summary_texts",
-    metadata,
-    _run(),
-    Column("field", _Text, nullable=False),
-    Column("hash", BigInteger, nullable=False),  # what chunks have in the place of the text
-    Column("text", _Text, nullable=False),
-    PrimaryKeyConstraint("run_id", "field", "hash"),
-    sqlite_with_rowid=False,
-)
 
 attempts = Table(
     "attempts",

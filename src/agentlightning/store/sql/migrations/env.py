@@ -1,4 +1,4 @@
-"""Alembic's start: on the connection, and in the transaction, that schema.py has opened."""
+"""Alembic's start, on the connection that its caller has opened."""
 
 from __future__ import annotations
 

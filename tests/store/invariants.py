@@ -1,20 +1,100 @@
-"""Invariants of records, of the order of steps and of versions, as functions of what was read.
-
-Driven by the doctor; knows nothing of stores. Each yields a sentence for each thing that is wrong.
-"""
+"""What must hold in every store whatever was killed: `violations` reads a store at rest and says what does not."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentlightning.records import FINAL_STATES, Attempt, Call, Resource, Reward, Rollout, Span, Step
+from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.model_versions import ModelAlias, ModelVersion
-from agentlightning.store.summary_types import RolloutSummary
+from agentlightning.store.scan import read_calls, read_rollouts, read_steps
+from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
 
-LEASE_GRACE_NS = 60 * 10**9
-"""Time after its end in which a lease may be left alone: clocks disagree, and servers look for them once a second."""
+
+async def violations(store: LightningStore) -> list[str]:
+    """A sentence for each thing that is wrong."""
+    found = [sentence for run in await store.runs() for sentence in await _of_run(store, run.id)]
+    for alias in await store.aliases():
+        versions = {version.number: version for version in await store.models(alias.name)}
+        found += check_alias_target(alias, versions)
+    return found
+
+
+async def _of_run(store: LightningStore, run_id: str) -> list[str]:
+    found = list(check_versions(await store.resources(run_id, latest=False)))
+    newest = {one.name: one.version for one in await store.resources(run_id) if one.kind == "policy"}
+    steps = [step async for portion in read_steps(store, run_id) for step in portion]
+    rollouts = {one.id: one async for portion in read_rollouts(store, RolloutQuery(run_id=run_id)) for one in portion}
+    for previous, step in zip([None, *steps], steps, strict=False):
+        found += check_step_order(previous, step, max(newest.values(), default=0))
+        listed = await store.rollouts(RolloutQuery(ids=[one.rollout_id for one in step.consumed]))
+        found += check_step_list(step, {one.id: one for one in listed})
+    found += await _of_checkpoints(store, run_id, steps)
+    summaries = await _summaries(store, run_id)
+    async for portion in read_rollouts(store, RolloutQuery(run_id=run_id)):
+        for record in await _records(store, portion):
+            found += check_record(record, newest)
+            if record.rollout.state in FINAL_STATES:
+                found += check_summary(record.rollout, summaries.get(record.rollout.id))
+    counts, seen = await store.count(run_id), Counter((one.mode, one.state) for one in rollouts.values())
+    if counts != dict(seen):
+        found.append(f"its rollouts are counted as {counts}, but there are {dict(seen)}")
+    consumed, outcomes = (
+        sum(len(step.consumed) for step in steps),
+        sum(one.outcome is not None for one in rollouts.values()),
+    )
+    if consumed != outcomes:
+        found.append(f"its steps list {consumed} rollouts, but {outcomes} rollouts have an outcome")
+    return [f"run {run_id}: {sentence}" for sentence in found + await _of_places(store, run_id, rollouts)]
+
+
+async def _of_checkpoints(store: LightningStore, run_id: str, steps: Sequence[Step]) -> list[str]:
+    [run] = await store.runs([run_id])
+    data = run.config.get("data", {})
+    if data.get("from_run") and data.get("train") is None:
+        return []  # an offline run consumes nothing, and has no steps
+    known = {step.step for step in steps}
+    return [
+        f"there is a checkpoint of step {one.step}, but no such step"
+        for one in await store.checkpoints(run_id)
+        if one.step > 0 and one.step not in known
+    ]
+
+
+async def _of_places(store: LightningStore, run_id: str, rollouts: Mapping[str, Rollout]) -> list[str]:
+    """Places in the order of finished rollouts are 1, 2, 3, … without a gap or a double."""
+    places, last = [], 0
+    while page := await store.wait(run_id, last, 1, 0.0):
+        places += [rollout.finished_seq or 0 for rollout in page]
+        last = places[-1]
+    finished = sum(rollout.state in FINAL_STATES for rollout in rollouts.values())
+    return [] if places == list(range(1, finished + 1)) else [f"{finished} rollouts finished in the places {places}"]
+
+
+async def _summaries(store: LightningStore, run_id: str) -> dict[str, RolloutSummary]:
+    found, after = {}, None
+    while True:
+        page = await store.summaries(SummaryQuery(run_id=run_id, limit=1000, after=after))
+        found |= {row.id: row for row in page.rows}
+        if (after := page.next) is None:
+            return found
+
+
+async def _records(store: LightningStore, portion: Sequence[Rollout]) -> list[RolloutRecord]:
+    ids = [rollout.id for rollout in portion]
+    records = {rollout.id: RolloutRecord(rollout) for rollout in portion}
+    for attempt in await store.attempts(ids):
+        records[attempt.rollout_id].attempts.append(attempt)
+    for call in await read_calls(store, portion):
+        records[call.rollout_id].calls.append(call)
+    for span in await store.spans(ids):
+        records[span.rollout_id].spans.append(span)
+    for reward in await store.rewards(ids):
+        records[reward.rollout_id].rewards.append(reward)
+    return list(records.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +125,6 @@ def check_summary(rollout: Rollout, summary: RolloutSummary | None) -> Iterator[
             yield f"rollout {rollout.id}: its {name} is {mine!r}, and {its!r} in its summary"
     if rollout.outcome is not None and summary.outcome != rollout.outcome:
         yield f"rollout {rollout.id}: its outcome is {rollout.outcome!r}, and {summary.outcome!r} in its summary"
-
-
-def has_overdue_lease(record: RolloutRecord, now_ns: int) -> bool:
-    """A lease ran out and nobody gave it up."""
-    return any(one.state == "running" and one.lease_expires_ns < now_ns - LEASE_GRACE_NS for one in record.attempts)
 
 
 def check_versions(resources: Sequence[Resource]) -> Iterator[str]:
