@@ -16,9 +16,7 @@ from agentlightning.engines.saved_folders import seal
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.records import Checkpoint
 from agentlightning.store.base import LightningStore
-from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.backup import backup, restore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.checkpoint_files import (
     check_checkpoint_url,
@@ -163,24 +161,6 @@ async def test_a_url_in_the_store_that_is_none_of_ours_is_not_followed(hosts: Ho
     await hosts.store.put_checkpoint(Checkpoint(run_id="run", step=10, path=path, version=1))
     with pytest.raises(ConfigError, match="expected file:///FOLDER"):
         await last_checkpoint(hosts.store, hosts.two)
-
-
-async def test_a_backup_has_the_checkpoints_of_a_run_whose_checkpoints_are_at_a_url(tmp_path: Path) -> None:
-    url, runs = f"sqlite:///{tmp_path}/agl.db", tmp_path / "one"
-    async with InMemoryLightningStore() as nobody:
-        hosts = Hosts(tmp_path, nobody)
-    async with open_store(url) as store:
-        await store.create_run("run", {}, "run")
-        hosts.store = store
-        await hosts.save(0, [])
-    assert (await backup(url, runs, tmp_path / "backup", print)).checkpoints == 1
-    os.rename(hosts.shared, tmp_path / "gone")
-    moved = f"sqlite:///{tmp_path}/moved.db"
-    assert (await restore(tmp_path / "backup", moved, tmp_path / "moved")).checkpoints == 1
-    async with open_store(moved) as store:
-        found = await last_checkpoint(store, RunFolder(tmp_path / "moved", "run"))
-    assert found is not None
-    assert found.path == str(tmp_path / "moved" / "run" / "checkpoints" / "step-000000")
 
 
 def test_a_disk_that_is_not_mounted_is_said_before_anything_starts(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,7 @@ from agentlightning.engines.saved_folders import seal
 from agentlightning.records import Metric, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.store.model_versions import ModelVersion
-from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.backup import backup, restore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.checkpoint_files import save_checkpoint
 from agentlightning.trainer.fingerprint import Fingerprint, take_fingerprint
@@ -179,22 +176,6 @@ async def test_a_trainer_killed_between_the_mark_and_the_files_removes_them_with
     await store.delete_model("run", 10)  # and its files are there
     await run.step(20)
     assert run.steps == [20]
-
-
-async def test_restored_versions_say_where_their_weights_are_now(tmp_path: Path) -> None:
-    url, there = f"sqlite:///{tmp_path}/agl.db", f"sqlite:///{tmp_path}/there/agl.db"
-    async with open_store(url) as opened:
-        await opened.create_run("run", {}, "run")
-        await opened.open_step("run", 1, [])
-        await opened.close_step("run", 1, 1)
-        [version] = await Training(opened, tmp_path).step(1)
-    await backup(url, tmp_path / "runs", tmp_path / "copy", lambda _: None)
-    (tmp_path / "there").mkdir()
-    shutil.rmtree(tmp_path / "runs")
-    await restore(tmp_path / "copy", there, tmp_path / "there" / "runs")
-    place = f"file://{(tmp_path / 'there' / 'runs').resolve()}/run/checkpoints/step-000001"
-    async with open_store(there) as opened:
-        assert await opened.models() == [replace(version, weights={**version.weights, "url": place})]
 
 
 def test_a_fingerprint_changes_with_code_and_data_and_not_with_the_store(tmp_path: Path) -> None:
