@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from agentlightning.runner.client import AgentLightningClient
     from agentlightning.runner.emitters import emit_exception, emit_message, emit_object, operation
     from agentlightning.runner.result import RolloutResult
-    from agentlightning.runner.sampling_client import SampledSequence, SampleResponse, SamplingClient, SamplingParams
     from agentlightning.store.base import LightningStore
     from agentlightning.store.client import LightningStoreClient
     from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
@@ -69,7 +68,6 @@ _NAMES = {
     "runner.client": ("AgentLightningClient",),
     "runner.emitters": ("emit_exception", "emit_message", "emit_object", "operation"),
     "runner.result": ("RolloutResult",),
-    "runner.sampling_client": ("SampleResponse", "SampledSequence", "SamplingClient", "SamplingParams"),
     "store.base": ("LightningStore",),
     "store.client": ("LightningStoreClient",),
     "store.sql.store": ("InMemoryLightningStore", "SqlLightningStore"),
@@ -109,10 +107,6 @@ __all__ = [
     "PolicyConfig",
     "RewardConfig",
     "RolloutResult",
-    "SampleResponse",
-    "SampledSequence",
-    "SamplingClient",
-    "SamplingParams",
     "SqlLightningStore",
     "StoreConfig",
     "TracingConfig",

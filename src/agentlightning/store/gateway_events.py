@@ -35,8 +35,8 @@ def broken_counts(attributes: JSON) -> dict[str, int]:
 def broken_warning(counts: Mapping[str, int]) -> str:
     """Returns the warning of a rollout about its broken spans.
 
-    >>> broken_warning({"cycle": 2, "too_large": 1})
-    'broken spans, of which only what was broken is lost or mended: cycle 2, too_large 1'
+    >>> broken_warning({"undecodable": 2, "too_large": 1})
+    'broken spans, dropped or cut: too_large 1, undecodable 2'
     """
     causes = ", ".join(f"{cause} {count}" for cause, count in sorted(counts.items()))
     return reason("broken_spans", causes)

@@ -55,7 +55,7 @@ REASONS = {
     "restarted_worker": "worker {0} ended and started again",
     "unknown_call": "{0}: expected call_id to name a recorded call of the rollout, got {1}",
     "two_rewards": "final rewards from two sources ({0}) contradict each other: give the reward in one way only",
-    "broken_spans": "broken spans, of which only what was broken is lost or mended: {0}",
+    "broken_spans": "broken spans, dropped or cut: {0}",
     "refused_calls": "{0} refused: {1}",
     "pinned": "pinned",
     "aliased": "named by the alias {0}",

@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from agentlightning.records import JSON, Span
 from agentlightning.store.gateway_events import BROKEN_SPANS
-from agentlightning.tracing import otlp
-from agentlightning.tracing.clocks import plain_times
 from agentlightning.tracing.frameworks import conventional
-from agentlightning.tracing.otlp import KINDS, STATUSES, OtlpSpan, plain
-from agentlightning.tracing.sanitize import MAX_BYTES, MAX_SPANS, SpanOwner, sanitize
+from agentlightning.tracing.otlp import KINDS, STATUSES, OtlpSpan, clean, known, plain
+from agentlightning.tracing.sanitize import (
+    CUT,
+    MAX_BYTES,
+    MAX_SPANS,
+    RESERVED,
+    SpanOwner,
+    resource_attributes,
+    sanitize,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -88,18 +94,18 @@ class SpanBuffer:
         spans, causes = [], Counter[str]()
         for span in ended:
             try:
-                received = _received(span)
-                times = plain_times(received, time.time_ns())
-                made = sanitize(received, times, self._shared(span.resource), self._owner)
+                made = sanitize(_received(span), self._shared(span.resource), self._owner)
             except Exception:  # an agent may put anything into a span: whatever that does, only this span is lost
                 causes["undecodable"] += 1
                 continue
-            if made.size > self._bytes_left:
+            if made.span.name in RESERVED:
+                causes["reserved_name"] += 1
+            elif made.size > self._bytes_left:
                 causes["too_many"] += 1
-                continue
-            self._bytes_left -= made.size
-            causes.update(made.causes)
-            spans.append(made.span)
+            else:
+                self._bytes_left -= made.size
+                causes[CUT] += made.cut
+                spans.append(made.span)
         with self._lock:
             causes, self._broken = +(causes + self._broken), Counter()
         if causes:
@@ -109,12 +115,9 @@ class SpanBuffer:
     def _shared(self, resource: Resource) -> JSON:
         """Attributes of a resource, of which a process has one as a rule."""
         if self._resource is None or self._resource[0] is not resource:
-            known = {
-                f"resource.{name}": plain(value)
-                for name, value in resource.attributes.items()
-                if not name.startswith("telemetry.sdk.")
-            }
-            self._resource = resource, known
+            told = {name: plain(value) for name, value in resource.attributes.items()}
+            own = {name: value for name, value in told.items() if not name.startswith("telemetry.sdk.")}
+            self._resource = resource, resource_attributes(own)
         return self._resource[1]
 
     def count_lost(self, spans: int) -> None:
@@ -139,33 +142,27 @@ class SpanBuffer:
 
 def _received(span: ReadableSpan) -> OtlpSpan:
     context, parent, scope = span.context, span.parent, span.instrumentation_scope
-    wrong: list[str] = []
     attributes = _attributes(span.attributes)
     attributes |= plain(conventional(span.name, attributes))
     if scope is not None:
-        attributes["scope.name"] = otlp.text(scope.name, wrong)
+        attributes["scope.name"] = clean(scope.name)
     if span.end_time is None:
         attributes[UNFINISHED] = True
     return OtlpSpan(
         trace_id=f"{context.trace_id:032x}",
         span_id=f"{context.span_id:016x}",
         parent_id="" if parent is None or not parent.is_valid else f"{parent.span_id:016x}",
-        name=otlp.text(span.name, wrong),
-        kind=otlp.known(_number_of(span.kind), KINDS[1:], wrong),
-        started_ns=otlp.time(span.start_time, wrong),
-        finished_ns=time.time_ns() if span.end_time is None else otlp.time(span.end_time, wrong),
+        name=clean(span.name),
+        kind=known(_number_of(span.kind), KINDS[1:]),
+        started_ns=int(span.start_time or 0),
+        finished_ns=time.time_ns() if span.end_time is None else int(span.end_time),
         attributes=attributes,
-        status=otlp.known(_number_of(span.status.status_code), STATUSES, wrong),
-        status_message=otlp.text(span.status.description, wrong),
+        status=known(_number_of(span.status.status_code), STATUSES),
+        status_message=clean(span.status.description or ""),
         events=[
-            {
-                "name": otlp.text(event.name, wrong),
-                "time_ns": otlp.time(event.timestamp, wrong),
-                "attributes": _attributes(event.attributes),
-            }
+            {"name": clean(event.name), "time_ns": int(event.timestamp), "attributes": _attributes(event.attributes)}
             for event in span.events
         ],
-        wrong=wrong,
     )
 
 

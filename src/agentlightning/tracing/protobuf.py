@@ -1,14 +1,12 @@
 """OTLP/protobuf: an ExportTraceServiceRequest to spans and back (back to JSON, too), and what answers one. Pure.
 
-Driven by the gateway and the exporters, which import it when the first request comes (the schema costs 0.1 s). A request
-that protobuf refuses as a whole, for one text that is no UTF-8 or one span that is cut, is taken apart by hand: only that
-span is lost.
+Driven by the gateway and the exporters, which import it when the first request comes (the schema costs 0.1 s).
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -20,7 +18,6 @@ from agentlightning.records import JSON, Span
 from agentlightning.tracing.otlp import (
     KINDS,
     STATUSES,
-    WRONG,
     OtlpRequest,
     OtlpResource,
     OtlpSpan,
@@ -37,9 +34,6 @@ try:
         ExportTraceServiceRequest,
         ExportTraceServiceResponse,
     )
-    from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
-    from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-    from opentelemetry.proto.trace.v1 import trace_pb2
 except ModuleNotFoundError as cause:
     raise MissingExtraError("opentelemetry-proto", "server") from cause
 
@@ -56,7 +50,9 @@ def read_protobuf(body: bytes, max_spans: int | None = None) -> OtlpRequest:
     try:
         request.ParseFromString(body)
     except DecodeError:
-        return _salvaged(body, max_spans)
+        raise InputError(
+            "traces: expected an ExportTraceServiceRequest in protobuf, as the content type says"
+        ) from None
     if max_spans is not None:
         scopes = [len(scope.spans) for group in request.resource_spans for scope in group.scope_spans]
         if max(sum(scopes), len(scopes), len(request.resource_spans)) > max_spans:
@@ -66,7 +62,11 @@ def read_protobuf(body: bytes, max_spans: int | None = None) -> OtlpRequest:
         found = OtlpResource(attributes=_attributes(group.resource.attributes))
         for scope_spans in group.scope_spans:
             scope = _scope(scope_spans.scope)
-            found.spans += [_read(span, scope) for span in scope_spans.spans]
+            for span in scope_spans.spans:
+                try:
+                    found.spans.append(_read(span, scope))
+                except ValueError:
+                    received.lost += 1
         if found.spans:
             received.resources.append(found)
     return received
@@ -164,25 +164,21 @@ def _set(made: Any, value: Any) -> None:
 
 
 def _read(span: Any, scope: JSON) -> OtlpSpan:
-    attributes = _attributes(span.attributes)
-    ids = (span.trace_id, 16), (span.span_id, 8), (span.parent_span_id, 8)
-    wrong = [WRONG for raw, size in ids if raw and len(raw) != size]
     return OtlpSpan(
         trace_id=identifier(span.trace_id, 16),
         span_id=identifier(span.span_id, 8),
         parent_id=identifier(span.parent_span_id, 8),
         name=span.name,
-        kind=known(span.kind, KINDS, wrong),
+        kind=known(span.kind, KINDS),
         started_ns=span.start_time_unix_nano,
         finished_ns=span.end_time_unix_nano,
-        attributes=attributes | scope if scope else attributes,
-        status=known(span.status.code, STATUSES, wrong),
+        attributes=_attributes(span.attributes) | scope,
+        status=known(span.status.code, STATUSES),
         status_message=span.status.message,
         events=[
             {"name": event.name, "time_ns": event.time_unix_nano, "attributes": _attributes(event.attributes)}
             for event in span.events
         ],
-        wrong=wrong,
     )
 
 
@@ -227,55 +223,6 @@ def _check_fields(body: bytes) -> None:
             field = None if value is None else kind.fields_by_number.get(tag)
             if value and field is not None and field.message_type is not None:
                 waiting.append((field.message_type, value.start, value.stop))
-
-
-# --- a request that protobuf refuses ----------------------------------------------------------------------------------
-
-
-def _salvaged(body: bytes, max_spans: int | None) -> OtlpRequest:
-    received = OtlpRequest()
-    count = 0
-    for group in _parts(body, 1):
-        found = OtlpResource()
-        for raw in _parts(group, 1):
-            found.attributes |= _attributes(_parsed(Resource, raw, found).attributes)
-        for scope_spans in _parts(group, 2):
-            scope: JSON = {}
-            for raw in _parts(scope_spans, 1):
-                scope = _scope(_parsed(InstrumentationScope, raw, found))
-            for raw in _parts(scope_spans, 2):
-                count += 1
-                if max_spans is not None and count > max_spans:
-                    raise too_many(max_spans)
-                span = trace_pb2.Span()
-                try:
-                    span.ParseFromString(raw)
-                except DecodeError:
-                    received.lost += 1
-                else:
-                    found.spans.append(_read(span, scope))
-        if found.spans or found.wrong:
-            received.resources.append(found)
-    if not count:
-        raise InputError("traces: expected an ExportTraceServiceRequest in protobuf, as the content type says")
-    return received
-
-
-def _parsed(kind: Callable[[], Any], raw: bytes, of: OtlpResource) -> Any:
-    message = kind()
-    try:
-        message.ParseFromString(raw)
-    except DecodeError:
-        of.wrong.append(WRONG)
-        return kind()
-    return message
-
-
-def _parts(data: bytes, number: int) -> Iterator[bytes]:
-    """The values of a field of nested messages or text, as far as the data can be followed."""
-    for tag, value in _fields(data, 0, len(data)):
-        if tag == number and value is not None:
-            yield data[value.start : value.stop]
 
 
 def _fields(data: bytes, place: int, end: int) -> Iterator[tuple[int, range | None]]:

@@ -1,30 +1,24 @@
 """SpanSanitizer: turns the spans of one attempt, as they were received, into spans that every store takes.
 
-Whatever is broken is repaired or dropped by itself. Driven by the gateway, one `SpanSanitizer` per attempt, by the buffer of
-spans of this process (`sanitize`), and by readers of trace files (`sanitize_request`). Pure: the time is an argument.
-Problems are counted by cause:
+Driven by the gateway, one `SpanSanitizer` per attempt, by the buffer of spans of this process (`sanitize`), and by readers
+of trace files (`sanitize_request`). Pure. Problems are counted by cause:
 
-    dropped         undecodable       nothing of the span could be read
-                    too_many          the attempt has its `max_spans` spans, or `max_bytes` of them, already
-    repaired        absent_id         no usable span id: it gets one that follows from its content
-                    duplicate_id      the id of a span that says something else: likewise
-                    cycle             it would be its own ancestor: the earliest span of the circle loses its parent
-                    wrong_type        a field is not what it should be: it has its default, or is read as what it could be
-                    too_large         text, attributes or events beyond the bounds below are cut
-                    reserved_name     the name of a span by which the gateway tells something: it gets a word before it
-                    wrong_time        absent, ending before it began, or a day apart in a younger attempt: an instant
-                    clock_skew        outside the attempt's life by a minute: shifted, with its clock's others, to end now
+    dropped     undecodable       it cannot be read: a field of the wrong type, no id, no start, or an end before it
+                too_many          the attempt has its `max_spans` spans, or `max_bytes` of them, already
+                duplicate_id      the id of a span that says something else
+                reserved_name     the name of a span by which the gateway tells something
+    cut         too_large         text, attributes or events beyond the bounds below
 
-A span that is sent again is the same span: whatever is derived follows from the content. A parent that never came is no
-fault: it may be sampled out, in another program, or still running; whoever builds a tree takes such a span for a root.
+A span that is sent again is the same span. A parent that never came is no fault (it may be sampled out, in another program,
+or still running), and parents may go round in a circle: whoever builds a tree copes.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
@@ -36,8 +30,7 @@ from agentlightning.store.gateway_events import (
     SHADOW_CALL,
     UNKNOWN_ROUTE,
 )
-from agentlightning.tracing.clocks import MAX_TIME_NS, Clocks, Times, plain_times
-from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan
+from agentlightning.tracing.otlp import MAX_DEPTH, MAX_TIME_NS, OtlpRequest, OtlpResource, OtlpSpan
 
 MAX_SPANS = 10_000
 """Spans of an attempt."""
@@ -50,10 +43,9 @@ MAX_SPAN_BYTES = 1024 * 1024
 """Bytes of a span's attributes and events, roughly."""
 MAX_ITEMS = 4096
 """Attributes, with their items, and events of one span."""
-MAX_DEPTH = 32
 
-LOST = frozenset({"undecodable", "too_many"})
-"""Causes by which a span is lost; by the others it is mended."""
+CUT = "too_large"
+"""Cause by which a part of a span is lost; by all others the whole span is."""
 
 RESERVED = frozenset({BROKEN_SPANS, REFUSED_CALLS, SHADOW_CALL, UNKNOWN_ROUTE})
 """Names of spans that stores, gateway and trainer look for: what they say holds, so that nobody else may say it."""
@@ -66,8 +58,6 @@ class SpanOwner:
     run_id: str
     rollout_id: str
     attempt: int
-    began_ns: int = 0
-    """Start of the rollout."""
 
     def span_id(self, digits: str) -> str:
         """`Span.id` of a span whose own id is these 16 hex digits."""
@@ -83,15 +73,14 @@ class SanitizedSpans:
 
     @property
     def lost(self) -> int:
-        return sum(count for cause, count in self.broken.items() if cause in LOST)
+        return sum(count for cause, count in self.broken.items() if cause != CUT)
 
 
 class SanitizedSpan(NamedTuple):
-    """A span that can be recorded, whatever it was before."""
+    """A span that can be recorded."""
 
     span: Span
-    causes: list[str]
-    """Its faults, each cause once."""
+    cut: bool
     size: int
     """Characters of its attributes and events, roughly."""
 
@@ -109,111 +98,81 @@ class SpanSanitizer:
         self._bytes_left = max_bytes
         self._digests: dict[str, bytes] = {}
         """By id."""
-        self._parents: dict[str, str] = {}
-        self._clocks = Clocks(owner.began_ns)
         for span in known:
             if span.name in RESERVED:
                 self.told += span.name == BROKEN_SPANS
             else:
-                self._keep(span, *_digest_and_size(span))
+                self._keep(span.id, *_digest_and_size(span))
 
     @property
     def count(self) -> int:
         """Number of spans it knows."""
         return len(self._digests)
 
-    def take(self, resources: Sequence[OtlpResource], now_ns: int) -> SanitizedSpans:
+    def take(self, resources: Sequence[OtlpResource]) -> SanitizedSpans:
         """The spans to record, in the order in which they came; a span that was taken before is among them again."""
         taken = SanitizedSpans()
-        new: dict[str, Span] = {}
         for resource in resources:
-            taken.broken.update(resource.wrong)
-            shared = {f"resource.{name}": value for name, value in resource.attributes.items()}
-            times = self._clocks.read(resource.spans, now_ns)
-            for received, time in zip(resource.spans, times, strict=True):
-                self._take(sanitize(received, time, shared, self.owner), taken, new)
-        self._cut_cycles(taken, new)
+            shared = resource_attributes(resource.attributes)
+            for received in resource.spans:
+                cause = self._take(received, shared, taken.spans)
+                if cause is not None:
+                    taken.broken[cause] += 1
         return taken
 
-    def _take(self, given: SanitizedSpan, taken: SanitizedSpans, new: dict[str, Span]) -> None:
-        span, causes, _ = given
+    def _take(self, received: OtlpSpan, shared: JSON, spans: list[Span]) -> str | None:
+        """Add the span, or a part of it; returns what is wrong with it."""
+        if received.name in RESERVED:
+            return "reserved_name"
+        span, cut, _ = sanitize(received, shared, self.owner)
         digest, size = _digest_and_size(span)
         known = self._digests.get(span.id)
-        if known is not None and known != digest:
-            causes.append("duplicate_id")
-            span = replace(span, id=self.owner.span_id(digest.hex()))
-            known = self._digests.get(span.id)
-        if known is not None:  # sent again: it has the parent that it has, which may be none any more
-            span = replace(span, parent_id=self._parents.get(span.id))
-        elif len(self._digests) >= self._max_spans or size > self._bytes_left:
-            taken.broken["too_many"] += 1
-            return
-        else:
-            self._keep(span, digest, size)
-            new[span.id] = span
-        taken.broken.update(causes)
-        taken.spans.append(span)
+        if known is None:
+            if len(self._digests) >= self._max_spans or size > self._bytes_left:
+                return "too_many"
+            self._keep(span.id, digest, size)
+        elif known != digest:
+            return "duplicate_id"
+        spans.append(span)
+        return CUT if cut else None
 
-    def _keep(self, span: Span, digest: bytes, size: int) -> None:
-        self._digests[span.id] = digest
+    def _keep(self, span_id: str, digest: bytes, size: int) -> None:
+        self._digests[span_id] = digest
         self._bytes_left -= size
-        if span.parent_id is not None:
-            self._parents[span.id] = span.parent_id
-
-    def _cut_cycles(self, taken: SanitizedSpans, new: Mapping[str, Span]) -> None:
-        """Follow every new span's ancestors once; where that leads back, cut a new one's link: others are recorded."""
-        done: set[str] = set()
-        cut: set[str] = set()
-        for start in new:
-            path: dict[str, None] = {}
-            node: str | None = start
-            while node is not None and node not in done and node not in path:
-                path[node] = None
-                node = self._parents.get(node)
-            if node is not None and node in path:
-                circle = [new[each] for each in list(path)[list(path).index(node) :] if each in new]
-                if circle:  # none is new where two servers have each recorded a part of it: who reads it must cope
-                    first = min(circle, key=lambda span: (span.started_ns, span.id))
-                    del self._parents[first.id]
-                    cut.add(first.id)
-            done |= path.keys()
-        taken.broken["cycle"] += len(cut)
-        taken.broken = +taken.broken
-        taken.spans = [replace(span, parent_id=None) if span.id in cut else span for span in taken.spans]
 
 
-def sanitize_request(received: OtlpRequest, now_ns: int = 0) -> SanitizedSpans:
+def sanitize_request(received: OtlpRequest) -> SanitizedSpans:
     """Spans of no rollout (rollout_id and run_id are empty, ids are hex digits), as a file of traces has them."""
     owner = SpanOwner(run_id="", rollout_id="", attempt=0)
     taken = SanitizedSpans(broken=Counter({"undecodable": received.lost} if received.lost else {}))
     for resource in received.resources:
-        taken.broken.update(resource.wrong)
-        shared = {f"resource.{name}": value for name, value in resource.attributes.items()}
+        shared = resource_attributes(resource.attributes)
         for each in resource.spans:
-            span, causes, _ = sanitize(each, plain_times(each, now_ns), shared, owner)
+            span, cut, _ = sanitize(each, shared, owner)
             taken.spans.append(span)
-            taken.broken.update(causes)
+            if cut:
+                taken.broken[CUT] += 1
     return taken
 
 
-def sanitize(received: OtlpSpan, times: Times, shared: JSON, owner: SpanOwner) -> SanitizedSpan:
+def resource_attributes(attributes: JSON) -> JSON:
+    """Attributes of a resource, as its spans carry them."""
+    return {f"resource.{name}": value for name, value in attributes.items()}
+
+
+def sanitize(received: OtlpSpan, shared: JSON, owner: SpanOwner) -> SanitizedSpan:
     """The span as it can be recorded; `shared` are attributes of its resource."""
-    causes = dict.fromkeys([*received.wrong, *times.causes])
     limit = _SizeLimit()
-    name = limit.text(received.name, MAX_NAME_CHARS) or "span"
-    if name in RESERVED:
-        causes["reserved_name"] = None
-        name = f"span {name}"
     span = Span(
         id=owner.span_id(received.span_id),
         run_id=owner.run_id,
         rollout_id=owner.rollout_id,
         attempt=owner.attempt,
-        name=name,
+        name=limit.text(received.name, MAX_NAME_CHARS) or "span",
         parent_id=owner.span_id(received.parent_id) if received.parent_id else None,
         attributes=limit.attributes(received.attributes | shared),
-        started_ns=times.started_ns,
-        finished_ns=times.finished_ns,
+        started_ns=received.started_ns,
+        finished_ns=received.finished_ns,
         trace_id=received.trace_id or None,
         kind=received.kind,
         status=received.status,
@@ -221,32 +180,21 @@ def sanitize(received: OtlpSpan, times: Times, shared: JSON, owner: SpanOwner) -
         events=[
             {
                 "name": limit.text(event["name"], MAX_NAME_CHARS),
-                "time_ns": _instant(event["time_ns"], times),
+                "time_ns": event["time_ns"] if 0 < event["time_ns"] <= MAX_TIME_NS else received.finished_ns,
                 "attributes": limit.attributes(event["attributes"]),
             }
             for event in received.events[:MAX_ITEMS]
             if limit.left > 0
         ],
     )
-    if limit.cut or len(span.events) < len(received.events):
-        causes["too_large"] = None
-    if not received.span_id:
-        causes["absent_id"] = None
-        digest, _ = _digest_and_size(span, str(received.started_ns), received.trace_id)
-        span = replace(span, id=owner.span_id(digest.hex()))
-    return SanitizedSpan(span, list(causes), MAX_SPAN_BYTES - limit.left)
+    cut = limit.cut or len(span.events) < len(received.events)
+    return SanitizedSpan(span, cut, MAX_SPAN_BYTES - limit.left)
 
 
-def _instant(time_ns: int, times: Times) -> int:
-    shifted_ns = time_ns + times.shift_ns
-    return shifted_ns if 0 < time_ns <= MAX_TIME_NS and 0 < shifted_ns <= MAX_TIME_NS else times.finished_ns
-
-
-def _digest_and_size(span: Span, *more: str) -> tuple[bytes, int]:
-    """Eight bytes of what a span says, whatever its id, its owner and the clock it went by; and how much it says."""
-    events = [(event["name"], event["attributes"]) for event in span.events]
-    said = [span.name, span.kind, span.status, span.status_message, span.finished_ns - span.started_ns, *more]
-    packed = orjson.dumps([said, span.attributes, events], option=orjson.OPT_SORT_KEYS)
+def _digest_and_size(span: Span) -> tuple[bytes, int]:
+    """Eight bytes of what a span says, whatever its id and its owner; and how much it says."""
+    said = [span.name, span.kind, span.status, span.status_message, span.started_ns, span.finished_ns]
+    packed = orjson.dumps([said, span.attributes, span.events], option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(packed, digest_size=8).digest(), len(packed)
 
 
