@@ -21,7 +21,7 @@ from agentlightning.demo import tiny_model
 from agentlightning.engines.url_folder import UrlFolder
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.trainer.data.import_traces import TraceImport
+from agentlightning.traces.importer import TraceImport
 from s3_server import BUCKET, s3_server
 
 pytestmark = pytest.mark.slow

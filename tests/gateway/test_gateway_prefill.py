@@ -10,7 +10,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from gateway_house import House, path
 
-from agentlightning.adapters.model_records import conversations
+from agentlightning.adapters.conversations import conversations
 from agentlightning.records import Claim
 
 ASKED: Any = {"role": "user", "content": "What is the weather?"}

@@ -13,16 +13,21 @@ from calls_noted import serve
 from opentelemetry.sdk.trace import TracerProvider
 
 import agentlightning as agl
-from agentlightning.adapters.semantics import agent_of, role_of
-from agentlightning.adapters.span_messages import completion_of, prompt_of
+from agentlightning.adapters.semantics import agent_of, json_of, role_of
 from agentlightning.errors import ConfigError
+from agentlightning.records import JSON, Span
 from agentlightning.runner.agent import LLM
+from agentlightning.traces.genai_spans import chat_messages
 from agentlightning.tracing.buffer import SpanBuffer
 from agentlightning.tracing.frameworks import conventional, current_agent, load_installed_adapters
 from agentlightning.tracing.propagation import ContextPropagator
 from agentlightning.tracing.tracer import Tracer
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-framework.md"
+
+
+def chat_of(span: Span, side: str) -> list[JSON] | None:
+    return chat_messages(json_of(span.attributes, f"gen_ai.{side}.messages"))
 
 
 @pytest.fixture
@@ -60,8 +65,10 @@ def test_spans_of_the_page_are_recorded_by_the_conventions(program: dict[str, An
     provider.get_tracer("other").start_span("step").end()
     spoken, other = buffer.take()
     assert (role_of(spoken), agent_of(spoken)) == ("agent", "writer")
-    assert prompt_of(spoken) == [{"role": "user", "content": "hi"}]
-    assert completion_of(spoken) == {"role": "assistant", "content": "ho"}
+    assert (chat_of(spoken, "input"), chat_of(spoken, "output")) == (
+        [{"role": "user", "content": "hi"}],
+        [{"role": "assistant", "content": "ho"}],
+    )
     assert not any(name.startswith("gen_ai.") for name in other.attributes)
 
 

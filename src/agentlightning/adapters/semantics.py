@@ -3,8 +3,8 @@
 Read are the GenAI semantic conventions of OpenTelemetry (and any-agent's, which came before them), OpenInference,
 OpenLLMetry (traceloop), the Vercel AI SDK, pydantic-ai, LangSmith, and our own names. Adapters, rules of AIR and
 whoever names the agent of a call drive it. A span is somebody else's data: an attribute that has another type than
-its convention says counts as absent, and nothing here raises. Pure; knows nothing of messages (`span_messages.py`) or
-of a span's relations (`span_tree.py`).
+its convention says counts as absent, and nothing here raises. Pure; knows nothing of messages (`traces/genai_spans.py`)
+or of a span's relations (`span_tree.py`).
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def record(
         list[Path] | None,
         typer.Option(
             "--traces",
-            help="In place of running an agent: a file of OpenTelemetry traces, conversations, request and response pairs "
-            "or preferences (.jsonl, .json, .gz). May be repeated.",
+            help="In place of running an agent: a file of OpenTelemetry GenAI spans, conversations, request and response "
+            "pairs or preferences (.jsonl, .json, .gz). May be repeated.",
         ),
     ] = None,
     task_fields: Annotated[
@@ -84,8 +84,8 @@ def _record_traces(files: list[Path], task_fields: str | None, name: str | None,
 
     import orjson
 
+    from agentlightning.traces.importer import TraceImport
     from agentlightning.trainer.checkpoint import make_default_folder
-    from agentlightning.trainer.data.import_traces import TraceImport
     from agentlightning.trainer.training import new_run_id
 
     url = store_url(store)
@@ -104,10 +104,6 @@ def _record_traces(files: list[Path], task_fields: str | None, name: str | None,
             typer.echo(f"note: {counted.total()} {what}: {_told(counted)}", err=True)
     if done.without:
         typer.echo(f"note: {done.without} rollouts have no model call that can be learned from", err=True)
-    if done.mended:
-        typer.echo(
-            f"note: the prompts of {done.mended} calls were put together from the calls and tools before", err=True
-        )
     figures = {"run_id": done.run_id, "rollouts": done.rollouts, "calls": done.calls, "rewarded": done.rewarded}
     typer.echo(orjson.dumps(figures).decode())
 

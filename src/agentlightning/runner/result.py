@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from agentlightning.adapters.model_records import conversations, full_messages
+from agentlightning.adapters.conversations import conversations, full_messages
 from agentlightning.adapters.trajectories import JUDGE, step_rewards
 from agentlightning.prefill import with_completion
 from agentlightning.records import JSON, Call, Reward, Span

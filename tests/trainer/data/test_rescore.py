@@ -19,7 +19,7 @@ from agentlightning.records import Finish, NewRollout, RetryPolicy, Reward, Roll
 from agentlightning.runner.scoring import FunctionScorer, Score, read_score
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.data.import_traces import TraceImport
+from agentlightning.traces.importer import TraceImport
 from agentlightning.trainer.data.rescore import RescoredRollout, Rescoring, compare
 
 REWARDS = (0.0, 1.0, 1.0, 0.5)

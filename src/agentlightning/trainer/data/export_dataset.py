@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from agentlightning.adapters.model_records import conversations, preference_row
+from agentlightning.adapters.conversations import conversations, preference_row
 from agentlightning.adapters.trajectories import JUDGE, named_rewards
 from agentlightning.algorithms.offline import Candidate, by_task
 from agentlightning.algorithms.preference import pairs

@@ -11,12 +11,13 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from agentlightning.adapters.conversations import TRACE_PROTOCOL
 from agentlightning.adapters.preferences import completion_rows
 from agentlightning.adapters.trajectories import named_rewards, trajectories
 from agentlightning.algorithms.offline import Candidate, Example, OfflineAlgorithm
@@ -30,7 +31,6 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_images, read_rollouts
 from agentlightning.tracing.agent_names import named_calls
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.data.import_traces import IMPORTED
 from agentlightning.trainer.data.tasks import content_key
 from agentlightning.training_types import Trajectory
 
@@ -60,7 +60,6 @@ class OfflineDataset:
     file: str = EXAMPLES
     """Name of the file of the chosen examples in the run's folder."""
     _renderer: Renderer | None = None
-    _imported: dict[str, bool] = field(default_factory=dict)
 
     async def examples(self) -> list[Example]:
         """The run's examples: those that were chosen before, else chosen now. Raises the errors of `choose`."""
@@ -130,7 +129,8 @@ class OfflineDataset:
             rollouts = [replace(one, reward=named.get((one.id, one.attempt))) for one in rollouts]
         chosen = {policy: selection(policy, self.algorithm.agents) for policy in {call.policy for call in calls}}
         selected = {call.id for call in calls if chosen[call.policy](call)}
-        as_text = [one for one in rollouts if self.algorithm.renders or await self._is_imported(one.run_id)]
+        imported = {call.rollout_id for call in calls if call.protocol == TRACE_PROTOCOL}  # text without tokens
+        as_text = [one for one in rollouts if self.algorithm.renders or one.id in imported]
         found, reasons = self._rendered(as_text, calls, selected)
         as_tokens = [one for one in rollouts if one not in as_text]
         if as_tokens:
@@ -181,13 +181,6 @@ class OfflineDataset:
             else:
                 kept.append(found)
         return kept, reasons
-
-    async def _is_imported(self, run_id: str) -> bool:
-        """True where the run was made of traces: its calls have text and no tokens, and every algorithm renders them."""
-        if run_id not in self._imported:
-            runs = await self.store.runs(ids=[run_id])
-            self._imported[run_id] = bool(runs) and IMPORTED in runs[0].config
-        return self._imported[run_id]
 
     async def _check_tokenizer(self, run_id: str) -> None:
         """Refuse token ids that mean nothing to a model with another tokenizer."""

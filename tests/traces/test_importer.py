@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trace_samples import otlp
 
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.preference import DPO, KTO
@@ -17,8 +18,8 @@ from agentlightning.errors import ConfigError, DataError
 from agentlightning.records import Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.traces.importer import IMPORTED, TraceImport
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.data.import_traces import IMPORTED, TraceImport
 from agentlightning.trainer.offline.dataset import OfflineDataset
 
 ASK = {"role": "user", "content": "Where does Ana live?"}
@@ -99,22 +100,8 @@ async def test_a_final_reward_among_the_named_ones_is_the_rollouts(store: Lightn
     assert [(one.name, one.value) for one in await store.rewards([rollout.id])] == [("f1", 0.5), ("reward", 1.0)]
 
 
-async def test_rewards_of_turns_stand_on_their_calls(store: LightningStore, tmp_path: Path) -> None:
-    history = {"actions": ["SHOW TABLES", "SELECT 1"], "observations": ["a", "b"], "rewards": [0.0, 1.0]}
-    await imported(store, lines(tmp_path / "a.jsonl", {"query": "one?", "turn_history": history}))
-    [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
-    calls = await store.calls([rollout.id])
-    told = {one.call_id: (one.name, one.value) for one in await store.rewards([rollout.id])}
-    assert told == {calls[0].id: ("turn", 0.0), calls[1].id: ("turn", 1.0), None: ("reward", 1.0)}
-
-
 async def test_spans_of_two_traces_may_have_the_same_ids(store: LightningStore, tmp_path: Path) -> None:
-    def trace(text: str) -> dict[str, Any]:
-        own = {"gen_ai.operation.name": "chat", "gen_ai.output": "Oslo"}
-        own["gen_ai.input.messages"] = json.dumps([{"role": "user", "content": text}])
-        return {"spans": [{"name": "chat", "context": {"trace_id": 1, "span_id": 7}, "attributes": own}]}
-
-    await imported(store, lines(tmp_path / "a.jsonl", trace("a"), trace("b")))
+    await imported(store, lines(tmp_path / "a.jsonl", otlp(7, 1, text="a"), otlp(7, 2, text="b")))
     rollouts = await store.rollouts(RolloutQuery(run_id="traces"))
     for rollout in rollouts:
         [span] = await store.spans([rollout.id])
@@ -124,8 +111,8 @@ async def test_spans_of_two_traces_may_have_the_same_ids(store: LightningStore, 
 
 
 async def test_a_trace_without_a_usable_call_stays_and_says_why(store: LightningStore, tmp_path: Path) -> None:
-    span = {"name": "chat", "context": {"span_id": 7}, "attributes": {"gen_ai.operation.name": "chat"}}
-    done = await imported(store, lines(tmp_path / "a.jsonl", {"spans": [span]}))
+    span = otlp(7, 1, {"gen_ai.operation.name": "chat"})
+    done = await imported(store, lines(tmp_path / "a.jsonl", span))
     [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
     assert rollout.state == "succeeded"
     assert "none can be learned from: 1 × its prompt was not recorded" in str(rollout.warning)
@@ -134,16 +121,8 @@ async def test_a_trace_without_a_usable_call_stays_and_says_why(store: Lightning
 
 async def test_a_rollout_that_failed_before_it_was_exported_has_failed(store: LightningStore, tmp_path: Path) -> None:
     told = {"agl.run_id": "r", "agl.mode": "train", "input.value": "{}"}
-    chat = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.input.messages": json.dumps([ASK]),
-        "gen_ai.output.messages": json.dumps([said("Oslo")]),
-    }
-    failed = {"status_code": "ERROR", "description": "the tool broke"}
-    spans = [
-        {"name": "rollout", "context": {"span_id": 1, "trace_id": 1}, "attributes": told, "status": failed},
-        {"name": "chat", "context": {"span_id": 2, "trace_id": 1}, "parent_id": 1, "attributes": chat},
-    ]
+    failed = otlp(1, 1, told, status={"code": 2, "message": "the tool broke"})
+    spans = [failed, otlp(2, 1, parentSpanId=f"{1:016x}")]
     await imported(store, lines(tmp_path / "a.jsonl", *spans))
     [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
     assert (rollout.state, rollout.error, rollout.calls) == ("failed", "the tool broke", 1)

@@ -7,12 +7,13 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from span_samples import ROLLOUT
 
-from agentlightning.adapters.episodes import conversation
-from agentlightning.adapters.model_records import call_records, conversations, full_messages, preference_row
-from agentlightning.adapters.spans import ModelCall
+from agentlightning.adapters.conversations import conversations, full_messages, preference_row
 from agentlightning.records import JSON, Call
+from agentlightning.traces.episodes import conversation
+from agentlightning.traces.genai_spans import ModelCall
+from agentlightning.traces.importer import call_records
+from build import rollout
 
 
 def user(text: str) -> JSON:
@@ -24,7 +25,7 @@ def said(text: str) -> JSON:
 
 
 def records(calls: list[ModelCall]) -> list[Call]:
-    return call_records(calls, ROLLOUT, 1, lambda place: f"call-{place:04}")
+    return call_records(calls, rollout(), 1, lambda place: f"call-{place:04}")
 
 
 def talk(*messages: JSON, **fields: Any) -> list[Call]:
@@ -46,13 +47,13 @@ def test_calls_with_other_tools_do_not_continue_each_other() -> None:
 
 
 def test_an_answer_may_be_repeated_without_its_reasoning() -> None:
-    thought = ModelCall(span_id="", messages=[user("a")], completion={**said("b"), "reasoning_content": "hm"})
-    later = ModelCall(span_id="", messages=[user("a"), said("b"), user("c")], completion=said("d"))
+    thought = ModelCall(messages=[user("a")], completion={**said("b"), "reasoning_content": "hm"})
+    later = ModelCall(messages=[user("a"), said("b"), user("c")], completion=said("d"))
     assert records([thought, later])[1].parent_id == "call-0000"
 
 
 def test_what_cannot_be_learned_from_is_no_record() -> None:
-    blank = ModelCall(span_id="", messages=None, completion=said("b"))
+    blank = ModelCall(messages=None, completion=said("b"))
     whole = ModelCall(span_id="7", messages=[user("a")], completion=said("b"), agent="writer", model="gpt")
     [record] = records([blank, whole])
     assert (record.agent, record.model, record.span_id, record.policy) == ("writer", "gpt", "7", "")

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import uuid_utils
 
-from agentlightning.adapters.episodes import Episode
-from agentlightning.adapters.model_records import call_records
+from agentlightning.adapters.conversations import TRACE_PROTOCOL
 from agentlightning.errors import DataError
-from agentlightning.records import JSON, Call, Claim, Finish, NewRollout, Reward, Span, WorkerStatus
+from agentlightning.records import JSON, Call, Claim, Finish, NewRollout, Reward, Rollout, Sampling, Span, WorkerStatus
+from agentlightning.rendering.graph import answer_digests, chain, root, verbatim
 from agentlightning.store.base import LightningStore
-from agentlightning.tracing.trace_files import TraceFileReader
+from agentlightning.traces.episodes import Episode, TraceFileReader
+from agentlightning.traces.genai_spans import ModelCall
 from agentlightning.trainer.data.tasks import content_key
 
 IMPORTED = "traces"
@@ -42,8 +43,6 @@ class TraceImport:
     rollouts: int = 0
     calls: int = 0
     """Those that can be learned from."""
-    mended: int = 0
-    """Of these: calls whose prompt was put together; see adapters/spans.py."""
     rewarded: int = 0
     """Rollouts with a final reward."""
     without: int = 0
@@ -97,7 +96,6 @@ class TraceImport:
                     state="succeeded" if episode.error is None else "failed",
                     error=episode.error,
                     rewards=tuple(_rewards(claim, episode, own)),
-                    output=episode.output,
                     diagnosis=_why_nothing(episode),
                 )
             )
@@ -120,8 +118,6 @@ class TraceImport:
         for call in episode.calls:
             if call.missing is not None:
                 self.left_out[call.missing] += 1
-            elif call.mended:
-                self.mended += 1
         attempt = claim.lease.attempt
         records = call_records(episode.calls, claim.rollout, attempt, lambda _: str(uuid_utils.uuid7()))
         prefix = f"{claim.rollout.id}.{attempt}."
@@ -193,3 +189,56 @@ def _batches(episodes: Iterable[Episode]) -> Iterator[list[Episode]]:
     waiting = iter(episodes)
     while part := list(islice(waiting, BATCH)):
         yield part
+
+
+def call_records(
+    calls: Iterable[ModelCall], rollout: Rollout, attempt: int, call_id: Callable[[int], str]
+) -> list[Call]:
+    """The calls that can be learned from (`ModelCall.missing`) as records of an attempt.
+
+    call_id: the id of the n-th record, from 0. The policy is '': what an external model answered. Token counts are
+    those that the trace tells.
+    """
+    histories: dict[bytes, Call] = {}
+    records: list[Call] = []
+    for one in calls:
+        if one.missing is not None:
+            continue
+        assert one.messages is not None  # missing says so
+        assert one.completion is not None
+        hashes = chain(root(one.tools), [verbatim(message) for message in one.messages])
+        place = next((at for at in range(len(hashes) - 1, 0, -1) if hashes[at] in histories), 0)
+        parent = histories.get(hashes[place]) if place else None
+        completions = answer_digests(one.completion, verbatim)
+        history = [chain(hashes[-1], [completion])[-1] for completion in completions]
+        record = Call(
+            id=call_id(len(records)),
+            run_id=rollout.run_id,
+            rollout_id=rollout.id,
+            attempt=attempt,
+            parent_id=None if parent is None else parent.id,
+            suffix_ids=[],
+            sampled_ids=[],
+            logprobs=[],
+            versions=[],
+            prompt_tokens=0,
+            policy="",
+            model=one.model,
+            protocol=TRACE_PROTOCOL,
+            sampling=Sampling(),
+            history_hash=history[0].hex(),
+            request_hash=hashes[-1].hex(),
+            messages=one.messages[place:],
+            completion=one.completion,
+            tools=one.tools if parent is None else None,
+            usage=one.usage,
+            agent=one.agent,
+            finish_reason=one.finish_reason,
+            started_ns=one.started_ns,
+            finished_ns=one.finished_ns,
+            span_id=one.span_id or None,
+        )
+        for digest in history:
+            histories[digest] = record
+        records.append(record)
+    return records

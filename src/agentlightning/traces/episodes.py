@@ -1,0 +1,318 @@
+"""Files of spans and of chat JSON as episodes: a task, its model calls and what it earned.
+
+A file is JSON Lines or one JSON value, also gzipped. OTLP/JSON holds spans of many traces in any order; they are gathered to
+the end of the file, and each trace is an episode. Any other value is a row of `FORMATS`. A broken row raises DataError,
+which names the line and the field; of spans only what is broken is lost.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from agentlightning.adapters.span_tree import SpanTree
+from agentlightning.errors import DataError, RewardError
+from agentlightning.protocols import chat, responses
+from agentlightning.protocols.base import ApiError
+from agentlightning.records import JSON, Mode, Span
+from agentlightning.store.base import reward_number
+from agentlightning.traces.genai_spans import ModelCall, chat_messages, chat_tools, model_calls
+from agentlightning.tracing.otlp import from_object
+from agentlightning.tracing.sanitize import sanitize_request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One rollout as a file tells it."""
+
+    task: JSON
+    """Equal for rollouts that may be compared: what the model was asked, unless the row names a task."""
+    calls: list[ModelCall]
+    spans: list[Span] = field(default_factory=list)
+    reward: float | None = None
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Further final rewards by name."""
+    steps: list[dict[str, float]] = field(default_factory=list)
+    """Rewards by name for each of `calls`; empty where the file has none."""
+    mode: Mode = "train"
+    """eval: of held-out tasks, which nothing learns from."""
+    error: str | None = None
+    """Reason why it failed as a whole; failures are not trained on."""
+
+
+class TraceFileReader:
+    """One file, read once."""
+
+    def __init__(self, path: Path, task_fields: Iterable[str] = ()) -> None:
+        """task_fields: fields of rows that belong to the task, such as the right answer, for reward functions to see."""
+        self._path = path
+        self._task_fields = tuple(task_fields)
+        self._traces: dict[str, list[Span]] = {}
+        self.broken: Counter[str] = Counter()
+        """Faults of OTLP spans, by cause; see `sanitize.py`."""
+        self.found_fields: set[str] = set()
+        """Those of `task_fields` that some row had."""
+
+    def __iter__(self) -> Iterator[Episode]:
+        """Its episodes. DataError, with the line, where the file cannot be read or a row has none of the known formats."""
+        try:
+            for place, value in self._values():
+                yield from self._of_value(place, value)
+        except FileNotFoundError:
+            raise DataError(f"{self._path}: there is no such file") from None
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as cause:
+            raise DataError(f"{self._path}: cannot be read: {cause}") from cause
+        for spans in self._traces.values():
+            yield episode_of_spans(spans)
+
+    def _of_value(self, place: str, value: Any) -> Iterator[Episode]:
+        if isinstance(value, dict) and not value.keys().isdisjoint(("resourceSpans", "scopeSpans")):
+            taken = sanitize_request(from_object(value))
+            self.broken.update(taken.broken)
+            for span in taken.spans:
+                self._traces.setdefault(span.trace_id or "", []).append(span)
+        elif isinstance(value, list):
+            for number, one in enumerate(value, 1):
+                yield from self._of_value(f"{place}, entry {number}", one)
+        else:
+            try:
+                yield from self._of_row(value)
+            except (ApiError, DataError, RewardError) as wrong:
+                raise DataError(f"{self._path}, {place}: {wrong}") from None
+
+    def _of_row(self, row: Any) -> list[Episode]:
+        read = next((read for fits, read in FORMATS.values() if isinstance(row, dict) and fits(row)), None)
+        if read is None:
+            got = f"an object with {', '.join(list(row)[:8])}" if isinstance(row, dict) else type(row).__name__
+            raise DataError(f"expected OTLP/JSON or a row of {', '.join(FORMATS)}; got {got}")
+        more = {name: row[name] for name in self._task_fields if name in row}
+        self.found_fields |= more.keys()
+        return [replace(one, task={**one.task, **more}) for one in read(row)]
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        """The JSON values of the file and where each stands. Lines are read one by one where each is a value."""
+        opener = gzip.open if self._path.suffix == ".gz" else open
+        with opener(self._path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    value = orjson.loads(line)
+                except orjson.JSONDecodeError as cause:
+                    if number > 1:
+                        raise DataError(f"{self._path}, line {number}: is not valid JSON: {cause}") from None
+                    yield "line 1", self._whole(line + file.read())
+                    return
+                yield f"line {number}", value
+
+    def _whole(self, text: bytes) -> Any:
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError as cause:
+            raise DataError(f"{self._path}, line {cause.lineno}: is not valid JSON: {cause}") from None
+
+
+def episode_of_spans(spans: Iterable[Span]) -> Episode:
+    """The episode of one trace. A span that never ended lasts until the trace does.
+
+    The root of a trace that `agl rollouts export-traces` wrote holds the rollout's task, mode and rewards.
+    """
+    listed = SpanTree(spans).spans
+    end = max((max(span.started_ns, span.finished_ns) for span in listed), default=0)
+    tree = SpanTree(span if span.finished_ns else replace(span, finished_ns=end) for span in listed)
+    calls = model_calls(tree)
+    first = next((call.messages for call in calls if call.messages), None)
+    trace = next((span.trace_id for span in tree.spans if span.trace_id), "")
+    task: JSON = {"messages": _opening(first)} if first else {"trace": trace}
+    episode = Episode(task=task, calls=calls, spans=tree.spans)
+    root = next((span for span in tree.spans if {"agl.run_id", "agl.mode"} <= span.attributes.keys()), None)
+    return episode if root is None else _as_exported(episode, root, tree)
+
+
+def _as_exported(episode: Episode, root: Span, tree: SpanTree) -> Episode:
+    """With what the root of an exported trace and its calls record (tracing/rollout_trace.py); what is broken is lost."""
+    try:
+        task = orjson.loads(str(root.attributes.get("input.value")))
+    except orjson.JSONDecodeError:
+        task = None
+    spans = [tree.get(call.span_id) for call in episode.calls]
+    steps = [_rewards_on(span) if span is not None else {} for span in spans]
+    named = _rewards_on(root)
+    named.pop("reward", None)  # emitted; agl.reward is the one that counts, and a rollout that failed has none
+    return replace(
+        episode,
+        task=task if isinstance(task, dict) else episode.task,
+        mode="eval" if root.attributes["agl.mode"] == "eval" else "train",
+        reward=_reward(root.attributes.get("agl.reward")),
+        rewards=named,
+        steps=steps if any(steps) else [],
+        error=(root.status_message or "failed") if root.status == "error" else None,
+    )
+
+
+def _rewards_on(span: Span) -> dict[str, float]:
+    prefix = "agl.rewards."
+    told = {name.removeprefix(prefix): _reward(one) for name, one in span.attributes.items() if name.startswith(prefix)}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _reward(value: Any) -> float | None:
+    try:
+        return reward_number(value)
+    except RewardError:
+        return None
+
+
+def conversation(messages: Sequence[JSON], tools: list[JSON] | None = None, model: str = "") -> list[ModelCall]:
+    """A call for each completion of a conversation, whose prompt is all before it.
+
+    (system, user, assistant, tool, assistant) are two calls. A completion with ``"weight": 0`` is not learned from.
+    """
+    plain = [{name: value for name, value in message.items() if name != "weight"} for message in messages]
+    return [
+        ModelCall(
+            model=model,
+            messages=plain[:place],
+            completion=plain[place],
+            tools=tools,
+            finish_reason="tool_calls" if plain[place].get("tool_calls") else "stop",
+        )
+        for place, message in enumerate(messages)
+        if message["role"] == "assistant" and place > 0 and message.get("weight") != 0
+    ]
+
+
+# --- rows of chat JSON ----------------------------------------------------------------------------------------------
+
+
+def _messages(row: JSON) -> list[Episode]:
+    """``{"messages", "tools"?, "reward"?}``: the format of fine-tuning."""
+    messages = _conversation(row["messages"], "messages")
+    calls = conversation(messages, chat_tools(row.get("tools")), str(row.get("model") or ""))
+    if all(message["role"] != "assistant" for message in messages[1:]):
+        raise DataError("messages: expected a message of the assistant after the first message")
+    return [Episode(task={"messages": _opening(messages)}, calls=calls, **_earned(row))]
+
+
+def _preference(row: JSON) -> list[Episode]:
+    """``{"prompt"?, "chosen", "rejected"}``: two episodes of one task, of rewards 1 and 0."""
+    return [_prompted(row, "chosen", {"reward": 1.0}), _prompted(row, "rejected", {"reward": 0.0})]
+
+
+def _completion(row: JSON) -> list[Episode]:
+    """``{"prompt", "completion", "label"?}``: a text or messages each; a label counts as a reward of 1 or 0."""
+    return [_prompted(row, "completion", _earned(row))]
+
+
+def _prompted(row: JSON, name: str, earned: JSON) -> Episode:
+    prompt = _conversation(row["prompt"], "prompt") if "prompt" in row else []
+    said = row[name]
+    answer = [{"role": "assistant", "content": said}] if isinstance(said, str) else _conversation(said, name)
+    calls = conversation([*prompt, *answer], chat_tools(row.get("tools")), str(row.get("model") or ""))
+    calls = [call for call in calls if len(call.messages or ()) >= len(prompt)]
+    if not calls:
+        raise DataError(f"{name}: expected a message of the assistant")
+    return Episode(task={"messages": prompt or _opening(answer)}, calls=calls, **earned)
+
+
+def _chat_pair(row: JSON) -> list[Episode]:
+    """``{"request", "response"}`` of Chat Completions; each choice is an episode."""
+    request = chat.parse(row["request"], trained=False)
+    found = []
+    for choice in _listed(row["response"], "choices", "response"):
+        if not isinstance(choice, dict):
+            raise DataError(f"response.choices: expected objects, got {type(choice).__name__}")
+        reader = chat.reader()
+        reader.whole({**row["response"], "choices": [{**choice, "index": 0}]})
+        call = ModelCall(
+            model=request.model,
+            messages=request.messages,
+            completion=reader.message,
+            tools=request.tools,
+            finish_reason=reader.finish_reason,
+            usage={"prompt_tokens": reader.prompt_tokens, "sampled_tokens": reader.sampled_tokens},
+        )
+        found.append(Episode(task={"messages": _opening(request.messages)}, calls=[call], **_earned(row)))
+    return found
+
+
+def _responses_pair(row: JSON) -> list[Episode]:
+    """``{"responses_create_params", "response", "reward"}`` of NeMo Gym, or ``{"request", "response"}`` of OpenAI
+    Responses. The response may hold several turns, with the tools' results between them."""
+    given = {
+        name: one for name, one in (row.get("responses_create_params") or row["request"]).items() if one is not None
+    }
+    before = responses.parse(given, trained=False)
+    said = given.get("input")
+    items = [{"type": "message", "role": "user", "content": said}] if isinstance(said, str) else list(said or [])
+    whole = responses.parse(
+        {**given, "input": [*items, *_listed(row["response"], "output", "response")]}, trained=False
+    )
+    calls = conversation(whole.messages, before.tools, str(row["response"].get("model") or before.model))
+    own = [call for call in calls if len(call.messages or ()) >= len(before.messages)]
+    return [Episode(task={"messages": _opening(before.messages)}, calls=own, **_earned(row))]
+
+
+FORMATS: Mapping[str, tuple[Callable[[JSON], bool], Callable[[JSON], list[Episode]]]] = MappingProxyType(
+    {
+        "responses": (
+            lambda row: (
+                isinstance(row.get("response"), dict)
+                and "output" in row["response"]
+                and isinstance(row.get("responses_create_params", row.get("request")), dict)
+            ),
+            _responses_pair,
+        ),
+        "chat": (
+            lambda row: isinstance(row.get("request"), dict) and isinstance(row.get("response"), dict),
+            _chat_pair,
+        ),
+        "messages": (lambda row: "messages" in row, _messages),
+        "preference": (lambda row: "chosen" in row and "rejected" in row, _preference),
+        "completion": (lambda row: "prompt" in row and "completion" in row, _completion),
+    }
+)
+"""By name: recognises a row by its keys, and reads it."""
+
+
+def _earned(row: JSON) -> dict[str, Any]:
+    """reward and rewards of a row, as arguments of Episode."""
+    earned: dict[str, Any] = {}
+    for name in ("reward", "score", "label"):
+        if row.get(name) is not None:
+            earned["reward"] = reward_number(row[name], name)
+            break
+    named = row.get("rewards")
+    if isinstance(named, dict):
+        earned["rewards"] = {str(name): reward_number(value, f"rewards.{name}") for name, value in named.items()}
+    elif named is not None:
+        raise DataError("rewards: expected numbers by name")
+    return earned
+
+
+def _conversation(value: Any, name: str) -> list[JSON]:
+    found = [{"role": "user", "content": value}] if isinstance(value, str) else chat_messages(value)
+    if found is None:
+        raise DataError(f"{name}: expected a list of messages with role and content")
+    return found
+
+
+def _opening(messages: Sequence[JSON]) -> list[JSON]:
+    """The messages before the first completion."""
+    first = next((place for place, message in enumerate(messages) if message.get("role") == "assistant"), len(messages))
+    return list(messages[:first])
+
+
+def _listed(table: JSON, name: str, of: str) -> list[Any]:
+    value = table.get(name)
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{of}.{name}: expected a list of at least one entry")
+    return value
