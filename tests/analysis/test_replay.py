@@ -98,7 +98,9 @@ async def test_piped_it_prints_all_and_as_json_everything(tmp_path: Path) -> Non
         (rollout,) = await add_rollouts(store, "run", 1, [EARNED])
 
     async def agl(*words: str) -> str:
-        done = await asyncio.to_thread(CliRunner().invoke, app, ["rollouts", "replay", rollout, *words, "--store", url])
+        done = await asyncio.to_thread(
+            CliRunner().invoke, app, ["rollouts", "show", rollout, "--browse", *words, "--store", url]
+        )
         assert done.exit_code == 0, (done.output, done.exception)
         return done.output
 

@@ -202,8 +202,8 @@ async def test_the_commands_print_them(tmp_path: Path) -> None:
         assert done.exit_code == 0, (done.output, done.exception)
         return done.output
 
-    assert "length_explains: reward is higher for longer rollouts of the same task" in await agl("hacks", "hacked")
-    assert orjson.loads(await agl("hacks", "hacked", "--json"))["rollouts"] == 180
-    assert len((await agl("distribution", "hacked")).splitlines()) == 1 + 6
-    told = await agl("disagree", "hacked", "reward", "reward", "--step", "2")
+    assert "length_explains: reward is higher for longer rollouts of the same task" in await agl("report", "hacked")
+    assert orjson.loads(await agl("report", "hacked", "--json"))["hacks"]["rollouts"] == 180
+    assert (await agl("report", "hacked")).splitlines().index("") == 1 + 6
+    told = await agl("report", "hacked", "--compare", "reward", "reward", "--step", "2")
     assert "36 rollouts; rank correlation +1.00" in told

@@ -191,7 +191,9 @@ async def test_the_command_says_the_same(tmp_path: Path) -> None:
         await planted(opened, 3)
 
     async def agl(*words: str) -> str:
-        done = await asyncio.to_thread(CliRunner().invoke, app, ["suggest", str(config), *words, "--store", url])
+        done = await asyncio.to_thread(
+            CliRunner().invoke, app, ["runs", "suggest", str(config), *words, "--store", url]
+        )
         assert done.exit_code == 0, (done.output, done.exception)
         return done.output
 

@@ -299,8 +299,8 @@ def test_of_several_policies_one_is_exported_by_its_name(folder: Path) -> None:
 
     where = ("--store", filled(saved))
     for given in ((), ("--policy", "red")):
-        refusal = agl("export", "run", "--to", "model", *given, *where).exception
+        refusal = agl("models", "export", "run", "--to", "model", *given, *where).exception
         assert isinstance(refusal, ConfigError)
         assert str(refusal).endswith("expected black, white")
-    assert agl("export", "run", "--to", "model", "--policy", "white", *where).exit_code == 0
+    assert agl("models", "export", "run", "--to", "model", "--policy", "white", *where).exit_code == 0
     assert [(file.name, file.read_text()) for file in (folder / "model").iterdir()] == [("config.json", "white")]

@@ -1,4 +1,4 @@
-"""``agl rollouts drift``: the figures come from the record, in pages."""
+"""``agl runs show --drift``: the figures come from the record, in pages."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def filled(rollouts: int) -> str:
 
 
 def test_calls_are_counted_by_how_they_continue_and_shares_are_given() -> None:
-    shown = agl("rollouts", "drift", "run", "--store", filled(3))
+    shown = agl("runs", "show", "run", "--drift", "--store", filled(3))
     assert shown.exit_code == 0
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert lines[0] == "9 calls of the policy, in 3 rollouts"
@@ -96,8 +96,8 @@ def test_calls_are_counted_by_how_they_continue_and_shares_are_given() -> None:
 
 def test_a_run_without_calls_says_so_and_an_unknown_run_too() -> None:
     store = filled(0)
-    assert "no calls of the policy are recorded" in agl("rollouts", "drift", "empty", "--store", store).stdout
-    assert isinstance(agl("rollouts", "drift", "unknown", "--store", store).exception, NotFoundError)
+    assert "no calls of the policy are recorded" in agl("runs", "show", "empty", "--drift", "--store", store).stdout
+    assert isinstance(agl("runs", "show", "unknown", "--drift", "--store", store).exception, NotFoundError)
 
 
 def test_a_fork_is_shown_with_its_rollout_and_what_it_costs() -> None:

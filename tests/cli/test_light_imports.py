@@ -41,5 +41,5 @@ def test_help_lists_every_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "agentlightning", "--help"], capture_output=True, text=True, check=True
     )
-    for command in ("demo", "tiny", "train", "check", "eval", "export", "serve", "worker", "runs", "rollouts"):
+    for command in ("demo", "train", "check", "eval", "models", "serve", "worker", "runs", "rollouts"):
         assert f"  {command} " in done.stdout

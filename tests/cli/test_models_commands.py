@@ -1,4 +1,4 @@
-"""``agl models`` and ``agl runs rerun``: versions are listed, promoted, rolled back, described and exported."""
+"""``agl models`` and ``agl train --rerun``: versions are listed, promoted, rolled back, described and exported."""
 
 from __future__ import annotations
 
@@ -202,17 +202,16 @@ def test_a_run_with_other_code_or_data_is_not_started_again(tmp_path: Path) -> N
 
     def rerun(*words: str) -> str:
         runs = str(tmp_path / "runs")
-        return str(CliRunner().invoke(app, ["runs", "rerun", "r", "--store", url, "--runs", runs, *words]).exception)
+        return str(CliRunner().invoke(app, ["train", "--rerun", "r", "--store", url, "--runs", runs, *words]).exception)
 
     started = rerun()  # refused for what it lacks: its record is the same
     assert "nowhere" in started
     tasks.write_text('{"a": 2}\n')
-    assert "data is not what the run was last started with; start it all the same with: --changed-ok data" in rerun()
+    assert "data changed since the run was last started; to start it anyway, add --changed-ok" in rerun()
     agent.write_text("async def solve(task, llm): return 1.0")
-    assert "code and data are not what the run was last started with" in rerun()
-    assert "--changed-ok: expected code or data, got 'all'" in rerun("--changed-ok", "all")
-    assert "code is not" in rerun("--changed-ok", "data")
-    assert rerun("--changed-ok", "data", "--changed-ok", "code") == started
+    assert "code and data changed since the run was last started" in rerun()
+    assert rerun("--changed-ok") == started
+    assert "takes all settings from that run" in rerun("--set", "trainer.steps=3")
 
 
 def test_a_version_whose_weights_were_deleted_is_listed_on_demand(url: str) -> None:

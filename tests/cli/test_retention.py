@@ -79,20 +79,20 @@ def test_a_run_is_exported_and_stays(folder: Path) -> None:
 
 
 def test_a_run_is_archived_and_goes(folder: Path) -> None:
-    assert isinstance(agl("runs", "archive", "now", "--to", "out").exception, ConflictError)
-    assert agl("runs", "archive", "old", "--to", "out").exit_code == 0
+    assert isinstance(agl("runs", "export", "now", "--delete", "--to", "out").exception, ConflictError)
+    assert agl("runs", "export", "old", "--delete", "--to", "out").exit_code == 0
     assert (folder / "out" / "run.json").exists()
     assert runs() == ["now"]
 
 
 def test_pruning_says_what_would_go_and_does_it() -> None:
-    assert isinstance(agl("runs", "prune").exception, ConfigError)
-    said = agl("runs", "prune", "--keep-size", "0GB", "--dry-run").output
+    assert isinstance(agl("runs", "delete").exception, ConfigError)
+    said = agl("runs", "delete", "--keep-size", "0GB", "--dry-run").output
     assert said.startswith("old  old  finished: the store is too large (")
     assert said.endswith("1 runs would be deleted, and 0 calls of runs that stay\n")
     assert runs() == ["now", "old"]
-    assert agl("runs", "prune", "--older-than", "30d", "--keep-records", "7d").output.startswith("0 runs deleted")
-    assert agl("runs", "prune", "--older-than", "0h", "--yes").exit_code == 0
+    assert agl("runs", "delete", "--older-than", "30d", "--keep-records", "7d").output.startswith("0 runs deleted")
+    assert agl("runs", "delete", "--older-than", "0h", "--yes").exit_code == 0
     assert runs() == ["now"]
 
 

@@ -1,4 +1,4 @@
-"""`agl record --traces`, `agl rewards rescore` and `agl rollouts export-rows`, as a person types them."""
+"""`agl record --traces`, `agl rewards rescore` and `agl rollouts export`, as a person types them."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_a_file_is_recorded_scored_again_and_written_as_rows() -> None:
     assert "written" not in told
     kept = figures(agl("rewards", "rescore", run, "--with", "score.py:exact", "--write", "--name", "exact"))
     assert kept["written"] == 3
-    agl("rollouts", "export-rows", run, "--to", "good.jsonl", "--reward", "exact", "--threshold", "1")
+    agl("rollouts", "export", run, "--to", "good.jsonl", "--reward", "exact", "--threshold", "1")
     [row] = map(json.loads, Path("good.jsonl").read_text().splitlines())
     assert row["messages"][-1]["content"] == "2"
-    done = agl("rollouts", "export-rows", run, "--to", "pairs.jsonl", "--as", "preferences")
+    done = agl("rollouts", "export", run, "--to", "pairs.jsonl", "--as", "preferences")
     assert "1 rows" in done.stdout
     [pair] = map(json.loads, Path("pairs.jsonl").read_text().splitlines())
     assert (pair["prompt"], pair["chosen"][0]["content"]) == ([ASK], "It is 2")
@@ -83,10 +83,10 @@ def test_the_function_may_be_that_of_a_configuration() -> None:
         (("record", "train.toml", "--task-fields", "gold"), "--task-fields: has no effect without --traces"),
         (("rewards", "rescore", "RUN", "--with", "score.py:exact", "--name", "reward"), "--name: 'reward' is the name"),
         (("rewards", "rescore", "RUN", "--with", "score.py:none"), "there is no 'none'"),
-        (("rollouts", "export-rows", "RUN", "--to", "rows.jsonl"), "--to: rows.jsonl exists already"),
+        (("rollouts", "export", "RUN", "--to", "rows.jsonl"), "--to: rows.jsonl exists already"),
         (
-            ("rollouts", "export-rows", "RUN", "--to", "x", "--margin", "1"),
-            "--margin: has no effect with --as messages",
+            ("rollouts", "export", "RUN", "--to", "x", "--margin", "1"),
+            "--margin: conflicts with --as messages",
         ),
     ],
 )
@@ -109,11 +109,11 @@ def test_a_function_that_scores_nothing_is_an_error_after_its_reason_is_told() -
 
 def test_rows_by_a_reward_that_no_rollout_has_or_for_a_folder_that_is_not_there_are_an_error() -> None:
     run = recorded()
-    unknown = agl("rollouts", "export-rows", run, "--to", "x.jsonl", "--reward", "exact").exception
+    unknown = agl("rollouts", "export", run, "--to", "x.jsonl", "--reward", "exact").exception
     assert isinstance(unknown, NotFoundError)
     assert "no training rollout has a final reward named 'exact'" in str(unknown)
     assert not Path("x.jsonl").exists()
-    nowhere = agl("rollouts", "export-rows", run, "--to", "no/where.jsonl").exception
+    nowhere = agl("rollouts", "export", run, "--to", "no/where.jsonl").exception
     assert isinstance(nowhere, ConfigError)
     assert "--to: there is no folder no" in str(nowhere)
 
@@ -122,13 +122,13 @@ def test_a_run_that_is_not_there_is_named() -> None:
     recorded()
     for words in (
         ("rewards", "rescore", "X", "--with", "score.py:exact"),
-        ("rollouts", "export-rows", "X", "--to", "x"),
+        ("rollouts", "export", "X", "--to", "x"),
     ):
         assert isinstance(agl(*words).exception, NotFoundError)
 
 
 def test_traces_that_were_exported_come_back_with_their_tasks_and_rewards() -> None:
-    assert agl("rollouts", "export-traces", recorded(), "--to", "out.jsonl").exception is None
+    assert agl("rollouts", "export", recorded(), "--as", "traces", "--to", "out.jsonl").exception is None
     back = figures(agl("record", "--traces", "out.jsonl"))
     assert (back["rollouts"], back["rewarded"]) == (3, 3)
     told = figures(agl("rewards", "rescore", str(back["run_id"]), "--with", "score.py:exact"))
@@ -189,7 +189,7 @@ def test_a_rollout_is_shown_with_its_agents_and_with_what_spans_tell() -> None:
 @pytest.mark.parametrize(
     ("words", "known"),
     [
-        (("export-rows", "RUN", "--to", "x", "--as", "csv"), ("'messages'", "'preferences'")),
+        (("export", "RUN", "--to", "x", "--as", "csv"), ("'messages'", "'preferences'")),
         (("list", "RUN", "--mode", "csv"), ("'train'", "'eval'")),
         (("list", "RUN", "--state", "csv"), ("'queued'", "'cancelled'")),
     ],

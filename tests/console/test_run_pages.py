@@ -145,7 +145,7 @@ async def test_a_planted_good_learning_rate_is_ranked_above_a_bad_one(reader: Re
 async def test_suggestions_that_take_too_long_say_how_to_get_them(reader: Reader) -> None:
     hurried = Reader(reader.store, suggestions_timeout_s=0.0)
 
-    with pytest.raises(StoreError, match="suggestions: took longer than 0 s over 5 runs; use: agl suggest CONFIG"):
+    with pytest.raises(StoreError, match="suggestions: took longer than 0 s over 5 runs; use: agl runs suggest CONFIG"):
         await suggestions_page(hurried, {"run": ["slow"]})
     hurried.close()
 

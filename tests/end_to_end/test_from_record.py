@@ -185,7 +185,7 @@ def test_text_from_a_file_teaches_as_the_record_does(
 ) -> None:
     """What the agent did leaves as conversations with rewards, comes back as traces of anybody's, and is learned from."""
     file = tmp_path / "rows.jsonl"
-    house.agl("rollouts", "export-rows", house.run_id, "--to", str(file))
+    house.agl("rollouts", "export", house.run_id, "--to", str(file))
     recorded = json.loads(house.agl("record", "--traces", str(file)).splitlines()[-1])
     assert (recorded["rollouts"], recorded["rewarded"]) == (960, 960)
     settings = ("trainer.steps=30", f"trainer.learning_rate={rate}", f"model.path={model}", "agent.run=agent.py:solve")

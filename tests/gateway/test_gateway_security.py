@@ -379,7 +379,7 @@ def test_commands_of_the_user_find_the_key_of_a_server_on_this_machine(tmp_path:
         assert made.stdout.strip() not in listed.stdout
         revoked = agl("tokens", "revoke", line.split()[0])
         assert "is revoked since 20" in revoked.stdout
-        audited = agl("audit").stdout
+        audited = agl("tokens", "audit").stdout
         assert [word for word in ("create_token", "revoke_token", "server key") if word not in audited] == []
         environment["AGL_SERVER_KEY"] = made.stdout.strip()
         refused = agl("runs", "list")

@@ -1,7 +1,7 @@
 """Replay: one attempt of a rollout, call by call, with the tools that each call used and the rewards it earned.
 
-``agl rollouts replay`` and the console's page drive it. `read_replay` reads it from a store; `play` shows it in a terminal,
-a call at a time, by keys that somebody hands in.
+``agl rollouts show --browse`` and the console drive it. `read_replay` reads it from a store; `play` shows it in a
+terminal, a call at a time, by keys that are handed in.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reward hacks: signs in a stored run that its policy earns the reward otherwise than was meant.
 
-``agl rewards hacks`` and the console's page drive it. A sign is no proof: each comes with its numbers and what to look at.
+``agl rewards report`` and the console's page drive it. A sign is no proof: each comes with its numbers and what to look at.
 Reads the run's metrics by name, and the calls of its last steps for their lengths.
 """
 
@@ -172,7 +172,7 @@ def moves_against(trends: Mapping[str, Trend]) -> list[RewardHack]:
                 kind="length_grows",
                 reward=OWN,
                 text=f"{rises} and rollouts grow from {length.first:.0f} to {length.last:.0f} tokens, while the held-out "
-                "reward does not rise: see agl rewards disagree, and let the reward fall with length",
+                "reward does not rise: see agl rewards report --compare, and let the reward fall with length",
                 evidence=[TRAIN, HELD_OUT, "train/tokens_sampled"],
             )
         )

@@ -1,6 +1,6 @@
 """Reward statistics: distributions by reward, step and call, and where two rewards disagree.
 
-``agl rewards distribution``, ``agl rewards disagree`` and the console's page drive it. Pure, over `RewardedRollout`s.
+``agl rewards report``, ``agl rewards report --compare`` and the console's page drive it. Pure, over `RewardedRollout`s.
 """
 
 from __future__ import annotations

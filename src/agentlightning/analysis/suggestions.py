@@ -1,6 +1,6 @@
 """Suggestions: what earlier runs of a store say about a configuration, with their evidence.
 
-``agl suggest`` and the console's page drive it. Rules come from the alarms of comparable runs, which train the same model on
+``agl runs suggest`` and the console drive it. Rules come from the alarms of comparable runs, which train the same model on
 the same tasks for the same reward; settings to try come from `tuning.py` once there are enough of them. Reads configurations
 and summaries of runs, never their rollouts.
 """

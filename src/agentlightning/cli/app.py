@@ -1,15 +1,18 @@
 """The command line: ``agl`` and ``agentlightning`` are the same.
 
-Each command is a file of this folder. Modules are imported after parsing, by the command that needs them, so that ``agl
---help`` answers at once; nothing here decides anything that a caller of the library could not.
+A file of this folder per noun or command. Each command imports what it needs once it runs, so that ``agl --help`` answers at
+once; nothing here decides anything that a caller of the library could not.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from agentlightning import __version__
 from agentlightning.cli import (
@@ -19,7 +22,6 @@ from agentlightning.cli import (
     demo,
     deploy,
     evaluate,
-    export,
     mcp,
     models,
     optimize,
@@ -30,8 +32,6 @@ from agentlightning.cli import (
     runs,
     serve,
     store,
-    suggest,
-    tiny,
     tokens,
     train,
     worker,
@@ -42,11 +42,37 @@ from agentlightning.runtime.log_lines import escape_last_resort
 
 EXIT_INTERRUPTED = 130
 
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "First hour": ("demo", "check", "train", "eval", "console"),
+        "Data": ("record", "runs", "rollouts", "rewards"),
+        "Prompts": ("optimize", "prompts"),
+        "Models": ("models", "algorithms"),
+        "Servers": ("serve", "worker", "deploy"),
+        "Administration": ("store", "tokens", "mcp"),
+    }
+)
+"""Sections of ``agl --help``, and their commands."""
+
+
+class GroupedCommands(TyperGroup):
+    """Lists the commands of ``agl --help`` by section."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes a table per section, all columns equally wide."""
+        width = max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                limit = formatter.width - width - 6
+                rows = [(name.ljust(width), self.commands[name].get_short_help_str(limit)) for name in names]
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="agl",
+    cls=GroupedCommands,
     help="Train the model behind any AI agent without touching the agent.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -64,32 +90,28 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """Takes what goes before a command."""
+    """Takes the options before a command."""
 
 
 app.command("demo")(demo.demo)
-app.command("tiny")(tiny.tiny)
-app.command("train")(train.train)
-app.command("algorithms")(algorithms.algorithms)
-app.command("optimize")(optimize.optimize)
 app.command("check")(check.check)
-app.command("record")(record.record)
+app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
-app.command("suggest")(suggest.suggest)
-app.command("mcp")(mcp.mcp)
-app.command("export")(export.export)
-app.command("serve")(serve.serve)
-app.command("worker")(worker.worker)
 app.command("console")(console.console)
-app.command("deploy")(deploy.deploy)
+app.command("record")(record.record)
 app.add_typer(runs.app, name="runs")
 app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(rewards.app, name="rewards")
+app.command("optimize")(optimize.optimize)
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(models.app, name="models")
+app.command("algorithms")(algorithms.algorithms)
+app.command("serve")(serve.serve)
+app.command("worker")(worker.worker)
 app.add_typer(store.app, name="store")
 app.add_typer(tokens.app, name="tokens")
-app.command("audit")(tokens.show_audit)
+app.command("deploy")(deploy.deploy)
+app.command("mcp")(mcp.mcp)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``agl rollouts drift``: how exactly the prompts of a run continued the tokens that its policy had sampled before.
+"""``agl runs show RUN --drift``: how exactly the prompts of a run continued the tokens that its policy had sampled before.
 
 Reads the rollouts page by page, so that a run of any size takes the memory of one page. It judges nothing: what each call's
 prompt did, and why, was decided by the gateway when the call was made.
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from agentlightning.cli.options import RunId, Store, with_store
+from agentlightning.cli.options import with_store
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ CAUSES = {
 }
 
 
-def show_drift(run: RunId, store: Store = None) -> None:
+def show_drift(run: str, store: str | None) -> None:
     """Show which calls of a run do not continue the tokens sampled before, and why."""
     from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen

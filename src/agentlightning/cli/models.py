@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from agentlightning.cli import models_canary, models_compare
-from agentlightning.cli.options import Json, Runs, Store, print_columns, print_json, with_store
+from agentlightning.cli import models_canary, models_compare, models_tiny
+from agentlightning.cli.options import Json, Runs, Store, print_columns, print_json, trained_checkpoint, with_store
 from agentlightning.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.command("compare")(models_compare.compare)
 app.add_typer(models_canary.app, name="canary")
+app.command("tiny")(models_tiny.tiny)
 
 Reference = Annotated[
     str, typer.Argument(metavar="NAME@VERSION", help="A number or an alias: support@40, support@best.")
@@ -165,26 +166,47 @@ def tag_model(
 
 @app.command("export")
 def export_model(
-    reference: Reference,
+    what: Annotated[
+        str,
+        typer.Argument(metavar="RUN|NAME@VERSION", help="A run, for its last checkpoint; or a version: support@best."),
+    ],
     to: Annotated[Path, typer.Option("--to", help="New folder for the files.")],
     format: Annotated[
         Literal["hf", "peft", "gguf"],
         typer.Option("--format", help="hf: for transformers and vLLM. peft: the adapter alone. gguf: for llama.cpp."),
     ] = "hf",
+    policy: Annotated[str | None, typer.Option("--policy", help="With RUN, which of its policies.")] = None,
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Write a version's weights as files that other programs load."""
+    """Write trained weights as files that other programs load."""
+    if "@" not in what:
+        if format != "hf":
+            raise InputError(f"--format {format}: expected NAME@VERSION; a run is exported as hf")
+        _export_run(what, to, policy, store, runs)
+        return
+    if policy is not None:
+        raise InputError("--policy: expected a run; a version belongs to one policy")
     from agentlightning.store.scan import find_model_version
     from agentlightning.trainer.model_files import version_folder
     from agentlightning.trainer.model_weights import export_version
 
     async def work(opened: LightningStore) -> tuple[ModelVersion, Path]:
-        version = await find_model_version(opened, reference)
+        version = await find_model_version(opened, what)
         return version, await version_folder(version, runs)
 
     version, folder = with_store(store, work)
     typer.echo(f"{version.reference}: {export_version(version, folder, to, format)}")
+
+
+def _export_run(run: str, to: Path, policy: str | None, store: str | None, runs: Path) -> None:
+    from agentlightning.trainer.checkpoint import RunFolder, export_policy
+    from agentlightning.trainer.run_config import run_config
+
+    folder = RunFolder(runs, run)
+    checkpoint = trained_checkpoint(store or run_config(folder).store.url, folder)
+    export_policy(Path(checkpoint.path), to, policy)
+    typer.echo(f"step {checkpoint.step}, version {checkpoint.version}: {to}")
 
 
 def _describe(

@@ -1,4 +1,4 @@
-"""``agl runs delete|archive|export|prune``: the end of data."""
+"""``agl runs export`` and ``agl runs delete``."""
 
 from __future__ import annotations
 
@@ -15,105 +15,102 @@ from agentlightning.errors import ConfigError, ConflictError
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
+    from agentlightning.store.pruning import Keep
 
-To = Annotated[Path, typer.Option("--to", help="New folder for the files.")]
-Format = Annotated[Literal["jsonl", "parquet"], typer.Option("--format", help="jsonl or parquet.")]
 Force = Annotated[bool, typer.Option("--force", help="Also a run that is running.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def delete(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Ids of runs.")],
+def export(
+    run: RunId,
+    to: Annotated[Path, typer.Option("--to", help="New folder for the files.")],
+    format: Annotated[Literal["jsonl", "parquet"], typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete the run from the store once the files are complete.")
+    ] = False,
     store: Store = None,
     force: Force = False,
     yes: Yes = False,
 ) -> None:
-    """Delete runs with everything that the store holds of them. Checkpoints are files, and stay.
+    """Write a run to files, one per kind of record. To export its model: agl models export."""
+    from agentlightning.store.export import archive_run, export_run
 
-    With a search over prompts goes the run of what its optimizer model was asked, RUN-optimizer.
-    """
-
-    async def work(opened: LightningStore) -> None:
-        for run in dict.fromkeys(runs):
-            await _refuse_running(opened, run, force)
-        beside = await _optimizer_runs(opened, runs)
-        _ask(f"delete {', '.join(dict.fromkeys([*runs, *beside]))} for ever?", yes)
-        deleted = await opened.delete_runs(runs)  # first, since it may be refused: then the answers stay, too
-        typer.echo(f"{deleted + await opened.delete_runs(beside)} deleted")
-
-    with_store(store, work)
-
-
-def archive(
-    run: RunId, to: To, format: Format = "jsonl", store: Store = None, force: Force = False, yes: Yes = False
-) -> None:
-    """Write a run to files as `export` does, and delete it from the store once they are complete."""
-    from agentlightning.store.export import archive_run
-
-    async def work(opened: LightningStore) -> None:
+    async def work(opened: LightningStore) -> dict[str, int]:
+        if not delete:
+            return await export_run(opened, run, to, format, on_progress)
         await _refuse_running(opened, run, force)
         _ask(f"write {run} to {to} and delete it from the store?", yes)
-        with _progress(run) as on_progress:
-            counts = await archive_run(opened, run, to, format, on_progress)
-        typer.echo(f"{_said(counts)}: {to}; the store holds {run} no longer")
-
-    with_store(store, work)
-
-
-def export(run: RunId, to: To, format: Format = "jsonl", store: Store = None) -> None:
-    """Write a run to files, one for each kind of record, for other programs; its model: agl export."""
-    from agentlightning.store.export import export_run
+        return await archive_run(opened, run, to, format, on_progress)
 
     with _progress(run) as on_progress:
-        counts = with_store(store, lambda opened: export_run(opened, run, to, format, on_progress))
-    typer.echo(f"{_said(counts)}: {to}")
+        counts = with_store(store, work)
+    deleted = f"; {run} is deleted from the store" if delete else ""
+    typer.echo(f"{_counted(counts)}: {to}{deleted}")
 
 
-def prune(
+def delete(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]…", help="Ids of runs.")] = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", help="Delete runs that did not change for so long: 30d, 12h, 8w.")
+        str | None, typer.Option("--older-than", help="Delete runs unchanged for this long: 30d, 12h, 8w.")
     ] = None,
     keep_size: Annotated[
-        str | None, typer.Option("--keep-size", help="Delete runs until the others hold so much: 10GB, 500MB.")
+        str | None, typer.Option("--keep-size", help="Delete the oldest runs until the rest fit: 10GB, 500MB.")
     ] = None,
     keep_records: Annotated[
-        str | None,
-        typer.Option("--keep-records", help="Delete calls and spans of rollouts learned from so long ago: 7d."),
+        str | None, typer.Option("--keep-records", help="Delete calls and spans trained on this long ago: 7d.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
     ] = False,
     store: Store = None,
+    force: Force = False,
     yes: Yes = False,
 ) -> None:
-    """Delete what is old: whole runs, the longest unchanged first, and never one that is running."""
-    import time
+    """Delete runs and all their records, by id or by age and size. Checkpoint folders stay on disk.
 
-    from agentlightning.store.pruning import Keep, delete_doomed, drop_old_records, find_doomed
+    By age and size, the longest unchanged runs go first and running ones never. Deleting a prompt search also deletes the
+    run RUN-optimizer, which records its optimizer model's calls.
+    """
+    from agentlightning.store.pruning import Keep
 
     keep = Keep(
         days=days_of(older_than, "--older-than"),
         bytes=bytes_of(keep_size, "--keep-size"),
         record_days=days_of(keep_records, "--keep-records"),
     )
-    if keep == Keep():
-        raise ConfigError("agl runs prune: say what to keep, with --older-than, --keep-size or --keep-records")
+    if bool(runs) == (keep != Keep()) or (runs and dry_run):
+        raise ConfigError(
+            "agl runs delete: give ids of runs, or --older-than, --keep-size or --keep-records (these with --dry-run)"
+        )
+    with_store(store, lambda opened: _delete(opened, runs, force, yes) if runs else _prune(opened, keep, dry_run, yes))
 
-    async def work(opened: LightningStore) -> None:
-        now_ns = time.time_ns()
-        doomed = await find_doomed(opened, keep, now_ns)
-        for one in doomed:
-            size = "" if one.bytes is None else f" ({shown_bytes(one.bytes)})"
-            typer.echo(f"{one.run.id}  {one.run.name}  {one.run.state}: {one.reason}{size}")
-        if doomed and not dry_run:
-            _ask(f"delete these {len(doomed)} runs for ever?", yes)
-            doomed = await delete_doomed(opened, doomed)
-        gone = {one.run.id for one in doomed}
-        calls = await drop_old_records(opened, keep, now_ns, without=gone, dry=dry_run)
-        would = "would be " if dry_run else ""
-        typer.echo(f"{len(doomed)} runs {would}deleted, and {calls} calls of runs that stay")
 
-    with_store(store, work)
+async def _delete(store: LightningStore, runs: Sequence[str], force: bool, yes: bool) -> None:
+    for run in dict.fromkeys(runs):
+        await _refuse_running(store, run, force)
+    optimizer_runs = await _optimizer_runs(store, runs)
+    _ask(f"delete {', '.join(dict.fromkeys([*runs, *optimizer_runs]))} permanently?", yes)
+    deleted = await store.delete_runs(runs)  # first: where this is refused, the optimizer's runs stay, too
+    typer.echo(f"{deleted + await store.delete_runs(optimizer_runs)} deleted")
+
+
+async def _prune(store: LightningStore, keep: Keep, dry_run: bool, yes: bool) -> None:
+    import time
+
+    from agentlightning.store.pruning import delete_doomed, drop_old_records, find_doomed
+
+    now_ns = time.time_ns()
+    doomed = await find_doomed(store, keep, now_ns)
+    for one in doomed:
+        size = "" if one.bytes is None else f" ({shown_bytes(one.bytes)})"
+        typer.echo(f"{one.run.id}  {one.run.name}  {one.run.state}: {one.reason}{size}")
+    if doomed and not dry_run:
+        _ask(f"delete these {len(doomed)} runs permanently?", yes)
+        doomed = await delete_doomed(store, doomed)
+    gone = {one.run.id for one in doomed}
+    calls = await drop_old_records(store, keep, now_ns, without=gone, dry=dry_run)
+    would = "would be " if dry_run else ""
+    typer.echo(f"{len(doomed)} runs {would}deleted, and {calls} calls of runs that stay")
 
 
 async def _optimizer_runs(store: LightningStore, searches: Sequence[str]) -> list[str]:
@@ -152,5 +149,5 @@ def _progress(run: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _said(counts: dict[str, int]) -> str:
+def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "nothing but the run"

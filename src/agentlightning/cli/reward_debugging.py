@@ -1,4 +1,4 @@
-"""``agl rewards explain``, ``what-if``, ``distribution``, ``disagree`` and ``hacks``: why rollouts earned what they did."""
+"""``agl rewards explain``, ``what-if`` and ``report``: why rollouts earned what they did."""
 
 from __future__ import annotations
 
@@ -100,19 +100,32 @@ def what_if(
         _print_what_if(screen(), report)
 
 
-def distribution(run: RunId, step: Step = None, as_json: Json = False, store: Store = None) -> None:
-    """Show the distribution of each reward by step and call; of steps over the whole run where none is named."""
+def report(
+    run: RunId,
+    step: Step = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--compare", metavar="REWARD OTHER", help="Show where two rewards, by name, disagree most."),
+    ] = None,
+    as_json: Json = False,
+    store: Store = None,
+) -> None:
+    """Show the distribution of each reward by step and call, and signs of reward hacking; or where two rewards disagree."""
+    if compare is not None:
+        _disagreement(run, step, compare, as_json, store)
+        return
+    from agentlightning.analysis.reward_hacks import find_hacks
     from agentlightning.analysis.reward_statistics import distributions
     from agentlightning.analysis.rewarded_rollouts import latest_steps, read_rewarded
     from agentlightning.trainer.display import screen
 
-    async def work(opened: LightningStore) -> list[RewardDistribution]:
+    async def work(opened: LightningStore) -> tuple[list[RewardDistribution], HackReport]:
         steps = await latest_steps(opened, run, SPREAD_STEPS, spread=True) if step is None else [step]
-        return distributions(await read_rewarded(opened, run, steps, calls=True))
+        return distributions(await read_rewarded(opened, run, steps, calls=True)), await find_hacks(opened, run)
 
-    found = with_store(store, work)
+    found, hacks = with_store(store, work)
     if as_json:
-        print_json(found)
+        print_json({"distributions": found, "hacks": hacks})
         return
     rows: list[Sequence[str]] = [("reward", "step", "call", "n", "mean", "deviation", "lowest", "quartiles", "highest")]
     for one in found:
@@ -120,22 +133,19 @@ def distribution(run: RunId, step: Step = None, as_json: Json = False, store: St
         numbers = [str(one.n), *(f"{number:.3f}" for number in (one.mean, one.deviation, low))]
         middle = " ".join(f"{number:.3f}" for number in quartiles)
         rows.append((one.name, str(one.step), str(one.call or "-"), *numbers, middle, f"{high:.3f}"))
-    print_columns(screen(), rows)
+    console = screen()
+    print_columns(console, rows)
+    console.print()
+    _print_hacks(console, hacks)
 
 
-def disagree(
-    run: RunId,
-    name: Annotated[str, typer.Argument(metavar="REWARD", help="Name of a reward; reward is the rollouts' own.")],
-    other: Annotated[str, typer.Argument(metavar="OTHER", help="Name of another, rescored ones included.")],
-    step: Step = None,
-    as_json: Json = False,
-    store: Store = None,
-) -> None:
-    """Show how differently two rewards order the same rollouts, and the rollouts on which they disagree most."""
+def _disagreement(run: str, step: int | None, names: tuple[str, str], as_json: bool, store: str | None) -> None:
     from agentlightning.analysis.reward_hacks import LAST_STEPS
     from agentlightning.analysis.reward_statistics import disagreement
     from agentlightning.analysis.rewarded_rollouts import latest_steps, read_rewarded
     from agentlightning.trainer.display import screen
+
+    name, other = names
 
     async def work(opened: LightningStore) -> Disagreement:
         steps = await latest_steps(opened, run, LAST_STEPS) if step is None else [step]
@@ -156,18 +166,6 @@ def disagree(
         values, places = (f"{value:.3f}" for value in one.values), (f"{place:.0%}" for place in one.places)
         rows.append((one.rollout_id, str(one.step), *values, *places))
     print_columns(console, rows)
-
-
-def hacks(run: RunId, as_json: Json = False, store: Store = None) -> None:
-    """Look for signs that a run earns its reward otherwise than was meant."""
-    from agentlightning.analysis.reward_hacks import find_hacks
-    from agentlightning.trainer.display import screen
-
-    report = with_store(store, lambda opened: find_hacks(opened, run))
-    if as_json:
-        print_json(report)
-    else:
-        _print_hacks(screen(), report)
 
 
 def _print_what_if(console: Console, report: WhatIfReport) -> None:

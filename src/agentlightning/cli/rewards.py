@@ -42,9 +42,7 @@ app = typer.Typer(
 app.command("air")(air.show_air)
 app.command("explain")(reward_debugging.explain)
 app.command("what-if")(reward_debugging.what_if)
-app.command("distribution")(reward_debugging.distribution)
-app.command("disagree")(reward_debugging.disagree)
-app.command("hacks")(reward_debugging.hacks)
+app.command("report")(reward_debugging.report)
 
 
 @app.command("rescore")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import orjson
 import typer
 
-from agentlightning.cli import drift, export_rows, fork, replay, traces
-from agentlightning.cli.options import Mode, RunId, Step, Store, with_store
+from agentlightning.cli import export_rows, fork, traces
+from agentlightning.cli.options import Json, Mode, RunId, Step, Store, print_json, with_store
 from agentlightning.records import RolloutState
 from agentlightning.store.summary_types import RolloutSummary
 
@@ -27,13 +27,10 @@ Warnings = Mapping[str, str]
 MAX_REASON_CHARS = 240
 """Characters of what went wrong that a list shows."""
 
-app = typer.Typer(help="List, show and replay rollouts.", no_args_is_help=True, rich_markup_mode=None)
-app.command("replay")(replay.replay)
+app = typer.Typer(help="List, show, fork and export rollouts.", no_args_is_help=True, rich_markup_mode=None)
 app.command("fork")(fork.fork_rollout)
 app.command("execute")(fork.execute_rollouts)
-app.command("drift")(drift.show_drift)
-app.command("export-rows")(export_rows.export_rows)
-app.command("export-traces")(traces.export_traces)
+app.command("export")(export_rows.export)
 
 
 @app.command("list")
@@ -150,9 +147,19 @@ def show_rollout(
     spans: Annotated[
         bool, typer.Option("--spans", help="Also print what the agent did between its model calls, as a tree.")
     ] = False,
+    browse: Annotated[
+        bool, typer.Option("--browse", help="Browse it call by call with the arrow keys, with tools and rewards.")
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=1, help="With --browse or --json: this attempt; default: the latest.")
+    ] = None,
+    as_json: Json = False,
     store: Store = None,
 ) -> None:
     """Show a rollout: the conversation, its tokens with logprobs, and its rewards."""
+    if browse or as_json:
+        _replay(rollout, attempt, as_json, store)
+        return
     from agentlightning.analysis.rollout_view import print_rollout
     from agentlightning.errors import NotFoundError
     from agentlightning.store.base import RolloutQuery
@@ -173,6 +180,23 @@ def show_rollout(
             traces.print_spans(screen(), recorded, calls)
 
     with_store(store, work)
+
+
+def _replay(rollout: str, attempt: int | None, as_json: bool, store: str | None) -> None:
+    """Browse in a terminal; where input or output is piped, print everything."""
+    import sys
+
+    from agentlightning.analysis.replay import play, print_replay, read_replay
+    from agentlightning.trainer.display import screen
+
+    found = with_store(store, lambda opened: read_replay(opened, rollout, attempt))
+    console = screen()
+    if as_json:
+        print_json(found)
+    elif console.is_terminal and sys.stdin.isatty():
+        play(console, found, typer.getchar)
+    else:
+        print_replay(console, found)
 
 
 def print_rollouts(

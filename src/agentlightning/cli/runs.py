@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli import bottlenecks, compare, rerun, retention
+from agentlightning.cli import bottlenecks, compare, retention, suggest
+from agentlightning.cli.drift import show_drift
 from agentlightning.cli.options import RunId, Runs, Store, with_store
 from agentlightning.cli.quantities import shown_bytes
 
@@ -18,11 +19,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, show, compare, export and delete runs.", no_args_is_help=True, rich_markup_mode=None)
 app.command("compare")(compare.compare)
 app.command("export")(retention.export)
-app.command("archive")(retention.archive)
 app.command("delete")(retention.delete)
-app.command("prune")(retention.prune)
-app.command("rerun")(rerun.rerun)
 app.command("bottlenecks")(bottlenecks.show_bottlenecks)
+app.command("suggest")(suggest.suggest)
 
 
 @app.command("list")
@@ -62,8 +61,17 @@ def list_runs(
 
 
 @app.command("show")
-def show_run(run: RunId, store: Store = None) -> None:
-    """Show a run: its settings, rollouts by state, checkpoints, last metrics and what they warn of."""
+def show_run(
+    run: RunId,
+    drift: Annotated[
+        bool, typer.Option("--drift", help="Show which calls do not continue the tokens sampled before, and why.")
+    ] = False,
+    store: Store = None,
+) -> None:
+    """Show a run: its settings, rollouts by state, checkpoints, latest metrics and warnings."""
+    if drift:
+        show_drift(run, store)
+        return
     import orjson
 
     from agentlightning.analysis.run_cost import amount_text, read_cost

@@ -101,7 +101,7 @@ def serve(
 
     The key that guards /api (and opens a store of another server) is read from AGL_SERVER_KEY. Without it one is made, kept
     in a file and found by your commands on this machine. What is more than the limits given is
-    deleted once an hour, as `agl runs prune` does it. With --policy users ask a registered model, without a trainer.
+    deleted once an hour, as `agl runs delete` does it. With --policy users ask a registered model, without a trainer.
     """
     from agentlightning.gateway.__main__ import run
     from agentlightning.trainer.checkpoint import make_default_folder

@@ -1,4 +1,4 @@
-"""``agl suggest``: what earlier runs say about a configuration."""
+"""``agl runs suggest``: what earlier runs say about a configuration."""
 
 from __future__ import annotations
 

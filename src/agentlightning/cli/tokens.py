@@ -1,4 +1,4 @@
-"""``agl tokens`` and ``agl audit``: who may use a store over HTTP, and who did what to it."""
+"""``agl tokens``: who may use a store over HTTP, and who did what to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
     from agentlightning.store.tokens import NewToken
 
-app = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Create, list and revoke access tokens; the audit log.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Run = Annotated[str | None, typer.Option("--run", help="Id of a run.")]
 
@@ -56,8 +58,12 @@ def create_token(
 
 
 @app.command("list")
-def list_tokens(run: Run = None, store: Store = None, server: Server = None) -> None:
-    """List tokens, those that ended too, oldest first."""
+def list_tokens(
+    run: Run = None,
+    store: Store = None,
+    server: Server = None,
+) -> None:
+    """List tokens, oldest first, including those that have ended."""
     import time
 
     from agentlightning.cli.options import print_columns
@@ -114,6 +120,7 @@ def revoke_token(
     typer.echo(f"token {revoked.id} ({revoked.name}) is revoked since {_time(revoked.revoked_ns)} UTC")
 
 
+@app.command("audit")
 def show_audit(
     run: Run = None,
     after: Annotated[int, typer.Option("--after", min=0, help="Only entries after this number.")] = 0,

@@ -1,13 +1,13 @@
-"""Spans on the command line: ``agl rollouts export-traces`` for viewers, and the tree of ``agl rollouts show --spans``."""
+"""Spans on the command line: ``agl rollouts export --as traces`` and the tree of ``agl rollouts show --spans``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from agentlightning.cli.options import RunId, Store, with_store
+from agentlightning.cli.options import with_store
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,17 +20,8 @@ MAX_TEXT_CHARS = 160
 """Characters that a span's line shows of each text that the agent gave."""
 
 
-def export_traces(
-    run: RunId,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to", help="URL of an OTLP/HTTP endpoint (http://localhost:4318/v1/traces), or a new .jsonl file."
-        ),
-    ],
-    store: Store = None,
-) -> None:
-    """Send the finished rollouts of a run, each as one trace; headers are those of OTEL_EXPORTER_OTLP_HEADERS."""
+def export_traces(run: str, to: str, store: str | None) -> None:
+    """Sends the finished rollouts of a run to an OTLP/HTTP endpoint, or writes them to a new .jsonl file, a trace each."""
     import os
 
     from agentlightning.store.scan import find_run

@@ -19,7 +19,7 @@ from agentlightning.cli.options import (
     store_setting,
     with_store,
 )
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, ConflictError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +37,15 @@ EXIT_UNFINISHED = 75
 def train(
     config: Annotated[Path | None, typer.Argument(help="TOML file with the configuration.")] = None,
     resume: Annotated[str | None, typer.Option("--resume", help="Continue this run from its last checkpoint.")] = None,
+    rerun: Annotated[
+        str | None,
+        typer.Option(
+            "--rerun", help="Start this run again as a new run: same settings; code and tasks must be the same."
+        ),
+    ] = None,
+    changed_ok: Annotated[
+        bool, typer.Option("--changed-ok", help="With --rerun: start it even though its code or tasks have changed.")
+    ] = False,
     agent: Annotated[
         str | None, typer.Option("--agent", help="file.py:name, or a command such as 'node agent.js'.")
     ] = None,
@@ -74,6 +83,13 @@ def train(
 
     With --from-run and no file, the model, its engine and the agent that is evaluated are those of that run.
     """
+    if rerun is not None:
+        if any((config, resume, run, agent, tasks, val, reward, model, algorithm, from_run, settings)):
+            raise ConfigError("--rerun: takes all settings from that run; give no others")
+        _rerun(rerun, changed_ok, one_store(store, server), runs)
+        return
+    if changed_ok:
+        raise ConfigError("--changed-ok: expected --rerun RUN with it")
     from agentlightning.store.run_ids import check_run_id
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.model_weights import with_versions
@@ -99,6 +115,32 @@ def train(
         if config is not None or given:
             raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
         run_and_report(own_config(folder, settings or [], url), folder, resume=True, console=console)
+
+
+def _rerun(run: str, changed_ok: bool, store: str | None, runs: Path) -> None:
+    """Starts a training run again from its record. ConflictError where code or tasks differ from those recorded."""
+    from agentlightning.store.open import store_url
+    from agentlightning.store.scan import find_run
+    from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.data.tasks import load_tasks
+    from agentlightning.trainer.fingerprint import Fingerprint, take_fingerprint
+    from agentlightning.trainer.run_config import recorded_config
+    from agentlightning.trainer.serving import is_training
+    from agentlightning.trainer.training import new_run_id
+
+    found = with_store(store, lambda opened: find_run(opened, run))
+    if not is_training(found):
+        raise ConflictError(f"--rerun: {run} is not a training run")
+    config = recorded_config(found, store_url(store))
+    data = config.data
+    tasks = [] if data.train is None else load_tasks(data.train, data.fields, config.trainer.seed)
+    then, now = Fingerprint.of_summary(found.summary), take_fingerprint(config, tasks)
+    changed = [kind for kind in ("code", "data") if getattr(then, kind) != getattr(now, kind)]
+    if changed and not changed_ok:
+        raise ConflictError(
+            f"{run}: {' and '.join(changed)} changed since the run was last started; to start it anyway, add --changed-ok"
+        )
+    run_and_report(config, RunFolder(runs, new_run_id()), name=found.name)
 
 
 def _known(folder: RunFolder, settings: list[str], url: str | None) -> Config | None:

@@ -153,7 +153,7 @@ class Reader:
                 return await asyncio.wrap_future(work)
         except TimeoutError:
             why = f"took longer than {self._suggestions_timeout_s:.0f} s over {len(runs)} runs"
-            raise StoreError(f"suggestions: {why}; use: agl suggest CONFIG") from None
+            raise StoreError(f"suggestions: {why}; use: agl runs suggest CONFIG") from None
 
     async def summaries(self, query: SummaryQuery) -> SummaryPage:
         """A page of rollouts. InputError where the filter does not say what it means."""

@@ -1,6 +1,6 @@
 """Imitation: supervised training of a tiny model on what the assistant says in demonstrations.
 
-The demo's warm start, ``agl tiny`` and the examples drive it. It knows conversations and tokens; rewards, agents and tasks
+The demo's warm start, ``agl models tiny`` and the examples drive it. It knows conversations and tokens; rewards and tasks
 play no part here. A demonstration is a list of chat messages; its rows are token ids and which of them are trained.
 """
 

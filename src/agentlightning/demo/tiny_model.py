@@ -1,6 +1,6 @@
 """A tiny language model made on the spot: a tokenizer trained on a few thousand short texts and a fresh Llama.
 
-The warm start of the demo, ``agl tiny`` and the examples drive it; it knows nothing of tasks or training. What it writes is
+The demo's warm start, ``agl models tiny`` and the examples drive it; it knows nothing of tasks or training. It writes
 an ordinary transformers folder, so everything that loads a real checkpoint loads this one.
 
 The tokenizer keeps words whole and digits single, which halves the length of a conversation against characters and still

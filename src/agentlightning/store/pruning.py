@@ -1,6 +1,6 @@
 """Pruning: which runs and records have become too old or too many, and their deletion.
 
-Driven by `agl runs prune` and by a server that was told what to keep. Whole runs go, the one that was changed first before
+Driven by `agl runs delete` and by a server that was told what to keep. Whole runs go, the one that was changed first before
 the others, and never one that is running. Of runs that stay, records of rollouts go that were learned from so long ago that
 no crash can ask for them again: a step that is covered by a checkpoint is not executed again.
 """

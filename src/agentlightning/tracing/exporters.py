@@ -1,6 +1,6 @@
 """Traces out: the rollouts of a run to an OpenTelemetry collector (Jaeger, Phoenix, Langfuse, …) or to a file.
 
-Driven by the trainer while a run goes on, and by ``agl rollouts export-traces`` afterwards. A collector that is away is
+Driven by the trainer while a run goes on, and by ``agl rollouts export --as traces`` afterwards. A collector that is away is
 waited for, one that refuses is an error; what it has answered for is not sent again. Knows nothing of training.
 """
 

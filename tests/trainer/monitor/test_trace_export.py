@@ -111,7 +111,7 @@ async def test_a_collector_that_refuses_is_told_of_once_with_what_to_do_later(
             await finish(store, run_id, "b", 1)
         [note] = notes
         assert "refuses traces with HTTP 401" in note
-        assert f"agl rollouts export-traces r --to {receiver.url}" in note
+        assert f"agl rollouts export --as traces r --to {receiver.url}" in note
         assert len(receiver.rollouts) == 1
 
 
@@ -136,7 +136,7 @@ async def test_an_export_that_cannot_note_how_far_it_came_is_told_of(receiver: R
             await finish(store, run_id, "a", 1)
             await receiver.came.wait()
         [note] = notes
-        assert "traces are not exported any more" in note
+        assert "traces are no longer exported" in note
 
 
 async def test_without_an_endpoint_nothing_is_sent_or_written(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_the_command_sends_a_run_afterwards(receiver: Receiver, tmp_path: 
     url = f"sqlite:///{tmp_path}/agl.db"
     async with open_store(url) as store:
         ids = await finish(store, (await store.create_run("traced", {}, "r")).id, "a", 20)
-    given = ["rollouts", "export-traces", "r", "--store", url, "--to"]
+    given = ["rollouts", "export", "r", "--as", "traces", "--store", url, "--to"]
     done = await asyncio.to_thread(CliRunner().invoke, app, [*given, receiver.url])
     assert done.output.strip() == f"20 rollouts, 20 spans: {receiver.url}"
     assert receiver.rollouts == ids

@@ -1,4 +1,4 @@
-"""Suggestions: what earlier runs say about a run's configuration, as ``agl suggest`` says it of a file."""
+"""Suggestions: what earlier runs say about a run's configuration, as ``agl runs suggest`` says it of a file."""
 
 from __future__ import annotations
 

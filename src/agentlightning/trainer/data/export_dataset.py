@@ -1,6 +1,6 @@
 """Stored rollouts as rows for other trainers: conversations, and pairs of which one is preferred.
 
-Driven by ``agl rollouts export-rows``. The rows hold messages in the form of Chat Completions, with the rewards that
+Driven by ``agl rollouts export``. The rows hold messages in the form of Chat Completions, with the rewards that
 chose them.
 """
 

@@ -349,7 +349,7 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
         0.3,
         "rollout/forked_share",
         "{:.0%} of the calls do not continue the tokens of the call before: what was sampled there is trained apart from "
-        "what followed; agl rollouts drift RUN names the causes",
+        "what followed; agl runs show RUN --drift names the causes",
     ),
 }
 

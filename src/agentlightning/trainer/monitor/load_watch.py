@@ -59,7 +59,7 @@ def load_alarms(load: Load) -> list[Alarm]:
         )
     if load.free_bytes < MIN_FREE_BYTES:
         found["disk_filling"] = (
-            f"{load.free_bytes / 2**20:,.0f} MiB are left on the disk of the run's folder: free some with agl runs prune, "
+            f"{load.free_bytes / 2**20:,.0f} MiB are left on the disk of the run's folder: free some with agl runs delete, "
             "or lower trainer.keep_checkpoints; a checkpoint that does not fit ends the run"
         )
     if load.longest_pause_s and load.silent_s >= max(SILENT_S, SILENT_TIMES * load.longest_pause_s):

@@ -1,4 +1,4 @@
-"""``agl tiny``: a model of your own in a minute, from demonstrations of your own, without a download."""
+"""``agl models tiny``: a model of your own in a minute, from demonstrations of your own, without a download."""
 
 from __future__ import annotations
 
