@@ -86,8 +86,6 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables["external.NAME"] = defaults(ExternalModelConfig)
         elif name == "limits":
             tables |= dict.fromkeys(("limits.attempt", "limits.run"), defaults(LimitConfig))
-            prices = ("input_cost_per_token", "output_cost_per_token")
-            tables["limits"] = {each: LimitsConfig.model_fields[each].default for each in prices}
         elif name == "policies":
             tables["policies.NAME"] = defaults(PolicyConfig)
         else:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from gateway_house import House
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.connection_limit import allowed_connections
-from agentlightning.gateway.log_limit import MAX_LINES, MAX_PLACE_LINES, LogLimit
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.runtime.children import listen
@@ -248,38 +245,3 @@ async def test_a_large_body_in_many_chunks_or_in_one_is_read() -> None:
             writer.write(CHUNKED + chunks + b"0\r\n\r\n")
             assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)).startswith(b"HTTP/1.1 200")
             writer.close()
-
-
-# --- the log ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_line_that_repeats_is_left_out_until_the_minute_is_over() -> None:
-    caller: ContextVar[Any] = ContextVar("caller", default=None)
-    now = [0.0]
-    limit = LogLimit(caller, lambda: now[0])
-
-    def record(line: int = 1) -> logging.LogRecord:
-        return logging.LogRecord("agentlightning", logging.INFO, "proxy.py", line, "refused: %d", (404,), None)
-
-    def written(line: int = 1, times: int = 10 * MAX_LINES) -> int:
-        return sum(limit.filter(record(line)) for _ in range(times))
-
-    assert written() == MAX_LINES
-    assert written(line=2) == MAX_LINES
-    caller.set(("another", 1))
-    assert written(times=MAX_LINES - 1) == MAX_LINES - 1
-    last = record()
-    assert limit.filter(last)
-    assert "more lines like this are left out" in last.getMessage()
-    now[0] = 61.0
-    assert written() == MAX_LINES
-
-
-def test_whoever_takes_many_names_does_not_fill_the_log_either() -> None:
-    caller: ContextVar[Any] = ContextVar("caller", default=None)
-    limit = LogLimit(caller, lambda: 0.0)
-    written = 0
-    for number in range(20 * MAX_PLACE_LINES):
-        caller.set((str(number), 1))
-        written += limit.filter(logging.LogRecord("x", logging.INFO, "proxy.py", 1, "refused", (), None))
-    assert written == MAX_PLACE_LINES

@@ -18,8 +18,6 @@ from gateway_house import SERVER_KEY, House, path
 
 from agentlightning.config.limits import LIMITS_RESOURCE
 from agentlightning.gateway.app import App
-from agentlightning.gateway.external.directory import ExternalDirectory
-from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.limits import LIMIT_REACHED, CallLimits, LimitReachedError, ServerLimits
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.server_settings import ServerSettings
@@ -27,7 +25,6 @@ from agentlightning.records import Claim, Finish, Resource, Span
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store import wire
 
-PRICES = {"input_cost_per_token": 0.001, "output_cost_per_token": 0.01}
 BODIES: dict[str, dict[str, Any]] = {
     "chat/completions": {"model": "policy", "messages": HI},
     "completions": {"model": "policy", "prompt": "hi"},
@@ -198,28 +195,28 @@ async def test_a_limit_that_is_raised_lets_the_attempt_go_on(house: House) -> No
     assert await statuses(house, claim, 2, house.gateway()) == [200, 429]
 
 
-# --- spend ------------------------------------------------------------------------------------------------------------
+# --- tokens of external models ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 async def spender(house: House, external: ExternalServer) -> Claim:
-    """An attempt of a run with a priced model: a call of 11 and 7 tokens costs 0.081 dollars."""
-    await serve(house, "judge", url=external.url, models=["gpt-4o-mini"], key_env="JUDGE_KEY", **PRICES)
+    """An attempt of a run with an external model, whose calls have 11 and 7 tokens."""
+    await serve(house, "judge", url=external.url, models=["gpt-4o-mini"], key_env="JUDGE_KEY")
     return await house.claim()
 
 
 @pytest.mark.parametrize("table", ["attempt", "run"])
-async def test_a_budget_counts_reported_tokens_by_their_prices(house: House, spender: Claim, table: str) -> None:
-    await limit(house, **{table: {"max_budget": 0.1}})
+async def test_reported_tokens_count(house: House, spender: Claim, table: str) -> None:
+    await limit(house, **{table: {"max_tokens": 20}})
     assert [(await post(house, spender)).status_code for _ in range(3)] == [200, 200, 429]
     assert await statuses(house, spender, 1) == [429]  # what is over is over, for the policy too
     (span,) = await told(house, spender)
-    assert f"has spent 0.162 of 0.1 US dollars (limits.{table}.max_budget)" in str(span.attributes)
+    assert f"has used 36 of 20 tokens (limits.{table}.max_tokens)" in str(span.attributes)
     assert (await statuses(house, spender, 1, house.gateway())) == [429]
 
 
 async def test_a_stream_without_a_report_is_estimated(house: House, external: ExternalServer, spender: Claim) -> None:
-    await limit(house, attempt={"max_budget": 0.1})
+    await limit(house, attempt={"max_tokens": 50})
     external.text = "word " * 100
     assert (await post(house, spender, stream=True)).status_code == 200
     (call,) = await house.store.calls([spender.rollout.id])
@@ -251,11 +248,11 @@ async def test_a_response_in_the_background_is_refused_where_tokens_count(
     body = {"model": "gpt-4o-mini", "input": "hi", "background": True}
     url = f"{path(spender)}/v1/responses"
     assert (await house.http().post(url, json=body)).status_code == 200
-    await limit(house, run={"max_budget": 1.0})
+    await limit(house, run={"max_tokens": 1000})
     http = house.http(house.gateway())
     refused = await http.post(url, json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
-    assert "this run limits tokens or spend" in refused.json()["error"]["message"]
+    assert "this run limits tokens" in refused.json()["error"]["message"]
     assert len(external.requests) == 1
     assert (await http.post(url, json={**body, "background": False})).status_code == 200
 
@@ -263,7 +260,7 @@ async def test_a_response_in_the_background_is_refused_where_tokens_count(
 async def test_a_call_whose_agent_has_gone_is_counted_to_its_end(
     house: House, external: ExternalServer, spender: Claim
 ) -> None:
-    await limit(house, attempt={"max_budget": 0.05})
+    await limit(house, attempt={"max_tokens": 18})
     external.gate = asyncio.Event()
     app = house.gateway(grace_s=0.0)
     body = {"model": "gpt-4o-mini", "messages": HI, "max_tokens": 100_000}
@@ -283,8 +280,8 @@ async def test_a_call_whose_agent_has_gone_is_counted_to_its_end(
 async def test_a_call_that_times_out_counts_with_what_it_asked_for(
     house: House, external: ExternalServer, hangs_up: bool
 ) -> None:
-    await serve(house, "judge", url=external.url, models=["gpt-4o-mini"], timeout_s=0.3, **PRICES)
-    await limit(house, attempt={"max_budget": 100.0})
+    await serve(house, "judge", url=external.url, models=["gpt-4o-mini"], timeout_s=0.3)
+    await limit(house, attempt={"max_tokens": 100})
     claim = await house.claim()
     external.gate = asyncio.Event()
     body = {"model": "gpt-4o-mini", "messages": HI, "max_tokens": 10_000, "n": 3}
@@ -304,8 +301,8 @@ async def test_a_call_that_times_out_counts_with_what_it_asked_for(
 
 
 async def test_a_bound_beyond_all_numbers_is_counted(house: House, external: ExternalServer) -> None:
-    await serve(house, "judge", url=external.url, models=["gpt-4o-mini"], timeout_s=0.1, **PRICES)
-    await limit(house, attempt={"max_budget": 100.0})
+    await serve(house, "judge", url=external.url, models=["gpt-4o-mini"], timeout_s=0.1)
+    await limit(house, attempt={"max_tokens": 100})
     claim = await house.claim()
     external.gate = asyncio.Event()
     assert (await post(house, claim, max_tokens=2**63, n=2**63)).status_code == 504
@@ -315,7 +312,7 @@ async def test_a_bound_beyond_all_numbers_is_counted(house: House, external: Ext
 async def test_a_stream_that_breaks_off_counts_with_what_came(
     house: House, external: ExternalServer, spender: Claim
 ) -> None:
-    await limit(house, attempt={"max_budget": 100.0})
+    await limit(house, attempt={"max_tokens": 100})
     external.text, external.die_after = "word " * 100, 80
     await post(house, spender, stream=True, max_tokens=10_000)
     (record,) = await house.store.calls([spender.rollout.id])
@@ -326,7 +323,7 @@ async def test_a_stream_that_breaks_off_counts_with_what_came(
 async def test_a_request_that_the_external_model_refused_costs_nothing(
     house: House, external: ExternalServer, spender: Claim
 ) -> None:
-    await limit(house, attempt={"max_budget": 0.05})
+    await limit(house, attempt={"max_tokens": 18})
     external.refusals = [web.json_response({"error": {"message": "no"}}, status=400)]
     assert (await post(house, spender, max_tokens=10_000)).status_code == 400
     assert await house.store.calls([spender.rollout.id]) == []
@@ -371,8 +368,7 @@ async def test_what_is_under_way_is_counted_in_more_attempts_and_runs_than_are_r
     background = BackgroundTasks()
     watcher = ResourceWatcher(house.store, lambda _: None, background)
     server = ServerLimits(max_parallel_requests=1)
-    directory = ExternalDirectory(watcher, ExternalKeys())
-    limits = CallLimits(house.store, watcher, directory, server, max_attempts=1, max_runs=1)
+    limits = CallLimits(house.store, watcher, server, max_attempts=1, max_runs=1)
     rollouts = [(await house.claim(replica=replica)).rollout for replica in range(3)]
     admissions = await asyncio.gather(*(limits.enter(rollout, 1) for rollout in rollouts))
     for rollout in rollouts:
@@ -426,16 +422,10 @@ async def test_spans_that_an_agent_sends_have_the_servers_limits(house: House) -
 @pytest.mark.parametrize(
     ("kind", "value", "setting"),
     [
-        ("limits", {"run": {"max_budget": float("nan")}}, "limits.run.max_budget"),
-        ("limits", {"run": {"max_budget": float("inf")}}, "limits.run.max_budget"),
-        ("limits", {"attempt": {"max_budget": -1.0}}, "limits.attempt.max_budget"),
+        ("limits", {"run": {"max_tokens": -1}}, "limits.run.max_tokens"),
         ("limits", {"attempt": {"max_calls": 0}}, "limits.attempt.max_calls"),
         ("limits", {"attempt": {"max_call": 1}}, "limits.attempt.max_call"),
-        (
-            "external",
-            {"url": "https://h/v1", "models": ["m"], **PRICES, "output_cost_per_token": float("nan")},
-            "external.n.output_cost_per_token",
-        ),
+        ("external", {"url": "https://h/v1", "models": ["m"], "timeout_s": float("nan")}, "external.n.timeout_s"),
     ],
 )
 async def test_settings_that_would_limit_nothing_are_not_stored(

@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,9 +13,9 @@ from gateway_house import END, House
 from scripted_engine import ScriptedEngine
 
 from agentlightning.config.serve import ROUTES_RESOURCE, RoutesConfig
+from agentlightning.gateway.limits import read_key_usage
 from agentlightning.gateway.policy.shadow_calls import MAX_UNDER_WAY
 from agentlightning.gateway.server_settings import ServerSettings
-from agentlightning.gateway.usage import read_key_usage
 from agentlightning.records import JSON, Resource, Span
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -118,7 +117,7 @@ async def test_a_copy_is_no_call_of_its_session_and_none_of_its_keys(shadowed: S
     [rollout] = await shadowed.store.rollouts(RolloutQuery(run_id=shadowed.run_id))
     [call] = await shadowed.store.calls([rollout.id])
     assert call.policy == "support-40"
-    used = await read_key_usage(shadowed.store, shadowed.run_id, time.time_ns())
+    used = await read_key_usage(shadowed.store, shadowed.run_id)
     assert [one.calls for one in used] == [1]
     await shadowed.finish("anna")
     [rollout] = await shadowed.store.rollouts(RolloutQuery(run_id=shadowed.run_id))

@@ -88,15 +88,8 @@ def test_an_empty_prompt_is_refused_in_vllms_words_and_ours(prompt: Any) -> None
     with pytest.raises(ApiError) as refused:
         parse(prompt=prompt, prompt_embeds=[])
     vllms = "Either prompt or prompt_embeds must be provided and non-empty. "
-    assert refused.value.message.startswith(f"{vllms}prompt: expected a string, a list of token ids, ")
+    assert refused.value.message.startswith(f"{vllms}prompt: expected one prompt: a text or a list of token ids")
     assert refused.value.param == "prompt"
-
-
-def test_several_prompts_are_a_request_each_within_a_bound() -> None:
-    assert [one["prompt"] for one in completions.split({"prompt": [[1], "b"], "n": 2})] == [[1], "b"]
-    assert [one["prompt"] for prompt in ("a", [1, 2]) for one in completions.split({"prompt": prompt})] == ["a", [1, 2]]
-    with pytest.raises(ApiError, match="at most 128 completions in one request, got 65 prompts, which with n are 130"):
-        completions.split({"prompt": ["a"] * 65, "n": 2})
 
 
 @pytest.mark.parametrize(("prompt", "content"), [("a", "a"), (["a", "b"], '["a","b"]'), (None, "null")])

@@ -49,14 +49,9 @@ def test_the_record_says_how_users_are_served(tmp_path: Path) -> None:
 
 def test_limits_of_keys_are_no_settings_of_the_versions_that_are_served(tmp_path: Path) -> None:
     path = tmp_path / "serve.toml"
-    path.write_text("[limits]\ninput_cost_per_token = 0.1\n[limits.keys.shop]\nmax_budget = 5.0\n")
+    path.write_text("[limits.run]\nmax_tokens = 9\n[limits.keys.shop]\nmax_calls = 5\n")
     config = served_config(parse_config(TRAINED, "test"), read_serve_file(path), tmp_path, "support@40")
-    assert (config.limits.keys, config.limits.input_cost_per_token) == ({}, None)
-    path.write_text(
-        "[limits]\ninput_cost_per_token = 0.1\n[limits.run]\nmax_budget = 5.0\n[limits.keys.shop]\nmax_calls = 5\n"
-    )
-    config = served_config(parse_config(TRAINED, "test"), read_serve_file(path), tmp_path, "support@40")
-    assert (config.limits.keys, config.limits.input_cost_per_token) == ({}, 0.1)
+    assert (config.limits.keys, config.limits.run.max_tokens) == ({}, 9)
 
 
 @pytest.mark.parametrize(

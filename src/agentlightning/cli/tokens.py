@@ -87,25 +87,21 @@ def show_usage(
     store: Store = None,
     server: Server = None,
 ) -> None:
-    """Print what each serving key of a run has used, in all and today, and its limits ([limits.keys.NAME])."""
-    import time
+    """Print what each serving key of a run has used, and its limits ([limits.keys.NAME])."""
     from dataclasses import asdict
 
     from agentlightning.cli.options import print_columns, print_json
-    from agentlightning.gateway.usage import read_key_usage
+    from agentlightning.gateway.limits import read_key_usage
     from agentlightning.trainer.display import screen
 
-    found = with_store(one_store(store, server), lambda opened: read_key_usage(opened, run, time.time_ns()))
+    found = with_store(one_store(store, server), lambda opened: read_key_usage(opened, run))
     if as_json:
         print_json([asdict(one) for one in found])
         return
-    rows: list[tuple[str, ...]] = [
-        ("token", "name", "calls", "tokens", "US dollars", "tokens today", "dollars today", "limits")
-    ]
+    rows: list[tuple[str, ...]] = [("token", "name", "calls", "tokens", "limits")]
     for one in found:
-        limits = ", ".join(f"{setting} {bound:g}" for setting, bound in one.limits.items())
-        today = f"{one.tokens_today}", f"{one.spend_today:.4g}"
-        rows.append((one.token, one.name, f"{one.calls}", f"{one.tokens}", f"{one.spend:.4g}", *today, limits or "-"))
+        limits = ", ".join(f"{setting} {bound}" for setting, bound in one.limits.items())
+        rows.append((one.token, one.name, f"{one.calls}", f"{one.tokens}", limits or "-"))
     print_columns(screen(), rows)
 
 

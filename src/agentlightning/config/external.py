@@ -40,7 +40,7 @@ class ExternalModelConfig(Table):
     timeout_s: float = Field(600.0, gt=0)
     max_retries: int = Field(2, ge=0, le=10)
     input_cost_per_token: float | None = Field(None, ge=0)
-    """US dollars for one token of a prompt, for limits.….max_budget; None: no price is known."""
+    """US dollars for one token of a prompt; None: no price is known."""
     output_cost_per_token: float | None = Field(None, ge=0)
     """The same for one token of a completion."""
 

@@ -263,7 +263,7 @@ class Config(Table):
             check_external_models(self.external, ())
         else:
             check_external_models(self.external, tuple(self.policies) or (Path(self.model.path).name, "default"))
-        check_limits(self.limits, self.external)
+        check_limits(self.limits)
         for name in self.prompts.templates:
             if name in {*self.external, *self.policies, "default", LIMITS_RESOURCE}:
                 raise ValueError(

@@ -102,7 +102,7 @@ class App:
         sessions = UserSessions(store, self._attempts, self._watcher)
         recorder = Recorder(store, sessions, self._settings.redactions)
         self._external = ExternalCalls(store, self._attempts, directory, self._metrics, recorder, grace_s=grace_s)
-        self._limits = CallLimits(store, self._watcher, directory, self._settings.limits)
+        self._limits = CallLimits(store, self._watcher, self._settings.limits)
         self._authentication = Authentication(store, server_key)
         stored = StoredResponses(store, self._engine_router)
         self._shadows = ShadowCalls(store, self._watcher, self._engine_router, recorder, self._metrics)

@@ -53,9 +53,6 @@ _TRACEPARENT = re.compile(
 GOOGLE_CALLS = ("generateContent", "streamGenerateContent", "countTokens")
 """Methods of a model in Google's protocol: ``/v1beta/models/{model}:generateContent``."""
 
-ROOT_PATHS = ("/tokenize", "/detokenize")
-"""Paths that vLLM has beside /v1, and its clients so call."""
-
 _GOOGLE_PATH = re.compile(rf"/v1(?:beta|alpha)?/models/(.+):({'|'.join(GOOGLE_CALLS)})", re.DOTALL)
 
 STOPPING = "the server is stopping; try again"
@@ -382,14 +379,12 @@ def _route(rest: str) -> tuple[str | None, str | None]:
     ((None, 'chat/completions'), (None, None))
     >>> _route("/v1beta/models/org/name:generateContent"), _route("/v1beta/models")
     (('org/name', 'models:generateContent'), (None, 'v1beta/models'))
-    >>> _route("/tokenize")
-    (None, 'tokenize')
     """
     if match := _GOOGLE_PATH.fullmatch(rest):
         return match[1], f"models:{match[2]}"
     if rest.rstrip("/") in ("", "/v1", "/v1beta"):
         return None, ""
-    if rest.startswith("/v1beta/") or rest in ROOT_PATHS:
+    if rest.startswith("/v1beta/"):
         return None, rest[1:]
     return None, rest[4:] if rest.startswith("/v1/") and len(rest) > 4 else None
 

@@ -20,7 +20,6 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from agentlightning.errors import ConfigError, one_line
 from agentlightning.gateway.attempts import caller
-from agentlightning.gateway.log_limit import LogLimit
 from agentlightning.runtime.log_lines import following
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -63,7 +62,6 @@ def configure(level: str = "info", secrets: Sequence[str] = (), stream: TextIO |
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(formatter)
-    handler.addFilter(LogLimit(caller))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)  # of other packages only what is wrong

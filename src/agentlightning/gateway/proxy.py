@@ -27,8 +27,6 @@ from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.policy.scoring import PromptScoring
-from agentlightning.gateway.policy.several_prompts import SeveralPrompts
-from agentlightning.gateway.policy.tokenization import DETOKENIZE, TOKENIZE, Tokenization
 from agentlightning.gateway.prompt_rules import PromptRules
 from agentlightning.gateway.refusals import record_refusal
 from agentlightning.gateway.sessions.recorder import Recorder
@@ -87,8 +85,6 @@ class Proxy:
         self._traces = traces
         self._limits = limits
         self._scoring = PromptScoring(engine_router)
-        self._tokenization = Tokenization(calls, engine_router, external.directory)
-        self._several = SeveralPrompts(store, calls, engine_router)
         self._stored = stored
         self._recorder = recorder
         self._session_api = session_api
@@ -218,9 +214,6 @@ class Proxy:
         elif method == "POST" and route == "tokens/logprobs":
             data = read_object(await incoming.body(admission.take))
             await self._scoring.answer(data, attempt, admission, reply)
-        elif method == "POST" and route in (TOKENIZE, DETOKENIZE):
-            data = read_object(await incoming.body(admission.take))
-            await reply.whole(200, await self._tokenization.answer(route, data, attempt, admission))
         elif method == "POST" and route == "reward":
             await self._reward(attempt, await incoming.body(admission.take), reply)
         elif method == "GET" and (named := _named_model(route)) is not None:
@@ -256,11 +249,7 @@ class Proxy:
         if external is None:
             if wire.NAME == responses.NAME:
                 data = await self._stored.dereference(attempt, data)
-            parts = completions.split(data) if wire.NAME == completions.NAME else []
-            if len(parts) > 1 or (parts and parts[0].get("echo")):
-                await self._several.answer(parts, attempt, admission, incoming, reply)
-            else:
-                await self._calls.answer(wire, data, attempt, admission, incoming, reply)
+            await self._calls.answer(wire, data, attempt, admission, incoming, reply)
         else:
             route = incoming.route or ""
             await self._external.answer(external, wire, route, data, body, attempt, admission, incoming, reply)
@@ -325,8 +314,8 @@ class Proxy:
         raise ApiError(
             f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
             "once), that of an Anthropic client ends before /v1; routes under /v1 are chat/completions, completions, "
-            "responses, messages, messages/count_tokens, embeddings, tokens/generate, tokens/logprobs, tokenize, "
-            "detokenize, models, reward and traces; Google's calls are under /v1beta/models",
+            "responses, messages, messages/count_tokens, embeddings, tokens/generate, tokens/logprobs, "
+            "models, reward and traces; Google's calls are under /v1beta/models",
             status=404,
             code="unknown_route",
         )

@@ -1,25 +1,33 @@
 """Prompt templates: parsed and checked before anything runs, rendered from plain data, compared with each other.
 
 A template is the value of a resource of kind ``prompt_template``: ``{"format", "template", "placeholders", "source",
-"parents"}``. Driven by the workers, the gateway, the command line and optimizers, to whom a store hands values that anybody
-with a token of the run may have written: what a template can do is bounded (jinja.py). Pure; knows no store and no agent.
+"parents"}``. Driven by the workers, the gateway, the command line and optimizers. Whoever has a token of the run may write
+templates: Jinja's run in its sandbox, over plain data. Pure; knows no store and no agent.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
+import json
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
-from agentlightning.errors import InputError
-from agentlightning.prompts import jinja
-from agentlightning.prompts.bounds import MAX_DIFF_CHARS, MAX_DIFF_LINES, MAX_TEMPLATE, Bounded, as_text
+from agentlightning.errors import InputError, MissingExtraError
 
 JSON = dict[str, Any]
 Message = dict[str, str]
 Format = Literal["fstring", "jinja", "messages"]
+
+MAX_TEMPLATE = 256 * 1024
+"""Characters of a template."""
+MAX_RENDERED = 1024 * 1024
+"""Characters of a rendered template."""
+MAX_DIFF_CHARS = 20_000
+MAX_DIFF_LINES = 1000
+"""Size of each of two compared texts, from its beginning."""
 
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -58,7 +66,7 @@ class Template:
         texts = [template] if isinstance(template, str) else [each["content"] for each in template]
         if sum(map(len, texts)) > MAX_TEMPLATE:
             raise InputError(f"template: expected at most {MAX_TEMPLATE} characters, got {sum(map(len, texts))}")
-        read = jinja.placeholders if format == "jinja" else _fstring_placeholders
+        read = _jinja_fields if format == "jinja" else _fstring_placeholders
         found = tuple(sorted({name for text in texts for name in read(text)}))
         listed, parents = value.get("placeholders"), value.get("parents") or []
         if not (listed is None or _all(str, listed)) or not _all(int, parents):
@@ -83,7 +91,7 @@ class Template:
             raise InputError(f"placeholder {missing[0]!r}: expected a field of this name, got {_listed(fields)}")
         used = {name: fields[name] for name in self.placeholders}
         if isinstance(self.template, str):
-            return jinja.render(self.template, used) if self.format == "jinja" else _filled(self.template, used)
+            return _rendered(self.template, used) if self.format == "jinja" else _filled(self.template, used)
         return [{**each, "content": _filled(each["content"], used)} for each in self.template]
 
     def lines(self) -> list[str]:
@@ -155,12 +163,66 @@ def _fstring_placeholders(text: str) -> set[str]:
 
 
 def _filled(text: str, fields: Mapping[str, object]) -> str:
-    made = Bounded()
-    for literal, name in _parts(text):
-        made.add(literal)
-        if name is not None:
-            made.add(as_text(fields[name]))
-    return made.text()
+    parts = ((literal, "" if name is None else _as_text(fields[name])) for literal, name in _parts(text))
+    return _joined(part for pair in parts for part in pair)
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """The rendered text. InputError where it is longer than MAX_RENDERED, or cannot be sent."""
+    made, length = [], 0
+    for piece in pieces:
+        length += len(piece)
+        if length > MAX_RENDERED:
+            raise InputError(f"template: expected at most {MAX_RENDERED} characters once rendered, got more")
+        made.append(piece)
+    text = "".join(made)
+    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+        raise InputError("template: expected characters once rendered, got half of one (a surrogate)")
+    return text
+
+
+def _as_text(value: object) -> str:
+    """A field as a template shows it: lists and objects as JSON."""
+    if not isinstance(value, dict | list | tuple):
+        return str(value)
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        raise InputError("template: expected fields less deep, got one that no text can show") from None
+
+
+@functools.cache
+def _jinja() -> Any:
+    try:
+        from jinja2 import StrictUndefined
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ModuleNotFoundError as cause:
+        raise MissingExtraError("jinja2", "server") from cause
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, finalize=_as_text, keep_trailing_newline=True)
+
+
+def _jinja_fields(text: str) -> set[str]:
+    environment = _jinja()
+    from jinja2 import TemplateSyntaxError, meta
+
+    try:
+        found: set[str] = meta.find_undeclared_variables(environment.parse(text))
+        return found - environment.globals.keys()
+    except TemplateSyntaxError as cause:
+        raise InputError(f"template: line {cause.lineno}: {cause.message}") from None
+    except (RecursionError, ValueError) as cause:
+        raise InputError(f"template: cannot be read: {type(cause).__name__}") from None
+
+
+def _rendered(text: str, fields: Mapping[str, object]) -> str:
+    environment = _jinja()
+    from jinja2 import TemplateError
+
+    try:
+        plain = json.loads(json.dumps(fields, default=str))
+        return _joined(environment.from_string(text).generate(plain))
+    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError, MemoryError) as cause:
+        raise InputError(f"template: cannot be rendered: {cause}") from None
 
 
 def _all(kind: type, values: Any) -> bool:

@@ -2,17 +2,14 @@
 responses. Pure.
 
 Driven by the gateway. A prompt is a text or token ids and reaches the model as it is, without a template; the completion is
-text, in which neither reasoning nor tool calls are looked for. A request of several prompts is a call for each: `split`
-makes them, and `joined_body` and `joined_stream` write what comes of them. Without `max_tokens` a completion has 16 tokens,
-as OpenAI's. Text offsets of logprobs count from the start of the choice's text.
+text, in which neither reasoning nor tool calls are looked for. Without `max_tokens` a completion has 16 tokens, as OpenAI's.
+Text offsets of logprobs count from the start of the choice's text.
 """
 
 from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -87,66 +84,26 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     )
 
 
-def split(data: JSON) -> list[JSON]:
-    """The requests of which this one is made: one for each of its prompts. Raises ApiError where they are too many."""
-    prompts = data.get("prompt")
-    if not isinstance(prompts, list) or not prompts or not isinstance(prompts[0], str | list):
-        prompts = [prompts]
-    count = len(prompts) * (fields.whole(data, "n", 1, fields.MAX_CHOICES) or 1)
-    if count > fields.MAX_CHOICES:
-        raise ApiError(
-            f"prompt: expected at most {fields.MAX_CHOICES} completions in one request, got {len(prompts)} prompts, "
-            f"which with n are {count}",
-            param="prompt",
-        )
-    return [{**data, "prompt": prompt} for prompt in prompts]
-
-
 def body(request: CompletionRequest, completion: Completion) -> bytes:
-    return joined_body(request, [completion])
-
-
-def joined_body(request: CompletionRequest, completions: Sequence[Completion]) -> bytes:
-    """The response to a request with several prompts: the choices of the first one come first."""
+    ids = {"prompt_token_ids": completion.prompt_ids if request.return_token_ids else None}
     choices = [
         {
+            "index": index,
             "text": choice.content or "",
             "logprobs": _logprobs(request, choice.logprobs, _TextOffsets()),
             "finish_reason": choice.finish_reason,
-            "prompt_token_ids": completion.prompt_ids if request.return_token_ids else None,
+            **ids,
             "token_ids": choice.token_ids if request.return_token_ids else None,
             "prompt_logprobs": completion.prompt_logprobs,
         }
-        for completion in completions
-        for choice in completion.choices
+        for index, choice in enumerate(completion.choices)
     ]
-    whole = joined(completions)
-    told = {
-        "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
-        "usage": openai_shapes.usage(whole),
-    }
-    return orjson.dumps({**frame(whole.call_id, whole.model, whole.created_s), **told})
+    head = _frame(completion.call_id, completion.model, completion.created_s)
+    return orjson.dumps({**head, "choices": choices, "usage": openai_shapes.usage(completion)})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    return joined_stream(request, [request.planned_ids], frame(call_id, model, created_s), prompt_tokens)
-
-
-def joined_stream(
-    request: CompletionRequest, prompts: Sequence[list[int] | None], frame: JSON, prompt_tokens: int
-) -> EventStream:
-    """The events of such a response. `prompts` are the ids of each prompt, where they are asked for."""
-    return _TextCompletionEvents(request, frame, prompts, prompt_tokens)
-
-
-def joined(completions: Sequence[Completion]) -> Completion:
-    """One completion with the choices and the token counts of all."""
-    return replace(
-        completions[0],
-        choices=tuple(choice for one in completions for choice in one.choices),
-        prompt_tokens=sum(one.prompt_tokens for one in completions),
-        cached_tokens=sum(one.cached_tokens for one in completions),
-    )
+    return _TextCompletionEvents(request, _frame(call_id, model, created_s), prompt_tokens)
 
 
 error = openai_shapes.error
@@ -189,7 +146,7 @@ def _prompt(value: Any) -> str | list[int]:
         if not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
             raise ApiError(f"prompt: expected token ids from 0 to {MAX_TOKEN_ID}", param="prompt")
         return value
-    refusal = expected("a string, a list of token ids, or a list of either, none empty", value, "prompt")
+    refusal = expected("one prompt: a text or a list of token ids, not empty", value, "prompt")
     raise refusal if value else ApiError(f"{NO_PROMPT} {refusal.message}", param="prompt")
 
 
@@ -207,15 +164,11 @@ def _best_of(data: JSON, count: int) -> JSON:
 
 
 class _TextCompletionEvents(openai_shapes.ChunkStream):
-    def __init__(
-        self, request: CompletionRequest, frame: JSON, prompts: Sequence[list[int] | None], prompt_tokens: int
-    ) -> None:
+    def __init__(self, request: CompletionRequest, frame: JSON, prompt_tokens: int) -> None:
         super().__init__(request, frame, prompt_tokens)
-        self._prompts = prompts
-        count = request.n * len(prompts)
-        self._unsaid = set(range(count))
+        self._unsaid = set(range(request.n))
         """Choices whose first chunk, with the prompt's ids, is still to come."""
-        self._offsets = [_TextOffsets() for _ in range(count)]
+        self._offsets = [_TextOffsets() for _ in range(request.n)]
 
     def first(self) -> bytes:
         """Returns nothing: the protocol has no opening event."""
@@ -236,10 +189,10 @@ class _TextCompletionEvents(openai_shapes.ChunkStream):
             return {}
         first = index in self._unsaid
         self._unsaid.discard(index)
-        return {"prompt_token_ids": self._prompts[index // self._request.n] if first else None, "token_ids": ids}
+        return {"prompt_token_ids": self._request.planned_ids if first else None, "token_ids": ids}
 
 
-def frame(call_id: str, model: str, created_s: int) -> JSON:
+def _frame(call_id: str, model: str, created_s: int) -> JSON:
     """The fields that a response and each of its chunks begin with."""
     return {"id": f"cmpl-{call_id}", "object": "text_completion", "created": created_s, "model": model}
 

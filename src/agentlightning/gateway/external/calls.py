@@ -97,7 +97,7 @@ class ExternalCalls:
             data = {**data, **generate_content.external_settings(data)}
         if admission.counts_tokens and data.get("background") not in (None, False):
             raise ApiError(
-                "background: expected false, since this run limits tokens or spend: what a response in the background "
+                "background: expected false, since this run limits tokens: what a response in the background "
                 "costs is known only after its call",
                 param="background",
             )
@@ -272,7 +272,7 @@ class ExternalCalls:
 
     async def _keep(self, job: _ExternalJob, call: Call) -> None:
         await self._recorder.append_calls(job.attempt, [call])
-        job.admission.record([call], job.external.settings)
+        job.admission.record([call])
         self._metrics.record(call)
 
     async def _leave_span(self, job: _ExternalJob, status: int | None, error: str) -> None:

@@ -46,6 +46,7 @@ from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols.base import (
     ApiError,
+    Choice,
     Completion,
     CompletionRequest,
     WireFormat,
@@ -139,9 +140,16 @@ class PolicyCalls:
             if found is not None:
                 found = await self._scoring.complete(policy, request, found, attempt, admission)
                 self._metrics.call(wire.NAME, "replayed")
+                found = await self._scoring.echoed(policy, request, found, attempt, admission)
                 found = replace(found, applied_edits=applied_edits, model=found.model or policy.model)
                 await send_recorded(wire, request, found, reply)
                 return
+        if request.max_tokens == 0:
+            found = _prompt_alone(policy, request)
+            found = await self._scoring.complete(policy, request, found, attempt, admission)
+            found = await self._scoring.echoed(policy, request, found, attempt, admission)
+            await send_recorded(wire, request, found, reply)
+            return
         plan = _planned(conversation, request, view, schema_note(request) if policy.show_schema else None)
         try:
             decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, attempt, overridden_params)
@@ -184,19 +192,6 @@ class PolicyCalls:
         edited, _ = _edited(conversation, request, view)
         tokens = _count(conversation, request, edited)
         return tokens, _count(conversation, request, view) if request.context_edits else None
-
-    async def prompt_ids(
-        self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, admission: Admission, opens: bool = True
-    ) -> list[int]:
-        """The prompt of a request, without the opening of the completion where `opens` is false. Raises what the call
-        would."""
-        request, policy, conversation, view, _ = await self._understood(wire, data, attempt, admission)
-        request, *_ = sampling_of(request, policy, attempt)
-        plan = _planned(conversation, request, view)
-        conversation.withdraw(plan)
-        if opens:
-            return plan.prompt_ids
-        return policy.renderer.without_opening(plan.prompt_ids, view.normal, view.tools, view.template_kwargs)
 
     async def _understood(
         self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, admission: Admission
@@ -255,6 +250,12 @@ class PolicyCalls:
         watch = incoming.on_disconnect(lambda: self._abandon(job, pending, deadline))
         try:
             with deadline:
+                if stream is not None and job.request.repeats_prompt:
+                    echo = await self._scoring.echo(
+                        job.policy, job.request, job.plan.prompt_ids, job.attempt, job.admission
+                    )
+                    for index in range(job.request.n):
+                        await stream.more(index, echo)
                 await self._sample(job, stream)
             rest = [decoder.finish() for decoder in job.decoders]
             job.finished_ns = time.time_ns()
@@ -265,6 +266,7 @@ class PolicyCalls:
             pending.call_id = answer.call_id
             await self._check_delivered(job, watch, recorded_as_gone)
             if stream is None:
+                answer = await self._scoring.echoed(job.policy, job.request, answer, job.attempt, job.admission)
                 await reply.whole(200, job.wire.body(job.request, answer))
             else:
                 await stream.last(rest, answer)
@@ -370,6 +372,21 @@ class PolicyCalls:
         job.admission.record(calls)
         for call in calls:
             self._metrics.record(call)
+
+
+def _prompt_alone(policy: Policy, request: CompletionRequest) -> Completion:
+    """The completion of a request for no tokens, which samples and records nothing."""
+    prompt = request.prompt
+    ids = prompt if isinstance(prompt, list) else policy.renderer.encode(prompt or "")
+    choice = Choice(content="", finish_reason="length", logprobs=() if request.logprobs else None)
+    return Completion(
+        call_id=str(uuid7()),
+        model=request.model or policy.model,
+        created_s=int(time.time()),
+        prompt_tokens=len(ids),
+        choices=(choice,) * request.n,
+        prompt_ids=tuple(ids),
+    )
 
 
 def _affinity(job: PolicyJob) -> str:

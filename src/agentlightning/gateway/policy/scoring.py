@@ -15,9 +15,9 @@ from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
-from agentlightning.gateway.policy.prompt_scores import prompt_table, token_logprobs
+from agentlightning.gateway.policy.prompt_scores import prompt_table, prompt_tokens, token_logprobs
 from agentlightning.protocols import fields, tokens
-from agentlightning.protocols.base import ApiError, Completion, CompletionRequest
+from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, Delta
 from agentlightning.records import JSON
 
 FIELDS = ("model", "token_ids")
@@ -51,6 +51,45 @@ class PromptScoring:
             return found
         scored = await self.score(policy, list(found.prompt_ids), request.prompt_logprobs, attempt, admission)
         return replace(found, prompt_logprobs=prompt_table(scored, policy.renderer, len(found.prompt_ids)))
+
+    async def echo(
+        self,
+        policy: Policy,
+        request: CompletionRequest,
+        ids: list[int],
+        attempt: TrackedAttempt,
+        admission: Admission,
+    ) -> Delta:
+        """The prompt as the beginning of a choice, with its tokens where log-probabilities are asked for."""
+        text = request.prompt if isinstance(request.prompt, str) else policy.renderer.decode(ids, special=True)
+        if not request.logprobs:
+            return Delta(content=text)
+        scored = await self.score(policy, ids, request.top_logprobs, attempt, admission)
+        return Delta(content=text, logprobs=prompt_tokens(scored, policy.renderer, ids, request.top_logprobs))
+
+    async def echoed(
+        self,
+        policy: Policy,
+        request: CompletionRequest,
+        found: Completion,
+        attempt: TrackedAttempt,
+        admission: Admission,
+    ) -> Completion:
+        """A completion with its prompt before each choice, where the request asks for that."""
+        if not request.repeats_prompt:
+            return found
+        echo = await self.echo(policy, request, list(found.prompt_ids or ()), attempt, admission)
+        return replace(
+            found,
+            choices=tuple(
+                replace(
+                    choice,
+                    content=echo.content + (choice.content or ""),
+                    logprobs=None if choice.logprobs is None else (*(echo.logprobs or ()), *choice.logprobs),
+                )
+                for choice in found.choices
+            ),
+        )
 
     async def score(
         self, policy: Policy, ids: list[int], alternatives: int, attempt: TrackedAttempt, admission: Admission

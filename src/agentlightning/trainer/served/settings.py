@@ -38,7 +38,7 @@ class ServeFile(Table):
 
     @model_validator(mode="after")
     def _check_limits(self) -> ServeFile:
-        check_limits(self.limits, {}, served=True)
+        check_limits(self.limits, served=True)
         return self
 
 
