@@ -261,11 +261,6 @@ CONTENTS = {
     "safetySettings": [],
 }  # fmt: skip
 EMBEDDINGS = {"model": "policy", "input": ["a", "b"], "encoding_format": "float", "dimensions": 3, "user": "u"}
-TOKENIZE = {
-    "model": "policy", "messages": CHAT["messages"], "tools": CHAT["tools"], "add_generation_prompt": False,
-    "continue_final_message": False, "add_special_tokens": False, "return_token_strs": True,
-    "chat_template_kwargs": {"enable_thinking": False},
-}  # fmt: skip
 REWARD = {"value": 0.5, "name": "reward", "call_id": None}
 
 VALID = {
@@ -278,8 +273,6 @@ VALID = {
     "/v1beta/models/policy:streamGenerateContent?alt=sse": CONTENTS,
     "/v1beta/models/policy:countTokens": CONTENTS,
     "embeddings": EMBEDDINGS,
-    "tokenize": TOKENIZE,
-    "detokenize": {"model": "policy", "tokens": [1, 2]},
     "reward": REWARD,
 }
 

@@ -282,7 +282,7 @@ async def test_an_image_waits_for_its_turn_on_the_event_loop_and_not_in_a_thread
 
     policy: Any = SimpleNamespace(renderer=SimpleNamespace(images=SimpleNamespace(expansion=expansion)), images=True)
     request = chat.parse({"model": "policy", "messages": [user(chat_image(RED), chat_image(BLUE))]})
-    await read_images(request, policy, sighted.store, decoding, attempt, Admission([], [], lambda *_: 0.0, lambda: 0))
+    await read_images(request, policy, sighted.store, decoding, attempt, Admission([], []))
     assert held == [True, True]
 
 

@@ -104,20 +104,6 @@ class Renderer:
                 f"messages: the model's chat template fails on them: {type(cause).__name__}: {cause}"
             ) from cause
 
-    def without_opening(
-        self, ids: list[int], messages: list[JSON], tools: list[JSON] | None, template_kwargs: JSON | None = None
-    ) -> list[int]:
-        """The ids of a prompt without those that open the next completion. Raises RenderError where they cannot be told
-        apart."""
-        opened, closed = (self.render(messages, tools, generate, template_kwargs) for generate in (True, False))
-        opening = self.encode(opened.removeprefix(closed)) if opened.startswith(closed) else []
-        rest = ids[: len(ids) - len(opening)]
-        if not opened.startswith(closed) or rest + opening != ids:
-            raise RenderError(
-                "add_generation_prompt: expected true; the model's chat template has no opening to leave out"
-            )
-        return rest
-
     def encode(self, text: str, after: int | None = None) -> list[int]:
         """Encodes `text` as a continuation of the special token `after`, or as a beginning."""
         check_text(text)

@@ -9,7 +9,6 @@ another where there is one. Knows nothing of protocols or messages.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import re
@@ -134,8 +133,6 @@ class EngineRouter:
         self._balancer = Balancer()
         self._health = EngineHealth(self._client, self._balancer, probe, metrics.hangs.inc, background)
         self._apis: dict[str, EngineApi] = {}
-        self._lengths: dict[str, int | None] = {}
-        """By engine, `max_model_len`."""
         self._policies: dict[str, tuple[list[Resource], dict[str, Policy]]] = {}
         """By run, with the resources that they come from."""
         metrics.watch_engines(self._balancer.states)
@@ -240,20 +237,6 @@ class EngineRouter:
                 await _pause(backoff, cause)
                 policy = await self._current(policy)
 
-    async def max_model_len(self, policy: Policy, affinity: str) -> int | None:
-        """The number of tokens that prompt and completion may have together; None where the engine does not say."""
-        url = self._balancer.choose(policy.endpoints, affinity).url
-        if url not in self._lengths:
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    async with await self._client.get(f"{url}/v1/models", _headers(policy)) as response:
-                        if response.status != 200:
-                            return None
-                        self._lengths[url] = _max_model_len(await response.read())
-            except OSError:
-                return None
-        return self._lengths[url]
-
     # --- inside -----------------------------------------------------------------------------------------------------
 
     async def _policy(self, resource: Resource) -> Policy:
@@ -337,15 +320,6 @@ class EngineRouter:
             if reply.status in (429, 502, 503, 504):
                 raise _refused(reply.status, await reply.read(), reply.headers)
             return "completions" if reply.status in (403, 404, 405, 501) else "generate"
-
-
-def _max_model_len(data: bytes) -> int | None:
-    """The first `max_model_len` of a list of models, as vLLM has it."""
-    try:
-        lengths = [card.get("max_model_len") for card in orjson.loads(data)["data"]]
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        return None
-    return next((length for length in lengths if isinstance(length, int)), None)
 
 
 def _seconds(resource: Resource, name: str) -> float | None:
