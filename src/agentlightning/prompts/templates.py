@@ -207,7 +207,7 @@ def _jinja_fields(text: str) -> set[str]:
 
     try:
         found: set[str] = meta.find_undeclared_variables(environment.parse(text))
-        return found - environment.globals.keys()
+        return {name for name in found if name not in environment.globals}
     except TemplateSyntaxError as cause:
         raise InputError(f"template: line {cause.lineno}: {cause.message}") from None
     except (RecursionError, ValueError) as cause:
