@@ -19,8 +19,8 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.trainer.checkpoint import LEARNER_STATE, RunFolder
 from agentlightning.trainer.checkpoint_files import last_checkpoint
+from agentlightning.trainer.load_trajectories import fixed_inputs, read_inputs
 from agentlightning.trainer.processes import engine_setup
-from agentlightning.trainer.rl.step_inputs import fixed_inputs, read_inputs
 from agentlightning.trainer.schedules import algorithm_of
 
 CLOSE = 1e-5

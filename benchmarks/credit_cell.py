@@ -44,7 +44,7 @@ from agentlightning.records import JSON
 from agentlightning.runner.air import load_air
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl.policy_update import critic_values, update_policy
+from agentlightning.trainer.step import critic_values, update_policy
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 from credit_agents import CONTEXT, Execution, Sampler
 from credit_figures import BASELINES, GOAL

@@ -36,9 +36,9 @@ from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forks import new_forks, replay_ended
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.trainer.serving import rollouts_of, serve_model
 
 CONTINUATIONS = 4

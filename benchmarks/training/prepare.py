@@ -11,8 +11,8 @@ from agentlightning.algorithms.selection import Selection
 from agentlightning.records import Call, Finish, NewRollout, Reward, Rollout, Sampling, VersionSpan, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.trainer.load_trajectories import LoadedTrajectories
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories
 
 SUFFIX, SAMPLED, VOCABULARY = 40, 40, 1000
 GROUP = 4

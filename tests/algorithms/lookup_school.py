@@ -29,8 +29,7 @@ from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.records import JSON
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl.policy_update import update_policy
-from agentlightning.trainer.rl.step_planner import StepPlanner
+from agentlightning.trainer.step import StepPlanner, update_policy
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
 from call_tree import linked
 

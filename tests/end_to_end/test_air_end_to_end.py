@@ -6,7 +6,6 @@ Everything is real but the model, which asks for the weather in Paris until a to
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -156,20 +155,11 @@ async def test_the_rules_see_what_tools_gave_whatever_protocol_the_agent_speaks(
 
 
 @pytest.mark.slow
-async def test_a_program_that_knows_nothing_of_us_is_judged_alike_and_judging_again_says_the_same(
-    weather: House,
-) -> None:
+async def test_a_program_that_knows_nothing_of_us_is_judged_alike(weather: House) -> None:
     weather.folder.write("agent.py", PARAMETERS + PROGRAM)
     [rollout] = await weather.rollouts(f"{sys.executable} agent.py", {"n": 1})
     assert (rollout.error, rollout.reward) == (None, 1.0)
     assert await earned(weather, rollout.id) == EXPECTED
-    report = json.loads((await weather.agl("rewards", "air", weather.run_id)).splitlines()[-1])
-    assert (report["rollouts"], report["calls"], report["recorded"], report["unlike_record"]) == (1, 3, 6, 0)
-    assert {one["rule"]: round(one["a_rollout"], 4) for one in report["rules"]}["retry"] == -0.0625
-    weather.folder.write("other.toml", "[air.rules]\ntool_error = -1.0\n")
-    said = await weather.agl("rewards", "air", weather.run_id, "--rules", "other.toml")
-    assert "tool_error  33.3%  -0.333  -1.000" in said
-    assert json.loads(said.splitlines()[-1])["unlike_record"] == 2  # the record has -0.5
 
 
 @pytest.mark.slow  # a lease lasts half a minute

@@ -22,10 +22,10 @@ from agentlightning.rendering.images import image_hash
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.loop import RLLoop
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl.loop import RLLoop
+from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.training_types import Loss, TrainingSequence
 
 STEPS, TASKS, GROUP = 3, 2, 2

@@ -7,8 +7,8 @@ from agentlightning.errors import AgentError, NoCallsError
 from agentlightning.records import Finish, RetryPolicy, Rollout, RolloutState, Sampling, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.evaluate import run_held_out, summarize
+from agentlightning.trainer.scheduler import RolloutCollector
 
 
 async def evaluated(store: LightningStore, state: Literal["succeeded", "failed"]) -> float:

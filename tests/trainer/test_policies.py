@@ -35,11 +35,11 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder, policies_in
 from agentlightning.trainer.checkpoint_files import last_checkpoint
-from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.loop import RLLoop
 from agentlightning.trainer.policies import ScheduledAlgorithm, TrainedPolicy, check_groups, policy_configs, with_models
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl.loop import RLLoop
-from agentlightning.trainer.rl.step_planner import joint_outcomes
+from agentlightning.trainer.scheduler import RolloutCollector
+from agentlightning.trainer.step import joint_outcomes
 
 LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "tasks.jsonl"}}
 

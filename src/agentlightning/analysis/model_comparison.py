@@ -18,9 +18,9 @@ from agentlightning.config.run import Config
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.records import JSON, NewRollout, RetryPolicy, Rollout, Sampling
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recorded
 from agentlightning.trainer.serving import serve_model
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli import air, reward_debugging
+from agentlightning.cli import reward_debugging
 from agentlightning.cli.options import (
     REWARD_FUNCTION,
     Mode,
@@ -39,7 +39,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-app.command("air")(air.show_air)
 app.command("explain")(reward_debugging.explain)
 app.command("what-if")(reward_debugging.what_if)
 app.command("report")(reward_debugging.report)

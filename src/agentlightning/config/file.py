@@ -50,14 +50,6 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
     return parse_config(table, "settings")
 
 
-def load_air_table(path: Path) -> dict[str, Any]:
-    """The ``[air]`` table of a TOML file, unchecked; of its own rules, files beside it are found. Raises ConfigError."""
-    table = read_toml(path)
-    if not isinstance(table.get("air"), dict):
-        raise ConfigError(f"{path}: expected a table [air]")
-    return dict(_anchored(table, path.parent)["air"])
-
-
 def named_files(config: Config) -> dict[str, Path]:
     """The files that settings name, by the settings' dotted names: tasks, and the code of agent, rewards and algorithm; of
     modules, those of installed plug-ins among them, those that are imported, but for ours."""

@@ -1,6 +1,6 @@
 """AIR: automatic intermediate rewards, judged by declarative rules over the record of one attempt.
 
-A worker drives it when an attempt ends, the command line over stored rollouts (`runner.air`, `cli.air`). The same calls
+A worker drives it when an attempt ends (`runner.air`). The same calls
 and spans give the same rewards with the same ids, in whatever order spans came and however often it is asked. Pure: knows no
 store and no clock, and of a user's own rules only the functions.
 """

@@ -15,7 +15,7 @@ from typing import Literal
 
 from agentlightning.errors import AgentError
 from agentlightning.records import JSON, NewRollout, RetryPolicy, Rollout, Sampling
-from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded, nothing_to_learn
+from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recorded, nothing_to_learn
 
 Kind = Literal["greedy", "sampled", "as_asked"]
 TEMPERATURES: dict[Kind, float] = {"greedy": 0.0, "sampled": 1.0}

@@ -17,6 +17,7 @@ from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import ConfigError
 from agentlightning.runner.air import load_air
+from agentlightning.trainer.credit_inputs import check_credit_inputs
 from agentlightning.trainer.offline.settings import (
     OFFLINE_ALGORITHMS,
     algorithm_class,
@@ -32,8 +33,7 @@ from agentlightning.trainer.policies import (
     schedule_configs,
 )
 from agentlightning.trainer.processes import engine_support
-from agentlightning.trainer.rl.credit_inputs import check_credit_inputs
-from agentlightning.trainer.rl.policy_update import check_fit
+from agentlightning.trainer.step import check_fit
 
 
 def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:

@@ -16,11 +16,11 @@ from agentlightning.records import JSON, Mode, NewRollout, RetryPolicy, Rollout,
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.monitor.trace_export import TraceExport
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.scheduler import RolloutCollector
 
 CHECK = "check"
 """The name of a check's run, which lists leave out."""

@@ -27,9 +27,9 @@ from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders
 from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_checkpoint
-from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.fingerprint import Fingerprint, take_fingerprint
+from agentlightning.trainer.loop import RLLoop
 from agentlightning.trainer.monitor.alert_sender import AlertSender
 from agentlightning.trainer.monitor.curve import draw_curve
 from agentlightning.trainer.monitor.load_watch import LoadWatch
@@ -42,15 +42,15 @@ from agentlightning.trainer.offline.settings import (
     check_offline,
     offline_algorithm,
 )
+from agentlightning.trainer.opponents import Opponents
 from agentlightning.trainer.policies import (
     TrainedPolicy,
     policy_configs,
 )
 from agentlightning.trainer.processes import Processes, engine_support
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.rl.loop import RLLoop
-from agentlightning.trainer.rl.opponents import Opponents
 from agentlightning.trainer.run_lease import RunLease
+from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.trainer.schedules import needs_of, online_algorithms, schedules_of
 
 MakeLoop = Callable[[Processes], RLLoop | OfflineLoop]

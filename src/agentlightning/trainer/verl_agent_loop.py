@@ -38,10 +38,10 @@ from agentlightning.errors import ConfigError, EngineError
 from agentlightning.records import JSON, Mode, NewRollout, RetryPolicy, Sampling
 from agentlightning.rendering.model_folder import end_ids
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.load_trajectories import read_inputs, with_failures
 from agentlightning.trainer.processes import WORKERS, Processes
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl.step_inputs import read_inputs, with_failures
+from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.trainer.serving import serve_model
 from agentlightning.trainer.training import new_run_id
 from agentlightning.training_types import TrainingSequence, Trajectory

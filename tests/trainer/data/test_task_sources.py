@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.errors import DataError
-from agentlightning.trainer.data.tasks import TaskOrder, load_tasks
+from agentlightning.trainer.data.tasks import load_tasks
+from agentlightning.trainer.scheduler import TaskOrder
 
 ROWS = [{"question": "1+1", "answer": "2"}, {"question": "2+2", "answer": "4"}]
 

@@ -27,7 +27,6 @@ from agentlightning.errors import BudgetSpentError, InputError
 from agentlightning.records import Call, Claim, Resource, Rollout, Sampling, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.processes import put_gateway_settings
 from agentlightning.trainer.progress import Progress, Silent
@@ -35,6 +34,7 @@ from agentlightning.trainer.prompts.budget import Budget
 from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress
 from agentlightning.trainer.prompts.store_search import StoreSearch
+from agentlightning.trainer.scheduler import RolloutCollector
 
 GOOD = ("verify", "cite", "plan")
 WORDS = ("verify", "hurry", "cite", "plan", "guess")

@@ -6,7 +6,7 @@ before one of its calls, which a fork brings back; only the states around some c
 return counts among those of its states; values are drawn to the group's mean return; the first state has that mean itself,
 since all rollouts of a group began in it.
 
-`chosen_calls` says around which calls to fork; `trainer/rl/fork_returns.py` samples; `forked` is the rule over the returns.
+`chosen_calls` says around which calls to fork; `trainer/credit_inputs.py` samples; `forked` is the rule over the returns.
 """
 
 from __future__ import annotations

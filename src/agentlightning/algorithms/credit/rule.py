@@ -74,7 +74,7 @@ class Rule:
     function: CreditRule
     each: Each = "trajectory"
     needs: tuple[str, ...] = ()
-    """Parts that the evidence must hold, by name; `trainer.rl.credit_inputs` gathers each by settings of the rule:
+    """Parts that the evidence must hold, by name; `trainer.credit_inputs` gathers each by settings of the rule:
     "scores" (url, key_env, model, instructions, attempts), "history" (history: steps), "fork_returns" (forks, calls)."""
     reads_steps: bool = True
     """True where step rewards make a difference to it."""

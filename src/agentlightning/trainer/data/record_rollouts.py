@@ -13,9 +13,9 @@ from functools import partial
 from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.collect import check_calls_recorded
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.scheduler import check_calls_recorded
 from agentlightning.trainer.serving import rollouts_of, serve_model
 
 

@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import inspect
 import json
-import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,34 +57,6 @@ def load_tasks(source: Source, fields: Sequence[str] | None = None, seed: int = 
 def content_key(content: object, size: int = 16) -> str:
     """A key that equal JSON values share, whatever the order of their fields."""
     return hashlib.blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=size).hexdigest()
-
-
-class TaskOrder:
-    """The tasks of each training step: every epoch is a new permutation, and a step's tasks depend on the seed alone.
-
-    >>> order = TaskOrder(count=3, per_step=2, seed=0)
-    >>> [order.step(step) for step in (1, 2)]  # rows by position; the third epoch position wraps into the next epoch
-    [[...], [...]]
-    """
-
-    def __init__(self, count: int, per_step: int, seed: int) -> None:
-        self._count = count
-        self._per_step = per_step
-        self._seed = seed
-        self._epoch = (-1, list[int]())
-
-    def step(self, step: int) -> list[int]:
-        """Positions of the tasks of `step` (from 1), as many as tasks_per_step."""
-        start = (step - 1) * self._per_step
-        return [self._position(place) for place in range(start, start + self._per_step)]
-
-    def _position(self, place: int) -> int:
-        epoch, offset = divmod(place, self._count)
-        if epoch != self._epoch[0]:
-            permutation = list(range(self._count))
-            random.Random(f"{self._seed}:{epoch}").shuffle(permutation)
-            self._epoch = (epoch, permutation)
-        return self._epoch[1][offset]
 
 
 def _read(source: Source, seed: int) -> Iterable[JSON]:

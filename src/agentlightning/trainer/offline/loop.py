@@ -22,11 +22,11 @@ from agentlightning.algorithms.supervised import SupervisedAlgorithm
 from agentlightning.engines.base import DEFAULT_POLICY, Metrics
 from agentlightning.errors import DataError
 from agentlightning.records import JSON, Step
-from agentlightning.trainer.data.tasks import TaskOrder
 from agentlightning.trainer.evaluate import Kind
+from agentlightning.trainer.loop import TrainingLoop
 from agentlightning.trainer.monitor.health_checks import OFFLINE_HEALTH_CHECKS, HealthCheck
 from agentlightning.trainer.offline.dataset import OfflineDataset
-from agentlightning.trainer.training_loop import TrainingLoop
+from agentlightning.trainer.scheduler import TaskOrder
 from agentlightning.training_types import Preference, PreferenceLoss, TrainingSequence, Trajectory
 
 MAX_HELD_OUT = 256

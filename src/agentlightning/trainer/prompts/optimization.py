@@ -20,7 +20,6 @@ from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import promote_candidate
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.monitor.metric_logger import MetricLogger, TrackerProcesses
 from agentlightning.trainer.monitor.trace_export import TraceExport
@@ -34,6 +33,7 @@ from agentlightning.trainer.prompts.open_model import open_model
 from agentlightning.trainer.prompts.settings import check_budget, prompt_algorithm
 from agentlightning.trainer.prompts.store_search import StoreSearch
 from agentlightning.trainer.run_lease import RunLease
+from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.trainer.serving import OPTIMIZE
 
 

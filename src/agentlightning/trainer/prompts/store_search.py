@@ -21,13 +21,13 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.feedback import read_feedback
 from agentlightning.store.prompt_candidates import group_id, shared_group_id
 from agentlightning.store.scan import read_calls
-from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded, nothing_to_learn
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.prompts.budget import Budget, SearchUsage, usage_of
 from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.prompts.optimizer_model import OptimizerModel
 from agentlightning.trainer.prompts.rollout_traces import rollout_trace
+from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recorded, nothing_to_learn
 
 READ_BATCH = 200
 """Rollouts whose records are read at a time."""

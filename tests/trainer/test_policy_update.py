@@ -15,8 +15,7 @@ from agentlightning.trainer.check import check_agent
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl.policy_update import check_fit, critic_values, update_policy
-from agentlightning.trainer.rl.step_planner import StepPlanner
+from agentlightning.trainer.step import StepPlanner, check_fit, critic_values, update_policy
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
 
 

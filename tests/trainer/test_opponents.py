@@ -18,11 +18,11 @@ from agentlightning.records import Checkpoint, Resource, VersionSpan
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.loop import RLLoop
+from agentlightning.trainer.opponents import Opponents
 from agentlightning.trainer.policies import opponent_configs, policy_configs, with_models
 from agentlightning.trainer.processes import Processes
-from agentlightning.trainer.rl.loop import RLLoop
-from agentlightning.trainer.rl.opponents import Opponents
-from agentlightning.trainer.rl.staleness import PublishedVersions, Staleness
+from agentlightning.trainer.scheduler import PublishedVersions, Staleness
 from agentlightning.training_types import Trajectory, Transition
 
 LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:play"}, "data": {"train": "tasks.jsonl"}}

@@ -19,7 +19,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.records import NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.rl.tree_rollouts import TreeSampler
+from agentlightning.trainer.scheduler import TreeSampler
 from agentlightning.trainer.schedules import schedules_of
 from agentlightning.training_types import Loss, TrainingSequence
 

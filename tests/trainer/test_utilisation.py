@@ -10,7 +10,7 @@ import pytest
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.run import parse_config
 from agentlightning.records import Call, RetryPolicy, Rollout, Sampling
-from agentlightning.trainer.rl.utilisation import S, Slots, TimeTally, covered, slots_of
+from agentlightning.trainer.utilisation import S, Slots, TimeTally, covered, slots_of
 
 ALL_KNOWN = Slots(workers=4, sampler=8)
 

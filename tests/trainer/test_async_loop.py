@@ -26,8 +26,8 @@ from agentlightning.errors import AgentError, ConfigError, LearnerLostError
 from agentlightning.records import Claim, NewRollout, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.training_types import Loss
 
 SIZE = TASKS * GROUP

@@ -17,7 +17,7 @@ from agentlightning.errors import AgentError, ConflictError, LearnerLostError, N
 from agentlightning.records import Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.rl.loop import RLLoop
+from agentlightning.trainer.loop import RLLoop
 
 
 @pytest.fixture

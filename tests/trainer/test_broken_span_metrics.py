@@ -6,7 +6,7 @@ from agentlightning.records import Finish, NewRollout, Span, WorkerStatus
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.rl.load_trajectories import broken_spans
+from agentlightning.trainer.load_trajectories import broken_spans
 
 
 async def test_causes_are_summed_over_the_rollouts_of_a_step() -> None:

@@ -18,8 +18,8 @@ from agentlightning.config.run import MonitorConfig
 from agentlightning.records import CallCredit
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.rl.credit_record import TrainedCall, call_credits, clip_share
-from agentlightning.trainer.rl.policy_update import RowNumbers, named_rows
+from agentlightning.trainer.credit_record import TrainedCall, call_credits, clip_share
+from agentlightning.trainer.step import RowNumbers, named_rows
 from agentlightning.training_types import Loss, TokenNumbers, Trajectory, Transition
 
 LOSS = Loss(clip_low=0.2, clip_high=0.28)

@@ -20,8 +20,8 @@ from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.trainer.loop import RLLoop
 from agentlightning.trainer.policies import ScheduledAlgorithm
-from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.schedules import needs_of, schedules_of
 from agentlightning.training_types import Loss, TrainingSequence
 

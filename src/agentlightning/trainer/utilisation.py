@@ -1,7 +1,7 @@
 """Utilisation: how long a step's rollouts waited, ran and called models, how busy workers, gateway and sampler so were, and
 what that used up.
 
-`load_trajectories.py` adds the records that a step reads anyway; the loop asks for the metrics once the step's time is
+`step.py` adds the records that a step reads anyway; the loop asks for the metrics once the step's time is
 known. Times are those of the records: a rollout's by the store's clock, a call's by its gateway's. With
 trainer.max_staleness above 0 rollouts overlap several steps; a step then counts its own rollouts whole, which over several
 steps comes to the same.

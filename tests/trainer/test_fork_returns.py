@@ -18,8 +18,8 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.records import Claim, NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.collect import RolloutCollector
-from agentlightning.trainer.rl.fork_returns import ForkReturns, ForkSampler
+from agentlightning.trainer.credit_inputs import ForkReturns, ForkSampler
+from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.training_types import Trajectory
 
 CALLS, FORKS = 2, 2

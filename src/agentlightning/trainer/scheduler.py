@@ -1,9 +1,9 @@
-"""Groups of rollouts: which are queued and run ahead of the trainer, and which of them a training step takes.
+"""Scheduler: which groups of rollouts are queued and run ahead of the trainer, and which of them a training step takes.
 
 The training loop drives it. Groups are numbered in the order of the tasks and named after their number, so what a killed
-trainer had queued is found again by name; which of them were consumed stands in the store. Here is no other memory: a new
-process reads it back. It knows neither calls nor weights. With rollouts = "tree" a group is enqueued in parts: its roots
-first, then what tree_rollouts.py forks from those that have finished.
+trainer had queued is found again by name; which of them were consumed stands in the store. A new process reads it back. It
+knows neither calls nor weights. With rollouts = "tree" a group is enqueued in parts: its roots first, then forks of those
+that have finished.
 
 At the start of step s, groups are queued until those of max_staleness + 1 steps are outstanding. Taken in the order in which
 they were queued, all of these are consumed by step s + max_staleness: nothing can become staler than the bound. With the
@@ -13,22 +13,343 @@ bound 0 a step queues its own groups and waits for them all: synchronous trainin
 from __future__ import annotations
 
 import math
+import random
+import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.config.run import TrainerConfig
-from agentlightning.records import FINAL_STATES, JSON, NewRollout, Outcome, RetryPolicy, Rollout, Sampling
+from agentlightning.engines.base import Metrics
+from agentlightning.errors import NoCallsError
+from agentlightning.records import (
+    FINAL_STATES,
+    JSON,
+    Call,
+    NewRollout,
+    Outcome,
+    Resource,
+    RetryPolicy,
+    Rollout,
+    Sampling,
+)
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.collect import ENQUEUE_BATCH, WAIT_S, RolloutCollector, nothing_to_learn
-from agentlightning.trainer.data.tasks import TaskOrder
-from agentlightning.trainer.rl.staleness import Staleness
-from agentlightning.trainer.rl.tree_rollouts import TreeSampler
+from agentlightning.store.forks import forks_of, replay_ended, replayable
+from agentlightning.store.gateway_events import NO_CALLS
+from agentlightning.store.scan import by_attempt
+from agentlightning.training_types import Trajectory
+
+ENQUEUE_BATCH = 2048
+PROGRESS_SHARES = 20
+"""The waiter wakes when a twentieth of what is outstanding has finished: often enough to watch, seldom enough to be free."""
+WAIT_S = 10.0
+
+
+class RolloutCollector:
+    """Waits for rollouts of one run; keeps its place in the order in which they finish."""
+
+    def __init__(self, store: LightningStore, run_id: str) -> None:
+        self._store = store
+        self.run_id = run_id
+        self.waited_s = 0.0
+        """Time of all waits so far, whoever waited."""
+        self._seen: int | None = None
+        self._watched: set[str] = set()
+        self._finished: dict[str, Rollout] = {}
+        """Finished rollouts that were watched for and not fetched yet: never more than are outstanding."""
+
+    async def collect(
+        self, wanted: Sequence[NewRollout], on_progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> list[Rollout]:
+        """Enqueue `wanted` and return its rollouts, finished, in the order given.
+
+        StoreError where nothing finishes because the store cannot be written any more.
+        """
+        await self.begin()
+        rollouts: list[Rollout] = []
+        for start in range(0, len(wanted), ENQUEUE_BATCH):
+            rollouts += await self._store.enqueue(wanted[start : start + ENQUEUE_BATCH])
+        return await self.finished(rollouts, on_progress)
+
+    async def finished(
+        self, rollouts: Sequence[Rollout], on_progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> list[Rollout]:
+        """Return these rollouts, read after `begin`, once all have finished, in the order given. StoreError as `collect`."""
+        finished = {rollout.id: rollout for rollout in rollouts if rollout.state in FINAL_STATES}
+        outstanding = {rollout.id for rollout in rollouts} - set(finished)
+        self.watch(outstanding)
+        while outstanding:
+            on_progress(len(finished), len(rollouts))
+            await self.wait_finished(len(outstanding))
+            finished |= self.fetch(outstanding)
+            outstanding -= set(finished)
+        on_progress(len(finished), len(rollouts))
+        return [finished[rollout.id] for rollout in rollouts]
+
+    async def begin(self) -> int:
+        """Reads the place in the order of finished rollouts, before what is to be watched is read or enqueued."""
+        if self._seen is None:
+            counts = await self._store.count(self.run_id)
+            self._seen = sum(number for (_, state), number in counts.items() if state in FINAL_STATES)
+        return self._seen
+
+    def watch(self, rollout_ids: Iterable[str]) -> None:
+        """Keeps these rollouts, once they have finished, until they are fetched."""
+        self._watched.update(rollout_ids)
+
+    def forget(self, rollout_ids: Iterable[str]) -> None:
+        """Drops rollouts that nobody will fetch."""
+        for rollout_id in rollout_ids:
+            self._watched.discard(rollout_id)
+            self._finished.pop(rollout_id, None)
+
+    def fetch(self, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
+        """Those of these rollouts that have finished, by id; they are watched no longer."""
+        return {one: self._finished.pop(one) for one in list(rollout_ids) if one in self._finished}
+
+    async def wait_finished(self, outstanding: int, within_s: float = WAIT_S) -> None:
+        """Waits until some rollouts have finished, the more the more are `outstanding`, or for `within_s` seconds."""
+        assert self._seen is not None, "begin() comes first"
+        started = time.perf_counter()
+        finished = await self._store.wait(self.run_id, self._seen, 1 + outstanding // PROGRESS_SHARES, within_s)
+        self.waited_s += time.perf_counter() - started
+        if not finished and within_s >= WAIT_S:
+            # A full disk can still be read: workers would try, and this would wait, for ever. A write finds out.
+            await self._store.update_run(self.run_id)
+        for rollout in finished:
+            self._seen = max(self._seen, rollout.finished_seq or 0)
+            if rollout.id in self._watched:
+                self._watched.discard(rollout.id)
+                self._finished[rollout.id] = rollout
+
+
+def nothing_to_learn(rollouts: Sequence[Rollout]) -> bool:
+    """True where nothing can be learned: all failed, or those that succeeded did so without a model call."""
+    return all(rollout.state != "succeeded" or rollout.calls == 0 for rollout in rollouts)
+
+
+def check_calls_recorded(rollouts: Sequence[Rollout]) -> str | None:
+    """A sentence about rollouts that succeeded without one recorded call; None where every one has calls.
+
+    Raises NoCallsError, with the likely cause, where no rollout at all has a recorded call: there is nothing to learn from.
+    """
+    succeeded = [rollout for rollout in rollouts if rollout.state == "succeeded"]
+    silent = [rollout for rollout in succeeded if rollout.calls == 0]
+    if not silent:
+        return None
+    cause = silent[0].warning or NO_CALLS
+    if len(silent) == len(succeeded):
+        raise NoCallsError(f"none of the {len(silent)} rollouts that finished has a model call: {cause}")
+    return f"{len(silent)} of {len(succeeded)} rollouts finished without a model call: {cause}"
+
+
+@dataclass(slots=True)
+class PublishedVersions:
+    """The training step that made each policy version, and the time since which it is served."""
+
+    _by_version: dict[int, Resource] = field(default_factory=dict)
+
+    def record(self, published: Iterable[Resource]) -> None:
+        """Versions in the order in which they were published."""
+        for resource in published:
+            self._by_version.setdefault(resource.version, resource)
+
+    def step_of(self, version: int) -> int:
+        """The step that made a version; 0 for one that nobody published: the weights that a sampler starts with."""
+        return self._by_version[version].step if version in self._by_version else 0
+
+    def step_at(self, time_ns: int) -> int:
+        """The step whose weights were served at a time; 0 before the first."""
+        served = (one.step for one in reversed(self._by_version.values()) if one.created_ns <= time_ns)
+        return next(served, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """The bound of one training step: it learns from weights of `step - 1` and of up to `bound` steps before."""
+
+    versions: PublishedVersions
+    step: int
+    bound: float
+    policies: Collection[str] | None = None
+    """Those whose weights are exchanged: others, opponents of the run, count versions of their own. None: all."""
+
+    def of(self, trajectory: Trajectory) -> int:
+        """Steps between the weights of its oldest token and those that it updates; 0 where it has no token.
+
+        In step 5, which updates the weights of step 4, a rollout that began under the weights of step 2 has staleness 2.
+        """
+        return max((self.step - 1 - self.versions.step_of(one) for one in self._versions(trajectory)), default=0)
+
+    def began_too_early(self, time_ns: int) -> bool:
+        """True where a rollout that samples since then can only be too stale."""
+        return self.step - 1 - self.versions.step_at(time_ns) > self.bound
+
+    def sort(
+        self, groups: Sequence[Sequence[Trajectory]]
+    ) -> tuple[list[list[Trajectory]], list[str], dict[str, float]]:
+        """The groups without what is too stale, the ids of that, and the metrics staleness_mean, staleness_max,
+        mixed_versions (share of rollouts with tokens of several versions) and stale (rollouts left out)."""
+        ages = {one.rollout_id: self.of(one) for group in groups for one in group}
+        stale = [rollout_id for rollout_id, age in ages.items() if age > self.bound]
+        fresh = [[one for one in group if ages[one.rollout_id] <= self.bound] for group in groups]
+        kept = [age for age in ages.values() if age <= self.bound]
+        mixed = [len(self._versions(one)) > 1 for group in fresh for one in group]
+        return (
+            [group for group in fresh if group],
+            stale,
+            {
+                "staleness_mean": statistics.fmean(kept) if kept else 0.0,
+                "staleness_max": float(max(kept, default=0)),
+                "mixed_versions": statistics.fmean(mixed) if mixed else 0.0,
+                "stale": float(len(stale)),
+            },
+        )
+
+    def _versions(self, trajectory: Trajectory) -> set[int]:
+        return {
+            span.version
+            for transition in trajectory.transitions
+            if self.policies is None or transition.policy in self.policies
+            for span in transition.versions
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeSampler:
+    """Forks the trees of one run's groups."""
+
+    store: LightningStore
+    tree: RolloutTree
+    group_size: int
+    seed: int
+
+    async def next_round(self, group: Sequence[Rollout], independent: Sequence[NewRollout]) -> list[NewRollout]:
+        """The rollouts that the trees of a group get next, none where they still run or are complete.
+
+        group: what was enqueued of it. independent: the whole group as it would be without trees, by replica. A tree is
+        forked after calls that were sampled for one of its rollouts that succeeded and that others followed, chosen at
+        random, each once before any a second time (Tree-GRPO, arXiv 2509.21240, section 3.1, has nodes chosen at random).
+        Where it has none, as of an agent that makes one call, its place is taken by an independent rollout.
+        """
+        known = {one.replica: one for one in group}
+        growing: dict[int, list[int]] = {}
+        """By tree, the replicas of its next round."""
+        for tree in range(self.tree.roots):
+            replicas = self.tree.replicas(tree, self.group_size)
+            wanted = [replica for replica in replicas if replica not in known]
+            if wanted and all(known[one].state in FINAL_STATES for one in replicas if one in known):
+                growing[tree] = wanted[: self.tree.branches(self.group_size)]
+        ids = [known[each].id for tree in growing for each in self._sampled(tree, known)]
+        calls = by_attempt(await self.store.calls(ids)) if ids else {}
+        return [
+            new
+            for tree, wanted in growing.items()
+            for new in self._forks([known[each] for each in self._sampled(tree, known)], wanted, calls, independent)
+        ]
+
+    def _sampled(self, tree: int, known: Mapping[int, Rollout]) -> list[int]:
+        return [replica for replica in self.tree.replicas(tree, self.group_size) if replica in known]
+
+    def _forks(
+        self,
+        tree: Sequence[Rollout],
+        wanted: Sequence[int],
+        calls: Mapping[tuple[str, int], Sequence[Call]],
+        independent: Sequence[NewRollout],
+    ) -> list[NewRollout]:
+        """One for each of the `wanted` replicas."""
+        nodes = [
+            (rollout, place)
+            for rollout in tree
+            if rollout.state == "succeeded"
+            for place in _nodes(calls.get((rollout.id, rollout.attempt), ()))
+        ]
+        # By names alone: a run with the same seed forks alike, and so does a step that was killed before it forked.
+        random.Random(f"{self.seed}:{independent[0].group_id}:{wanted[0]}").shuffle(nodes)
+        found = []
+        for number, replica in enumerate(wanted):
+            new = independent[replica]
+            if nodes:
+                rollout, place = nodes[number % len(nodes)]
+                [fork] = forks_of(rollout, place, 1)
+                new = replace(new, fork=fork.fork, prompts=fork.prompts)
+            found.append(new)
+        return found
+
+
+def _nodes(calls: Sequence[Call]) -> list[int]:
+    """The numbers of calls to replay, so that the last of them is a call that was sampled for the rollout itself, and is
+    not its last one."""
+    choices = replayable(calls)
+    return [place for place, one in enumerate(choices[:-1], 1) if one[0].replayed_id is None]
+
+
+@dataclass(slots=True)
+class TreeTally:
+    """Counts over the rollouts of one step, of what they share."""
+
+    _forks: int = 0
+    _ended: int = 0
+    _sampled: int = 0
+    _replayed: int = 0
+    _tokens: int = 0
+
+    def add(self, rollouts: Sequence[Rollout], calls: Sequence[Call]) -> None:
+        """Rollouts that have finished, with the calls of their last attempts."""
+        own = by_attempt(calls)
+        for rollout in rollouts:
+            recorded = own[rollout.id, rollout.attempt]
+            self._forks += rollout.fork is not None
+            self._ended += replay_ended(rollout, recorded) is not None
+            shared = [call for call in recorded if call.shared]
+            self._replayed += len(shared)
+            self._tokens += sum(len(call.sampled_ids) for call in shared)
+            self._sampled += sum(call.learnable for call in recorded if call.policy)
+
+    def metrics(self) -> Metrics:
+        """By the names of metrics.py."""
+        return {
+            "tree/forks": float(self._forks),
+            "tree/replay_ended_share": self._ended / max(1, self._forks),
+            "tree/shared_share": self._replayed / max(1, self._replayed + self._sampled),
+            "tree/replayed_tokens": float(self._tokens),
+        }
+
 
 GROUP = "train"
 """First part of the ids of groups."""
 OnProgress = Callable[[int, int], None]
 MIN_WAIT_S = 0.01
+
+
+class TaskOrder:
+    """The tasks of each training step: every epoch is a new permutation, and a step's tasks depend on the seed alone.
+
+    >>> order = TaskOrder(count=3, per_step=2, seed=0)
+    >>> [order.step(step) for step in (1, 2)]  # rows by position; the third epoch position wraps into the next epoch
+    [[...], [...]]
+    """
+
+    def __init__(self, count: int, per_step: int, seed: int) -> None:
+        self._count = count
+        self._per_step = per_step
+        self._seed = seed
+        self._epoch = (-1, list[int]())
+
+    def step(self, step: int) -> list[int]:
+        """Positions of the tasks of `step` (from 1), as many as tasks_per_step."""
+        start = (step - 1) * self._per_step
+        return [self._position(place) for place in range(start, start + self._per_step)]
+
+    def _position(self, place: int) -> int:
+        epoch, offset = divmod(place, self._count)
+        if epoch != self._epoch[0]:
+            permutation = list(range(self._count))
+            random.Random(f"{self._seed}:{epoch}").shuffle(permutation)
+            self._epoch = (epoch, permutation)
+        return self._epoch[1][offset]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from agentlightning.errors import ConfigError, EngineError
 from agentlightning.records import Consumed, NewRollout, Resource, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.rl.credit_inputs import CreditInputReader, check_credit_inputs
+from agentlightning.trainer.credit_inputs import CreditInputReader, check_credit_inputs
 from agentlightning.training_types import Trajectory, Transition
 
 JUDGE = {"url": "https://judge.test/v1", "model": "wise", "key_env": "JUDGE_KEY"}

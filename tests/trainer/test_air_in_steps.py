@@ -16,11 +16,11 @@ from agentlightning.algorithms.rewards import RewardPolicy, shaped_air
 from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError
 from agentlightning.records import Call, Consumed, Reward, Rollout, Sampling, Step
-from agentlightning.trainer.data.air_report import AirTally
+from agentlightning.trainer.load_trajectories import AirTally
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl.step_planner import StepPlanner
 from agentlightning.trainer.schedules import algorithms_of, check_air
+from agentlightning.trainer.step import StepPlanner
 from agentlightning.training_types import Trajectory
 
 RULES = {"tool_error": -0.5, "tool_success": 0.25}

@@ -13,7 +13,7 @@ from agentlightning.errors import ConflictError
 from agentlightning.records import Call, Reward, Rollout, Span
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.rl.step_inputs import read_inputs
+from agentlightning.trainer.load_trajectories import read_inputs
 
 
 @pytest.fixture

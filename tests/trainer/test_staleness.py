@@ -1,7 +1,7 @@
 """How old a rollout is, in training steps, whatever the numbers of its policy versions."""
 
 from agentlightning.records import Resource, VersionSpan
-from agentlightning.trainer.rl.staleness import PublishedVersions, Staleness
+from agentlightning.trainer.scheduler import PublishedVersions, Staleness
 from agentlightning.training_types import Trajectory, Transition
 
 

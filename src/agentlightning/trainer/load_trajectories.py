@@ -1,0 +1,260 @@
+"""Trajectories of a training step, read from the store once for all policies that learn from them.
+
+`step.py` drives it, and whatever looks back at earlier steps. What the first reading found is written into the step's list
+when it opens (`ConsumedInputs`), call by call, and from then on counts: a call whose agent had gone may be recorded after
+its rollout ended, and spans and rewards may come at any time. It knows nothing of algorithms; `algorithms.selection` says
+which calls are whose.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from agentlightning.adapters.trajectories import JUDGE, counts, trajectories
+from agentlightning.algorithms.selection import Selection
+from agentlightning.engines.base import Metrics
+from agentlightning.errors import AgentError, ConflictError
+from agentlightning.records import Call, ConsumedInputs, Outcome, Reward, Rollout, Step
+from agentlightning.store.base import LightningStore
+from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS, broken_counts
+from agentlightning.store.scan import by_attempt, read_images
+from agentlightning.tracing.agent_names import named_calls
+from agentlightning.tracing.air import PREFIX
+from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.scheduler import TreeTally, check_calls_recorded
+from agentlightning.trainer.utilisation import TimeTally
+from agentlightning.training_types import Trajectory
+
+DISCARDED: frozenset[Outcome] = frozenset({"stale", "overprovisioned"})
+"""Outcomes of rollouts that a step consumes without learning from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """The records of some rollouts."""
+
+    calls: list[Call]
+    """All calls of their latest attempts. Those that are learned from are `delivered`, and those that repeat what was
+    sampled for another rollout; what the others hold is context."""
+    rewards: list[Reward]
+    """Those that count."""
+    consumed: dict[str, ConsumedInputs]
+    """By rollout: which of these it is learned from."""
+
+    @property
+    def delivered(self) -> list[Call]:
+        """The calls that are learned from."""
+        return [call for call in self.calls if call.learnable]
+
+
+def fixed_inputs(step: Step) -> dict[str, ConsumedInputs]:
+    """By rollout, what a step that was opened learns from; without those of which its list does not say it."""
+    return {one.rollout_id: one.inputs for one in step.consumed if one.inputs is not None}
+
+
+def with_failures(rollouts: Sequence[Rollout], on_failure: Literal["drop", "zero"]) -> list[Rollout]:
+    """The rollouts as a step learns from them: where failures count as zero, those that failed have that reward."""
+    if on_failure == "drop":
+        return [*rollouts]
+    return [one if one.state == "succeeded" else replace(one, reward=0.0) for one in rollouts]
+
+
+async def read_inputs(
+    store: LightningStore, rollouts: Sequence[Rollout], fixed: Mapping[str, ConsumedInputs]
+) -> StepInputs:
+    """The records of these rollouts: those that are `fixed`, and of other rollouts all that is there now.
+
+    ConflictError where one that is fixed is not recorded any more.
+    """
+    ids = [rollout.id for rollout in rollouts]
+    recorded, rewards = by_attempt(await store.calls(ids)), by_attempt(await store.rewards(ids))
+    unread = [call for calls in recorded.values() for call in calls if call.rollout_id not in fixed]
+    named = by_attempt(await named_calls(store, unread))
+    found = StepInputs(calls=[], rewards=[], consumed={})
+    for rollout in rollouts:
+        place = rollout.id, rollout.attempt
+        told = [reward for reward in rewards[place] if counts(reward, rollout)]
+        inputs = fixed.get(rollout.id)
+        if inputs is None:
+            inputs = _inputs(rollout, recorded[place], named[place], told)
+        _check_present(rollout, inputs, recorded[place], rewards[place])
+        agents, calls, kept = dict(inputs.agents), {*inputs.calls, *inputs.replayed}, set(inputs.rewards)
+        found.calls.extend(
+            replace(call, delivered=call.id in calls, agent=agents.get(call.id, call.agent)) for call in recorded[place]
+        )
+        found.rewards.extend(reward for reward in rewards[place] if reward.id in kept)
+        found.consumed[rollout.id] = inputs
+    return found
+
+
+def _inputs(rollout: Rollout, calls: Sequence[Call], named: Sequence[Call], told: Sequence[Reward]) -> ConsumedInputs:
+    names = {call.id: call.agent for call in named if call.agent is not None}
+    return ConsumedInputs(
+        attempt=rollout.attempt,
+        calls=[call.id for call in calls if call.learnable],
+        rewards=[reward.id for reward in told],
+        agents=[(call.id, names[call.id]) for call in calls if call.agent is None and call.id in names],
+        replayed=[call.id for call in calls if call.shared],
+    )
+
+
+def _check_present(rollout: Rollout, inputs: ConsumedInputs, calls: Sequence[Call], rewards: Sequence[Reward]) -> None:
+    if rollout.attempt != inputs.attempt:
+        raise _gone(rollout, f"attempt {inputs.attempt}, its latest one is {rollout.attempt}")
+    _check_all("call", rollout, [*inputs.calls, *inputs.replayed], {call.id for call in calls})
+    _check_all("reward", rollout, inputs.rewards, {reward.id for reward in rewards})
+
+
+def _check_all(what: str, rollout: Rollout, wanted: Sequence[str], known: Collection[str]) -> None:
+    missing = [each for each in wanted if each not in known]
+    if missing:
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise _gone(rollout, f"{what} {missing[0]}{others}, no longer recorded (were records pruned or deleted?)")
+
+
+def _gone(rollout: Rollout, what: str) -> ConflictError:
+    return ConflictError(f"rollout {rollout.id}: a step of run {rollout.run_id} learned from {what}")
+
+
+MAX_ROLLOUTS = 128
+"""Rollouts whose calls are read at a time: calls hold all text, too, and those of a whole step are never held at once."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadedTrajectories:
+    """The rollouts of a step so far, with all step rewards, AIR's among them."""
+
+    store: LightningStore
+    selections: Mapping[str, Selection]
+    """By policy: whose calls it is trained on."""
+    on_failure: Literal["drop", "zero"]
+    progress: Progress
+    air_rules: Iterable[str] = ()
+    trees: TreeTally | None = None
+    """Counts what they share, where they are sampled as trees."""
+    groups: dict[str, list[Trajectory]] = field(default_factory=dict)
+    """By id, in the order of the rollouts."""
+    selected: dict[str, set[str]] = field(init=False)
+    """By policy: the ids of the calls that it is trained on."""
+    inputs: dict[str, ConsumedInputs] = field(default_factory=dict)
+    """By rollout: the records that it is learned from."""
+    names: set[str] = field(default_factory=set)
+    """Agents' names and the models that were asked for: by them calls can be selected."""
+    times: TimeTally = field(default_factory=TimeTally)
+    _rollouts: list[Rollout] = field(default_factory=list)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _broken: Counter[str] = field(default_factory=Counter)
+    _air: AirTally = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.selected = {policy: set() for policy in self.selections}
+        self._air = AirTally(self.air_rules)
+
+    async def add(self, rollouts: Sequence[Rollout], fixed: Mapping[str, ConsumedInputs] | None = None) -> None:
+        """Reads these rollouts, those that are `fixed` by a step that was opened as it read them. AgentError where all
+        rollouts so far failed, NoCallsError where none has a call, ConflictError where a fixed record is gone."""
+        self._rollouts += rollouts
+        silence = check_calls_recorded(self._rollouts)
+        if silence is not None:
+            self.progress.note(silence)
+        failed = [rollout for rollout in self._rollouts if rollout.state != "succeeded"]
+        if failed and len(failed) == len(self._rollouts):
+            why = failed[0].warning if failed[0].refused else failed[0].error
+            raise AgentError(f"all {len(failed)} rollouts of the step failed, the first with: {why}")
+        rollouts = with_failures(rollouts, self.on_failure)
+        for start in range(0, len(rollouts), MAX_ROLLOUTS):
+            await self._read(rollouts[start : start + MAX_ROLLOUTS], fixed or {})
+        self._broken += await broken_spans(self.store, rollouts)
+
+    def metrics(self) -> Metrics:
+        """Counts of rollouts and calls, of broken spans by cause, of AIR's rules and of trees."""
+        failed = sum(rollout.state != "succeeded" for rollout in self._rollouts)
+        refused = sum(rollout.refused for rollout in self._rollouts)
+        found = {"rollouts": float(len(self._rollouts)), "failed": float(failed)}
+        found["refused_share"] = refused / max(1, len(self._rollouts))
+        found |= {name: float(self._counts[name]) for name in ("calls", "forked_calls", "invalid")}
+        if compactions := self._counts["compactions"]:
+            found["compactions"] = float(compactions)
+        if self._broken:
+            found["broken_spans"] = float(self._broken.total())
+            found |= {f"rollout/broken_spans/{cause}": float(count) for cause, count in self._broken.items()}
+        return found | self._air.metrics() | (self.trees.metrics() if self.trees else {})
+
+    async def _read(self, rollouts: Sequence[Rollout], fixed: Mapping[str, ConsumedInputs]) -> None:
+        inputs = await read_inputs(self.store, rollouts, fixed)
+        self.inputs |= inputs.consumed
+        calls = inputs.delivered
+        self._air.add(rollouts, calls, inputs.rewards)
+        self.times.add(rollouts, inputs.calls)
+        if self.trees:
+            self.trees.add(rollouts, inputs.calls)
+        images = await read_images(self.store, inputs.calls)
+        kept, left_out = trajectories(rollouts, inputs.calls, inputs.rewards, keep_unrewarded=True, images=images)
+        for trajectory in kept:
+            self.groups.setdefault(trajectory.group_id, []).append(trajectory)
+        for policy, selects in self.selections.items():
+            self.selected[policy] |= {call.id for call in calls if selects(call)}
+        self.names |= _names(calls)
+        forked = sum(call.fork_cause is not None for call in calls)
+        compactions = sum(one.compaction is not None for trajectory in kept for one in trajectory.transitions)
+        self._counts.update(calls=len(calls), forked_calls=forked, compactions=compactions, invalid=len(left_out))
+
+
+class AirTally:
+    """Counts and sums of each AIR rule's rewards over a step's calls."""
+
+    def __init__(self, rules: Iterable[str]) -> None:
+        self._total = dict.fromkeys(rules, 0.0)
+        self._count = Counter[str]()
+        self._calls = 0
+
+    def add(self, rollouts: Sequence[Rollout], calls: Sequence[Call], rewards: Iterable[Reward]) -> None:
+        """Some rollouts with the calls of their latest attempts; other rewards than the rules' count nothing."""
+        self._calls += sum(call.agent != JUDGE for call in calls)
+        attempts = {rollout.id: rollout.attempt for rollout in rollouts}
+        for reward in rewards:
+            name = reward.name.removeprefix(PREFIX)
+            if reward.source == "air" and name in self._total and attempts.get(reward.rollout_id) == reward.attempt:
+                self._total[name] += reward.value
+                self._count[name] += 1
+
+    def metrics(self) -> Metrics:
+        """By rule, the mean reward per call and the share of calls that it rewarded; none without rules."""
+        calls = max(1, self._calls)
+        found = {f"air/{name}/reward_mean": total / calls for name, total in self._total.items()}
+        return found | {f"air/{name}/share": self._count[name] / calls for name in self._total}
+
+
+def seen_by(groups: Sequence[Sequence[Trajectory]], selected: set[str]) -> list[list[Trajectory]]:
+    """The groups as a policy sees them: calls that it is not trained on are context."""
+    return [
+        [
+            trajectory
+            if all(transition.call_id in selected for transition in trajectory.transitions)
+            else replace(
+                trajectory,
+                transitions=[
+                    replace(transition, trained=transition.call_id in selected) for transition in trajectory.transitions
+                ],
+            )
+            for trajectory in group
+        ]
+        for group in groups
+    ]
+
+
+def _names(calls: Sequence[Call]) -> set[str]:
+    return {name for call in calls if call.policy for name in (call.agent, call.model) if name}
+
+
+async def broken_spans(store: LightningStore, rollouts: Sequence[Rollout]) -> Counter[str]:
+    """Broken spans by cause; spans are read only where a rollout's warning tells of broken ones."""
+    causes: Counter[str] = Counter()
+    for rollout in rollouts:  # one at a time: an attempt may have many megabytes of spans
+        for span in await store.spans([rollout.id]) if BROKEN in (rollout.warning or "") else ():
+            if span.name == BROKEN_SPANS and span.attempt == rollout.attempt:
+                causes.update(broken_counts(span.attributes))
+    return causes
