@@ -204,14 +204,6 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert section in anchors, f"{page.name} links to {target}"
 
 
-def test_the_readme_links_to_every_page() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-
-    missing = [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in text]
-
-    assert missing == []
-
-
 def named_pages(nav: list[Any]) -> Iterator[str]:
     """Files that a navigation names, whatever depth they stand at."""
     for entry in nav:
@@ -241,37 +233,18 @@ def test_the_glossary_has_every_record_and_no_other() -> None:
     assert sorted(listed) == sorted(known)
 
 
-def tree_map() -> list[Path]:
-    """The paths of the README's map; an entry that is indented lies in the folder above it."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree\n")[1]
-    folder, found = Path(), []
-    for line in re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0].splitlines():
-        name = Path(line.split()[0])
-        found.append(folder / name if line.startswith(" ") else name)
-        if not line.startswith(" "):
-            folder = name
-    return found
+def test_the_readme_has_every_room_and_no_other() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## The rooms of `src/agentlightning`\n")[1]
+    rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+
+    assert {name for cells in rows(text.split("\n## ")[0]) for name in re.findall(r"`(\w+)`", cells[0])} >= rooms
 
 
-def test_every_file_of_the_map_exists() -> None:
-    assert [str(path) for path in tree_map() if not (ROOT / path).exists()] == []
+def test_the_rules_name_every_benchmark_with_figures_of_its_own() -> None:
+    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    programs = [path.name for path in ROOT.glob("benchmarks/*.py") if "argparse" in path.read_text(encoding="utf-8")]
 
-
-def test_every_module_at_the_top_is_in_the_map() -> None:
-    modules = {
-        path.relative_to(ROOT)
-        for path in SOURCE.iterdir()
-        if (path.is_dir() and (path / "__init__.py").exists()) or (path.suffix == ".py" and path.stem[:2] != "__")
-    }
-
-    assert sorted(modules - set(tree_map())) == []
-
-
-def test_every_benchmark_and_example_is_in_the_map() -> None:
-    programs = {path.relative_to(ROOT) for path in (*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.*"))}
-    folders = {path.parent.relative_to(ROOT) for path in ROOT.glob("examples/*/README.md")}
-
-    assert sorted((programs | folders) - set(tree_map())) == []
+    assert [name for name in programs if f"`{name}`" not in text] == []
 
 
 @BY_NAME

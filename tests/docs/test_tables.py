@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator
 
 import pytest
-from test_docs import ROOT, SOURCE, rows, tree_map
+from test_docs import ROOT, SOURCE, rows
 
 from agentlightning.algorithms.credit import CREDIT
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
@@ -35,14 +35,6 @@ def test_the_readme_has_every_extra() -> None:
     documented = [extra for cells in rows(page("README.md", "## Install")) for extra in named(cells[0])]
 
     assert sorted(documented) == sorted(PROJECT["project"]["optional-dependencies"])
-
-
-def test_the_map_names_targets_of_the_makefile_and_has_every_benchmark() -> None:
-    (line,) = re.findall(r"^Makefile +(.+)$", page("README.md", "## The tree"), re.MULTILINE)
-    (targets,) = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-
-    assert set(line.split(", ")) <= set(targets.split())
-    assert {file.relative_to(ROOT) for file in ROOT.glob("benchmarks/*.py")} <= set(tree_map())
 
 
 def test_the_layers_of_the_architecture_page_are_those_that_are_checked() -> None:

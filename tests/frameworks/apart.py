@@ -29,7 +29,7 @@ CONFLICTING = {
 """Which lock file of this folder has the framework of a page."""
 
 NODE = {
-    "node": ROOT / "tests" / "sdk" / "node",
+    "program": ROOT / "tests" / "sdk" / "node",
     "ai-sdk": ROOT / "tests" / "frameworks" / "node",
     "langchain-js": ROOT / "tests" / "frameworks" / "node",
     "mastra": ROOT / "tests" / "frameworks" / "node",

@@ -1,4 +1,4 @@
-"""What a page of docs/agents shows a reader: the files of a whole small agent, the lines that change, the command."""
+"""The small agents that docs/agents.md lists: those of a page of their own, as printed, and those of examples/agents."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "docs" / "agents"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "agents"
+EXAMPLES = ROOT / "examples" / "agents"
 NAMED = re.compile(r"(?:#|//) ([\w.-]+\.\w+)$")
 """First line of a block that is a whole file, after a `#!` line if there is one: its name."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """One page, read as a reader would: blocks that begin with a file's name are that file, ```jsonl is the tasks."""
+    """A page, read as a reader would: blocks that begin with a file's name are that file, ```jsonl is the tasks. Or a folder
+    of examples/agents, whose program begins with the commands."""
 
     path: Path
 
     @property
     def blocks(self) -> list[tuple[str, str]]:
-        """Language and body of every fenced block."""
+        """Language and body of every fenced block of a page."""
         text = self.path.read_text(encoding="utf-8")
         return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
     @property
     def files(self) -> dict[str, str]:
-        """Every file that the page prints, by name."""
+        """Every file of the agent, by name."""
+        if self.path.is_dir():
+            return {path.name: path.read_text(encoding="utf-8") for path in sorted(self.path.iterdir())}
         found = {}
         for language, body in self.blocks:
             first = next(line for line in body.splitlines()[:2] if not line.startswith("#!"))
@@ -45,15 +50,10 @@ class Page:
 
     @property
     def command(self) -> list[str]:
-        """Words of the page's `agl train …`, after `agl`."""
-        (line,) = [
-            line
-            for language, body in self.blocks
-            if language == "bash"
-            for line in body.replace("\\\n", " ").splitlines()
-            if line.startswith("agl train ")
-        ]
-        return shlex.split(line, comments=True)[1:]
+        """Words of its `agl train …`, after `agl`."""
+        text = "\n".join(self.files.values()) if self.path.is_dir() else self.path.read_text(encoding="utf-8")
+        (line,) = re.findall(r"^(?:(?:#|//) +)?agl (train .*)$", text.replace("\\\n", " "), re.MULTILINE)
+        return shlex.split(line, comments=True)
 
     def option(self, name: str) -> str | None:
         """Value of an option of that command."""
@@ -61,11 +61,12 @@ class Page:
         return words[words.index(name) + 1] if name in words else None
 
     def write(self, folder: Path, changed: Mapping[str, str] | None = None) -> None:
-        """Everything that the page prints, into the folder of who follows it, but for files that `changed` has otherwise."""
+        """Writes the agent's files into a folder, but for files that `changed` has otherwise."""
         for name, body in {**self.files, **(changed or {})}.items():
             (folder / name).write_text(body, encoding="utf-8")
 
 
 def page(name: str) -> Page:
-    """The page of this name."""
-    return Page(FOLDER / f"{name}.md")
+    """The agent of this name."""
+    path = FOLDER / f"{name}.md"
+    return Page(path if path.exists() else EXAMPLES / name)

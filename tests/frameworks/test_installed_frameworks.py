@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from apart import need_node
 from command_line import Folder
-from pages import FOLDER, Page, page
+from pages import EXAMPLES, FOLDER, Page, page
 from stage import Played, open_stage, tool_call
 
 AGENTS = {
@@ -55,17 +55,18 @@ def test_what_a_page_says_to_change_stands_in_its_files(path: Path) -> None:
     assert absent == []
 
 
-def test_the_index_links_to_every_page() -> None:
+def test_the_index_links_to_every_agent() -> None:
     index = FOLDER.with_suffix(".md").read_text(encoding="utf-8")
     assert [path.name for path in FOLDER.glob("*.md") if f"(agents/{path.name})" not in index] == []
+    assert [path.name for path in EXAMPLES.iterdir() if f"(../examples/agents/{path.name}/" not in index] == []
 
 
 @pytest.mark.slow
 @pytest.mark.long
 async def test_the_node_program_of_the_page_is_recorded_and_rewarded(folder: Folder) -> None:
-    need_node(folder.path, "node")
+    need_node(folder.path, "program")
     async with open_stage(folder, speaker) as stage:
-        check_population(await stage.play(page("node")))
+        check_population(await stage.play(page("program")))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from apart import CODING, CONFLICTING, NODE, need_node, stand_apart
 from command_line import Folder
-from pages import FOLDER, page
+from pages import EXAMPLES, FOLDER, page
 from stage import open_stage_of
 from tiny_policy import build_policy
 
@@ -29,7 +29,7 @@ IN_CI = ("langgraph", "smolagents")
 
 NAMES = [
     pytest.param(path.stem, marks=() if path.stem in IN_CI else pytest.mark.long)
-    for path in sorted(FOLDER.glob("*.md"))
+    for path in sorted([*FOLDER.glob("*.md"), *EXAMPLES.iterdir()], key=lambda path: path.stem)
     if path.stem not in CODING
 ]
 SMALL = {
@@ -73,7 +73,7 @@ async def test_nonsense_is_a_reward_of_zero(folder: Folder, policy: Path, sample
     assert all(len(call.sampled_ids) == len(call.logprobs) > 0 for call in played.calls)
 
 
-@pytest.mark.parametrize("name", ["openai-sdk", pytest.param("node", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["openai-sdk", pytest.param("program", marks=pytest.mark.long)])
 async def test_the_command_of_the_page_trains(folder: Folder, policy: Path, name: str) -> None:
     prepare(folder, name)
     page(name).write(folder.path)
