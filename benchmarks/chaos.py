@@ -155,7 +155,7 @@ class ChaosRun:
         """Children of the trainer that were stopped alone."""
         self._folder = folder
         self._trainer: subprocess.Popen[bytes] | None = None
-        limits = f"hang_timeout_s = {HANG_S}\nstart_timeout_s = {engine.start_s}\nstall_timeout_s = {engine.stall_s}"
+        limits = f"hang_timeout_s = {HANG_S}\nstart_timeout_s = {engine.start_s}"
         (folder / "run.toml").write_text(
             CONFIG.format(
                 model=model.resolve(),

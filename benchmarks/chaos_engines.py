@@ -45,8 +45,6 @@ class ChaosEngine:
     """Roles whose processes nobody replaces where they only stand still for a while."""
     start_s: float = 90.0
     """The run's trainer.start_timeout_s where processes hang."""
-    stall_s: float = 1800.0
-    """Its trainer.stall_timeout_s."""
 
 
 def engine_named(name: str, python: Path | None = None) -> ChaosEngine:
@@ -76,4 +74,4 @@ def _verl(python: Path | None) -> ChaosEngine:
     }
     parts |= {"node": "raylet", "gcs": "gcs_server"}
     table = VERL.format(python=(python or PYTHON).absolute()) + options
-    return ChaosEngine(table, parts, unwatched=frozenset({"node", "gcs"}), start_s=240.0, stall_s=30.0)
+    return ChaosEngine(table, parts, unwatched=frozenset({"node", "gcs"}), start_s=240.0)

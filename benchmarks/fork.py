@@ -160,7 +160,7 @@ def configure(run: RunFolder, agent: str, model: Path, forks: int, seed: int, st
 
 async def fork_all(store: LightningStore, collector: RolloutCollector, config: Config, wanted: int) -> Figures:
     """Record rollouts, fork them as often as is wanted, and compare."""
-    tasks = load_tasks(str(config.data.train), config.data.fields, config.trainer.seed)
+    tasks = load_tasks(str(config.data.train), config.trainer.seed)
     new = rollouts_of(config, collector.run_id, tasks, mode="train", group="recorded", replicas=1, max_attempts=1)
     origins = {one.rollout.id: one for one in await read(store, await collector.collect(new))}
     forks: list[NewRollout] = []

@@ -188,7 +188,7 @@ async def test_where_no_credit_is_stored_the_replay_says_which_setting_keeps_it(
     query = {"rollout": [best.id], "color": ["advantage"]}
     dropped = Parsed(await replay_page(reader, query))
     assert "no advantages: the store has that of calls that the run's latest 50 steps learned from" in dropped.text
-    async with reading(record() | {"monitor": {"keep_credit": 0, "token_credit": False}}) as other:
+    async with reading(record() | {"monitor": {"keep_credit": 0}}) as other:
         best = await a_rollout(other)
         await other.store.drop_credit(RUN, STEPS + 1)
         unkept = Parsed(await replay_page(other, {"rollout": [best.id], "color": ["advantage"]}))

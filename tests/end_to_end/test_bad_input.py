@@ -121,8 +121,6 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> N
         (["--set", "algorithm.importance_cap=3"], ["algorithm: importance_cap has no effect without importance"]),
         (["--set", "algorithm.critic.lam=0.9"], ["algorithm.critic: has no effect with advantage = 'grpo'"]),
         (["--set", "eval.every=2"], ["eval: has no effect without data.val"]),
-        (["--set", 'data.fields=["question"]'], ["tasks.jsonl, row 1: unknown field 'answer'; expected question"]),
-        (["--set", 'data.fields=["question", "sql"]'], ["tasks.jsonl, row 1: field 'sql' is missing"]),
         (["--tasks", "broken.jsonl"], ["broken.jsonl, line 2: not JSON"]),
         (["--tasks", "none.jsonl"], ["none.jsonl: no such file"]),
         (["--model", "./nowhere"], ["nowhere", "no such folder"]),

@@ -154,41 +154,6 @@ async def test_in_the_order_of_finishing_a_slow_group_is_learned_from_later(
     await check(store, engine)
 
 
-async def test_a_surplus_of_groups_lets_a_synchronous_step_go_on_without_the_slowest(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    gate, engine = Gate(lambda rollout: rollout.group_id == "train:1:1"), RememberingEngine()
-    async with agents(store, gate=gate):
-        await loop(store, engine, tmp_path, val=[], overprovision=0.5).run(resume=False)
-    assert [each["overprovisioned"] for each in await outcomes(store)] == [GROUP] * STEPS
-    slow = [rollout for rollout in await trained(store) if rollout.group_id == "train:1:1"]
-    assert [(rollout.state, rollout.outcome) for rollout in slow] == [("cancelled", "overprovisioned")] * GROUP
-    await check(store, engine)
-
-
-@pytest.mark.parametrize("bound", [0, 1])
-async def test_past_the_deadline_of_its_group_a_rollout_is_cancelled_and_the_others_are_learned_from(
-    store: LightningStore, tmp_path: Path, bound: int
-) -> None:
-    gate, engine = Gate(lambda rollout: rollout.group_id == "train:2:1" and rollout.replica == 2), RememberingEngine()
-    algorithm = LightningRL(group_size=3, minibatches=1)
-    running = loop(store, engine, tmp_path, val=[], algorithm=algorithm, group_deadline_s=5.0, max_staleness=bound)
-    passed_s = [0.0]
-
-    def pass_time() -> None:
-        if running.version == 2:  # in step 2, which waits for the one that is held
-            passed_s[0] = 6.0
-
-    running.scheduler.clock = lambda: passed_s[0]
-    running.progress = WhenLeft(1, pass_time)
-    async with agents(store, gate=gate, reward_of=lambda claim: float(claim.rollout.replica == 0)):
-        await running.run(resume=False)
-    (slow,) = [rollout for rollout in await trained(store) if rollout.state == "cancelled"]
-    assert (slow.group_id, slow.replica, slow.outcome) == ("train:2:1", 2, "overprovisioned")
-    assert (await outcomes(store))[1]["trained"] == 2 * 3 - 1
-    await check(store, engine)
-
-
 def has_signal(claim: Claim) -> float:
     """Every third group in the order of the tasks has rewards that differ."""
     _, step, place = claim.rollout.group_id.split(":")
@@ -226,7 +191,6 @@ async def test_dynamic_sampling_makes_do_with_what_it_has_after_ten_times_as_man
 ASYNC: list[dict[str, Any]] = [
     {"max_staleness": 1},
     {"max_staleness": 1, "batch_order": "first_finished"},
-    {"overprovision": 0.5},
 ]
 
 
@@ -314,32 +278,6 @@ async def test_what_was_sampled_within_the_bound_before_a_crash_is_learned_from_
         0,
         1,
     }
-    await check(store, engine)
-
-
-async def test_a_step_that_is_executed_again_learns_from_no_surplus(store: LightningStore, tmp_path: Path) -> None:
-    class Lost(RememberingEngine):
-        async def publish(self, version: int, policy: str = "default") -> None:
-            if version == 3:  # step 1
-                raise Crash
-            await super().publish(version, policy)
-
-    await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={})])
-    await store.enqueue(
-        [
-            NewRollout(run_id="run", task={"n": 0}, group_id=f"train:1:{place}", replica=replica, step=1)
-            for place in range(TASKS + 1)
-            for replica in range(GROUP)
-        ]
-    )
-    engine = RememberingEngine()
-    async with agents(store, reward_of=lambda claim: float(claim.rollout.replica)):
-        while any(rollout.state != "succeeded" for rollout in await trained(store)):
-            await store.wait("run", timeout_s=0.01)
-        with pytest.raises(Crash):
-            await loop(store, Lost(), tmp_path, val=[], overprovision=0.5).run(resume=False)
-        await loop(store, engine, tmp_path, val=[], overprovision=0.5).run(resume=True)
-    assert [each["overprovisioned"] for each in await outcomes(store)] == [GROUP] * STEPS
     await check(store, engine)
 
 
@@ -449,7 +387,6 @@ async def test_what_ran_ahead_and_failed_with_the_step_that_ended_the_run_is_put
     ("settings", "sentence"),
     [
         ({"batch_order": "first_finished"}, "batch_order: has no effect with max_staleness = 0"),
-        ({"overprovision": 0.5, "max_staleness": 1}, "overprovision: with max_staleness above 0"),
     ],
 )
 def test_a_setting_that_would_be_ignored_is_refused(settings: dict[str, Any], sentence: str) -> None:

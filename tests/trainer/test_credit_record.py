@@ -45,8 +45,8 @@ def plan_of(*trajectories: Trajectory, **settings: Any) -> UpdatePlan:
     return LightningRL(minibatches=1, aggregation="token_mean", **settings).plan([trajectories], seed=0)
 
 
-def credit_of(plan: UpdatePlan, ratios: RowNumbers, tokens: bool = True) -> dict[str, CallCredit]:
-    return {one.call_id: one for one in call_credits(plan, ratios, "run", 3, "white", tokens=tokens)}
+def credit_of(plan: UpdatePlan, ratios: RowNumbers) -> dict[str, CallCredit]:
+    return {one.call_id: one for one in call_credits(plan, ratios, "run", 3, "white")}
 
 
 def test_each_call_has_its_credit_advantage_weight_and_the_ratios_of_its_own_tokens() -> None:
@@ -84,18 +84,6 @@ def test_a_rollout_without_a_signal_has_credit_and_no_weight() -> None:
         (0.5, 0, 0, 0)
     ] * 4
     assert {one.clip_share for one in found.values()} == {None}
-
-
-def test_without_tokens_only_the_numbers_of_the_call_are_kept() -> None:
-    plan = plan_of(trajectory("a", 1.0), trajectory("b", 0.0))
-    ratios = {
-        name: TokenNumbers([2.0] * len(row.tokens), [1.0] * len(row.tokens))
-        for name, row in named_rows(plan.minibatches[0]).items()
-    }
-    found = credit_of(plan, ratios, tokens=False)
-    one = found["a/0"]
-    assert (one.token_advantages, one.token_ratios, one.token_entropies) == ([], [], [])
-    assert (found["a/0"].clip_share, found["b/0"].clip_share) == (1.0, 0.0)  # up is cut where the advantage is above 0
 
 
 def test_a_second_epoch_changes_nothing() -> None:

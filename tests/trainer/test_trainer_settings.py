@@ -9,7 +9,7 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.preference import DPO
 from agentlightning.config.agent import RewardConfig
 from agentlightning.config.run import Config, TrainerConfig, parse_config
-from agentlightning.errors import AgentLightningError, ConfigError, DataError, ModelError, NotFoundError
+from agentlightning.errors import AgentLightningError, ConfigError, ModelError, NotFoundError
 from agentlightning.store.open import store_url
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.processes import Processes
@@ -28,12 +28,6 @@ def model(tmp_path: Path) -> Path:
 
 def config(model: str, **agent: object) -> Config:
     return parse_config({"model": {"path": model}, "agent": {"run": "a.py:f"} | agent, "data": {"train": "t"}})
-
-
-def test_settings_of_the_data_are_kept_beside_the_tasks_given_to_fit(tmp_path: Path) -> None:
-    trainer = Trainer("org/model", settings={"data": {"fields": ["question"]}}, runs=tmp_path)
-    with pytest.raises(DataError, match="unknown field 'q'"):
-        trainer.fit("a.py:f", train_dataset=[{"question": "1+1", "q": "2"}])
 
 
 def test_a_data_function_gets_the_seed_of_the_run(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ async def test_a_run_killed_at_any_verb_forks_nothing_twice_and_ends_as_one_that
     assert ticks > 40
 
 
-@pytest.mark.parametrize(("algorithm", "trainer"), [({"dynamic_sampling": True}, {}), ({}, {"overprovision": 1.0})])
+@pytest.mark.parametrize(("algorithm", "trainer"), [({"dynamic_sampling": True}, {})])
 async def test_trees_that_a_step_samples_besides_are_whole_or_discarded(
     store: LightningStore, tmp_path: Path, algorithm: dict[str, Any], trainer: dict[str, Any]
 ) -> None:
@@ -222,7 +222,6 @@ async def test_a_fork_whose_replay_ended_is_learned_from_as_a_rollout_of_its_own
     ("tables", "sentence"),
     [
         ({"trainer": {"max_staleness": 1}}, "trainer.max_staleness: expected 0 with algorithm.rollouts = 'tree'"),
-        ({"trainer": {"group_deadline_s": 9.0}}, "trainer.group_deadline_s: expected none with algorithm.rollouts"),
         (
             {"algorithm": {"schedule": [{"from_step": 2, "rollouts": "independent", "tree": None}]}},
             "algorithm.schedule: rollouts: are sampled in one way throughout a run, expected 'tree' with RolloutTree",

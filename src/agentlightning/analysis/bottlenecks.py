@@ -295,7 +295,7 @@ def stragglers(means: StepMeans) -> Bottleneck | None:
         text=f"the longest rollout takes {longest:.3g} s, the mean one {mean:.3g} s, and the step waits {waited:.3g} s for "
         f"all of them: without the longest ones up to 1 - {mean:.3g} / {longest:.3g} of the {collect:.0%} that it waits",
         change="cancel or put off the slowest rollouts",
-        settings=("trainer.overprovision", "trainer.group_deadline_s", "trainer.max_staleness", "trainer.batch_order"),
+        settings=("trainer.max_staleness", "trainer.batch_order"),
         gain=collect * (1 - mean / longest),
     )
 
@@ -348,7 +348,7 @@ def fixed_costs(means: StepMeans) -> Bottleneck | None:
             "publish less often, by larger steps, or only an adapter",
             ("trainer.tasks_per_step", "engine.lora"),
         ),
-        "record": ("keep less for screens", ("monitor.token_credit", "monitor.keep_credit")),
+        "record": ("keep less for screens", ("monitor.keep_credit",)),
     }
     change, settings = changes[longest]
     return Bottleneck(

@@ -130,7 +130,7 @@ def _rows(config: Config, rule: ComparisonRule) -> list[JSON]:
         raise ConfigError("data.val: is required to compare models; name held-out tasks with --tasks")
     if rule.temperature and config.agent_model is not None:
         raise ConfigError("--temperature: has no effect on an external model, which samples as the agent asks")
-    rows = load_tasks(source, config.data.fields, config.trainer.seed)[: rule.tasks]
+    rows = load_tasks(source, config.trainer.seed)[: rule.tasks]
     config.prompts.check_fields(rows[0], config.agent.command is not None)
     if rule.alpha is not None:  # a file may be sorted, easy tasks first: the test is about tasks in no order
         random.Random(config.trainer.seed).shuffle(rows)

@@ -51,7 +51,7 @@ async def compare_versions(
     source = config.data.val or config.data.train
     if source is None:
         raise ConfigError("data.val: is required to test prompts; name held-out tasks")
-    rows = load_tasks(source, config.data.fields, config.trainer.seed)[:tasks]
+    rows = load_tasks(source, config.trainer.seed)[:tasks]
     name = versions[0].name
     async with serve_model(config, folder, progress, f"eval {name} of {versions[0].run_id}") as (collector, processes):
         copies = [

@@ -133,7 +133,7 @@ def _rerun(run: str, changed_ok: bool, store: str | None, runs: Path) -> None:
         raise ConflictError(f"--rerun: {run} is not a training run")
     config = recorded_config(found, store_url(store))
     data = config.data
-    tasks = [] if data.train is None else load_tasks(data.train, data.fields, config.trainer.seed)
+    tasks = [] if data.train is None else load_tasks(data.train, config.trainer.seed)
     then, now = Fingerprint.of_summary(found.summary), take_fingerprint(config, tasks)
     changed = [kind for kind in ("code", "data") if getattr(then, kind) != getattr(now, kind)]
     if changed and not changed_ok:

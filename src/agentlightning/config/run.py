@@ -74,8 +74,6 @@ class DataConfig(Table):
     """Runs in the same store whose recorded training rollouts are learned from, in place of tasks."""
     val: str | None = None
     """Held-out tasks, never trained on."""
-    fields: tuple[str, ...] | None = None
-    """Fields that every task must have; None: the fields of the first task."""
 
     @field_validator("from_run", mode="before")
     @classmethod
@@ -114,20 +112,13 @@ class TrainerConfig(Table):
     batch_order: Literal["fifo", "first_finished"] = "fifo"
     """The groups that a step takes. fifo: the oldest, waiting for slow ones; nothing is discarded. first_finished: those
     that finish first; slow ones are learned from later, or cancelled and recorded as stale once they would be too stale."""
-    overprovision: float = Field(0.0, ge=0, le=1)
-    """Share of groups queued beyond what a synchronous step needs: the first to finish are taken, the others cancelled."""
-    group_deadline_s: float | None = Field(None, gt=0)
-    """Seconds after the first end in a group at which what still runs of it is cancelled; None: it is waited for."""
     trackers: tuple[TrackerName, ...] = ()
     """Experiment trackers that get the metrics, beside the store and metrics.jsonl; each needs the extra of its name."""
-    health_checks: bool = True
-    """Warn by name when the numbers say that the run goes wrong."""
     start_timeout_s: float = Field(600.0, gt=0)
     """Seconds that the server, the sampler and the learner each have to start; a busy machine takes minutes."""
     hang_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
-    """Seconds without a sign of life after which one of them is killed and started again."""
-    stall_timeout_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
-    """The same for one that lives and whose work makes no progress."""
+    """Seconds without a sign of life after which one of them is killed and started again; one that lives and makes no
+    progress has 30 times as long."""
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
@@ -135,10 +126,6 @@ class TrainerConfig(Table):
             raise ValueError("epochs: conflicts with steps; give one of the two")
         if self.batch_order != "fifo" and self.max_staleness == 0:
             raise ValueError("batch_order: has no effect with max_staleness = 0; expected 'fifo'")
-        if self.overprovision and self.max_staleness:
-            raise ValueError(
-                "overprovision: with max_staleness above 0, groups that a step does not need are the next step's"
-            )
         return self
 
 
@@ -165,17 +152,10 @@ class MonitorConfig(Table):
     """Data that a run keeps for screens, and that training never reads."""
 
     keep_credit: int = Field(50, ge=0)
-    """Latest steps of which the store keeps each call's credit, advantage, return, loss weight and clip share; 0: none."""
-    token_credit: bool = True
-    """Keep advantages, and ratios and entropies where the engine reports them, per token, too: 4 bytes each."""
+    """Latest steps of which the store keeps each call's credit, return, loss weight and clip share, and per token the
+    advantage, ratio and entropy; 0: none."""
     tags: tuple[Annotated[str, matching(TAG, "words of at most 64 characters")], ...] = Field((), max_length=20)
     """Words to find the run by; ``agl runs tag`` sets others later."""
-
-    @model_validator(mode="after")
-    def _nothing_ignored(self) -> Self:
-        if not self.keep_credit and not self.token_credit:
-            raise ValueError("token_credit: has no effect with keep_credit = 0")
-        return self
 
 
 class StoreConfig(Table):

@@ -225,4 +225,4 @@ def _why(use: CallUse, what: str) -> str:
     if use.credit is None:
         return f"no {what}: {use.missing or use.note}"
     reported = "" if what == "advantages" else ", and the engine reports them"
-    return f"no {what}: they are kept per token where [monitor] token_credit = true{reported}"
+    return f"no {what}: [monitor] keep_credit is 0, or no longer covers the step{reported}"

@@ -57,7 +57,7 @@ def read_demonstrations(path: str | Path) -> list[list[Message]]:
     DataError names file, row and field of what is not that.
     """
     demos = []
-    for number, row in enumerate(load_tasks(str(path), None), 1):
+    for number, row in enumerate(load_tasks(str(path)), 1):
         messages, where = row.get("messages"), f"{path}, row {number}"
         if not isinstance(messages, list) or not messages:
             raise DataError(f"{where}: messages: expected a list of chat messages")

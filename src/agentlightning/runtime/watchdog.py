@@ -37,6 +37,10 @@ MAX_READ = 65_536
 log = logging.getLogger(__name__)
 
 
+STALL_TIMES = 30.0
+"""A child that lives and makes no progress has this many times `trainer.hang_timeout_s`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangLimits:
     """Times after which a child counts as hung."""

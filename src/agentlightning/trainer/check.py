@@ -70,7 +70,7 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
     """Held-out success of the configured model: ``{"greedy": …, "sampled": …}``, of an external one ``{"as_asked": …}``."""
     if config.data.val is None:
         raise ConfigError("data.val: is required to evaluate; name held-out tasks")
-    rows = load_tasks(config.data.val, config.data.fields, config.trainer.seed)[: config.eval.tasks]
+    rows = load_tasks(config.data.val, config.trainer.seed)[: config.eval.tasks]
     config.prompts.check_fields(rows[0], config.agent.command is not None)
     async with serve_model(config, folder, progress, name) as (collector, processes):
         success = {}
@@ -98,7 +98,7 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
         raise ConfigError("data.train: is required to check an agent; name training tasks")
     if config.agent_model is None and config.optimize is None:
         algorithms_of(config)  # what would stop training stops the check
-    rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:tasks]
+    rows = load_tasks(config.data.train, config.trainer.seed)[:tasks]
     config.prompts.check_fields(rows[0], config.agent.command is not None)
     async with serve_model(config, folder, progress, CHECK) as (collector, processes):
         new = rollouts_of(config, folder.run_id, rows, mode="eval", group=CHECK, replicas=1, max_attempts=1)

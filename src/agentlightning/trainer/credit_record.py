@@ -16,7 +16,6 @@ from statistics import fmean
 from agentlightning.adapters.sequences import PerToken
 from agentlightning.algorithms.lightning_rl import UpdatePlan
 from agentlightning.algorithms.updates import CallSignal
-from agentlightning.config.run import MonitorConfig
 from agentlightning.records import JSON, CallCredit
 from agentlightning.store.base import LightningStore
 from agentlightning.store.codec import portions
@@ -78,27 +77,24 @@ class CreditRecorder:
 
     store: LightningStore
     run_id: str
-    settings: MonitorConfig
+    keep_steps: int
+    """Latest steps that are kept; 0: nothing is recorded."""
 
     async def record(self, step: int, plans: Mapping[str, UpdatePlan], numbers: Mapping[str, RowNumbers]) -> None:
         """By policy: the step's plans, and the ratios and entropies that the engine reported."""
-        if not self.settings.keep_credit:
+        if not self.keep_steps:
             return
         found = (
             credit
             for policy, plan in plans.items()
-            for credit in call_credits(
-                plan, numbers.get(policy, {}), self.run_id, step, policy, tokens=self.settings.token_credit
-            )
+            for credit in call_credits(plan, numbers.get(policy, {}), self.run_id, step, policy)
         )
         for portion in portions(found, _size, MAX_PORTION_BYTES):
             await self.store.record_credit(portion)
-        await self.store.drop_credit(self.run_id, step + 1 - self.settings.keep_credit)
+        await self.store.drop_credit(self.run_id, step + 1 - self.keep_steps)
 
 
-def call_credits(
-    plan: UpdatePlan, numbers: RowNumbers, run_id: str, step: int, policy: str, *, tokens: bool
-) -> Iterator[CallCredit]:
+def call_credits(plan: UpdatePlan, numbers: RowNumbers, run_id: str, step: int, policy: str) -> Iterator[CallCredit]:
     """The credit of every call of the plan; calls with a number that is not finite are left out."""
     trained = _trained(plan.minibatches, numbers)
     for signal in plan.calls:
@@ -114,9 +110,9 @@ def call_credits(
             return_=None if signal.returns is None else mean_over_call(signal.returns, signal),
             weight=0.0 if part is None else math.fsum(part.weights),
             trained_tokens=0 if part is None else sum(part.mask),
-            token_advantages=_each(signal.advantages, signal) if tokens else [],
-            token_ratios=(part.ratios or []) if tokens and part is not None else [],
-            token_entropies=(part.entropies or []) if tokens and part is not None else [],
+            token_advantages=_each(signal.advantages, signal),
+            token_ratios=[] if part is None else part.ratios or [],
+            token_entropies=[] if part is None else part.entropies or [],
             clip_share=None if part is None else clip_share(plan.loss, part),
         )
         scalars = credit.credit, credit.advantage, credit.return_ or 0.0, credit.weight

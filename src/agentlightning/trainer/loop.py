@@ -85,7 +85,7 @@ class TrainingLoop(ABC):
             folder=self.folder,
             store=self.store,
             progress=self.progress,
-            rules=self.health_checks if self.config.trainer.health_checks else {},
+            rules=self.health_checks,
         )
 
     @property
@@ -388,7 +388,7 @@ class RLLoop(TrainingLoop):
         with self._timed("publish"):
             await self.publish(step, self.version)
         with self._timed("record"):
-            recorder = CreditRecorder(store=self.store, run_id=self.run_id, settings=self.config.monitor)
+            recorder = CreditRecorder(store=self.store, run_id=self.run_id, keep_steps=self.config.monitor.keep_credit)
             await recorder.record(step, plan.plans, plan.numbers)
         # Closed last: a step that is found open is executed again, with what it had not written yet.
         await self.store.close_step(self.run_id, step, self.version)

@@ -32,7 +32,7 @@ from agentlightning.records import JSON, Resource, RunState
 from agentlightning.runner.command import split_command
 from agentlightning.runner.sandbox.sandbox import Sandbox, store_folders
 from agentlightning.runtime.background import BackgroundTasks
-from agentlightning.runtime.watchdog import HangLimits, Watchdog
+from agentlightning.runtime.watchdog import STALL_TIMES, HangLimits, Watchdog
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.instrumentations import find as find_instrumentations
@@ -97,7 +97,7 @@ class Processes:
         self._watchdog = Watchdog(
             HangLimits(
                 hang_timeout_s=trainer.hang_timeout_s,
-                stall_timeout_s=trainer.stall_timeout_s,
+                stall_timeout_s=STALL_TIMES * trainer.hang_timeout_s,
                 start_timeout_s=trainer.start_timeout_s,
             )
         )

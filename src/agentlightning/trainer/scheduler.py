@@ -12,7 +12,6 @@ bound 0 a step queues its own groups and waits for them all: synchronous trainin
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import time
@@ -376,8 +375,6 @@ class _Group:
     """By replica, in the state last reported by the store."""
     size: int = 0
     """Rollouts that it has once its trees are whole; 0: those that it has."""
-    cut_at: float | None = None
-    """Deadline of its running rollouts; set when the first of the group has finished."""
 
     @property
     def running(self) -> list[str]:
@@ -415,7 +412,6 @@ class GroupScheduler:
     retry: RetryPolicy
     trees: TreeSampler | None = None
     """Samples groups as trees. None: their rollouts are independent."""
-    clock: Callable[[], float] = time.monotonic
     _outstanding: dict[int, _Group] = field(default_factory=dict)
     _next: int = 0
     _read: bool = False
@@ -440,14 +436,14 @@ class GroupScheduler:
             await self._cancel_stale(staleness)
         # The bound: groups of this step and of max_staleness later ones, but none beyond the last step.
         steps = min(self.trainer.max_staleness + 1, self.trainer.steps - step + 1)
-        await self._queue(self._with_surplus(steps * self.trainer.tasks_per_step))
+        await self._queue(steps * self.trainer.tasks_per_step)
         await self._add(batch, self.trainer.tasks_per_step, staleness, on_progress)
         return batch
 
     async def more(self, count: int, staleness: Staleness | None, on_progress: OnProgress) -> StepBatch:
         """`count` further groups, in place of those without a signal."""
         batch = StepBatch()
-        await self._queue(self._with_surplus(count))
+        await self._queue(count)
         await self._add(batch, count, staleness, on_progress)
         return batch
 
@@ -581,13 +577,12 @@ class GroupScheduler:
             ready = self._ready(count)
             if ready is not None:
                 return ready
-            await self._cut()
             wanted = list(self._outstanding.values())[: count if self._in_order else None]
             # Of unordered groups the `count` that have least left: the estimate never exceeds what the step waits for.
             left = sum(sorted(group.left for group in wanted)[:count])
             on_progress(count * self.group_size - left, count * self.group_size)
             running = sum(sorted(len(group.running) for group in wanted)[:count])
-            await self.collector.wait_finished(running, self._until_cut())
+            await self.collector.wait_finished(running)
 
     def _ready(self, count: int) -> list[_Group] | None:
         """The groups that a step takes, in the order of their numbers; None where it must wait."""
@@ -601,31 +596,14 @@ class GroupScheduler:
 
     @property
     def _in_order(self) -> bool:
-        return self.trainer.batch_order == "fifo" and not self.trainer.overprovision
-
-    def _with_surplus(self, count: int) -> int:
-        return math.ceil(count * (1 + self.trainer.overprovision))
+        return self.trainer.batch_order == "fifo"
 
     def _note_finished(self) -> None:
         for group in self._outstanding.values():
             finished = self.collector.fetch(group.running)
             group.rollouts = [finished.get(rollout.id, rollout) for rollout in group.rollouts]
-            # From the first end, not from queueing: how long a group waits for a worker says nothing of its stragglers.
-            begun = 0 < len(group.running) < len(group.rollouts)
-            if begun and self.trainer.group_deadline_s is not None and group.cut_at is None:
-                group.cut_at = self.clock() + self.trainer.group_deadline_s
 
     # --- cancelling -------------------------------------------------------------------------------------
-
-    def _until_cut(self) -> float:
-        ends = [group.cut_at for group in self._outstanding.values() if group.cut_at is not None and group.running]
-        return min(WAIT_S, max(MIN_WAIT_S, min(ends) - self.clock())) if ends else WAIT_S
-
-    async def _cut(self) -> None:
-        """Cancels running rollouts of groups past their deadline; their end is reported like any other."""
-        now = self.clock()
-        late = [group for group in self._outstanding.values() if group.cut_at is not None and group.cut_at <= now]
-        await self._cancel([one for group in late for one in group.running])
 
     async def _cancel_stale(self, staleness: Staleness) -> None:
         """Cancels rollouts that began under weights too old for this step: nothing can be learned from them any more."""

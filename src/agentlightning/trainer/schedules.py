@@ -124,11 +124,6 @@ def _check_trees(config: Config) -> None:
             "trainer.max_staleness: expected 0 with algorithm.rollouts = 'tree', whose forks go on with the weights that "
             f"their calls before were sampled by, got {config.trainer.max_staleness}"
         )
-    if config.trainer.group_deadline_s is not None:
-        raise ConfigError(
-            "trainer.group_deadline_s: expected none with algorithm.rollouts = 'tree', whose rounds begin when the one "
-            f"before has ended, got {config.trainer.group_deadline_s:g}"
-        )
 
 
 def _sampled(algorithm: LightningRL) -> str:

@@ -265,7 +265,7 @@ class Trainer:
             )
         own: str | None = getattr(known.data, name)
         rows = load_tasks(tasks, seed=known.trainer.seed)
-        if own is None or load_tasks(own, known.data.fields, known.trainer.seed) != rows:
+        if own is None or load_tasks(own, known.trainer.seed) != rows:
             raise ConfigError(f"resume: {name}_dataset has other tasks than run {folder.run_id} was started with")
         return own
 
@@ -317,7 +317,7 @@ def _resumed(known: Config, table: Mapping[str, Mapping[str, Any]], run_id: str)
         del tables["trainer"]["steps"]  # the run's own were its epochs
     given = parse_config({**own, **tables}, "Trainer")
     if known.data.train is not None:
-        rows = load_tasks(known.data.train, known.data.fields, known.trainer.seed)
+        rows = load_tasks(known.data.train, known.trainer.seed)
         given = given.with_steps(len(rows))
     now = given.model_dump(mode="json")
     if "algorithm" in table:  # whose table holds what was given alone, without its defaults

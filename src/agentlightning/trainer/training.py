@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -122,7 +122,7 @@ class Training:
             )
         check_checkpoint_url(self._config.trainer)
         data, seed = self._config.data, self._config.trainer.seed
-        val = load_tasks(data.val, data.fields, seed)[: self._config.eval.tasks] if data.val else []
+        val = load_tasks(data.val, seed)[: self._config.eval.tasks] if data.val else []
         needs, make_loop = self._offline(val) if self._config.offline else self._online(val)
         if self._config.offline:
             self._made_of = take_fingerprint(self._config, [])
@@ -146,10 +146,9 @@ class Training:
             loop.hung_processes = processes.hung
             if config.agent.given:
                 await processes.start_workers(self._progress.note)
-            watch = LoadWatch(store=processes.store, logger=loop.metric_logger)
             async with (
                 TraceExport(config.tracing.export, folder, processes.store, self._progress.note),
-                watch if config.trainer.health_checks else nullcontext(),
+                LoadWatch(store=processes.store, logger=loop.metric_logger),
             ):
                 step = await processes.beside(self._lease.during(loop.run(resume)))
             result = await self._leave(processes.store, step)
@@ -159,7 +158,7 @@ class Training:
     def _online(self, val: list[JSON]) -> tuple[dict[str, EngineNeeds], MakeLoop]:
         """Training on the run's own rollouts."""
         assert self._config.data.train is not None  # a configuration has one of the two
-        train = load_tasks(self._config.data.train, self._config.data.fields, self._config.trainer.seed)
+        train = load_tasks(self._config.data.train, self._config.trainer.seed)
         self._config.prompts.check_fields(train[0], self._config.agent.command is not None)
         self._made_of = take_fingerprint(self._config, train)
         self._config = self._config.with_steps(len(train))

@@ -58,11 +58,6 @@ def test_a_missing_field_names_its_row() -> None:
         load_tasks([{"question": "a", "answer": "b"}, {"question": "c"}])
 
 
-def test_an_unknown_field_is_an_error_where_fields_are_declared() -> None:
-    with pytest.raises(DataError, match="row 1: unknown field 'anwser'; expected answer, question"):
-        load_tasks([{"question": "a", "answer": "b", "anwser": "c"}], fields=("question", "answer"))
-
-
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [("{broken", "line 1: not JSON"), ("[1]\n", "row 1: expected a JSON object, got list"), ("", "holds no task")],

@@ -39,7 +39,7 @@ async def record_rollouts(
     """
     if config.data.train is None:
         raise ConfigError("data.train: is required to record an agent; name training tasks")
-    rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:most_tasks]
+    rows = load_tasks(config.data.train, config.trainer.seed)[:most_tasks]
     config.prompts.check_fields(rows[0], config.agent.command is not None)
     attempts = config.agent.max_attempts
     new = rollouts_of(

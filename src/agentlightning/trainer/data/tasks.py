@@ -23,30 +23,24 @@ from agentlightning.runner.user_code import load
 Source = str | Sequence[JSON] | Callable[..., Iterable[JSON]]
 
 
-def load_tasks(source: Source, fields: Sequence[str] | None = None, seed: int = 0) -> list[JSON]:
+def load_tasks(source: Source, seed: int = 0) -> list[JSON]:
     """All rows of a source; DataError, with the row's number and field, where one is not what was expected.
 
     Args:
         source: a .jsonl, .csv or .parquet file (.jsonl.gz too), ``hub:NAME[:SPLIT]``, ``file.py:name`` or a callable (which
             may take ``seed``), or the rows themselves.
-        fields: names that every row must have, no others allowed; None: those of the first row must be in all rows.
+
+    Fields of the first row must be in all rows.
     """
     name = source if isinstance(source, str) else "tasks"
     rows = list(_read(source, seed))
     if not rows:
         raise DataError(f"{name}: holds no task")
-    expected = set(fields) if fields is not None else None
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise DataError(f"{name}, row {number}: expected a JSON object, got {type(row).__name__}")
-        if expected is None:
-            expected = set(row)
-        if missing := sorted(expected - set(row)):
+        if missing := sorted(set(rows[0]) - set(row)):
             raise DataError(f"{name}, row {number}: field {missing[0]!r} is missing")
-        if fields is not None and (unknown := sorted(set(row) - expected)):
-            raise DataError(
-                f"{name}, row {number}: unknown field {unknown[0]!r}; expected {', '.join(sorted(expected))}"
-            )
         try:
             orjson.dumps(row)
         except TypeError as cause:

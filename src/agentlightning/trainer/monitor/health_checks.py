@@ -152,7 +152,7 @@ def processes_hung(history: History) -> str | None:
     told = "1 process of the run hung and was" if count == 1 else f"{count:.0f} processes of the run hung and were"
     return (
         f"{told} killed and started again: the run's output and its logs folder say which; where they were only slow, raise "
-        "trainer.hang_timeout_s or trainer.stall_timeout_s"
+        "trainer.hang_timeout_s"
     )
 
 

@@ -33,7 +33,7 @@ ONLINE = "lightning_rl"
 """Name of the algorithm that samples."""
 SAMPLING_SETTINGS = (
     ("model", "temperature"),
-    *(("trainer", name) for name in ("max_staleness", "batch_order", "overprovision", "group_deadline_s")),
+    *(("trainer", name) for name in ("max_staleness", "batch_order")),
 )
 """Settings of training rollouts, with their tables: an offline run has none."""
 
@@ -144,7 +144,7 @@ def inherited(recorded: JSON) -> dict[str, Any]:
     }
     if data.get("val") is not None and (agent.get("run") or agent.get("command")):
         tables["model"] |= {"max_tokens": recorded["model"].get("max_tokens")}
-        tables["data"] |= {"val": data["val"], "fields": data.get("fields")}
+        tables["data"]["val"] = data["val"]
         tables["agent"] = {name: value for name, value in agent.items() if name != "on_failure"}
         tables["eval"] = recorded.get("eval", {})
         tables["external"] = recorded.get("external", {})
@@ -176,7 +176,6 @@ def _check_no_agent(config: Config, plain: Config) -> None:
         "external": config.external != plain.external,
         "limits": config.limits != plain.limits,
         "model.max_tokens": config.model.max_tokens is not None,
-        "data.fields": config.data.fields is not None,
     }
     for name, given in ignored.items():
         if given:

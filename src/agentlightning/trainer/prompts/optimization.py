@@ -192,8 +192,8 @@ def load_splits(config: Config) -> dict[Split, list[JSON]]:
     assert data.train is not None
     assert data.val is not None
     found: dict[Split, list[JSON]] = {
-        "train": load_tasks(data.train, data.fields, seed),
-        "val": load_tasks(data.val, data.fields, seed)[: config.eval.tasks],
+        "train": load_tasks(data.train, seed),
+        "val": load_tasks(data.val, seed)[: config.eval.tasks],
     }
     config.prompts.check_fields(found["train"][0], config.agent.command is not None)
     return found

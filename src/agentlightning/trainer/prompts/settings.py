@@ -19,7 +19,7 @@ from agentlightning.records import JSON
 from agentlightning.runtime.code_loader import is_code, load_plugin
 from agentlightning.trainer.prompts.optimizer_model import scripted_model
 
-TRAINER_SETTINGS = frozenset({"seed", "start_timeout_s", "hang_timeout_s", "stall_timeout_s", "trackers"})
+TRAINER_SETTINGS = frozenset({"seed", "start_timeout_s", "hang_timeout_s", "trackers"})
 """Settings of [trainer] that have an effect here."""
 
 

@@ -19,7 +19,7 @@ from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.sessions.routes import version_alias
 from agentlightning.records import Resource
-from agentlightning.runtime.watchdog import HangLimits, Watchdog
+from agentlightning.runtime.watchdog import STALL_TIMES, HangLimits, Watchdog
 from agentlightning.store.base import LightningStore
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.scan import find_model_version, find_run
@@ -106,7 +106,7 @@ class ServedVersions:
         config = await self._config(version)
         limits = HangLimits(
             hang_timeout_s=config.trainer.hang_timeout_s,
-            stall_timeout_s=config.trainer.stall_timeout_s,
+            stall_timeout_s=STALL_TIMES * config.trainer.hang_timeout_s,
             start_timeout_s=config.trainer.start_timeout_s,
         )
         alias = version_alias(self._name, version.number)
