@@ -337,7 +337,9 @@ def test_agents_reach_the_gateway_alone(tmp_path: Path) -> None:
 
 def test_workers_whose_attempts_are_jobs_may_make_them_and_no_more(tmp_path: Path) -> None:
     config = CONFIG.replace('run = "agent.py:solve"', 'command = "python agent.py"')
-    files = rendered(tmp_path, f'{config}\n[kubernetes]\nimage = "registry.example.com/agent:1"\n', "kubernetes")
+    files = rendered(
+        tmp_path, f'{config}\n[sandbox]\ntype = "kubernetes"\nimage = "registry.example.com/agent:1"\n', "kubernetes"
+    )
     worker = list(yaml.safe_load_all(files["kustomize/worker.yaml"]))
     role = next(each for each in worker if each["kind"] == "Role")
     rights = {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}

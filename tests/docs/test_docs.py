@@ -28,12 +28,11 @@ from agentlightning.config.agent import AgentConfig, RewardConfig
 from agentlightning.config.canary import CanaryConfig
 from agentlightning.config.engine import EngineConfig, LoraConfig
 from agentlightning.config.external import ExternalModelConfig
-from agentlightning.config.kubernetes import KubernetesConfig
 from agentlightning.config.limits import LimitConfig, LimitsConfig
 from agentlightning.config.optimizer import OptimizeConfig
 from agentlightning.config.policies import PolicyConfig
 from agentlightning.config.run import Config
-from agentlightning.config.sandbox import SandboxConfig
+from agentlightning.config.sandbox import Bubblewrap, Container, KubernetesJob
 from agentlightning.config.serve import ServeConfig
 from agentlightning.config.vllm import VllmConfig
 from agentlightning.store.summary_types import RolloutSummary
@@ -77,9 +76,7 @@ def settings_tables() -> dict[str, dict[str, Any]]:
         elif name == "agent":
             tables |= {"agent": defaults(AgentConfig), "agent.reward": defaults(RewardConfig)}
         elif name == "sandbox":
-            tables["sandbox"] = defaults(SandboxConfig)
-        elif name == "kubernetes":
-            tables["kubernetes"] = defaults(KubernetesConfig)
+            tables["sandbox"] = defaults(KubernetesJob) | defaults(Container) | defaults(Bubblewrap) | {"type": "none"}
         elif name == "optimize":
             tables["optimize"] = defaults(OptimizeConfig)
         elif name == "external":

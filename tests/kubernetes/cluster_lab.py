@@ -7,8 +7,8 @@ from typing import Protocol
 
 from memory_cluster import MemoryCluster
 
+from agentlightning.kubernetes.cluster import Cluster
 from agentlightning.records import JSON
-from agentlightning.runner.kubernetes.cluster import Cluster
 
 DEADLINE_S = 60.0
 """Matters only where a test fails: the slowest machine has its time."""

@@ -5,8 +5,8 @@ import copy
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
+from agentlightning.kubernetes.cluster import Cluster, ClusterError, Kind
 from agentlightning.records import JSON
-from agentlightning.runner.kubernetes.cluster import Cluster, ClusterError, Kind
 
 CREATED = "2026-11-27T07:00:00Z"
 

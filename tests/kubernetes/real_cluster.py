@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 from cluster_lab import DEADLINE_S, until
 
+from agentlightning.kubernetes.cluster import Cluster
+from agentlightning.kubernetes.lightkube_cluster import LightkubeCluster
 from agentlightning.records import JSON
-from agentlightning.runner.kubernetes.cluster import Cluster
-from agentlightning.runner.kubernetes.lightkube_cluster import LightkubeCluster
 
 BINARIES = (
     Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agentlightning" / "kubernetes-1.20.2" / "bin"

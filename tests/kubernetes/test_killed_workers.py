@@ -12,8 +12,8 @@ import pytest
 from cluster_lab import exited, running, until
 from real_cluster import NAMESPACE, RealLab
 
+from agentlightning.kubernetes.job import attempt_of
 from agentlightning.records import JSON, NewRollout, Rollout
-from agentlightning.runner.kubernetes.job import attempt_of
 from agentlightning.runtime.children import listen, secrets_line, stop_child
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
@@ -97,9 +97,14 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 async def site(lab: RealLab, server: str) -> AsyncIterator[Site]:
-    table = {"image": "registry.example/agent:1", "namespace": NAMESPACE, "server": "http://agl.example:8088"}
+    table = {
+        "type": "kubernetes",
+        "image": "registry.example/agent:1",
+        "namespace": NAMESPACE,
+        "server": "http://agl.example:8088",
+    }
     async with LightningStoreClient(server, KEY) as store:
-        run = await store.create_run("killed", {"kubernetes": table})
+        run = await store.create_run("killed", {"sandbox": table})
         [rollout] = await store.enqueue([NewRollout(run_id=run.id, task={}, group_id="g")])
         yield Site(lab, server, store, rollout)
 

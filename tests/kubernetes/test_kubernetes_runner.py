@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from cluster_lab import DEADLINE_S, Lab, evicted, exited, running, unschedulable, until, waiting
 
-from agentlightning.config.kubernetes import KubernetesConfig
+from agentlightning.config.sandbox import KubernetesJob
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.kubernetes.cluster import Cluster, ClusterError
+from agentlightning.kubernetes.job import JobTemplate, attempt_of, job_name
+from agentlightning.kubernetes.runner import KubernetesRunner
+from agentlightning.kubernetes.state import Running, Waiting
 from agentlightning.records import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.command import MAX_RECORDED_BYTES, CommandFailed
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.failure import AttemptLostError
 from agentlightning.runner.function import AgentOutput
-from agentlightning.runner.kubernetes.cluster import Cluster, ClusterError
-from agentlightning.runner.kubernetes.job import JobTemplate, attempt_of, job_name
-from agentlightning.runner.kubernetes.runner import KubernetesRunner
-from agentlightning.runner.kubernetes.state import Running, Waiting
 
-SETTINGS = KubernetesConfig(image="registry.example/agent:1", server="http://agl.example:8088")
+SETTINGS = KubernetesJob(image="registry.example/agent:1", server="http://agl.example:8088")
 
 
 def a_claim(rollout_id: str = "r1", run_id: str = "run", task: JSON | None = None) -> Claim:
@@ -360,5 +360,5 @@ async def test_a_template_with_a_name_that_the_cluster_does_not_know_is_an_error
 
 
 async def test_pods_that_could_not_reach_the_server_are_an_error(lab: Lab) -> None:
-    with pytest.raises(ConfigError, match=r"kubernetes\.server"):
+    with pytest.raises(ConfigError, match=r"sandbox\.server"):
         a_runner(lab, server=None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.runner.kubernetes.lightkube_cluster import LightkubeCluster
+from agentlightning.kubernetes.lightkube_cluster import LightkubeCluster
 
 DEADLINE_S = 60.0
 

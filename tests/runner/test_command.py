@@ -1,18 +1,18 @@
-"""The command runner on real programs, without a store: as they are, and in every kind of sandbox that can be had here."""
+"""The command runner on real programs, without a store: as they are, and in a sandbox where that can be had here."""
 
 import asyncio
 import json
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 from runner_bench import DEADLINE_S, gone
 
-from agentlightning.config.sandbox import SandboxConfig, SandboxKind
+from agentlightning.config.sandbox import Bubblewrap
 from agentlightning.errors import ConfigError
 from agentlightning.records import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
 from agentlightning.runner.agent import LLM, llm_for
@@ -27,10 +27,10 @@ from agentlightning.runner.command import (
 )
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.function import AgentOutput
-from agentlightning.runner.sandbox.sandbox import Sandbox
+from agentlightning.runner.sandboxes import CommandAgent
+from agentlightning.sandbox.runner import SandboxRunner
 
 Start = Callable[..., CommandRunner]
-KINDS: tuple[SandboxKind | None, ...] = (None, "bubblewrap", "gvisor")
 TELL = """
 import os, socket, urllib.parse
 def tell(text):
@@ -72,24 +72,34 @@ async def listener() -> AsyncIterator[Listener]:
     listener.close()
 
 
-def a_sandbox(kind: SandboxKind, server_url: str, *readable: Path, **limits: int) -> Sandbox:
-    """A sandbox that was tried; the test is left out where it cannot be had."""
-    settings = SandboxConfig(kind=kind, readable=tuple(map(str, readable)), **limits)
+def boxed(
+    command: str,
+    server_url: str,
+    *readable: Path,
+    term_s: float = 2.0,
+    memory_mb: int = 2048,
+    hidden: Sequence[Path] = (),
+) -> SandboxRunner:
+    """The runner of a command whose sandbox was tried; the test is left out where it cannot be had."""
+    settings = Bubblewrap(readable=tuple(map(str, readable)), memory_mb=memory_mb)
     try:
-        sandbox = Sandbox(settings, "sh", server_url=server_url)
-        sandbox.check()
+        agent = CommandAgent(command=command, sandbox=settings, server_url=server_url, hidden=hidden)
+        runner = SandboxRunner(agent, term_s=term_s)
+        runner.sandbox.check()
     except ConfigError as refused:
         pytest.skip(str(refused))
-    return sandbox
+    return runner
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind or "bare")
+@pytest.fixture(params=["bare", "bubblewrap"])
 async def start(request: pytest.FixtureRequest, listener: Listener, tmp_path: Path) -> AsyncIterator[Start]:
     runners: list[CommandRunner] = []
-    sandbox = a_sandbox(request.param, listener.url, tmp_path) if request.param else None
 
     def make(command: str, term_s: float = 60.0) -> CommandRunner:
-        runners.append(CommandRunner(command, term_s=term_s, sandbox=sandbox))
+        bare = request.param == "bare"
+        runners.append(
+            CommandRunner(command, term_s=term_s) if bare else boxed(command, listener.url, tmp_path, term_s=term_s)
+        )
         return runners[-1]
 
     yield make
@@ -241,12 +251,12 @@ async def test_a_program_that_ignores_sigterm_is_killed_with_its_group(
     assert left_of(rollout_id) == []
 
 
-@pytest.mark.parametrize("kind", ["", "bubblewrap", "gvisor"])
+@pytest.mark.parametrize("kind", ["bare", "bubblewrap"])
 async def test_programs_of_a_worker_that_is_sigkilled_end_with_it(
-    kind: SandboxKind, listener: Listener, tmp_path: Path
+    kind: str, listener: Listener, tmp_path: Path
 ) -> None:
-    if kind:
-        a_sandbox(kind, listener.url)
+    if kind != "bare":
+        boxed("sh", listener.url)
     agent = (
         f"{TELL}\nimport subprocess\nsubprocess.Popen(['setsid', 'sleep', '600'])\n"
         "tell('ready')\nsubprocess.run(['sleep', '600'])\n"
@@ -255,8 +265,8 @@ async def test_programs_of_a_worker_that_is_sigkilled_end_with_it(
     source = (
         "import asyncio, pathlib, sys; sys.path.insert(0, sys.argv[1]); import test_command as t\n"
         "_, _, command, kind, url, folder, rollout = sys.argv\n"
-        "sandbox = t.a_sandbox(kind, url, pathlib.Path(folder)) if kind else None\n"
-        "asyncio.run(t.run(t.CommandRunner(command, sandbox=sandbox), {}, rollout, url))\n"
+        "runner = t.CommandRunner(command) if kind == 'bare' else t.boxed(command, url, pathlib.Path(folder))\n"
+        "asyncio.run(t.run(runner, {}, rollout, url))\n"
     )
     arguments = [str(Path(__file__).parent), python(tmp_path, agent), kind, listener.url, str(tmp_path), rollout_id]
     worker = await asyncio.create_subprocess_exec(sys.executable, "-c", source, *arguments)

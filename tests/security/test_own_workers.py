@@ -14,10 +14,10 @@ import pytest
 from runner_bench import DEADLINE_S
 from server_process import ServerProcess
 
-from agentlightning.config.sandbox import SandboxConfig
+from agentlightning.config.sandbox import Bubblewrap
 from agentlightning.errors import ConfigError
 from agentlightning.records import NewRollout
-from agentlightning.runner.sandbox.sandbox import Sandbox
+from agentlightning.sandbox.runner import Sandbox
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 
@@ -58,7 +58,7 @@ async def test_an_agent_reads_neither_the_store_nor_its_servers_key_nor_checkpoi
     server: ServerProcess, tmp_path: Path
 ) -> None:
     try:
-        Sandbox(SandboxConfig(kind="bubblewrap", readable=(str(tmp_path),)), "sh").check()
+        Sandbox(Bubblewrap(readable=(str(tmp_path),)), "sh").check()
     except ConfigError as refused:
         pytest.skip(str(refused))
     (tmp_path / "agent.py").write_text(LOOK)
@@ -67,7 +67,7 @@ async def test_an_agent_reads_neither_the_store_nor_its_servers_key_nor_checkpoi
     (tmp_path / "runs" / "model.safetensors").touch()  # what `agl train` leaves
     async with with_key(server) as store:
         # As `agl train --server` records it.
-        config = {"sandbox": {"kind": "bubblewrap", "readable": ["."]}, "store": {"url": server.url}}
+        config = {"sandbox": {"type": "bubblewrap", "readable": ["."]}, "store": {"url": server.url}}
         run = await store.create_run("boxed", config)
         (queued,) = await store.enqueue([NewRollout(run_id=run.id, task={}, group_id="g")])
         worker = await start_worker(server, run.id, tmp_path, f"{sys.executable} -S agent.py")

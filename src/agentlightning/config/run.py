@@ -22,12 +22,11 @@ from agentlightning.config.base import FolderUrl, Table, matching
 from agentlightning.config.base import parse_settings as parse_settings
 from agentlightning.config.engine import EngineConfig
 from agentlightning.config.external import ExternalModelConfig, agent_model, check_external_models, external_name
-from agentlightning.config.kubernetes import KubernetesConfig
 from agentlightning.config.limits import LIMITS_RESOURCE, LimitsConfig, check_limits
 from agentlightning.config.optimizer import OptimizeConfig, check_optimize
 from agentlightning.config.policies import PolicyConfig, check_policies
 from agentlightning.config.prompts import PromptsConfig
-from agentlightning.config.sandbox import SandboxConfig
+from agentlightning.config.sandbox import NoSandbox, SandboxConfig
 
 DEFAULT_STORE = "sqlite:///runs/agl.db"
 TAG = r"[^\s\x00-\x1f]{1,64}"
@@ -179,10 +178,8 @@ class Config(Table):
     eval: EvalConfig = EvalConfig()
     engine: EngineConfig = EngineConfig()
     air: AirConfig = AirConfig()
-    sandbox: SandboxConfig | None = None
-    """None: agents run as the worker's user, with all that it may do."""
-    kubernetes: KubernetesConfig | None = None
-    """Jobs of a cluster that a command agent's attempts are; None: they run where their worker does."""
+    sandbox: SandboxConfig = NoSandbox()
+    """Isolation of a command agent's attempts; without one they run as the worker's user, with all that it may do."""
     tracing: TracingConfig = TracingConfig()
     monitor: MonitorConfig = MonitorConfig()
     alerts: AlertsConfig = AlertsConfig()
@@ -278,16 +275,10 @@ class Config(Table):
             )
         if (agent.run is not None and agent.command is not None) or not (agent.given or self.offline):
             raise ValueError("agent: give either run (a function, 'file.py:name') or command (a program), not both")
-        if self.sandbox is not None and agent.command is None:
+        if agent.command is None and not isinstance(self.sandbox, NoSandbox):
             raise ValueError(
                 "sandbox: a function agent runs inside the worker and cannot be isolated from it; expected agent.command"
             )
-        if self.kubernetes is not None and agent.command is None:
-            raise ValueError(
-                "kubernetes: a function agent runs inside its worker, not in a pod; expected agent.command"
-            )
-        if self.kubernetes is not None and self.sandbox is not None:
-            raise ValueError("sandbox: has no effect on an agent in a pod, which is its sandbox; leave it out")
         if self.offline:  # trainer/offline/settings.py checks the others
             return self
         if self.data.val is None and self.eval != EvalConfig():  # the file of a run names every setting

@@ -124,12 +124,12 @@ def read_project(config_file: Path) -> Project:
             f"CONFIG: {config_file} is a link to a file outside of {root}; expected the file itself there"
         )
     notes = [f"packages of the agent: {dependencies.sentence}"]
-    if config.kubernetes is not None:
+    if config.sandbox.type == "kubernetes":
         notes.append(
-            f"kubernetes: workers create Jobs of {config.kubernetes.image}; this folder's image is that of the workers. "
-            "Their pods keep this namespace's standard (restricted) by kubernetes.pod: runAsNonRoot."
+            f"sandbox: workers create Jobs of {config.sandbox.image}; this folder's image is that of the workers. "
+            "Their pods keep this namespace's standard (restricted) by sandbox.pod: runAsNonRoot."
         )
-    if config.sandbox is not None:
+    elif config.sandbox.type != "none":
         notes.append(
             "sandbox: bubblewrap needs user namespaces, which containers are denied by default: the image is the agents' "
             "sandbox, so start it without this table or see docs/sandbox.md."

@@ -110,7 +110,7 @@ def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
         "images": IMAGES,
         "dependencies": project.dependencies,
         "node": project.node,
-        "jobs": config.kubernetes is not None,
+        "jobs": config.sandbox.type == "kubernetes",
         "model": project.model,
         "extras": project.trainer_extras,
         "vllm": project.uses_vllm,

@@ -25,19 +25,18 @@ from typing import Any, NoReturn
 from agentlightning.config.agent import AgentConfig
 from agentlightning.config.external import ExternalModelConfig, agent_model, external_name, secret_variables
 from agentlightning.config.run import parse_settings
+from agentlightning.config.sandbox import NoSandbox, sandbox_of_run
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError, printable
 from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.runner.agent_tracing import trace_agents
 from agentlightning.runner.air import air_of_run
-from agentlightning.runner.command import CommandRunner, split_command, without_proxy
+from agentlightning.runner.command import without_proxy
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.execution import Execution
-from agentlightning.runner.function import AgentRunner, FunctionRunner
+from agentlightning.runner.function import FunctionRunner
 from agentlightning.runner.guardian import Guardian
-from agentlightning.runner.kubernetes.runner import KubernetesRunner
-from agentlightning.runner.kubernetes.start import kubernetes_of_run, left_claims, start_kubernetes_runner
 from agentlightning.runner.llm_judge import gateway_judge
-from agentlightning.runner.sandbox.sandbox import Sandbox, sandbox_of_run, store_folders
+from agentlightning.runner.sandboxes import CommandAgent, StartedRunner, start_runner, store_folders
 from agentlightning.runner.scoring import Scorer, load_scorers
 from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.runner.user_code import load
@@ -102,8 +101,7 @@ async def _work(
             config = (await find_run(store, options.run)).config
             _forget(*secret_variables(config))
             model = options.model or _agent_model(config)
-            runner = await _runner(options, agent, config, guardian, store, scored=reward is not None)
-            left = await left_claims(runner, store) if isinstance(runner, KubernetesRunner) else None
+            started = await _start(options, agent, config, guardian, store, scored=reward is not None)
             air = await air_of_run(options.run, store, threads)
             traced = not options.command and _trace_agents(options, config)
         except AgentLightningError as error:
@@ -113,7 +111,7 @@ async def _work(
             store=store,
             server_url=options.server,
             model=model,
-            runner=runner,
+            runner=started.runner,
             reward=reward,
             connections=connections,
             templates=TemplateReader(store),
@@ -137,7 +135,7 @@ async def _work(
             open_store=lambda: LightningStoreClient(options.server, server_key),
             boots=lambda: store.boots,
             guardian=guardian,
-            left=left,
+            left=started.left,
         )
         if not options.child:  # a person started it, and sees nothing else
             sys.stderr.write(f"note: working for run {options.run} at {options.server}, until Ctrl-C\n")
@@ -184,44 +182,36 @@ def _on_signal(worker: Worker, options: argparse.Namespace) -> Callable[[], None
     return handle
 
 
-async def _runner(
+async def _start(
     options: argparse.Namespace,
     agent: FunctionRunner | None,
     config: Mapping[str, Any],
     guardian: Guardian,
     store: LightningStoreClient,
     scored: bool,
-) -> AgentRunner:
-    """The runner of the agent, in the sandbox or the cluster that the run's configuration in the store asks for: workers
-    anywhere do alike. ConfigError where it cannot be had here."""
-    jobs = kubernetes_of_run(config)
-    if jobs is not None:
-        if agent is not None:
-            raise ConfigError("kubernetes: a function agent runs inside its worker, not in a pod; expected a command")
-        return await start_kubernetes_runner(
-            options.command,
-            jobs,
-            store,
+) -> StartedRunner:
+    """The runner of the agent, in the sandbox that the run's configuration in the store asks for: workers anywhere do alike.
+    ConfigError where it cannot be had here."""
+    sandbox = sandbox_of_run(dict(config))
+    if agent is None:
+        hidden = [Path(path) for path in options.hidden or ()] + store_folders(config, options.server)
+        command = CommandAgent(
+            command=options.command,
+            sandbox=sandbox,
+            server_url=options.server,
             run_id=options.run,
             worker_id=options.worker_id,
-            server_url=options.server,
             scored=scored,
+            hidden=hidden,
+            guardian=guardian,
         )
-    settings = sandbox_of_run(config)
-    if agent is not None:
-        if settings is not None:
-            raise ConfigError(
-                "sandbox: this run's agents run in a sandbox, and a function agent cannot be isolated from its worker; "
-                "expected a command"
-            )
-        return agent
-    sandbox = None
-    if settings is not None:
-        hidden = [Path(path) for path in options.hidden or ()] + store_folders(config, options.server)
-        program = split_command(options.command, "agent command", found=settings.image is None)[0]
-        sandbox = Sandbox(settings, program, server_url=options.server, hidden=hidden)
-        await asyncio.to_thread(sandbox.check)
-    return CommandRunner(options.command, scored=scored, guardian=guardian, sandbox=sandbox)
+        return await start_runner(command, store)
+    if not isinstance(sandbox, NoSandbox):
+        raise ConfigError(
+            "sandbox: this run's agents run in a sandbox, and a function agent cannot be isolated from its worker; "
+            "expected a command"
+        )
+    return StartedRunner(runner=agent)
 
 
 def _forget(*names: str) -> None:

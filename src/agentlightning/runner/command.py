@@ -16,7 +16,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
@@ -28,25 +30,43 @@ from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.function import AgentOutput
 from agentlightning.runner.guardian import Guardian
 from agentlightning.runner.processes import kill_group, kill_marked
-from agentlightning.runner.sandbox.sandbox import OpenSandbox, Sandbox
 from agentlightning.runtime.children import inheritable
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """Most output held in memory for a running program."""
 MAX_RECORDED_BYTES = 8 * 1024
 """Tail of the output kept with the attempt."""
-MAX_EXIT_CODE = 128
-"""Of a program that no signal ended, as shells tell it."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OWN_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """Variables of a user who sends traces to a collector of his own."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program that is ready to be started. Sandboxes override how it is interrupted and how its end is read."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    stdin: int = subprocess.DEVNULL
+
+    def interrupt(self, group: int) -> bool:
+        """Tell it to end; False where it is gone."""
+        return kill_group(group, signal.SIGTERM)
+
+    def exit_code(self, code: int) -> int:
+        """The exit code, below 0 for a signal."""
+        return code
+
+    def explain(self) -> str:
+        """Says why the program may have been killed; empty where nothing is known."""
+        return ""
+
+
 class CommandRunner:
     """Runs a command line, split as a shell would but without a shell.
 
-    ConfigError where it is empty or its program is not found. `scored`: a reward function judges the output, so that only
-    ``{"reward": …}`` is taken for a reward, not a bare number. `sandbox`: every attempt runs in one of its own.
+    ConfigError where it is empty or, with `found`, its program is not found. `scored`: a reward function judges the output,
+    so that only ``{"reward": …}`` is taken for a reward, not a bare number.
     """
 
     def __init__(
@@ -56,28 +76,27 @@ class CommandRunner:
         scored: bool = False,
         guardian: Guardian | None = None,
         term_s: float = 2.0,
-        sandbox: Sandbox | None = None,
+        found: bool = True,
     ) -> None:
-        self._arguments = split_command(command, "agent command", found=sandbox is None)
-        self._sandbox = sandbox
+        self._arguments = split_command(command, "agent command", found=found)
         self._scored = scored
         self._term_s = term_s
         self._guardian = guardian or Guardian()
 
     async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
         with tempfile.TemporaryDirectory(prefix="agl-task-") as folder:
-            text = json.dumps(claim.rollout.task)
-            mark = self._guardian.environment
-            if self._sandbox is None:
-                task = Path(folder) / "task.json"
-                task.write_text(text, encoding="utf-8")
-                return await self._run(claim, {**command_environment(os.environ, claim, llm, task), **mark})
-            box = self._sandbox
-            environment = command_environment(box.inherited, claim, box.inside(llm), box.task_file)
-            async with box.open(Path(folder), text, self._arguments, environment, mark) as opened:
-                return await self._run(claim, opened.environment, opened)
+            async with self._program(claim, llm, Path(folder)) as program:
+                return await self._run(claim, program)
 
-    async def _run(self, claim: Claim, environment: dict[str, str], sandbox: OpenSandbox | None = None) -> AgentOutput:
+    @asynccontextmanager
+    async def _program(self, claim: Claim, llm: LLM, folder: Path) -> AsyncIterator[Program]:
+        """The program of an attempt, whose task is in the empty folder."""
+        task = folder / "task.json"
+        task.write_text(json.dumps(claim.rollout.task), encoding="utf-8")
+        environment = command_environment(os.environ, claim, llm, task) | self._guardian.environment
+        yield Program(arguments=self._arguments, environment=environment)
+
+    async def _run(self, claim: Claim, program: Program) -> AgentOutput:
         printed, both = Tail(), Tail()
         process: asyncio.subprocess.Process | None = None
         code: int | None
@@ -90,15 +109,15 @@ class CommandRunner:
                 ends.append(write)
                 readers.append(await _read(read, *tails))
             self._guardian.begins(claim.lease, _lease_ends(), _marks(claim))
-            process = await self._start(environment, sandbox, *ends)
+            process = await self._start(program, *ends)
             self._guardian.runs(claim.lease, process.pid)
-            code = _exit_code(await process.wait(), sandbox)
+            code = program.exit_code(await process.wait())
         except asyncio.CancelledError:
             code = None
         finally:
             for end in ends:
                 os.close(end)
-            await self._end(process, claim, sandbox)
+            await self._end(process, claim, program)
             await asyncio.wait({reader.closed for reader in readers}, timeout=self._term_s)
             for reader in readers:
                 reader.close()
@@ -106,8 +125,7 @@ class CommandRunner:
         if code is None:
             raise CommandFailed("the program was interrupted", output)
         if code != 0:
-            why = sandbox.explain() if sandbox is not None else ""
-            raise CommandFailed(f"program {_ended(code)}{why}; the end of its output:\n{output}", output)
+            raise CommandFailed(f"program {_ended(code)}{program.explain()}; the end of its output:\n{output}", output)
         reward, feedback = printed_reward(printed.text(MAX_OUTPUT_BYTES), bare_numbers=not self._scored)
         return AgentOutput(
             output=printed.text(MAX_RECORDED_BYTES),
@@ -117,25 +135,23 @@ class CommandRunner:
             printed=output,
         )
 
-    async def _start(
-        self, environment: dict[str, str], sandbox: OpenSandbox | None, stdout: int, stderr: int
-    ) -> asyncio.subprocess.Process:
+    async def _start(self, program: Program, stdout: int, stderr: int) -> asyncio.subprocess.Process:
         try:
             return await asyncio.create_subprocess_exec(
-                *(self._arguments if sandbox is None else sandbox.command),
-                stdin=subprocess.DEVNULL if sandbox is None else sandbox.stdin,
+                *program.arguments,
+                stdin=program.stdin,
                 stdout=stdout,
                 stderr=stderr,
-                env=environment,
+                env=program.environment,
                 start_new_session=True,
             )
         except OSError as cause:
             raise AgentError(f"program {self._arguments[0]!r} cannot be started: {cause}") from cause
 
-    async def _end(self, process: asyncio.subprocess.Process | None, claim: Claim, sandbox: OpenSandbox | None) -> None:
+    async def _end(self, process: asyncio.subprocess.Process | None, claim: Claim, program: Program) -> None:
         """Nothing that the program started is left when this returns: SIGTERM if it still runs, then SIGKILL to all."""
         try:
-            if process is not None and process.returncode is None and _interrupted(process.pid, sandbox):
+            if process is not None and process.returncode is None and program.interrupt(process.pid):
                 await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=self._term_s)
         finally:
             if process is not None:
@@ -160,19 +176,6 @@ def _lease_ends() -> float:
 def _marks(claim: Claim) -> tuple[str, ...]:
     """Returns the variables by which every process of an attempt is found, beside the worker's mark."""
     return f"AGL_ROLLOUT_ID={claim.rollout.id}", f"AGL_ATTEMPT={claim.lease.attempt}"
-
-
-def _interrupted(group: int, sandbox: OpenSandbox | None) -> bool:
-    """Tell a program to end; False where it is gone. The first process of a sandbox would take the others with it."""
-    if sandbox is None:
-        return kill_group(group, signal.SIGTERM)
-    sandbox.interrupt()
-    return True
-
-
-def _exit_code(code: int, sandbox: OpenSandbox | None) -> int:
-    """A program's exit code, below 0 for a signal, which a sandbox tells as shells do."""
-    return MAX_EXIT_CODE - code if sandbox is not None and code > MAX_EXIT_CODE else code
 
 
 def split_command(command: str, what: str, *, found: bool = True) -> list[str]:

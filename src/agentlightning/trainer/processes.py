@@ -29,8 +29,7 @@ from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError, RunTakenError
 from agentlightning.gateway.external_keys import host_of
 from agentlightning.records import JSON, Resource, RunState
-from agentlightning.runner.command import split_command
-from agentlightning.runner.sandbox.sandbox import Sandbox, store_folders
+from agentlightning.runner.sandboxes import CommandAgent, check_sandbox, store_folders
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.runtime.watchdog import STALL_TIMES, HangLimits, Watchdog
 from agentlightning.store.base import LightningStore
@@ -219,7 +218,7 @@ class Processes:
             self._stack.push_async_callback(_abandon, watching)
             return
         arguments += ["--agent", agent.run] if agent.run is not None else ["--command", str(agent.command)]
-        if self._config.sandbox is not None:
+        if agent.command is not None:
             arguments += ["--hidden", str(self._folder.path.parent.resolve())]
         arguments += ["--concurrency", str(agent.concurrency), "--model", self.agent_model]
         token = await self._stack.enter_async_context(worker_token(self.store, self._folder.run_id))
@@ -306,14 +305,18 @@ class Processes:
 
     def _check_sandbox(self) -> None:
         """Workers that are started here make sandboxes here."""
-        agent, settings = self._config.agent, self._config.sandbox
-        if settings is None or agent.command is None or agent.workers == 0:
+        agent = self._config.agent
+        if agent.command is None or agent.workers == 0:
             return
         hidden = [self._folder.path.parent, *store_folders(run_record(self._config), self._server)]
-        program = split_command(agent.command, "agent.command", found=settings.image is None)[0]
-        sandbox = Sandbox(settings, program, hidden=hidden)
-        sandbox.check()
-        self._progress.note(f"sandbox: {sandbox}")
+        command = CommandAgent(
+            command=agent.command,
+            sandbox=self._config.sandbox,
+            server_url=self._server or "http://127.0.0.1:8765",
+            hidden=hidden,
+        )
+        if described := check_sandbox(command):
+            self._progress.note(described)
 
 
 def _values(names: Iterable[str]) -> dict[str, str]:

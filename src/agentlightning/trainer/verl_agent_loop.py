@@ -48,7 +48,7 @@ from agentlightning.training_types import TrainingSequence, Trajectory
 
 TABLE = "agentlightning"
 """Table of verl's configuration that has our settings."""
-TABLES = ("agent", "store", "engine", "external", "limits", "sandbox", "kubernetes", "tracing")
+TABLES = ("agent", "store", "engine", "external", "limits", "sandbox", "tracing")
 """Those of a run's tables that have an effect here."""
 ENGINE_SETTINGS = ("listen", "advertise", "key_env")
 """Those of [engine] that do: gateways on other hosts sample verl's policy there."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentlightning.config.kubernetes import AGENT_CONTAINER, KubernetesConfig
+from agentlightning.config.sandbox import AGENT_CONTAINER, KubernetesJob
 from agentlightning.errors import ConfigError
 from agentlightning.records import JSON, Claim, Lease
 from agentlightning.runner.agent import LLM
@@ -72,13 +72,11 @@ class JobTemplate:
     are told no other.
     """
 
-    def __init__(
-        self, command: str, settings: KubernetesConfig, *, run_id: str, worker_id: str, server_url: str
-    ) -> None:
+    def __init__(self, command: str, settings: KubernetesJob, *, run_id: str, worker_id: str, server_url: str) -> None:
         self._arguments = split_command(command, "agent command", found=False)
         if settings.server is None and urlsplit(server_url).hostname in LOOPBACK:
             raise ConfigError(
-                f"kubernetes.server: pods cannot reach {server_url}, which is this machine's own; expected a URL of the "
+                f"sandbox.server: pods cannot reach {server_url}, which is this machine's own; expected a URL of the "
                 "server that they can"
             )
         self.settings = settings

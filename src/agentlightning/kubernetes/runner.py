@@ -15,8 +15,21 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
-from agentlightning.config.kubernetes import AGENT_CONTAINER
+from agentlightning.config.sandbox import AGENT_CONTAINER, KubernetesJob
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.kubernetes.cluster import RESYNC_S, Cluster, ClusterError, FollowedObjects
+from agentlightning.kubernetes.job import (
+    JobTemplate,
+    attempt_of,
+    dropped,
+    job_name,
+    lease_in,
+    run_labels,
+    secret_manifest,
+    worker_labels,
+)
+from agentlightning.kubernetes.lightkube_cluster import LightkubeCluster
+from agentlightning.kubernetes.state import Exited, Lost, Running, State, Waiting, state_of
 from agentlightning.records import JSON, Claim, Lease, NewRollout
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.command import (
@@ -28,21 +41,10 @@ from agentlightning.runner.command import (
 )
 from agentlightning.runner.failure import AttemptLostError
 from agentlightning.runner.function import AgentOutput
-from agentlightning.runner.kubernetes.cluster import Cluster, ClusterError
-from agentlightning.runner.kubernetes.followed_objects import RESYNC_S, FollowedObjects
-from agentlightning.runner.kubernetes.job import (
-    JobTemplate,
-    attempt_of,
-    dropped,
-    job_name,
-    lease_in,
-    run_labels,
-    secret_manifest,
-    worker_labels,
-)
-from agentlightning.runner.kubernetes.state import Exited, Lost, Running, State, Waiting, state_of
+from agentlightning.runner.sandboxes import CommandAgent, StartedRunner
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.runtime.backoff import Backoff
+from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.codec import new_rollout
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,24 @@ class LeftAttempt:
     age_s: float
 
 
+async def start_runner(agent: CommandAgent, store: LightningStore) -> StartedRunner:
+    """The runner, which follows the cluster from now on. ConfigError where the cluster would refuse its Jobs."""
+    assert isinstance(agent.sandbox, KubernetesJob)
+    template = JobTemplate(
+        agent.command, agent.sandbox, run_id=agent.run_id, worker_id=agent.worker_id, server_url=agent.server_url
+    )
+    cluster = LightkubeCluster(agent.sandbox.namespace)
+    runner = KubernetesRunner(template, cluster, over=_over_by(store), scored=agent.scored)
+    await runner.check()
+    runner.start()
+    return StartedRunner(runner=runner, left=await _left_claims(runner, store))
+
+
+def check(agent: CommandAgent) -> str:
+    """Describes it; a worker asks the API server, with the rights that it has there."""
+    return "sandbox: kubernetes, a pod for each attempt"
+
+
 class KubernetesRunner:
     """Runs a command line in the pod of a Job. `start` it before the first attempt, `check` says whether it can.
 
@@ -121,7 +141,7 @@ class KubernetesRunner:
         except ClusterError as cause:
             raise ConfigError(f"kubernetes: an attempt's Job cannot be created: {cause}") from cause
         if unknown := dropped(job["spec"]["template"], answer["spec"]["template"]):
-            raise ConfigError(f"kubernetes.pod: {unknown[0]}: the cluster knows no such setting")
+            raise ConfigError(f"sandbox.pod: {unknown[0]}: the cluster knows no such setting")
 
     async def left(self) -> list[LeftAttempt]:
         """The attempts that a worker of this id began and did not end. Waits for the API server, as long as it takes."""
@@ -332,3 +352,28 @@ def _trial(run_id: str) -> Claim:
     """The claim of an attempt that there is not."""
     rollout = new_rollout(NewRollout(run_id=run_id, task={}, group_id="check"), "check", now_ns=0)
     return Claim(rollout=rollout, lease=Lease(rollout_id="check", attempt=1, token=""), key="")
+
+
+async def _left_claims(runner: KubernetesRunner, store: LightningStore) -> list[tuple[Claim, float]]:
+    """The attempts that this worker's predecessor left running, with the seconds since they began."""
+    left = await runner.left()
+    if not left:
+        return []
+    rollouts = await store.rollouts(RolloutQuery(ids=[each.lease.rollout_id for each in left]))
+    by_id = {rollout.id: rollout for rollout in rollouts}
+    return [
+        (Claim(rollout=rollout, lease=each.lease, key=each.key), each.age_s)
+        for each in left
+        if (rollout := by_id.get(each.lease.rollout_id)) is not None
+    ]
+
+
+def _over_by(store: LightningStore) -> Over:
+    """Asks the store which attempts are over."""
+
+    async def over(attempts: Sequence[tuple[str, int]]) -> list[bool]:
+        rollouts = await store.rollouts(RolloutQuery(ids=sorted({rollout for rollout, _ in attempts})))
+        running = {(rollout.id, rollout.attempt) for rollout in rollouts if rollout.state == "running"}
+        return [attempt not in running for attempt in attempts]
+
+    return over

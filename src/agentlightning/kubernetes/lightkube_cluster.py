@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.errors import ConfigError, MissingExtraError
+from agentlightning.kubernetes.cluster import ClusterError, Kind
 from agentlightning.records import JSON
-from agentlightning.runner.kubernetes.cluster import ClusterError, Kind
 
 if TYPE_CHECKING:
     from httpx2 import Request

@@ -1,7 +1,7 @@
-"""Sandbox: makes a sandbox for each attempt of a command agent, and refuses what cannot be isolated here.
+"""Sandboxes of a worker: one for each attempt of a command agent; what cannot be isolated here is refused.
 
-Driven by the command runner, and by the trainer before anything starts. What an agent sees inside is what it sees outside:
-task, base URL, key, reward URL, exit codes. A sandbox's own are its files, its processes and its network.
+Driven by `runner.sandboxes`, which loads it by name. What an agent sees inside is what it sees outside: task, base URL, key,
+reward URL, exit codes. A sandbox's own are its files, its processes and its network.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import secrets
 import shutil
@@ -16,25 +17,34 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from agentlightning.config.base import parse_settings
-from agentlightning.config.sandbox import SandboxConfig
+from agentlightning.config.sandbox import Bubblewrap, Container
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.records import Claim
 from agentlightning.runner.agent import LLM
-from agentlightning.runner.sandbox.filesystem import HOME, INSIDE, etc_files, view_of
-from agentlightning.runner.sandbox.gateway_socket import GatewaySocket, ServerAddress
-from agentlightning.runner.sandbox.kinds import MEGABYTE, Box, kind_of
-from agentlightning.runner.sandbox.limits import Cgroup, Cgroups, rlimits
-from agentlightning.store.server_keys import find_key_file
-from agentlightning.store.sqlite_file import sqlite_file
+from agentlightning.runner.command import CommandRunner, Program, command_environment
+from agentlightning.runner.sandboxes import CommandAgent, StartedRunner
+from agentlightning.sandbox.filesystem import HOME, INSIDE, etc_files, view_of
+from agentlightning.sandbox.gateway_socket import GatewaySocket, ServerAddress
+from agentlightning.sandbox.kinds import (
+    MAX_PROCESSES,
+    MEGABYTE,
+    Box,
+    bubblewrap_command,
+    container_command,
+    container_program,
+    end_container,
+)
+from agentlightning.sandbox.limits import Cgroup, Cgroups, rlimits
+from agentlightning.store.base import LightningStore
 
 PROBE_TIMEOUT_S = 120.0
 """For one empty sandbox; a container's image may have to be fetched."""
 MAX_SAID = 500
 """Characters of what a sandbox that cannot be run says, told as the reason."""
+MAX_EXIT_CODE = 128
+"""Of a program that no signal ended, as shells tell it."""
 INHERITED = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "PATH")
 """Variables of the worker that an agent gets."""
 JOIN = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@"'
@@ -47,23 +57,57 @@ FORBIDDING = {
 """Settings of Linux that keep users from making user namespaces, and with which value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSandbox:
-    """A sandbox that is ready to be started."""
+async def start_runner(agent: CommandAgent, store: LightningStore) -> StartedRunner:
+    """The runner of a command agent whose attempts have sandboxes. ConfigError where they cannot be had here."""
+    runner = SandboxRunner(agent)
+    await asyncio.to_thread(runner.sandbox.check)
+    return StartedRunner(runner=runner)
 
-    command: list[str]
-    environment: dict[str, str]
-    stdin: int
-    """Read by the relay."""
+
+def check(agent: CommandAgent) -> str:
+    """Try an empty sandbox, and describe it. ConfigError where it cannot be had here. Blocks."""
+    sandbox = SandboxRunner(agent).sandbox
+    sandbox.check()
+    return f"sandbox: {sandbox}"
+
+
+class SandboxRunner(CommandRunner):
+    """Runs every attempt of a command line in a sandbox of its own."""
+
+    def __init__(self, agent: CommandAgent, term_s: float = 2.0) -> None:
+        assert isinstance(agent.sandbox, Bubblewrap | Container)
+        own_files = isinstance(agent.sandbox, Bubblewrap)
+        super().__init__(agent.command, scored=agent.scored, guardian=agent.guardian, term_s=term_s, found=own_files)
+        program = self._arguments[0]
+        self.sandbox = Sandbox(agent.sandbox, program, server_url=agent.server_url, hidden=agent.hidden)
+
+    @asynccontextmanager
+    async def _program(self, claim: Claim, llm: LLM, folder: Path) -> AsyncIterator[Program]:
+        box = self.sandbox
+        environment = command_environment(box.inherited, claim, box.inside(llm), Path(INSIDE) / "task.json")
+        task, mark = json.dumps(claim.rollout.task), self._guardian.environment
+        async with box.open(folder, task, self._arguments, environment, mark) as program:
+            yield program
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxedProgram(Program):
+    """A program whose relay reads `stdin`."""
+
     control: int
     """A byte has the program told to end; closing it ends the sandbox."""
     group: Cgroup | None
 
-    def interrupt(self) -> None:
-        """Have the program told to end."""
+    def interrupt(self, group: int) -> bool:
+        """Have the program told to end: the first process of a sandbox would take the others with it."""
         # An agent may have filled the pipe, or keep the relay from reading it: it is killed later, as one that goes on.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self.control, b"T")
+        return True
+
+    def exit_code(self, code: int) -> int:
+        """The exit code, in which a sandbox tells a signal as shells do."""
+        return MAX_EXIT_CODE - code if code > MAX_EXIT_CODE else code
 
     def explain(self) -> str:
         """Says why the program may have been killed; empty where nothing is known."""
@@ -75,7 +119,7 @@ class Sandbox:
 
     def __init__(
         self,
-        settings: SandboxConfig,
+        settings: Bubblewrap | Container,
         program: str,
         *,
         server_url: str = "http://127.0.0.1:8765",
@@ -83,37 +127,36 @@ class Sandbox:
     ) -> None:
         """program: what the command runs; hidden: folders that no agent may read."""
         self._settings = settings
-        self._kind = kind_of(settings.kind)
         self._address = ServerAddress(server_url)
-        if shutil.which(self._kind.program) is None:
-            raise ConfigError(
-                f"sandbox.kind: {settings.kind!r} needs the program {self._kind.program!r}, which is not found on PATH"
-            )
-        self._view = view_of(settings.readable, hidden, program=program if self._kind.own_root else None)
-        self._groups = Cgroups(()) if self._kind.limits_itself else Cgroups()
+        self._container = container_program() if isinstance(settings, Container) else None
+        needed = self._container or "bwrap"
+        if shutil.which(needed) is None:
+            raise ConfigError(f"sandbox: {settings.type} needs the program {needed!r}, which is not found on PATH")
+        self._view = view_of(settings.readable, hidden, program=None if self._container else program)
+        self._groups = Cgroups(()) if self._container else Cgroups()
         self._groups.sweep()
-        alone = not (self._groups or self._kind.limits_itself)
-        if alone and (self._kind.needs_group or os.geteuid() == 0):
+        alone = not (self._groups or self._container)
+        if alone and os.geteuid() == 0:
             raise ConfigError(
                 "sandbox: memory and processes cannot be limited here: no control group with the controllers memory and "
-                "pids can be made, and other limits bound neither root nor gVisor; hand the worker a control group "
-                "(systemd: Delegate=yes), or run it as another user with kind = 'bubblewrap'"
+                "pids can be made, and other limits do not bind root; hand the worker a control group (systemd: "
+                "Delegate=yes), or run it as another user"
             )
-        self._rlimits = rlimits(settings.memory_mb * MEGABYTE, settings.processes) if alone else ""
+        self._rlimits = rlimits(settings.memory_mb * MEGABYTE, MAX_PROCESSES) if alone else ""
 
     def __str__(self) -> str:
-        if self._kind.limits_itself:
-            limited = f"limited by {self._kind.program}"
+        if self._container:
+            limited = f"limited by {self._container}"
         else:
             limited = "limited by a control group" if self._groups else "limited for each process, by no control group"
-        return f"{self._settings.kind}, {limited}"
+        return f"{self._settings.type}, {limited}"
 
     def check(self) -> None:
         """Run an empty sandbox. ConfigError where it cannot be. Blocks."""
         with tempfile.TemporaryDirectory(prefix="agl-sandbox-") as folder:
             box = self._box(Path(folder), {"PATH": os.environ.get("PATH", os.defpath)}, [])
             group = self._group(box)
-            command = _joined(group, self._kind.command(box))
+            command = _joined(group, self._words(box))
             try:
                 done = subprocess.run(
                     command,
@@ -124,18 +167,16 @@ class Sandbox:
                     env=self._environment(box),
                 )
             except (OSError, subprocess.TimeoutExpired) as cause:
-                raise ConfigError(f"sandbox.kind: {self._settings.kind} cannot be run here: {cause}") from cause
+                raise ConfigError(f"sandbox: {self._settings.type} cannot be run here: {cause}") from cause
             finally:
-                self._kind.end(box)
-                if group is not None:
-                    group.remove()
+                self._end(box, group)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").split("\n")
             why = (
                 "; ".join(filter(None, map(str.strip, said)))[-MAX_SAID:]
                 or f"it ended with exit code {done.returncode}"
             )
-            raise ConfigError(f"sandbox.kind: {self._settings.kind} cannot be run here: {why}{_hint()}")
+            raise ConfigError(f"sandbox: {self._settings.type} cannot be run here: {why}{_hint()}")
 
     def inside(self, llm: LLM) -> LLM:
         """The model as it is reached from inside."""
@@ -145,20 +186,15 @@ class Sandbox:
         return dataclasses.replace(llm, base_url=f"{root}/v1", anthropic_base_url=root)
 
     @property
-    def task_file(self) -> Path:
-        """Path of the task inside."""
-        return Path(INSIDE) / "task.json"
-
-    @property
     def inherited(self) -> dict[str, str]:
         """Variables of the worker that an agent gets; an image has a PATH of its own."""
-        kept = INHERITED if self._kind.own_root else INHERITED[:-1]
+        kept = INHERITED[:-1] if self._container else INHERITED
         return {name: os.environ[name] for name in kept if name in os.environ}
 
     @asynccontextmanager
     async def open(
         self, folder: Path, task: str, arguments: Sequence[str], environment: Mapping[str, str], mark: Mapping[str, str]
-    ) -> AsyncIterator[OpenSandbox]:
+    ) -> AsyncIterator[SandboxedProgram]:
         """A sandbox in an empty folder of the worker's; nothing of it is left afterwards.
 
         environment: what the program gets, with HOME added; mark: variables by which this machine finds the processes.
@@ -171,8 +207,8 @@ class Sandbox:
             making = asyncio.get_running_loop().run_in_executor(None, self._group, box)
             try:
                 group = await asyncio.shield(making)  # a thread that has begun makes it, though this is cancelled
-                yield OpenSandbox(
-                    command=_joined(group, self._kind.command(box)),
+                yield SandboxedProgram(
+                    arguments=_joined(group, self._words(box)),
                     environment={**self._environment(box), **mark},
                     stdin=read,
                     control=write,
@@ -183,15 +219,19 @@ class Sandbox:
                 os.close(read)
                 await asyncio.to_thread(self._end, box, await making)
 
+    def _words(self, box: Box) -> list[str]:
+        return bubblewrap_command(box) if self._container is None else container_command(box, self._container)
+
     def _environment(self, box: Box) -> dict[str, str]:
         """Returns that of the program that makes the sandbox; one that makes containers has settings of its own in the
         worker's."""
-        if self._kind.own_root:
+        if not self._container:
             return dict(box.environment)
         return {**os.environ, **{name: value for name, value in box.environment.items() if name != "HOME"}}
 
     def _end(self, box: Box, group: Cgroup | None) -> None:
-        self._kind.end(box)
+        if self._container is not None:
+            end_container(self._container, box.name)
         if group is not None:
             group.remove()
 
@@ -199,7 +239,7 @@ class Sandbox:
         if not self._groups:
             return None
         try:
-            return self._groups.make(box.name, self._settings.memory_mb * MEGABYTE, self._settings.processes)
+            return self._groups.make(box.name, self._settings.memory_mb * MEGABYTE, MAX_PROCESSES)
         except OSError as cause:
             raise AgentError(f"sandbox: no control group can be made any more: {cause}") from cause
 
@@ -211,7 +251,8 @@ class Sandbox:
             name=name,
             folder=folder,
             view=self._view,
-            settings=self._settings,
+            memory_mb=self._settings.memory_mb,
+            image=self._settings.image if isinstance(self._settings, Container) else "",
             cwd=os.getcwd(),
             relay=[*relay, *arguments],
             environment=environment,
@@ -225,23 +266,6 @@ class Sandbox:
         for path in (*box.shared.iterdir(), *box.etc.iterdir()):
             path.chmod(0o644)
         return box
-
-
-def sandbox_of_run(config: Mapping[str, Any]) -> SandboxConfig | None:
-    """The sandbox that a run's configuration in the store asks for, so that workers anywhere do alike."""
-    table = config.get("sandbox")
-    return parse_settings(SandboxConfig, table, "sandbox", ".") if isinstance(table, dict) else None
-
-
-def store_folders(config: Mapping[str, Any], server_url: str | None) -> list[Path]:
-    """The folders of a run's SQLite store and of the key of its server, where they are on this machine."""
-    table = config.get("store")
-    url = str(table.get("url", "")) if isinstance(table, dict) else ""
-    store = sqlite_file(url)
-    files = [] if store is None else [store.absolute()]
-    if server_url is not None and (key := find_key_file(server_url)) is not None:
-        files.append(key)
-    return [file.parent for file in files]
 
 
 def _joined(group: Cgroup | None, command: list[str]) -> list[str]:
