@@ -40,9 +40,10 @@ REASONING_CLEARED: Final = "reasoning_cleared"
 Without it the message would continue the recorded completion, reasoning included: most agents leave reasoning out, and mean
 nothing by it."""
 
-SESSION: Final = "session:"
-"""Beginning of the group ids of sessions: conversations of users with a served model, each a rollout that nobody's worker
-claimed. `LightningStore.open_session` makes them."""
+RolloutKind = Literal["task", "session", "fork", "credit"]
+"""task: an agent's try at a task of its group. session: a conversation of a user with a served model, which no worker
+claims; `LightningStore.open_session` begins it. fork, credit: it continues another rollout in a group of its own, for
+somebody who asked for that, or so that a training step learns what its calls are worth."""
 
 FINAL_STATES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -147,6 +148,7 @@ class NewRollout:
     """Versions of prompt templates by name. Of those that are not named, the first claim pins the newest."""
     fork: Fork | None = None
     """The place in another rollout from which it goes on; None for one that begins at the beginning."""
+    kind: RolloutKind = "task"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +190,7 @@ class Rollout:
     """Versions of the run's prompt templates by name, of all its attempts: pinned at the first claim."""
     fork: Fork | None = None
     """The place in another rollout from which it goes on; None for one that began at the beginning."""
+    kind: RolloutKind = "task"
     outcome: Outcome | None = None
     """Use that training made of it; None until a training step consumed it."""
 

@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 from agentlightning.cli.app import app
 from agentlightning.cli.fork import read_answer
 from agentlightning.records import (
-    SESSION,
     Call,
     Claim,
     Finish,
@@ -62,14 +61,14 @@ def call(claim: Claim, number: int, replayed_id: str | None = None) -> Call:
     )
 
 
-def finished(store: str, replayed: int | None = None, group: str = "g") -> str:
+def finished(store: str, replayed: int | None = None) -> str:
     """Finishes a rollout of three calls, or the next fork, which replays so many and then samples; returns its id."""
 
     async def work() -> str:
         async with open_store(store) as opened:
             if replayed is None:
                 await opened.create_run("name", {}, "run")
-                await opened.enqueue([NewRollout(run_id="run", task={"q": "x"}, group_id=group)])
+                await opened.enqueue([NewRollout(run_id="run", task={"q": "x"}, group_id="g")])
             [claim] = await opened.claim(WORKER)
             calls = [call(claim, number, "a" * (number < (replayed or 0)) or None) for number in range(3)]
             calls = [one if one.replayed_id is None else call(claim, n, f"r-{n}") for n, one in enumerate(calls)]
@@ -131,7 +130,13 @@ def test_what_cannot_be_forked_is_refused_with_a_sentence(store: str, tmp_path: 
 
 
 def test_a_session_is_refused(store: str) -> None:
-    session = finished(store, group=f"{SESSION}someone")
+    async def open_session() -> str:
+        async with open_store(store) as opened:
+            await opened.create_run("name", {}, "run")
+            new = NewRollout(run_id="run", task={}, group_id="someone")
+            return (await opened.open_session(new, 60.0)).rollout.id
+
+    session = asyncio.run(open_session())
     assert "no agent can be started" in str(agl(store, "fork", session, "--calls", "0").exception)
 
 

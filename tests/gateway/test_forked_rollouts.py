@@ -12,7 +12,7 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.gateway.app import App
 from agentlightning.gateway.attempts import AttemptCache
-from agentlightning.records import SESSION, Call, Claim, Finish, Resource, Rollout, WorkerStatus
+from agentlightning.records import Call, Claim, Finish, NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.connection_pool import ConnectionPool
@@ -439,7 +439,8 @@ async def test_an_answer_that_is_no_text_is_refused(house: House) -> None:
 
 
 async def test_a_session_of_a_user_is_not_forked(house: House) -> None:
-    claim = await house.claim(f"{SESSION}someone")
+    new = NewRollout(run_id=house.run_id, task={}, group_id="someone")
+    claim = await house.store.open_session(new, 60.0)
     with pytest.raises(InputError, match="no agent can be started"):
         await new_forks(house.store, claim.rollout.id, 0)
 

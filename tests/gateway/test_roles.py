@@ -158,7 +158,7 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "enqueue": {"rollouts": [NewRollout(run_id=run_id, task={}, group_id="more")]},
         "claim": {"worker": a_worker(run_id)},
         "open_session": {
-            "session": NewRollout(run_id=run_id, task={}, group_id="session:tok:anna"),
+            "session": NewRollout(run_id=run_id, task={}, group_id="session:tok:anna", kind="session"),
             "lease_s": 60.0,
         },
         "record_feedback": {"rewards": [a_reward(run_id, rollout_id)]},

@@ -76,6 +76,7 @@ def test_only_sessions_are_pinned() -> None:
         run_id="run",
         task={"model": "my-model@40"},
         group_id="session:tok:anna",
+        kind="session",
         replica=0,
         mode="train",
         step=40,

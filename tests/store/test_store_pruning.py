@@ -97,9 +97,9 @@ async def test_records_of_forks_that_a_step_s_credit_is_made_of_go_with_the_step
     store: LightningStore, clock: Clock
 ) -> None:
     run_id = (await one(store, (await a_trained_run(store, covered=1))[0])).run_id
-    groups = ("fork:credit:g:0:1", "eval:1:greedy:0", "fork:by hand")
-    new = [each for group in groups for each in some(run_id, 1, group_id=group, mode="eval", step=1)]
-    await store.enqueue([*new, *some(run_id, 1, group_id="fork:credit:g:0:2", mode="eval", step=2)])
+    kinds = ("credit", "task", "fork")
+    new = [each for kind in kinds for each in some(run_id, 1, group_id=kind, kind=kind, mode="eval", step=1)]
+    await store.enqueue([*new, *some(run_id, 1, group_id="later", kind="credit", mode="eval", step=2)])
     claims = await store.claim(a_worker(run_id), limit=4)
     await store.append_calls([a_call(claim) for claim in claims])
     await store.finish([ending(claim) for claim in claims])

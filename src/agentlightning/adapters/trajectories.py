@@ -13,8 +13,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from agentlightning.adapters.compaction import compactions
-from agentlightning.records import SESSION, Call, Reward, Rollout
-from agentlightning.store.base import final_reward
+from agentlightning.records import Call, Reward, Rollout
+from agentlightning.store.rules import final_reward
 from agentlightning.store.scan import by_attempt
 from agentlightning.training_types import Compaction, ImageInput, Trajectory, Transition
 
@@ -84,7 +84,7 @@ def _sampled_as(call_id: str, repeated: Mapping[str, str]) -> str:
 def counts(reward: Reward, rollout: Rollout) -> bool:
     """Returns whether the rollout is learned from with this reward of its latest attempt."""
     late = reward.source == "posted" and rollout.finished_ns is not None and reward.created_ns > rollout.finished_ns
-    return reward.source != "rescored" and (not late or rollout.group_id.startswith(SESSION))
+    return reward.source != "rescored" and (not late or rollout.kind == "session")
 
 
 def named_rewards(rewards: Iterable[Reward], name: str) -> dict[tuple[str, int], float]:

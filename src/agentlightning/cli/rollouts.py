@@ -129,15 +129,13 @@ async def _summaries(store: LightningStore, query: SummaryQuery, limit: int) -> 
 async def _replay_warnings(store: LightningStore, listed: Sequence[Rollout | RolloutSummary]) -> Warnings:
     """By rollout: of the forks among them, those whose replay ended too early."""
     from agentlightning.store.base import RolloutQuery
-    from agentlightning.store.forks import FORK, replay_warning
+    from agentlightning.store.forks import replay_warning
 
-    ids = [one.id for one in listed if one.group_id.startswith(FORK)]
-    if not ids:
-        return {}
-    rollouts = await store.rollouts(RolloutQuery(ids=ids))
-    calls = await store.calls(ids)
-    found = {one.id: replay_warning(one, [call for call in calls if call.rollout_id == one.id]) for one in rollouts}
-    return {rollout_id: warning for rollout_id, warning in found.items() if warning}
+    found = await store.rollouts(RolloutQuery(ids=[one.id for one in listed]))
+    rollouts = [one for one in found if one.kind == "fork"]
+    calls = await store.calls([one.id for one in rollouts])
+    warnings = {one.id: replay_warning(one, [call for call in calls if call.rollout_id == one.id]) for one in rollouts}
+    return {rollout_id: warning for rollout_id, warning in warnings.items() if warning}
 
 
 @app.command("show")

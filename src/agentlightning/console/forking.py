@@ -15,7 +15,7 @@ from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, choice, first, number, replay_link, select, table
 from agentlightning.console.reader import Reader, Recorded
 from agentlightning.errors import InputError
-from agentlightning.records import FINAL_STATES, JSON, SESSION
+from agentlightning.records import FINAL_STATES, JSON
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.forks import calls_before, new_forks, read_message, replayable
 
@@ -29,7 +29,7 @@ def fork_links(reader: Reader, one: Recorded, current: int) -> Html | None:
     rollout = one.rollout
     finished = rollout.state in FINAL_STATES and one.attempt == rollout.attempt
     calls = calls_before(one.calls).get(one.calls[current].id)
-    if not reader.forks or not finished or rollout.group_id.startswith(SESSION) or calls is None:
+    if not reader.forks or not finished or rollout.kind == "session" or calls is None:
         return None
     place: dict[str, str | int | float | None] = {"rollout": rollout.id, "calls": calls}
     links = [

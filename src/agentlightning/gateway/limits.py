@@ -24,7 +24,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols.base import ApiError
-from agentlightning.records import SESSION, Call, Resource, Rollout
+from agentlightning.records import Call, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_calls, read_rollouts
 from agentlightning.store.tokens import Token
@@ -447,7 +447,7 @@ async def read_key_usage(store: LightningStore, run_id: str) -> list[KeyUsage]:
 
 def _key_of(rollout: Rollout) -> str | None:
     """The id of the serving key that opened a session; None of a rollout that is none."""
-    return str(rollout.task["key"]) if rollout.group_id.startswith(SESSION) and "key" in rollout.task else None
+    return str(rollout.task["key"]) if rollout.kind == "session" and "key" in rollout.task else None
 
 
 def _count(value: object) -> int:

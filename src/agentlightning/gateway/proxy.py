@@ -44,8 +44,9 @@ from agentlightning.protocols import (
 from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_object
 from agentlightning.records import JSON, Reward
 from agentlightning.rendering.renderer import RenderError
-from agentlightning.store.base import LightningStore, reward_number
+from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
+from agentlightning.store.rules import reward_number
 from agentlightning.store.tokens import Token, is_token
 
 log = logging.getLogger(__name__)

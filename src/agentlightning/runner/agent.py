@@ -20,7 +20,7 @@ from agentlightning.protocols.base import call_id as recorded_call_id
 from agentlightning.records import Claim, Rollout, Sampling
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.connection_pool import ConnectionPool, Sdk
-from agentlightning.store.base import reward_number
+from agentlightning.store.rules import reward_number
 
 if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic

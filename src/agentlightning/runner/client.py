@@ -16,8 +16,9 @@ from agentlightning.records import AttemptEnd, Claim, Finish, WorkerStatus
 from agentlightning.runner.agent import LLM, llm_for
 from agentlightning.runner.attempt import AttemptContext, status_here
 from agentlightning.runner.connection_pool import ConnectionPool
-from agentlightning.store.base import LEASE_S, reward_number
+from agentlightning.store.base import LEASE_S
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.rules import reward_number
 from agentlightning.store.templates import TemplateReader
 
 

@@ -17,12 +17,10 @@ A session (session_store.py) begins as running, and has succeeded when its lease
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
-from agentlightning.errors import RewardError
 from agentlightning.records import (
     JSON,
     Attempt,
@@ -51,7 +49,6 @@ from agentlightning.records import (
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.model_registry import ModelRegistry
-from agentlightning.store.sentences import reason
 from agentlightning.store.session_store import SessionStore
 from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole
@@ -65,9 +62,6 @@ MAX_FINISHED = 1000
 EXPIRING_S = 10
 SEEN_S = 60
 """Seconds within which leases count as expiring, and workers as seen, in `statistics`."""
-
-NEVER_FINAL: frozenset[str] = frozenset({"air", "rescored"})
-"""Sources of rewards that never settle a rollout: what AIR saw, and what a reward function said of it afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,37 +438,3 @@ class LightningStore(ModelRegistry, SessionStore):
     @abc.abstractmethod
     async def drop_credit(self, run_id: str, before: int) -> None:
         """Delete the credit of the run's steps before this one."""
-
-
-def final_reward(rewards: Sequence[Reward], source: str | None = None) -> float | None:
-    """The final reward among an attempt's records, in the order they were made; None where there is none.
-
-    The agent's return value counts before the reward function's, that before what was printed, posted or emitted without
-    a call, of which the last one counts. Where two sources that are meant as final (return value, reward function,
-    output) are both present, or one of them and a posted one, RewardError names them, unless `source` says which to take.
-    What AIR saw of a rollout, or what it was rescored with afterwards, is never its final reward.
-    """
-    finals = [reward for reward in rewards if reward.call_id is None and reward.source not in NEVER_FINAL]
-    if source is not None:
-        finals = [reward for reward in finals if reward.source == source]
-    deliberate = {reward.source for reward in finals if reward.source != "emitted"}
-    if len(deliberate) > 1:
-        raise RewardError(reason("two_rewards", ", ".join(sorted(deliberate))))
-    chosen = [reward for reward in finals if reward.source in deliberate] or finals
-    return chosen[-1].value if chosen else None
-
-
-def reward_number(value: Any, name: str = "reward") -> float:
-    """`value` as a finite float; RewardError, with the value and what was expected, otherwise.
-
-    Booleans count as 0 and 1 (``return answer == expected`` is the commonest reward there is).
-    """
-    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise RewardError(f"{name}: expected a finite number, got {type(value).__name__} {value!r:.80}")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError) as cause:  # an array of several numbers, an integer without end
-        raise RewardError(f"{name}: expected a finite number, got {type(value).__name__}: {cause}") from None
-    if not math.isfinite(number):
-        raise RewardError(f"{name}: expected a finite number, got {number}")
-    return number

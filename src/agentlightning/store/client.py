@@ -32,9 +32,10 @@ from agentlightning.errors import ConfigError, ConflictError, StoreError
 from agentlightning.records import JSON, Call, Finish, Metric, Reward, Run, Span
 from agentlightning.store import codec, wire
 from agentlightning.store.audit import AUDITED, declared_actor
-from agentlightning.store.base import LightningStore, reward_number
+from agentlightning.store.base import LightningStore
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.http_transport import RETRY_TIMEOUT_S, HttpTransport, StoreResponse
+from agentlightning.store.rules import reward_number
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 

@@ -15,13 +15,8 @@ import orjson
 from uuid_utils import uuid7
 
 from agentlightning.errors import InputError, NotFoundError
-from agentlightning.records import ABANDONED, FINAL_STATES, JSON, SESSION, Call, Fork, NewRollout, Rollout
+from agentlightning.records import ABANDONED, FINAL_STATES, JSON, Call, Fork, NewRollout, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
-
-FORK = "fork:"
-"""Beginning of the group ids of forks."""
-CREDIT_FORK = f"{FORK}credit:"
-"""Of those that a training step's credit is made of."""
 
 REPLAYED_PROTOCOLS = ("chat", "completions", "messages")
 """In which an external model keeps nothing of its own that the next request would refer to, or would be without."""
@@ -53,7 +48,7 @@ async def new_forks(
     if not found:
         raise NotFoundError(f"fork: no rollout {rollout_id}")
     rollout = found[0]
-    if rollout.group_id.startswith(SESSION):
+    if rollout.kind == "session":
         raise InputError(
             f"fork: rollout {rollout_id} is a session of a served model's user: no agent can be started for it"
         )
@@ -72,7 +67,7 @@ async def new_forks(
 
 def is_apart(rollout: Rollout) -> bool:
     """True for a fork in a group of its own, which counts in no figure of the step or evaluation of what it continues."""
-    return rollout.group_id.startswith(FORK)
+    return rollout.kind in ("fork", "credit")
 
 
 def read_message(text: str) -> JSON:
@@ -98,7 +93,7 @@ def forks_of(
         root_id=rollout.id if rollout.fork is None else rollout.fork.root_id,
         answer=answer,
     )
-    group_id = f"{FORK}{rollout.id}:{calls}:{key or uuid7()}"
+    group_id = f"fork:{rollout.id}:{calls}:{key or uuid7()}"
     if answer is not None:  # a form that is edited and sent again keeps its key
         given = json.dumps(answer, sort_keys=True).encode()
         group_id += f":{blake2b(given, digest_size=8).hexdigest()}"
@@ -114,6 +109,7 @@ def forks_of(
             retry=rollout.retry,
             prompts=rollout.prompts,
             fork=fork,
+            kind="fork",
         )
         for replica in range(count)
     ]

@@ -17,7 +17,6 @@ from agentlightning.errors import ConflictError, NotFoundError, StoreError
 from agentlightning.records import FINAL_STATES, Run, RunSize, Step
 from agentlightning.store.audit import Actor, acting_as
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.forks import CREDIT_FORK
 from agentlightning.store.scan import read_steps
 
 log = logging.getLogger(__name__)
@@ -125,7 +124,7 @@ async def _drop(store: LightningStore, step: Step, before_ns: int, dry: bool) ->
     ids = [consumed.rollout_id for consumed in step.consumed]
     found = await store.rollouts(RolloutQuery(ids=ids)) if ids else []
     beside = RolloutQuery(run_id=step.run_id, mode="eval", step=step.step)
-    forks = [one for one in await store.rollouts(beside) if one.group_id.startswith(CREDIT_FORK)]
+    forks = [one for one in await store.rollouts(beside) if one.kind == "credit"]
     found += [one for one in forks if one.state in FINAL_STATES]
     old = [rollout for rollout in found if rollout.finished_ns is not None and rollout.finished_ns < before_ns]
     if dry:

@@ -1,6 +1,6 @@
 """SessionStore: the methods for sessions, the rollouts of users who talk to a served model.
 
-Part of `LightningStore`, for gateways. A session is a rollout whose group is the session's own, claimed as it is made: no
+Part of `LightningStore`, for gateways. A session is a rollout of a group of its own, claimed as it is made: no
 worker runs its agent, which is a program elsewhere. Knows no keys of users and no model versions.
 """
 
@@ -25,8 +25,7 @@ class SessionStore(abc.ABC):
 
         Where there is none a new rollout begins, with the group's next replica (the one given counts for nothing), claimed
         for attempt 1 in the same transaction: of callers at the same time, through any server, all get the same. Prompt
-        templates are pinned as by `claim`. It ends by `finish`, or has succeeded when its lease runs out. InputError where
-        the group's id does not begin with ``session:``.
+        templates are pinned as by `claim`. It ends by `finish`, or has succeeded when its lease runs out.
         """
 
     @abc.abstractmethod

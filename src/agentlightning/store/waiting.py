@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import uuid_utils
@@ -16,7 +17,6 @@ import uuid_utils
 from agentlightning.errors import InputError
 from agentlightning.records import (
     JSON,
-    SESSION,
     Claim,
     Lease,
     Metric,
@@ -79,10 +79,9 @@ class WaitingStore(LightningStore):
         ]
 
     async def open_session(self, session: NewRollout, lease_s: float) -> Claim:
-        if not session.group_id.startswith(SESSION):
-            raise InputError(f"group_id: expected one that begins with {SESSION}, got {session.group_id[:80]!r}")
         rollout_id = str(uuid_utils.uuid7())
-        rollout = await self._open_session(session, rollout_id, keys.session_token(self._secret, rollout_id), lease_s)
+        token = keys.session_token(self._secret, rollout_id)
+        rollout = await self._open_session(replace(session, kind="session"), rollout_id, token, lease_s)
         token = keys.session_token(self._secret, rollout.id)
         lease = Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=token)
         return Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt))

@@ -23,7 +23,7 @@ from agentlightning.errors import DataError, RewardError
 from agentlightning.protocols import chat, responses
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import JSON, Mode, Span
-from agentlightning.store.base import reward_number
+from agentlightning.store.rules import reward_number
 from agentlightning.traces.genai_spans import ModelCall, chat_messages, chat_tools, model_calls
 from agentlightning.tracing.otlp import from_object
 from agentlightning.tracing.sanitize import sanitize_request

@@ -16,7 +16,7 @@ from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.air import AirConfig, AirRuleConfig
 from agentlightning.errors import AgentError, ConfigError, RewardError, boundary
 from agentlightning.records import Call, Reward, Span
-from agentlightning.store.base import reward_number
+from agentlightning.store.rules import reward_number
 from agentlightning.tracing.agent_names import name_calls
 from agentlightning.tracing.rules import BUILT_IN, Scores
 from agentlightning.tracing.tool_uses import CallStep, call_steps

@@ -32,7 +32,7 @@ from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.runner.user_code import load
 from agentlightning.runtime.disk import open_private
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.forks import CREDIT_FORK, calls_before, forks_of, replay_ended
+from agentlightning.store.forks import calls_before, forks_of, replay_ended
 from agentlightning.trainer.load_trajectories import DISCARDED, fixed_inputs, read_inputs, with_failures
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.scheduler import RolloutCollector
@@ -69,7 +69,7 @@ class _Place:
     @property
     def group_id(self) -> str:
         """The group of its forks: of names alone, since completions are drawn by it, and ids are others in every run."""
-        return f"{CREDIT_FORK}{self.rollout.group_id}:{self.rollout.replica}:{self.number}"
+        return f"fork:credit:{self.rollout.group_id}:{self.rollout.replica}:{self.number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class ForkSampler:
         }
         places = await self._places([one for group in groups for one in group], chosen)
         wanted = [
-            replace(fork, group_id=place.group_id, mode="eval", step=step, priority=PRIORITY)
+            replace(fork, kind="credit", group_id=place.group_id, mode="eval", step=step, priority=PRIORITY)
             for place in places
             for fork in forks_of(place.rollout, place.calls, settings["forks"])
         ]

@@ -13,7 +13,7 @@ from uuid_utils import uuid7
 from agentlightning.config.canary import CanaryConfig
 from agentlightning.config.serve import ROUTES_RESOURCE, RoutesConfig
 from agentlightning.gateway.sessions.routes import choose_version
-from agentlightning.records import JSON, SESSION, Finish, NewRollout, Reward
+from agentlightning.records import JSON, Finish, NewRollout, Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.open import open_store
@@ -55,7 +55,8 @@ async def session(store: LightningStore, run_id: str, name: str, routes: RoutesC
         NewRollout(
             run_id=run_id,
             task={"session": name, "key": "k", "model": f"support@{number}"},
-            group_id=f"{SESSION}k:{name}",
+            group_id=f"session:k:{name}",
+            kind="session",
             step=number,
         ),
         600.0,

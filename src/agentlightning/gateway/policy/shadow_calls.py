@@ -29,7 +29,7 @@ from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.sessions.routes import find_routes, is_shadowed, version_alias
 from agentlightning.protocols.base import ApiError, assistant_message
-from agentlightning.records import JSON, SESSION
+from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import SHADOW_CALL
 
@@ -76,7 +76,7 @@ class ShadowCalls:
 
     def copy(self, job: PolicyJob) -> None:
         """Have the canary complete an answered call, too, where the routes of its run say so; returns at once."""
-        if job.replayed or not job.attempt.rollout.group_id.startswith(SESSION):
+        if job.replayed or job.attempt.rollout.kind != "session":
             return
         task = asyncio.create_task(self._copy(job), name=f"shadow of call {job.id}")
         self._tasks.add(task)

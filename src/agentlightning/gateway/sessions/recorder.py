@@ -18,7 +18,7 @@ from agentlightning.config.serve import ServeConfig
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.sessions.sessions import UserSessions
 from agentlightning.protocols.base import ApiError
-from agentlightning.records import JSON, SESSION, Call, Rollout
+from agentlightning.records import JSON, Call, Rollout
 from agentlightning.store.base import LightningStore
 
 Redact = Callable[[JSON], JSON]
@@ -46,7 +46,7 @@ class Recorder:
 
     async def append_calls(self, attempt: TrackedAttempt, calls: Sequence[Call]) -> None:
         """Make calls durable, as far as they may be kept."""
-        if attempt.rollout.group_id.startswith(SESSION):
+        if attempt.rollout.kind == "session":
             served = await self._sessions.served(attempt.rollout.run_id)
             calls = [await self._kept(served, attempt, call) for call in calls]
         await self._store.append_calls(calls)
@@ -58,7 +58,7 @@ class Recorder:
 
     async def keeps_all(self, rollout: Rollout) -> bool:
         """True where whatever a request has may be kept as it is."""
-        if not rollout.group_id.startswith(SESSION):
+        if rollout.kind != "session":
             return True
         served = await self._sessions.served(rollout.run_id)
         return served.record and served.redact is None

@@ -12,7 +12,7 @@ from agentlightning.config.run import parse_settings
 from agentlightning.config.serve import RoutesConfig
 from agentlightning.errors import ConfigError
 from agentlightning.protocols.base import ApiError
-from agentlightning.records import SESSION, Resource, Rollout
+from agentlightning.records import Resource, Rollout
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -64,7 +64,7 @@ def version_alias(name: str, number: int) -> str:
 
 def pinned_alias(rollout: Rollout) -> str | None:
     """The policy that answers all calls of a session; None where the rollout is none."""
-    if not rollout.group_id.startswith(SESSION):
+    if rollout.kind != "session":
         return None
     name, _, number = str(rollout.task["model"]).rpartition("@")
     return version_alias(name, int(number))

@@ -21,7 +21,8 @@ from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.sessions.sessions import OpenSession, UserSessions
 from agentlightning.protocols.base import ApiError, read_object
 from agentlightning.records import JSON, Metric, Reward, Rollout
-from agentlightning.store.base import LightningStore, reward_number
+from agentlightning.store.base import LightningStore
+from agentlightning.store.rules import reward_number
 from agentlightning.store.tokens import Token
 
 FEEDBACK = "gateway.feedback"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from agentlightning.records import JSON, SESSION
+from agentlightning.records import JSON
 
 MAX_ID_CHARS = 200
 
@@ -37,4 +37,4 @@ def session_group(token_id: str, session_id: str) -> str:
     >>> session_group("tok-1", "anna")
     'session:tok-1:anna'
     """
-    return f"{SESSION}{token_id}:{session_id}"
+    return f"session:{token_id}:{session_id}"

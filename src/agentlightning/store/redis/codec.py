@@ -39,7 +39,6 @@ from agentlightning.records import (
 )
 from agentlightning.store import codec
 from agentlightning.store.audit import AuditEntry
-from agentlightning.store.base import reward_number
 from agentlightning.store.gateway_events import (
     BROKEN_SPANS,
     IGNORED_BASE_URL,
@@ -49,6 +48,7 @@ from agentlightning.store.gateway_events import (
     broken_counts,
     refused_counts,
 )
+from agentlightning.store.rules import reward_number
 from agentlightning.store.sentences import reason
 from agentlightning.store.summaries import failure_of, task_key, title_of
 from agentlightning.store.summary_types import RolloutSummary
@@ -153,7 +153,7 @@ def new_rollout(new: NewRollout, rollout_id: str) -> tuple[dict[str, str], bytes
         "id": rollout_id,
         "title": title_of(task),
         "task_key": task_key(task),
-        **_texts(new, "run_id", "group_id", "replica", "mode", "step", "priority"),
+        **_texts(new, "run_id", "group_id", "replica", "mode", "step", "priority", "kind"),
         **_texts(new.retry, "max_attempts", "max_lost"),
         "retry_on": f" {' '.join(new.retry.retry_on)} ",
     }

@@ -1,6 +1,7 @@
-"""The history of runs in SQL: runs, their training steps with what each consumed, their checkpoints.
+"""Runs in SQL: their steps with what each consumed, checkpoints, tokens, numbers, and the end of their data.
 
-Those that write take a transaction, those that read a connection; base.py says what they mean.
+Methods of the writer take a transaction (and an actor where the act is noted), those that read a connection; base.py says
+what they mean.
 """
 
 from __future__ import annotations
@@ -9,20 +10,81 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
-from agentlightning.records import FINAL_STATES, JSON, Checkpoint, Consumed, Run, RunState, Step
-from agentlightning.store import codec
-from agentlightning.store.audit import Actor
+from agentlightning.records import (
+    FINAL_STATES,
+    JSON,
+    Attempt,
+    Checkpoint,
+    Consumed,
+    Run,
+    RunSize,
+    RunState,
+    RunStatistics,
+    Step,
+    WorkerStatus,
+)
+from agentlightning.store import codec, rules
+from agentlightning.store.audit import Actor, AuditEntry, named_ids
+from agentlightning.store.base import EXPIRING_S, SEEN_S
+from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES
 from agentlightning.store.run_ids import check_run_id, run_ids
 from agentlightning.store.sentences import refusal
-from agentlightning.store.sql import statements
-from agentlightning.store.sql.access import bind_token, note
-from agentlightning.store.sql.lifecycle import require_runs
+from agentlightning.store.sql import tables
+from agentlightning.store.sql.models import delete_models_of_run
 from agentlightning.store.sql.prepared import execute_many
-from agentlightning.store.sql.tables import checkpoints, consumption, metrics, rollouts, runs, steps
+from agentlightning.store.sql.record import ENTRIES, drop_files, note, require_runs
+from agentlightning.store.sql.tables import (
+    attempts,
+    audit,
+    calls,
+    checkpoints,
+    consumption,
+    credit,
+    files,
+    metrics,
+    resource_versions,
+    resources,
+    rewards,
+    rollout_summaries,
+    rollouts,
+    runs,
+    spans,
+    steps,
+    tokens,
+    workers,
+)
 from agentlightning.store.sql.upsert import upsert
 from agentlightning.store.sql.writer import Transaction
+from agentlightning.store.tokens import Token
+
+_TOKENS = codec.RecordCodec(Token)
+_TOKEN = select(*[tokens.c[name] for name in _TOKENS.names])
+_ENTRY = select(*[audit.c[name] for name in ENTRIES.names])
+# rollout, outcome
+_SET_OUTCOME = update(rollout_summaries).where(rollout_summaries.c.id == bindparam("rollout"))
+
+PORTION = 50
+"""Rollouts that one transaction deletes: some tens of milliseconds with ten calls each, during which others wait."""
+METRICS_A_PORTION = 10_000
+
+FOR_EVER = 2**62
+"""Wakes everybody, whatever number its listener waits for."""
 
 
 def create_run(transaction: Transaction, actor: Actor, name: str, config: JSON, run_id: str | None = None) -> Run:
@@ -62,12 +124,11 @@ def update_run(
 def open_step(transaction: Transaction, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
     connection = transaction.connection
     require_runs(connection, {run_id})
-    present = _step(connection, run_id, step)
+    present = rules.present_step(_step(connection, run_id, step), run_id, step, consumed)
     if present is not None:
-        if present.state == "open" and present.consumed == list(consumed):
-            return present
-        raise refusal(f"step_{present.state}", step, run_id)
-    _refuse_unfit(connection, run_id, step, [one.rollout_id for one in consumed])
+        return present
+    wanted = [one.rollout_id for one in consumed]
+    rules.check_listed(run_id, step, wanted, _candidates(connection, wanted))
     opened = Step(run_id=run_id, step=step, state="open", consumed=list(consumed), created_ns=transaction.now_ns)
     values = {name: getattr(opened, name) for name in ("run_id", "step", "state", "created_ns")}
     step_id = connection.execute(insert(steps).values(values).returning(steps.c.id)).scalar_one()
@@ -78,24 +139,18 @@ def open_step(transaction: Transaction, run_id: str, step: int, consumed: Sequen
     if listed:
         connection.execute(insert(consumption), listed)
         outcomes = [{"rollout": one.rollout_id, "outcome": one.outcome} for one in consumed]
-        execute_many(connection, statements.SET_OUTCOME, outcomes)
+        execute_many(connection, _SET_OUTCOME, outcomes)
     return opened
 
 
 def close_step(transaction: Transaction, run_id: str, step: int, version: int) -> Step:
-    present = _step(transaction.connection, run_id, step)
-    if present is None:
-        raise refusal("no_step", step, run_id)
-    if present.state == "closed":
-        if present.version != version:
-            raise refusal("step_closed_otherwise", step, run_id, present.version, version)
-        return present
+    closed = rules.closed_step(_step(transaction.connection, run_id, step), run_id, step, version)
     transaction.connection.execute(
         update(steps)
         .where(steps.c.run_id == run_id, steps.c.step == step, steps.c.state == "open")
         .values(state="closed", version=version)
     )
-    return replace(present, state="closed", version=version)
+    return closed
 
 
 def reopen_steps(transaction: Transaction, run_id: str, after: int) -> list[Step]:
@@ -169,29 +224,225 @@ def _step(connection: Connection, run_id: str, step: int) -> Step | None:
     return next((found for found in read_steps(connection, run_id, step - 1, 1) if found.step == step), None)
 
 
-def _refuse_unfit(connection: Connection, run_id: str, step: int, wanted: Sequence[str]) -> None:
-    """Refuses what constraints would refuse without saying why, and what they cannot know: that a rollout is finished."""
-    where = step, run_id
-    if len(set(wanted)) < len(wanted):
-        raise refusal("listed_twice", *where)
+def _candidates(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, rules.Candidate]:
     columns = (rollouts.c.id, rollouts.c.run_id, rollouts.c.mode, rollouts.c.state, steps.c.step)
     eaten = rollouts.outerjoin(consumption, consumption.c.rollout_id == rollouts.c.id).outerjoin(
         steps, steps.c.id == consumption.c.step_id
     )
-    known = {
-        row.id: row
-        for part in codec.chunks(wanted)
+    return {
+        row.id: rules.Candidate(run_id=row.run_id, mode=row.mode, state=row.state, step=row.step)
+        for part in codec.chunks(rollout_ids)
         for row in connection.execute(select(*columns).select_from(eaten).where(rollouts.c.id.in_(part)))
     }
-    for rollout_id in wanted:
-        row = known.get(rollout_id)
-        if row is None:
-            raise refusal("no_rollout", *where, rollout_id)
-        if row.run_id != run_id:
-            raise refusal("of_other_run", *where, rollout_id, row.run_id)
-        if row.mode != "train":
-            raise refusal("is_evaluation", *where, rollout_id)
-        if row.state not in FINAL_STATES:
-            raise refusal("not_finished", *where, rollout_id, row.state)
-        if row.step is not None:
-            raise refusal("consumed", *where, rollout_id, row.step)
+
+
+# --- tokens and the audit log ------------------------------------------------------------------------------------------
+
+
+def bind_token(transaction: Transaction, actor: Actor, run_id: str) -> None:
+    """Give the actor's token the run that is created. ConflictError where it has one meanwhile."""
+    if actor.binds is None:
+        return
+    free = tokens.c.id == actor.binds, tokens.c.run_id.is_(None), tokens.c.revoked_ns.is_(None)
+    if transaction.connection.execute(update(tokens).where(*free).values(run_id=run_id)).rowcount == 0:
+        raise refusal("token_has_run", actor.binds)
+
+
+def add_token(
+    transaction: Transaction, actor: Actor, token: Token, secret_hash: str, lifetime_s: float | None
+) -> Token:
+    if token.run_id is not None:
+        require_runs(transaction.connection, {token.run_id})
+    expires_ns = None if lifetime_s is None else transaction.now_ns + int(lifetime_s * 1e9)
+    token = replace(token, created_ns=transaction.now_ns, expires_ns=expires_ns)
+    transaction.connection.execute(insert(tokens).values({**_TOKENS.columns(token), "secret_hash": secret_hash}))
+    detail = {"name": token.name, "role": token.role, "lifetime_s": lifetime_s}
+    note(transaction, actor, "create_token", token.id, token.run_id, detail)
+    return token
+
+
+def revoke_token(transaction: Transaction, actor: Actor, token_id: str) -> Token:
+    row = transaction.connection.execute(_TOKEN.where(tokens.c.id == token_id)).first()
+    if row is None:
+        raise refusal("no_token", token_id)
+    token = _TOKENS.of_row(row)
+    if token.revoked_ns is not None:
+        return token
+    revoked = update(tokens).where(tokens.c.id == token_id).values(revoked_ns=transaction.now_ns)
+    transaction.connection.execute(revoked)
+    note(transaction, actor, "revoke_token", token.id, token.run_id, {"name": token.name, "role": token.role})
+    return replace(token, revoked_ns=transaction.now_ns)
+
+
+def read_tokens(connection: Connection, run_id: str | None = None) -> list[Token]:
+    query = _TOKEN.order_by(tokens.c.created_ns, tokens.c.id)
+    if run_id is not None:
+        query = query.where(tokens.c.run_id == run_id)
+    return [_TOKENS.of_row(row) for row in connection.execute(query)]
+
+
+def find_token(connection: Connection, secret_hash: str) -> Token | None:
+    row = connection.execute(_TOKEN.where(tokens.c.secret_hash == secret_hash)).first()
+    return None if row is None else _TOKENS.of_row(row)
+
+
+def read_audit(
+    connection: Connection, run_id: str | None = None, after: int = 0, limit: int = 1000
+) -> list[AuditEntry]:
+    query = _ENTRY.where(audit.c.seq > after).order_by(audit.c.seq).limit(limit)
+    if run_id is not None:
+        query = query.where(audit.c.run_id == run_id)
+    return [ENTRIES.of_row(row) for row in connection.execute(query)]
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def read_statistics(connection: Connection, now_ns: int, run_id: str | None) -> list[RunStatistics]:
+    """Every number comes from an index, so that it costs what the queue is long, whatever else is stored."""
+    asked = select(runs.c.id).where(runs.c.state == "running").order_by(runs.c.id)
+    if run_id is not None:
+        asked = asked.where(runs.c.id == run_id)
+    running = connection.execute(asked).scalars().all()
+    soon_ns = now_ns + EXPIRING_S * 10**9
+    counted = connection.execute(
+        select(rollouts.c.run_id, func.count())
+        .join_from(attempts, rollouts, attempts.c.rollout_id == rollouts.c.id)
+        .where(attempts.c.state == tables.RUNNING, attempts.c.lease_expires_ns <= soon_ns)
+        .group_by(rollouts.c.run_id)
+    )
+    expiring = {row.run_id: row[1] for row in counted}
+    return [_statistics(connection, each, now_ns, expiring.get(each, 0)) for each in running]
+
+
+def read_attempts(connection: Connection, rollout_ids: Sequence[str]) -> list[Attempt]:
+    columns = [column for column in attempts.c if column.name != "token"]
+    return [
+        Attempt(**row._mapping)
+        for part in codec.chunks(rollout_ids)
+        for row in connection.execute(
+            select(*columns).where(attempts.c.rollout_id.in_(part)).order_by(attempts.c.rollout_id, attempts.c.attempt)
+        )
+    ]
+
+
+def read_workers(connection: Connection, run_id: str | None = None) -> list[WorkerStatus]:
+    query = select(workers).order_by(workers.c.seen_ns.desc(), workers.c.id)
+    if run_id is not None:
+        query = query.where(workers.c.run_id == run_id)
+    return [WorkerStatus(**row._mapping) for row in connection.execute(query)]
+
+
+def read_size(connection: Connection, run_id: str) -> RunSize:
+    """One run; reads its rollouts, calls, spans, credit and files. A run that is gone has nothing."""
+    counted = {table: _count_and_bytes(connection, table, run_id) for table in (rollouts, calls, spans, credit)}
+    kept = select(func.coalesce(func.sum(func.length(files.c.data)), 0)).where(files.c.run_id == run_id)
+    return RunSize(
+        run_id=run_id,
+        rollouts=counted[rollouts][0],
+        calls=counted[calls][0],
+        spans=counted[spans][0],
+        bytes=sum(size for _, size in counted.values()) + connection.execute(kept).scalar_one(),
+    )
+
+
+def _statistics(connection: Connection, run_id: str, now_ns: int, expiring: int) -> RunStatistics:
+    def in_state(state: str) -> tuple[int, str | None]:
+        query = select(func.count(), func.min(rollouts.c.id))
+        count, first = connection.execute(query.where(rollouts.c.run_id == run_id, rollouts.c.state == state)).one()
+        return count, first
+
+    queued, first = in_state("queued")
+    created_ns = connection.execute(select(rollouts.c.created_ns).where(rollouts.c.id == first)).scalar()
+    seen = select(func.count()).where(workers.c.run_id == run_id, workers.c.seen_ns > now_ns - SEEN_S * 10**9)
+    return RunStatistics(
+        run_id=run_id,
+        queued=queued,
+        oldest_queued_s=0.0 if created_ns is None else max(0.0, (now_ns - created_ns) / 1e9),
+        running=in_state("running")[0],
+        expiring=expiring,
+        workers=connection.execute(seen).scalar_one(),
+    )
+
+
+def _count_and_bytes(connection: Connection, table: Table, run_id: str) -> tuple[int, int]:
+    sizes = [
+        func.coalesce(_bytes(connection, column), 0)
+        for column in table.c
+        if isinstance(column.type, Text | LargeBinary)
+    ]
+    numbers = 8 * (len(table.c) - len(sizes))
+    total = func.coalesce(func.sum(sum(sizes[1:], sizes[0])), 0)
+    query = select(func.count(), total).where(rollouts.c.run_id == run_id)
+    if table is not rollouts:  # by their rollouts, since there is no index of calls by run
+        query = query.join_from(rollouts, table, table.c.rollout_id == rollouts.c.id)
+    count, size = connection.execute(query).one()
+    return int(count), int(size) + numbers * int(count)
+
+
+def _bytes(connection: Connection, column: Column[str] | Column[bytes]) -> ColumnElement[int]:
+    """length() of text counts characters in SQLite, which has no octet_length() in versions that are in use."""
+    if connection.dialect.name == "sqlite":
+        return func.length(cast(column, LargeBinary))
+    return func.octet_length(column)
+
+
+# --- the end of data ---------------------------------------------------------------------------------------------------
+
+
+def drop_records(transaction: Transaction, actor: Actor, rollout_ids: Sequence[str]) -> int:
+    connection, parts = transaction.connection, list(codec.chunks(rollout_ids))
+    by_run: dict[str, list[str]] = defaultdict(list)
+    for part in parts:
+        for known in connection.execute(select(rollouts.c.id, rollouts.c.run_id).where(rollouts.c.id.in_(part))):
+            by_run[known.run_id].append(known.id)
+        live = select(rollouts.c.id, rollouts.c.state).where(
+            rollouts.c.id.in_(part), rollouts.c.state.not_in(FINAL_STATES)
+        )
+        if (row := connection.execute(live.order_by(rollouts.c.id)).first()) is not None:
+            raise refusal("has_records_to_come", row.id, row.state)
+    for run_id, ids in sorted(by_run.items()):
+        note(transaction, actor, "drop_records", run_id, run_id, named_ids(ids))
+    return sum(_drop(connection, part) for part in parts)
+
+
+def _drop(connection: Connection, rollout_ids: Sequence[str]) -> int:
+    """Calls, spans and files, once nobody appends to them; how many calls."""
+    connection.execute(select(attempts.c.attempt).where(attempts.c.rollout_id.in_(rollout_ids)).with_for_update()).all()
+    named = rewards.c.rollout_id.in_(rollout_ids), rewards.c.call_id.is_not(None)
+    connection.execute(update(rewards).where(*named).values(call_id=None))
+    for table in (spans, credit):
+        connection.execute(delete(table).where(table.c.rollout_id.in_(rollout_ids)))
+    drop_files(connection, rollout_ids)
+    return connection.execute(delete(calls).where(calls.c.rollout_id.in_(rollout_ids))).rowcount
+
+
+def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: bool) -> bool:
+    """Delete some of a run; True while there is more of it. The first portion is noted in the audit log."""
+    connection = transaction.connection
+    if first:
+        delete_models_of_run(transaction, actor, run_id)
+        note(transaction, actor, "delete_runs", run_id, run_id, {})
+    query = select(rollouts.c.id).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id).limit(PORTION)
+    some = connection.execute(query.with_for_update()).scalars().all()
+    if some:
+        _drop(connection, some)
+        for table in (rewards, consumption, attempts):
+            connection.execute(delete(table).where(table.c.rollout_id.in_(some)))
+        connection.execute(delete(rollout_summaries).where(rollout_summaries.c.id.in_(some)))
+        connection.execute(delete(rollouts).where(rollouts.c.id.in_(some)))
+        return True
+    old = select(metrics.c.seq).where(metrics.c.run_id == run_id).limit(METRICS_A_PORTION)
+    if connection.execute(delete(metrics).where(metrics.c.seq.in_(old))).rowcount:
+        return True
+    if connection.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update()).first() is None:
+        return False
+    if connection.execute(query).first() is not None:  # enqueued before the run was locked
+        return True
+    delete_models_of_run(transaction, actor, run_id)  # those that were registered meanwhile
+    for table in (metrics, workers, steps, checkpoints, resources, resource_versions, tokens, files):
+        connection.execute(delete(table).where(table.c.run_id == run_id))
+    connection.execute(delete(runs).where(runs.c.id == run_id))
+    for about in (QUEUED, FINISHED, RESOURCES, METRICS):
+        transaction.tell(about, run_id, FOR_EVER)
+    return False

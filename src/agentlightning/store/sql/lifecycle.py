@@ -1,56 +1,56 @@
-"""The life of rollouts in SQL: enqueue, claim, heartbeat, finish, cancel, expire.
+"""The life of rollouts in SQL: enqueue, claim, heartbeat, finish, cancel, expire, and sessions.
 
 Methods of the writer: each takes a transaction and a list of arguments, one a caller, and returns one result for each. A
-group of callers costs a handful of statements, not a handful each. base.py says what the methods mean.
+group of callers costs a handful of statements, not a handful each. base.py says what the methods mean, rules.py decides;
+this gathers what is known and writes what was decided. Statements that are executed thousands of times are made once.
 """
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Column, ColumnElement, Connection, and_, bindparam, func, insert, or_, select, tuple_, update
 
-from agentlightning.errors import RewardError
-from agentlightning.records import (
-    SESSION,
-    AttemptEnd,
-    Finish,
-    Lease,
-    Mode,
-    Reward,
-    Rollout,
-    RolloutState,
-    WorkerStatus,
-)
+from agentlightning.records import Finish, Lease, Mode, Reward, Rollout, RolloutState, WorkerStatus
 from agentlightning.runtime.clock import elapsed_s
-from agentlightning.store import codec
-from agentlightning.store.base import RolloutQuery, final_reward, reward_number
+from agentlightning.store import codec, rules
+from agentlightning.store.audit import Actor, named_ids
+from agentlightning.store.base import RolloutQuery
 from agentlightning.store.gateway_events import (
-    IGNORED_BASE_URL,
-    NO_CALLS,
+    BROKEN_SPANS,
     OUTGROWN,
+    REFUSED_CALLS,
+    UNKNOWN_ROUTE,
     broken_counts,
-    broken_warning,
     refused_counts,
-    refused_warning,
 )
 from agentlightning.store.notifier import FINISHED, QUEUED
-from agentlightning.store.sentences import reason, refusal
-from agentlightning.store.sql import statements
+from agentlightning.store.sentences import refusal
+from agentlightning.store.session_store import HOLDER
+from agentlightning.store.sql import tables
 from agentlightning.store.sql.prepared import execute, execute_many
-from agentlightning.store.sql.prompts import pin_templates, require_templates
+from agentlightning.store.sql.record import Rows, note, read_rewards, record_rewards, require_runs, whose_calls
 from agentlightning.store.sql.summaries import add_summaries
 from agentlightning.store.sql.tables import (
+    attempts,
+    calls,
     consumption,
+    resource_versions,
+    resources,
     rewards,
+    rollout_summaries,
     rollouts,
     runs,
+    spans,
+    workers,
 )
+from agentlightning.store.sql.upsert import Upsert, upsert_into
 from agentlightning.store.sql.writer import Transaction
 
 if TYPE_CHECKING:
@@ -73,20 +73,27 @@ class Beat:
     lease_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    session: Rollout
+    """As it is where it begins: queued, with its id and the replica 0."""
+    token: str
+    lease_s: float
+
+
 def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]]) -> list[list[Rollout]]:
     """Columns of new rollouts; the rollouts that then exist, in the order given."""
     new = [row for batch in batches for row in batch]
     require_runs(transaction.connection, {row["run_id"] for row in new})
-    require_templates(transaction.connection, new)
-    if new:
-        execute_many(transaction.connection, statements.enqueue_rollouts(transaction.connection.dialect.name), new)
+    _require_templates(transaction.connection, new)
+    execute_many(transaction.connection, _enqueue(transaction.connection.dialect.name), new)
     found: dict[tuple[str, str, int], Rollout] = {}
     groups: dict[str, set[str]] = defaultdict(set)
     for row in new:
         groups[row["run_id"]].add(row["group_id"])
     for run_id, group_ids in groups.items():
         for part in codec.chunks(group_ids):
-            query = statements.ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.group_id.in_(part))
+            query = ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.group_id.in_(part))
             for rollout in map(codec.ROLLOUTS.of_row, transaction.connection.execute(query)):
                 found[run_id, rollout.group_id, rollout.replica] = rollout
         transaction.tell(QUEUED, run_id)
@@ -103,14 +110,16 @@ def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[li
     started: list[dict[str, Any]] = []
     for run_id, group in by_run.items():
         wanted = {"run": run_id, "now": transaction.now_ns, "most": sum(request.limit for request in group)}
-        found = [codec.ROLLOUTS.of_row(row) for row in execute(transaction.connection, statements.TAKE, wanted)]
-        found = pin_templates(transaction.connection, run_id, found)
+        found = [codec.ROLLOUTS.of_row(row) for row in execute(transaction.connection, _TAKE, wanted)]
+        found = _pin_templates(transaction.connection, run_id, found)
         found.sort(key=lambda rollout: (-rollout.priority, rollout.id))
         for request in group:
             mine, found = found[: request.limit], found[request.limit :]
-            taken[id(request)] = [_lease(transaction, request, rollout, started) for rollout in mine]
-    if started:
-        execute_many(transaction.connection, statements.START_ATTEMPT, started)
+            expires_ns = transaction.now_ns + int(request.lease_s * 1e9)
+            leases = [Lease(rollout_id=one.id, attempt=one.attempt, token=secrets.token_hex(12)) for one in mine]
+            started += [_attempt(lease, request.worker.id, transaction.now_ns, expires_ns) for lease in leases]
+            taken[id(request)] = list(zip(mine, leases, strict=True))
+    execute_many(transaction.connection, _START_ATTEMPT, started)
     return [taken[id(request)] for request in requests]
 
 
@@ -123,7 +132,7 @@ def heartbeat(transaction: Transaction, beats: Sequence[Beat]) -> list[list[bool
         held = [lease.rollout_id for lease, holds in zip(beat.leases, answer, strict=True) if holds]
         if held:  # in one statement: a worker may hold a thousand, and calls wait meanwhile
             expires = transaction.now_ns + int(beat.lease_s * 1e9)
-            execute(transaction.connection, statements.EXTEND_LEASES, {"ids": held, "expires": expires})
+            execute(transaction.connection, _EXTEND_LEASES, {"ids": held, "expires": expires})
         answers.append(answer)
     return answers
 
@@ -131,47 +140,104 @@ def heartbeat(transaction: Transaction, beats: Sequence[Beat]) -> list[list[bool
 def finish(transaction: Transaction, batches: Sequence[Sequence[Finish]]) -> list[list[bool]]:
     finishes = [finish for batch in batches for finish in batch]
     running = _running(transaction.connection, {finish.lease.rollout_id for finish in finishes})
-    ended: list[_End] = []
+    named = {reward.call_id for finish in finishes for reward in finish.rewards if reward.call_id is not None}
+    known = whose_calls(transaction.connection, named)
+    brought: list[Reward] = []
+    ended: list[tuple[rules.LiveRollout, rules.Ending]] = []
     answers = []
     for finish in finishes:
         holds = _holds(running, finish.lease)
         answers.append(holds)
         if holds:
-            row = running.pop(finish.lease.rollout_id)
-            ended.append(_End(row, finish.state, finish.error, finish.output, finish))
-    _record_last_rewards(transaction, ended)
-    _settle(transaction.connection, ended)
-    _end(transaction, ended)
+            rollout = running.pop(finish.lease.rollout_id)
+            kept, ending = rules.last_rewards(rollout, finish, transaction.now_ns, known)
+            brought += kept
+            ended.append((rollout, ending))
+    transaction.insert_new(rewards, [codec.REWARDS.row(reward) for reward in brought])
+    _end(transaction, ended, look=True)
     in_order = iter(answers)
     return [[next(in_order) for _ in batch] for batch in batches]
 
 
-def cancel(transaction: Transaction, rollout_ids: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the rollouts that were cancelled, by run."""
-    found = execute(transaction.connection, statements.LIVE, {"ids": sorted(rollout_ids)})
-    _end(transaction, [_End(row, "lost", reason("cancelled"), None) for row in found], cancelled=True)
+def cancel(transaction: Transaction, actor: Actor, rollout_ids: Sequence[str]) -> int:
+    found = [_live(row) for row in execute(transaction.connection, _LIVE, {"ids": sorted(rollout_ids)})]
+    _end(transaction, [(rollout, rules.cancelled()) for rollout in found])
     by_run: dict[str, list[str]] = defaultdict(list)
-    for row in found:
-        by_run[row.run_id].append(row.id)
-    return by_run
+    for rollout in found:
+        by_run[rollout.run_id].append(rollout.id)
+    for run_id, ids in sorted(by_run.items()):
+        note(transaction, actor, "cancel", run_id, run_id, named_ids(ids))
+    return len(found)
 
 
 def expire(transaction: Transaction, deadlines: Sequence[float]) -> list[int]:
-    """End what ran out, as lost unless it is a session; the first caller gets the count. `deadlines` are by
-    `clock.elapsed_s`."""
+    """End what ran out; the first caller gets the count. `deadlines` are by `clock.elapsed_s`."""
     if elapsed_s() > min(deadlines):
         return [0] * len(deadlines)
-    found = execute(transaction.connection, statements.OVERDUE, {"now": transaction.now_ns})
-    sessions = [_End(row, "succeeded", None, None) for row in found if row.group_id.startswith(SESSION)]
-    _settle(transaction.connection, sessions)
-    others = [row for row in found if not row.group_id.startswith(SESSION)]
-    lost = [_End(row, "lost", reason("silent_worker", row.worker_id), None) for row in others]
-    _end(transaction, sessions + lost)
+    found = [_live(row) for row in execute(transaction.connection, _OVERDUE, {"now": transaction.now_ns})]
+    ended = [(rollout, rules.overdue(rollout)) for rollout in found]
+    _end(transaction, [one for one in ended if one[1].state == "succeeded"], look=True)
+    _end(transaction, [one for one in ended if one[1].state != "succeeded"])
     return [len(found)] + [0] * (len(deadlines) - 1)
 
 
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def open_sessions(transaction: Transaction, requests: Sequence[SessionRequest]) -> list[Rollout]:
+    require_runs(transaction.connection, {request.session.run_id for request in requests})
+    return [_open_session(transaction, request) for request in requests]  # in turn: two of them may be of one session
+
+
+def record_feedback(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
+    new = [row for batch in batches for row in batch]
+    connection = transaction.connection
+    whose, run = codec.REWARDS.names.index("rollout_id"), codec.REWARDS.names.index("run_id")
+    query = select(rollouts.c.id, rollouts.c.run_id, rollouts.c.state, rollouts.c.attempt, rollouts.c.kind)
+    found = {
+        row.id: row
+        for part in codec.chunks(row[whose] for row in new)
+        for row in connection.execute(query.where(rollouts.c.id.in_(part)))
+    }
+    for row in new:
+        known = found.get(row[whose])
+        if known is None or known.run_id != row[run] or known.kind != "session":
+            raise refusal("no_session", row[whose], row[run])
+    record_rewards(transaction, [new])
+    for row in found.values():
+        if row.state == "succeeded":  # of others it is settled when they end
+            recorded = [reward for reward in read_rewards(connection, [row.id]) if reward.attempt == row.attempt]
+            settled = {"reward": rules.final_reward(recorded)}
+            for table in (rollouts, rollout_summaries):
+                connection.execute(update(table).where(table.c.id == row.id).values(settled))
+    return [None] * len(batches)
+
+
+def _open_session(transaction: Transaction, request: SessionRequest) -> Rollout:
+    connection, session = transaction.connection, request.session
+    expires_ns = transaction.now_ns + int(request.lease_s * 1e9)
+    of_group = rollouts.c.run_id == session.run_id, rollouts.c.group_id == session.group_id
+    row = connection.execute(ROLLOUT.where(*of_group).order_by(rollouts.c.replica.desc()).limit(1)).first()
+    last = None if row is None else codec.ROLLOUTS.of_row(row)
+    if last is not None and last.state == "running":
+        execute(connection, _EXTEND_LEASES, {"ids": [last.id], "expires": expires_ns})
+        return last
+    replica = 0 if last is None else last.replica + 1
+    begun = replace(session, replica=replica, state="running", attempt=1, started_ns=transaction.now_ns)
+    columns = codec.ROLLOUTS.columns(begun)
+    _require_templates(connection, [columns])
+    execute_many(connection, _enqueue(connection.dialect.name), [columns])
+    [begun] = _pin_templates(connection, session.run_id, [begun])
+    lease = Lease(rollout_id=begun.id, attempt=1, token=request.token)
+    execute_many(connection, _START_ATTEMPT, [_attempt(lease, HOLDER, transaction.now_ns, expires_ns)])
+    return begun
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
 def read_rollouts(connection: Connection, query: RolloutQuery) -> list[Rollout]:
-    chosen = statements.ROLLOUT
+    chosen = ROLLOUT
     for column, value in (
         (rollouts.c.run_id, query.run_id),
         (rollouts.c.mode, query.mode),
@@ -216,49 +282,126 @@ def read_last_finished(connection: Connection, run_id: str) -> int:
 
 def read_finished(connection: Connection, run_id: str, after: int, limit: int) -> list[Rollout]:
     require_runs(connection, {run_id})
-    query = statements.ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.finished_seq > after)
+    query = ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.finished_seq > after)
     return [
         codec.ROLLOUTS.of_row(row) for row in connection.execute(query.order_by(rollouts.c.finished_seq).limit(limit))
     ]
 
 
-def require_runs(connection: Connection, run_ids: Collection[str]) -> None:
-    """NotFoundError that names the runs which do not exist."""
-    found = {row.id for row in execute(connection, statements.RUNS, {"ids": list(run_ids)})}
-    if missing := sorted(set(run_ids) - found):
-        raise refusal("no_run", ", ".join(missing))
+# --- statements -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _End:
-    """An attempt that ends, and what is then known of it."""
+def _among(column: Column[str]) -> ColumnElement[bool]:
+    """The column is one of `ids`."""
+    return column.in_(bindparam("ids", expanding=True))
 
-    row: AnyRow
-    state: AttemptEnd
-    error: str | None
-    output: str | None
-    finish: Finish | None = None
-    reward: float | None = None
-    calls: int = 0
-    warning: str | None = None
-    refused: bool = False
 
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.row.id, self.row.attempt
+ROLLOUT = select(*rollouts.c, consumption.c.outcome).select_from(
+    rollouts.outerjoin(consumption, consumption.c.rollout_id == rollouts.c.id)
+)
+"""Rollouts with their outcomes, as rows of `codec.ROLLOUTS`."""
 
-    def next_state(self) -> RolloutState:
-        """By the retry policy. Every attempt that ended and was not lost used one of max_attempts."""
-        if self.state == "succeeded":
-            return "succeeded"
-        retry = codec.read_retry(self.row.retry)
-        if self.state == "lost":
-            return "queued" if self.row.lost + 1 < retry.max_lost else "failed"
-        if self.refused:  # the same program would be refused again
-            return "failed"
-        used = self.row.attempt - self.row.lost
-        return "queued" if self.state in retry.retry_on and used < retry.max_attempts else "failed"
+# run
+_WORKERS = select(workers.c.id, workers.c.host, workers.c.pid).where(
+    workers.c.run_id == bindparam("run"), _among(workers.c.id)
+)
+# run, most
+_NEXT = (
+    select(rollouts.c.id)
+    .where(rollouts.c.run_id == bindparam("run"), rollouts.c.state == "queued")
+    .order_by(rollouts.c.priority.desc(), rollouts.c.id)
+    .limit(bindparam("most"))
+    .cte("next")  # read once, whatever the plan: a subquery may be read again, and take more than it was asked for
+)
+# run, most, now
+_TAKE = (
+    update(rollouts)
+    .where(rollouts.c.id.in_(select(_NEXT.c.id)))
+    .values(
+        state="running",
+        attempt=rollouts.c.attempt + 1,
+        started_ns=func.coalesce(rollouts.c.started_ns, bindparam("now")),
+    )
+    .returning(*rollouts.c)
+)
+_ROLLOUT_COLUMNS = tuple(rollouts.c[name] for name in ("id", "run_id", "kind", "state", "attempt", "lost", "retry"))
+_LIVE = select(*_ROLLOUT_COLUMNS).where(
+    _among(rollouts.c.id), or_(rollouts.c.state == "queued", rollouts.c.state == "running")
+)
+_ALL_RUNNING = (
+    select(*_ROLLOUT_COLUMNS, attempts.c.token, attempts.c.worker_id)
+    .join_from(attempts, rollouts, attempts.c.rollout_id == rollouts.c.id)
+    .where(attempts.c.state == tables.RUNNING)
+)
+_RUNNING = _ALL_RUNNING.where(_among(attempts.c.rollout_id))
+# now
+_OVERDUE = _ALL_RUNNING.where(attempts.c.lease_expires_ns <= bindparam("now"))
+# run, worker
+_HELD = _ALL_RUNNING.where(attempts.c.worker_id == bindparam("worker"), rollouts.c.run_id == bindparam("run"))
+# run
+_NEWEST_TEMPLATES = (
+    select(resources.c.name, resources.c.version)
+    .select_from(resource_versions)
+    .join(
+        resources,
+        and_(
+            resources.c.run_id == resource_versions.c.run_id,
+            resources.c.name == resource_versions.c.name,
+            resources.c.version == resource_versions.c.last,
+        ),
+    )
+    .where(resource_versions.c.run_id == bindparam("run"), resources.c.kind == "prompt_template")
+)
+_START_ATTEMPT = insert(attempts)
+# ids, expires. A rollout has one running attempt at most.
+_EXTEND_LEASES = (
+    update(attempts)
+    .where(_among(attempts.c.rollout_id), attempts.c.state == tables.RUNNING)
+    .values(lease_expires_ns=bindparam("expires"))
+)
+# The columns that these two set are those that their parameters name, beside rollout and number.
+_UPDATE_ATTEMPT = update(attempts).where(
+    attempts.c.rollout_id == bindparam("rollout"), attempts.c.attempt == bindparam("number")
+)
+_UPDATE_ROLLOUT = update(rollouts).where(rollouts.c.id == bindparam("rollout"))
+# run, more
+_COUNT_FINISHED = (
+    update(runs)
+    .where(runs.c.id == bindparam("run"))
+    .values(finished=runs.c.finished + bindparam("more"))
+    .returning(runs.c.finished)
+)
+_CALLS = (
+    select(
+        calls.c.rollout_id, calls.c.attempt, func.count().label("calls"), func.max(calls.c.finished_ns).label("last")
+    )
+    .where(_among(calls.c.rollout_id))
+    .group_by(calls.c.rollout_id, calls.c.attempt)
+)
+_EVENTS = (
+    select(spans.c.rollout_id, spans.c.attempt, spans.c.name, spans.c.attributes, spans.c.started_ns)
+    .where(tables.OF_GATEWAY, _among(spans.c.rollout_id))
+    .order_by(spans.c.started_ns)
+)
+_REWARDS = select(rewards).where(_among(rewards.c.rollout_id)).order_by(rewards.c.created_ns, rewards.c.seq)
 
+
+@functools.cache
+def _see_workers(dialect: str, changing: tuple[str, ...]) -> Upsert:
+    """Insert workers, or change these columns of those that are known."""
+    statement = upsert_into(dialect, workers)
+    changes = {name: statement.excluded[name] for name in changing}
+    return statement.on_conflict_do_update(index_elements=["run_id", "id"], set_=changes)
+
+
+@functools.cache
+def _enqueue(dialect: str) -> Upsert:
+    """Insert rollouts, except for those whose place is taken."""
+    place = ["run_id", "group_id", "replica"]
+    return upsert_into(dialect, rollouts).on_conflict_do_nothing(index_elements=place)
+
+
+# --- beginnings -------------------------------------------------------------------------------------------------------
 
 _BEAT = ("running", "seen_ns")
 _CLAIM = ("host", "pid", *_BEAT)
@@ -266,218 +409,187 @@ _CLAIM = ("host", "pid", *_BEAT)
 
 
 def _see(transaction: Transaction, seen: Iterable[WorkerStatus], changing: tuple[str, ...]) -> None:
-    """Workers claim or beat. One that starts again under its name on its host holds nothing of what its predecessor held."""
+    """Records that workers claim or beat. One restarted under its name on its host loses its predecessor's leases."""
     connection = transaction.connection
     latest = {(worker.run_id, worker.id): worker for worker in seen}
-    run_ids = {run_id for run_id, _ in latest}
     ids = [worker_id for _, worker_id in latest]
     known = {
         (run_id, row.id): row
-        for run_id in run_ids
-        for row in execute(connection, statements.WORKERS, {"run": run_id, "ids": ids})
+        for run_id in {run_id for run_id, _ in latest}
+        for row in execute(connection, _WORKERS, {"run": run_id, "ids": ids})
     }
     if new := {run_id for run_id, worker_id in latest if (run_id, worker_id) not in known}:
         require_runs(connection, new)
     for key, worker in latest.items():
         before = known.get(key)
-        if changing is _CLAIM and before is not None and before.host == worker.host and before.pid != worker.pid:
-            held = execute(connection, statements.HELD, {"run": worker.run_id, "worker": worker.id})
-            why = reason("restarted_worker", worker.id)
-            _end(transaction, [_End(row, "lost", why, None) for row in held])
-    execute_many(
-        connection,
-        statements.see_workers(connection.dialect.name, changing),
-        [
-            {
-                "id": worker.id,
-                "run_id": worker.run_id,
-                "host": worker.host,
-                "pid": worker.pid,
-                "running": worker.running,
-                "seen_ns": transaction.now_ns,
-            }
-            for worker in latest.values()
-        ],
-    )
-
-
-def _lease(
-    transaction: Transaction, request: ClaimRequest, rollout: Rollout, started: list[dict[str, Any]]
-) -> tuple[Rollout, Lease]:
-    lease = Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=secrets.token_hex(12))
-    started.append(
+        if changing is _CLAIM and before is not None and rules.is_successor(worker, before.host, before.pid):
+            held = execute(connection, _HELD, {"run": worker.run_id, "worker": worker.id})
+            _end(transaction, [(_live(row), rules.restarted(worker.id)) for row in held])
+    columns = [
         {
-            "rollout_id": rollout.id,
-            "attempt": rollout.attempt,
-            "state": "running",
-            "worker_id": request.worker.id,
-            "token": lease.token,
-            "lease_expires_ns": transaction.now_ns + int(request.lease_s * 1e9),
-            "started_ns": transaction.now_ns,
+            "id": worker.id,
+            "run_id": worker.run_id,
+            "host": worker.host,
+            "pid": worker.pid,
+            "running": worker.running,
+            "seen_ns": transaction.now_ns,
         }
-    )
-    return rollout, lease
+        for worker in latest.values()
+    ]
+    execute_many(connection, _see_workers(connection.dialect.name, changing), columns)
 
 
-def _running(connection: Connection, rollout_ids: Collection[str]) -> dict[str, AnyRow]:
-    """The running attempt of each rollout that has one."""
-    return {row.id: row for row in execute(connection, statements.RUNNING, {"ids": list(rollout_ids)})}
-
-
-def _holds(running: Mapping[str, AnyRow], lease: Lease) -> bool:
-    row = running.get(lease.rollout_id)
-    if row is None or row.attempt != lease.attempt:
-        return False
-    return secrets.compare_digest(row.token.encode(), lease.token.encode(errors="replace"))
-
-
-def _record_last_rewards(transaction: Transaction, ended: Iterable[_End]) -> None:
-    """Rewards that came with the finish. One that is no reward fails its attempt: user code is never a store's error."""
-    brought: list[tuple[_End, Reward]] = []
-    for end in ended:
-        if end.finish is not None:
-            brought += [(end, reward) for reward in end.finish.rewards]
-    named = [reward.call_id for _, reward in brought if reward.call_id is not None]
-    known = {
-        (row.id, row.rollout_id) for row in execute(transaction.connection, statements.WHOSE_CALLS, {"ids": named})
+def _attempt(lease: Lease, worker_id: str, now_ns: int, expires_ns: int) -> dict[str, Any]:
+    return {
+        "rollout_id": lease.rollout_id,
+        "attempt": lease.attempt,
+        "state": "running",
+        "worker_id": worker_id,
+        "token": lease.token,
+        "lease_expires_ns": expires_ns,
+        "started_ns": now_ns,
     }
-    new = []
-    for end, reward in brought:
-        try:
-            value = reward_number(reward.value, reward.name)
-            if reward.call_id is not None and (reward.call_id, end.row.id) not in known:
-                raise RewardError(reason("unknown_call", reward.name, reward.call_id))
-        except RewardError as error:
-            end.state, end.error = "failed", str(error)
-            continue
-        whose = {"run_id": end.row.run_id, "rollout_id": end.row.id, "attempt": end.row.attempt}  # as the lease says
-        created_ns = reward.created_ns or transaction.now_ns
-        new.append(codec.REWARDS.row(replace(reward, value=value, created_ns=created_ns, **whose)))
-    transaction.insert_new(rewards, new)
 
 
-def _settle(connection: Connection, ended: Sequence[_End]) -> None:
-    """Find out what is known of attempts that a worker, or silence after a session, ended."""
-    if ended:
-        _settle_rewards(connection, ended)
-        _look_at_calls(connection, ended)
-        _look_at_refusals(connection, ended)
-        _look_at_spans(connection, ended)
+def _require_templates(connection: Connection, new: Sequence[dict[str, Any]]) -> None:
+    """NotFoundError where the columns of a new rollout name a template, or a version of one, that its run does not have."""
+    named: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for row in new:
+        if row["prompts"] != "{}":
+            named[row["run_id"]].update(orjson.loads(row["prompts"]).items())
+    for run_id, pins in named.items():
+        of_run = resources.c.run_id == run_id, resources.c.kind == "prompt_template"
+        query = select(resources.c.name, resources.c.version)
+        query = query.where(*of_run, tuple_(resources.c.name, resources.c.version).in_(sorted(pins)))
+        if missing := sorted(pins - {tuple(row) for row in connection.execute(query)}):
+            raise refusal("no_template", run_id, *missing[0])
 
 
-def _settle_rewards(connection: Connection, ended: Iterable[_End]) -> None:
-    """The final reward of attempts that succeeded; contradictory ones end as failed."""
-    succeeded = {end.key: end for end in ended if end.state == "succeeded"}
-    records: dict[tuple[str, int], list[Reward]] = defaultdict(list)
-    for row in execute(connection, statements.REWARDS, {"ids": [rollout_id for rollout_id, _ in succeeded]}):
-        records[row.rollout_id, row.attempt].append(codec.REWARDS.of_row(row))
-    for key, end in succeeded.items():
-        try:
-            end.reward = final_reward(records[key])
-        except RewardError as error:
-            end.state, end.error = "failed", str(error)
+def _pin_templates(connection: Connection, run_id: str, claimed: Sequence[Rollout]) -> list[Rollout]:
+    first = any(rollout.attempt == 1 for rollout in claimed)
+    newest = dict(execute(connection, _NEWEST_TEMPLATES, {"run": run_id})) if first else {}
+    kept = [rules.pinned(rollout, newest) for rollout in claimed]
+    changed = [
+        {"rollout": after.id, "prompts": codec.dump(after.prompts, "prompts")}
+        for before, after in zip(claimed, kept, strict=True)
+        if after is not before
+    ]
+    execute_many(connection, _UPDATE_ROLLOUT, changed)
+    return kept
 
 
-def _look_at_calls(connection: Connection, ended: Sequence[_End]) -> None:
-    """Count the calls; where there is none, say so with the likely cause: evidence before suspicion."""
-    counts: Counter[tuple[str, int]] = Counter()
-    ids = [end.row.id for end in ended]
-    for rollout_id, attempt, count in execute(connection, statements.COUNT_CALLS, {"ids": ids}):
-        counts[rollout_id, attempt] = count
-    silent = {}
-    for end in ended:
-        end.calls = counts[end.key]
-        if end.calls == 0 and end.state != "lost":
-            silent[end.key] = end
-            cause = end.finish.diagnosis if end.finish is not None else None
-            end.warning = f"{NO_CALLS}: {cause or IGNORED_BASE_URL}"
-    ids = [rollout_id for rollout_id, _ in silent]
-    for rollout_id, attempt, attributes in execute(connection, statements.UNKNOWN_ROUTES, {"ids": ids}):
-        if (rollout_id, attempt) in silent:
-            path = orjson.loads(attributes).get("path")
-            silent[rollout_id, attempt].warning = reason("unknown_route", NO_CALLS, path)
+# --- ends -------------------------------------------------------------------------------------------------------------
 
 
-def _look_at_refusals(connection: Connection, ended: Sequence[_End]) -> None:
-    """Say which calls were refused, which explains more than any guess, and whether that was the end of the attempt."""
-    refused: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-    last_ns: dict[tuple[str, int], int] = {}
-    ids = [end.row.id for end in ended]
-    for rollout_id, attempt, attributes, started_ns in execute(connection, statements.REFUSED_CALLS, {"ids": ids}):
-        if counts := refused_counts(orjson.loads(attributes)):
-            refused[rollout_id, attempt].update(counts)
+def _live(row: AnyRow) -> rules.LiveRollout:
+    return rules.LiveRollout(**{**row._asdict(), "retry": codec.read_retry(row.retry)})
+
+
+def _running(connection: Connection, rollout_ids: Collection[str]) -> dict[str, rules.LiveRollout]:
+    """Each of these rollouts that has a running attempt."""
+    return {row.id: _live(row) for row in execute(connection, _RUNNING, {"ids": list(rollout_ids)})}
+
+
+def _holds(running: dict[str, rules.LiveRollout], lease: Lease) -> bool:
+    rollout = running.get(lease.rollout_id)
+    return rollout is not None and rollout.held_by(lease)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the record has of one attempt, while it is gathered."""
+
+    rewards: list[Reward] = field(default_factory=list)
+    calls: int = 0
+    last_call_ns: int = 0
+    last_refused_ns: int = 0
+    unknown_path: str | None = None
+    refused: Counter[str] = field(default_factory=Counter)
+    broken: Counter[str] = field(default_factory=Counter)
+
+    def evidence(self) -> rules.Evidence:
+        return rules.Evidence(
+            rewards=self.rewards,
+            calls=self.calls,
+            unknown_path=self.unknown_path,
+            refused=self.refused,
+            refused_last=self.last_refused_ns > self.last_call_ns,
+            broken=self.broken,
+        )
+
+
+def _look(connection: Connection, ended: Iterable[rules.LiveRollout]) -> dict[tuple[str, int], _Found]:
+    """Reads what the record has of attempts that a worker, or silence after a session, ended."""
+    ids = {"ids": [rollout.id for rollout in ended]}
+    found: defaultdict[tuple[str, int], _Found] = defaultdict(_Found)
+    for row in execute(connection, _REWARDS, ids):
+        found[row.rollout_id, row.attempt].rewards.append(codec.REWARDS.of_row(row))
+    for row in execute(connection, _CALLS, ids):
+        one = found[row.rollout_id, row.attempt]
+        one.calls, one.last_call_ns = row.calls, row.last
+    for row in execute(connection, _EVENTS, ids):
+        one, attributes = found[row.rollout_id, row.attempt], orjson.loads(row.attributes)
+        if row.name == UNKNOWN_ROUTE:
+            one.unknown_path = attributes.get("path")
+        elif row.name == BROKEN_SPANS:
+            one.broken.update(broken_counts(attributes))
+        elif row.name == REFUSED_CALLS and (counts := refused_counts(attributes)):
+            one.refused.update(counts)
             if OUTGROWN not in counts:
-                last_ns[rollout_id, attempt] = max(started_ns, last_ns.get((rollout_id, attempt), 0))
-    found = [end for end in ended if end.key in refused]
-    failed = [end.row.id for end in found if end.finish is not None and end.finish.state == "failed"]
-    served = {
-        (rollout_id, attempt): finished_ns
-        for rollout_id, attempt, finished_ns in execute(connection, statements.LAST_CALLS, {"ids": failed})
-    }
-    for end in found:
-        said = refused_warning(refused[end.key])
-        end.warning = f"{NO_CALLS}: {said}" if end.calls == 0 and end.state != "lost" else said
-        end.refused = end.row.id in failed and last_ns.get(end.key, 0) > served.get(end.key, 0)
+                one.last_refused_ns = row.started_ns
+    return found
 
 
-def _look_at_spans(connection: Connection, ended: Sequence[_End]) -> None:
-    """Say what was wrong with spans, by cause."""
-    broken: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-    ids = [end.row.id for end in ended]
-    for rollout_id, attempt, attributes in execute(connection, statements.BROKEN_SPANS, {"ids": ids}):
-        broken[rollout_id, attempt].update(broken_counts(orjson.loads(attributes)))
-    for end in ended:
-        if counts := broken.get(end.key):
-            said = broken_warning(counts)
-            end.warning = said if end.warning is None else f"{end.warning}; {said}"
-
-
-def _end(transaction: Transaction, ended: Sequence[_End], *, cancelled: bool = False) -> None:
-    """Write what was decided; rollouts that are then finished get their places in the order of their run."""
+def _end(
+    transaction: Transaction, ended: Sequence[tuple[rules.LiveRollout, rules.Ending]], *, look: bool = False
+) -> None:
+    """Ends attempts by the rules; rollouts that are then finished get their places in the order of their run. look: what the
+    record has of the attempts counts."""
     if not ended:
         return
-    states: list[RolloutState] = ["cancelled" if cancelled else end.next_state() for end in ended]
-    places = _places(transaction, ended, states)
+    found = _look(transaction.connection, [rollout for rollout, _ in ended]) if look else {}
+    changes = []
+    for rollout, ending in ended:
+        one = found.get((rollout.id, rollout.attempt), _Found())
+        changes.append((rollout, rules.end_attempt(rollout, ending, one.evidence() if look else None)))
+    places = _places(transaction, changes)
     now_ns = transaction.now_ns
     end_attempts, end_rollouts = [], []
-    for end, state in zip(ended, states, strict=True):
-        error = codec.text(end.error) if end.state != "succeeded" else None
-        ran = end.row.state == "running"
-        if ran:
-            what = {"rollout": end.row.id, "number": end.row.attempt, "state": end.state, "finished_ns": now_ns}
-            end_attempts.append({**what, "error": error, "output": codec.text(end.output)})
-        if state == "queued":
-            transaction.tell(QUEUED, end.row.run_id)
-        place = places.get(end.row.id)
+    for rollout, change in changes:
+        error = codec.text(change.error)
+        if change.ran:
+            what = {"rollout": rollout.id, "number": rollout.attempt, "state": change.attempt_state}
+            end_attempts.append({**what, "finished_ns": now_ns, "error": error, "output": codec.text(change.output)})
+        if change.state == "queued":
+            transaction.tell(QUEUED, rollout.run_id)
+        place = places.get(rollout.id)
         end_rollouts.append(
             {
-                "rollout": end.row.id,
-                "state": state,
-                "lost": end.row.lost + (ran and end.state == "lost"),
+                "rollout": rollout.id,
+                "state": change.state,
+                "lost": change.lost,
                 "finished_ns": None if place is None else now_ns,
                 "finished_seq": place,
-                "reward": end.reward,
-                "calls": end.calls,
+                "reward": change.reward,
+                "calls": change.calls,
                 "error": error,
-                "warning": codec.text(end.warning),
-                "refused": end.refused,
+                "warning": codec.text(change.warning),
+                "refused": change.refused,
             }
         )
-    if end_attempts:
-        execute_many(transaction.connection, statements.UPDATE_ATTEMPT, end_attempts)
-    execute_many(transaction.connection, statements.UPDATE_ROLLOUT, end_rollouts)
+    execute_many(transaction.connection, _UPDATE_ATTEMPT, end_attempts)
+    execute_many(transaction.connection, _UPDATE_ROLLOUT, end_rollouts)
     add_summaries(transaction.connection, list(places))
 
 
-def _places(transaction: Transaction, ended: Sequence[_End], states: Sequence[RolloutState]) -> dict[str, int]:
+def _places(transaction: Transaction, changes: Sequence[tuple[rules.LiveRollout, rules.EndChange]]) -> dict[str, int]:
     by_run: dict[str, list[str]] = defaultdict(list)
-    for end, state in zip(ended, states, strict=True):
-        if state != "queued":
-            by_run[end.row.run_id].append(end.row.id)
+    for rollout, change in changes:
+        if change.state != "queued":
+            by_run[rollout.run_id].append(rollout.id)
     places: dict[str, int] = {}
     for run_id, ids in by_run.items():
-        more = {"run": run_id, "more": len(ids)}
-        [(last,)] = execute(transaction.connection, statements.COUNT_FINISHED, more)
+        [(last,)] = execute(transaction.connection, _COUNT_FINISHED, {"run": run_id, "more": len(ids)})
         places.update(zip(ids, range(last - len(ids) + 1, last + 1), strict=True))
         transaction.tell(FINISHED, run_id, last)
     return places

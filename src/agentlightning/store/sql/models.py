@@ -16,8 +16,7 @@ from agentlightning.store.audit import Actor
 from agentlightning.store.model_versions import ModelAlias, ModelVersion, next_number, same_weights
 from agentlightning.store.notifier import ALIASES
 from agentlightning.store.sentences import in_use, refusal
-from agentlightning.store.sql.access import note
-from agentlightning.store.sql.lifecycle import require_runs
+from agentlightning.store.sql.record import note, require_runs
 from agentlightning.store.sql.tables import model_aliases, model_leases, model_versions
 from agentlightning.store.sql.upsert import upsert
 from agentlightning.store.sql.writer import Transaction

@@ -1,4 +1,4 @@
-"""The record of attempts in SQL: calls, spans and rewards; and what belongs to a run: resources and metrics.
+"""The record in SQL: calls, spans, rewards and credit of attempts, files; resources, metrics and the audit log of runs.
 
 Methods of the writer take a transaction and a list of arguments, one a caller (rows of hot tables come ready made, see
 codec.py, so that a group of callers is one executemany); functions that read take a connection. base.py says what they mean.
@@ -6,36 +6,89 @@ codec.py, so that a group of callers is one executemany); functions that read ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    select,
+    true,
+    tuple_,
+    update,
+)
 
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.records import Call, Metric, Resource, Reward, Span
+from agentlightning.records import JSON, Call, CallCredit, Metric, Resource, Reward, Span
 from agentlightning.store import codec
-from agentlightning.store.audit import Actor
+from agentlightning.store.audit import AUDITED_KINDS, Actor, AuditEntry, noted_value
 from agentlightning.store.notifier import METRICS, RESOURCES
 from agentlightning.store.sentences import refusal
-from agentlightning.store.sql import statements
-from agentlightning.store.sql.access import note_resources
-from agentlightning.store.sql.lifecycle import require_runs
 from agentlightning.store.sql.prepared import execute
 from agentlightning.store.sql.tables import (
     attempts,
+    audit,
     calls,
+    credit,
+    file_uses,
     metrics,
     resource_versions,
     resources,
     rewards,
     rollouts,
+    runs,
     spans,
 )
+from agentlightning.store.sql.tables import files as kept_files
 from agentlightning.store.sql.upsert import upsert
 from agentlightning.store.sql.writer import Transaction
+from agentlightning.store.summaries import bucket_width
+from agentlightning.store.summary_types import SeriesPoint
+
+ENTRIES = codec.RecordCodec(AuditEntry)
+_RUNS = select(runs.c.id).where(runs.c.id.in_(bindparam("ids", expanding=True)))
+_WHOSE_CALLS = select(calls.c.id, calls.c.rollout_id).where(calls.c.id.in_(bindparam("ids", expanding=True)))
 
 Rows = list[tuple[Any, ...]]
+
+
+def require_runs(connection: Connection, run_ids: Collection[str]) -> None:
+    """NotFoundError that names the runs which do not exist."""
+    found = {row.id for row in execute(connection, _RUNS, {"ids": list(run_ids)})}
+    if missing := sorted(set(run_ids) - found):
+        raise refusal("no_run", ", ".join(missing))
+
+
+def whose_calls(connection: Connection, call_ids: Collection[str]) -> set[tuple[str, str]]:
+    """Those of these calls that are recorded, each with its rollout."""
+    found = execute(connection, _WHOSE_CALLS, {"ids": sorted(call_ids)}) if call_ids else []
+    return {(row.id, row.rollout_id) for row in found}
+
+
+def note(transaction: Transaction, actor: Actor, action: str, subject: str, run_id: str | None, detail: JSON) -> None:
+    """Add an entry to the audit log, in the transaction of the act."""
+    entry = AuditEntry(
+        seq=0,
+        created_ns=transaction.now_ns,
+        actor=codec.text(actor.name) or "",
+        action=action,
+        subject=codec.text(subject) or "",
+        run_id=run_id,
+        detail=detail,
+    )
+    columns = ENTRIES.columns(entry)
+    del columns["seq"]
+    transaction.connection.execute(insert(audit).values(columns))
 
 
 def append_calls(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
@@ -77,7 +130,10 @@ def put_resources(
     for run_id in run_ids:
         transaction.tell(RESOURCES, run_id)
     stored = [_put(transaction, resource) for resource in resources]
-    note_resources(transaction, actor, stored)
+    for resource in stored:
+        if resource.kind in AUDITED_KINDS:
+            detail = {**noted_value(resource), "kind": resource.kind, "version": resource.version}
+            note(transaction, actor, "put_resources", resource.name, resource.run_id, detail)
     return stored
 
 
@@ -201,10 +257,8 @@ def _refuse_foreign_calls(transaction: Transaction, table: Table, column: str, b
         for row in batch
         if row[place[column]] is not None
     }
-    if named:
-        ids = {"ids": sorted({call_id for call_id, _ in named})}
-        if named - {tuple(row) for row in execute(transaction.connection, statements.WHOSE_CALLS, ids)}:
-            raise refusal("no_call", table.name)
+    if named - whose_calls(transaction.connection, {call_id for call_id, _ in named}):
+        raise refusal("no_call", table.name)
     return [None] * len(batches)
 
 
@@ -234,3 +288,122 @@ def _put(transaction: Transaction, resource: Resource) -> Resource:
     stored = replace(resource, version=counted.scalar_one(), created_ns=created_ns)
     transaction.connection.execute(resources.insert(), codec.RESOURCES.columns(stored))
     return stored
+
+
+# --- files -------------------------------------------------------------------------------------------------------------
+
+
+def put_files(transaction: Transaction, run_id: str, rollout_id: str | None, files: Mapping[str, bytes]) -> None:
+    connection = transaction.connection
+    require_runs(connection, {run_id})
+    mine = select(rollouts.c.id).where(rollouts.c.id == rollout_id, rollouts.c.run_id == run_id)
+    if rollout_id is not None and connection.execute(mine).first() is None:
+        raise refusal("no_file_user", rollout_id, run_id)
+    for name, data in sorted(files.items()):
+        new = upsert(connection, kept_files).values(run_id=run_id, hash=name, data=data)
+        # An update of what is there already keeps whoever drops records from deleting it before this commits.
+        kept = new.on_conflict_do_update(index_elements=["run_id", "hash"], set_={"hash": name})
+        connection.execute(kept)
+        if rollout_id is not None:
+            use = upsert(connection, file_uses).values(rollout_id=rollout_id, run_id=run_id, hash=name)
+            connection.execute(use.on_conflict_do_nothing())
+
+
+def read_files(connection: Connection, run_id: str, hashes: Sequence[str]) -> dict[str, bytes]:
+    found = {}
+    for part in codec.chunks(hashes):
+        query = select(kept_files.c.hash, kept_files.c.data).where(
+            kept_files.c.run_id == run_id, kept_files.c.hash.in_(part)
+        )
+        found.update({row.hash: bytes(row.data) for row in connection.execute(query)})
+    return found
+
+
+def drop_files(connection: Connection, rollout_ids: Sequence[str]) -> None:
+    """Delete the files that these rollouts used and no other does."""
+    mine = file_uses.c.rollout_id.in_(rollout_ids)
+    used = connection.execute(select(file_uses.c.run_id, file_uses.c.hash).where(mine).distinct()).all()
+    connection.execute(delete(file_uses).where(mine))
+    for run_id, name in used:
+        this = kept_files.c.run_id == run_id, kept_files.c.hash == name
+        other = exists().where(file_uses.c.run_id == run_id, file_uses.c.hash == name)
+        connection.execute(delete(kept_files).where(*this, ~other))
+
+
+# --- credit ------------------------------------------------------------------------------------------------------------
+
+
+def record_credit(transaction: Transaction, credits: Sequence[CallCredit]) -> None:
+    connection = transaction.connection
+    rows = [dict(zip(codec.CREDIT.names, codec.credit_row(one), strict=True)) for one in credits]
+    # Locked until the commit: whoever deletes a rollout's records meanwhile comes before this, or after it.
+    known = {
+        tuple(row)
+        for part in codec.chunks(one.rollout_id for one in credits)
+        for row in connection.execute(
+            select(rollouts.c.id, rollouts.c.run_id).where(rollouts.c.id.in_(part)).with_for_update(read=True)
+        )
+    }
+    for one in credits:
+        if (one.rollout_id, one.run_id) not in known:
+            raise refusal("no_credited_rollout", one.rollout_id, one.run_id)
+    if rows:
+        new = upsert(connection, credit)
+        keys = [column.name for column in credit.primary_key]
+        replaced = {name: new.excluded[name] for name in codec.CREDIT.names if name not in keys}
+        connection.execute(new.on_conflict_do_update(index_elements=keys, set_=replaced), rows)
+
+
+def read_credit(
+    connection: Connection, rollout_ids: Sequence[str], call_ids: Sequence[str] | None = None
+) -> list[CallCredit]:
+    of_calls = [true()] if call_ids is None else [credit.c.call_id.in_(part) for part in codec.chunks(call_ids)]
+    found = [
+        codec.CREDIT.of_row(row)
+        for part in codec.chunks(rollout_ids)
+        for wanted in of_calls
+        for row in connection.execute(select(credit).where(credit.c.rollout_id.in_(part), wanted))
+    ]
+    return sorted(found, key=lambda each: (each.rollout_id, each.call_id))
+
+
+def drop_credit(transaction: Transaction, run_id: str, before: int) -> None:
+    transaction.connection.execute(delete(credit).where(credit.c.run_id == run_id, credit.c.step < before))
+
+
+# --- metrics over steps ------------------------------------------------------------------------------------------------
+
+
+def read_series(
+    connection: Connection, run_id: str, names: Sequence[str] | None, max_points: int, after_step: int | None
+) -> dict[str, list[SeriesPoint]]:
+    require_runs(connection, {run_id})
+    chosen: list[ColumnElement[bool]] = [
+        metrics.c.run_id == run_id,
+        metrics.c.abandoned == false(),
+        metrics.c.value.is_not(None),
+    ]
+    if names is not None:
+        chosen.append(metrics.c.name.in_(names))
+    if after_step is not None:
+        chosen.append(metrics.c.step > after_step)
+    first, last = connection.execute(select(func.min(metrics.c.step), func.max(metrics.c.step)).where(*chosen)).one()
+    if first is None:
+        return {}
+    bucket = (metrics.c.step - first) // bucket_width(first, last, max_points)
+    buckets = (
+        select(
+            func.min(metrics.c.value).label("low"),
+            func.max(metrics.c.value).label("high"),
+            func.max(metrics.c.seq).label("seq"),
+        )
+        .where(*chosen)
+        .group_by(metrics.c.name, bucket)
+        .subquery()
+    )
+    points = select(metrics, buckets.c.low, buckets.c.high).join(buckets, buckets.c.seq == metrics.c.seq)
+    found: defaultdict[str, list[SeriesPoint]] = defaultdict(list)
+    for row in connection.execute(points.order_by(metrics.c.name, metrics.c.step)):
+        point = SeriesPoint(step=row.step, value=row.value, low=row.low, high=row.high, created_ns=row.created_ns)
+        found[row.name].append(point)
+    return dict(found)

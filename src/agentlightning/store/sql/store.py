@@ -4,7 +4,7 @@ Driven by whoever owns the database: a server, or a test. Methods that write are
 commits them in groups; methods that read use threads of their own: two for what is looked up by key, as for every call of
 an agent, and two for lists, so that a long one delays neither calls nor leases. The writer notifies those who wait
 (waiting.py) after a commit, and a listener does for commits of other processes. What the methods do in SQL is in
-lifecycle.py, record.py, history.py, retention.py, access.py, models.py and stats.py; what differs between databases, in
+lifecycle.py, record.py, history.py, history.py, history.py, models.py and history.py; what differs between databases, in
 database.py.
 """
 
@@ -42,14 +42,12 @@ from agentlightning.records import (
 from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor, current_actor
-from agentlightning.store.base import LEASE_S, reward_number
-from agentlightning.store.sql import access, history, lifecycle, record, retention, sessions, stats, tables
+from agentlightning.store.base import LEASE_S
+from agentlightning.store.rules import reward_number
+from agentlightning.store.sql import history, lifecycle, record, tables
 from agentlightning.store.sql import models as registry
-from agentlightning.store.sql.credit import drop_credit, read_credit, record_credit
 from agentlightning.store.sql.database import Database, database_at
-from agentlightning.store.sql.files import put_files, read_files
 from agentlightning.store.sql.schema import prepare_schema
-from agentlightning.store.sql.series import read_series
 from agentlightning.store.sql.summaries import read_summaries
 from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlWriter, Transaction
 from agentlightning.store.tokens import Token
@@ -213,9 +211,9 @@ class SqlLightningStore(WaitingStore):
 
     async def _open_session(self, session: NewRollout, rollout_id: str, token: str, lease_s: float) -> Rollout:
         new = codec.new_rollout(replace(session, replica=0), rollout_id, self._now_ns())
-        return await self._write(sessions.open_sessions, sessions.SessionRequest(new, token, lease_s))
+        return await self._write(lifecycle.open_sessions, lifecycle.SessionRequest(new, token, lease_s))
 
-    cancel = _audited(access.cancel)
+    cancel = _audited(lifecycle.cancel)
 
     async def expire_leases(self, within_s: float | None = None) -> int:
         return await self._write(lifecycle.expire, math.inf if within_s is None else elapsed_s() + within_s)
@@ -225,11 +223,11 @@ class SqlLightningStore(WaitingStore):
 
     _summaries = _reads(read_summaries)
 
-    attempts = _reads(stats.read_attempts)
+    attempts = _reads(history.read_attempts)
 
     _last_finished = _reads(lifecycle.read_last_finished, _always)
     _finished = _reads(lifecycle.read_finished)
-    workers = _reads(stats.read_workers)
+    workers = _reads(history.read_workers)
 
     # --- the record -----------------------------------------------------------------------------------------------
 
@@ -239,8 +237,8 @@ class SqlLightningStore(WaitingStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append(self._appender, record.append_spans, tables.spans, [codec.SPANS.row(span) for span in spans])
 
-    put_files = _writes(put_files)
-    files = _reads(read_files, _always)
+    put_files = _writes(record.put_files)
+    files = _reads(record.read_files, _always)
 
     mark_delivered = _writes(record.mark_delivered)
     calls = _reads(record.read_calls, lambda rollout_ids, attempt=None: len(rollout_ids) == 1)
@@ -255,7 +253,7 @@ class SqlLightningStore(WaitingStore):
         now_ns = self._now_ns()
         new = [codec.REWARDS.row(_settled(reward, now_ns)) for reward in rewards]
         await self._append(
-            self._writer, sessions.record_feedback, tables.rewards, new
+            self._writer, lifecycle.record_feedback, tables.rewards, new
         )  # in turn with what ends sessions
 
     rewards = _reads(record.read_rewards)
@@ -271,7 +269,7 @@ class SqlLightningStore(WaitingStore):
         await self._append(self._writer, record.log_metrics, tables.metrics, new)  # in the order of commits
 
     metrics = _reads(record.read_metrics)
-    _series = _reads(read_series)
+    _series = _reads(record.read_series)
 
     # --- waiting and statistics --------------------------------------------------------------------------------------
 
@@ -280,14 +278,14 @@ class SqlLightningStore(WaitingStore):
 
     async def statistics(self, run_id: str | None = None) -> list[RunStatistics]:
         now_ns = self._now_ns()
-        return await self._read(lambda connection: stats.read_statistics(connection, now_ns, run_id))
+        return await self._read(lambda connection: history.read_statistics(connection, now_ns, run_id))
 
-    _size = _reads(stats.read_size)
+    _size = _reads(history.read_size)
 
     # --- the end of data ----------------------------------------------------------------------------------------------
 
-    drop_records = _audited(retention.drop_records)
-    _delete_portion = _audited(retention.delete_portion)
+    drop_records = _audited(history.drop_records)
+    _delete_portion = _audited(history.delete_portion)
 
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
         found = await self.runs(run_ids)
@@ -299,10 +297,10 @@ class SqlLightningStore(WaitingStore):
 
     # --- access -------------------------------------------------------------------------------------------------------
 
-    _add_token = _audited(access.add_token)
-    tokens = _reads(access.read_tokens)
-    find_token = _reads(access.find_token, lambda secret_hash: True)
-    _revoke_token = _audited(access.revoke_token)
+    _add_token = _audited(history.add_token)
+    tokens = _reads(history.read_tokens)
+    find_token = _reads(history.find_token, lambda secret_hash: True)
+    _revoke_token = _audited(history.revoke_token)
 
     async def revoke_token(self, token_id: str) -> Token:
         revoked = await self._revoke_token(token_id)
@@ -310,7 +308,7 @@ class SqlLightningStore(WaitingStore):
         await asyncio.to_thread(self._database.sync)
         return revoked
 
-    _entries = _reads(access.read_audit)
+    _entries = _reads(history.read_audit)
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
@@ -328,9 +326,9 @@ class SqlLightningStore(WaitingStore):
 
     # --- credit ---------------------------------------------------------------------------------------------------
 
-    record_credit = _writes(record_credit)
-    credit = _reads(read_credit)
-    drop_credit = _writes(drop_credit)
+    record_credit = _writes(record.record_credit)
+    credit = _reads(record.read_credit)
+    drop_credit = _writes(record.drop_credit)
 
     # --- models ---------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,11 @@ from sqlalchemy import (
     Text,
     and_,
     asc,
+    bindparam,
+    case,
     desc,
     func,
+    insert,
     literal,
     literal_column,
     not_,
@@ -35,15 +38,41 @@ from sqlalchemy import (
 )
 
 from agentlightning.store import codec
-from agentlightning.store.sql import statements
 from agentlightning.store.sql.prepared import execute, execute_many
-from agentlightning.store.sql.tables import SUMMARY_KEYS, rollout_summaries, runs
+from agentlightning.store.sql.tables import SUMMARY_KEYS, calls, rollout_summaries, rollouts, runs
 from agentlightning.store.summaries import COLUMNS, Place, failure_of, first_rows, task_key, title_of
 from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
 from agentlightning.store.where import AGENT, COMPARISONS, AllOf, Comparison, Filter, Not, Value
 
 FIRST_ROWS = 300
 """First rows of an order that are looked through: a millisecond, in which filters that leave much find a page."""
+
+# Of external models counts what they reported. Few calls have that, so a rollout is a row for each of its agents. What a
+# fork replayed was sampled for another rollout.
+_CALL_TOTALS = (
+    select(
+        calls.c.rollout_id,
+        calls.c.attempt,
+        calls.c.agent,
+        calls.c.usage,
+        func.count().label("turns"),
+        func.sum(calls.c.prompt_tokens).label("prompt_tokens"),
+        func.sum(case((calls.c.replayed_id.is_(None), func.length(calls.c.sampled_ids)), else_=0)).label(
+            "sampled_bytes"
+        ),
+        func.count(calls.c.fork_cause).label("forks"),
+    )
+    .where(calls.c.rollout_id.in_(bindparam("ids", expanding=True)))
+    .group_by(calls.c.rollout_id, calls.c.attempt, calls.c.agent, calls.c.usage)
+)
+_TO_SUMMARIZE = select(
+    *(
+        column
+        for column in rollouts.c
+        if column.name not in ("sampling", "retry", "priority", "calls", "prompts", "fork")
+    )
+).where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
+_ADD_SUMMARY = insert(rollout_summaries)
 
 _table = rollout_summaries
 _TYPES: dict[type, Any] = {bool: Boolean(), int: BigInteger(), float: Double(), str: Text()}
@@ -68,7 +97,7 @@ def add_summaries(connection: Connection, rollout_ids: Sequence[str]) -> None:
     ids = {"ids": list(rollout_ids)}
     totals = _totals(connection, ids)
     new: list[dict[str, Any]] = []
-    for row in execute(connection, statements.TO_SUMMARIZE, ids):
+    for row in execute(connection, _TO_SUMMARIZE, ids):
         task, mine = orjson.loads(row.task), totals[row.id, row.attempt]
         summary = RolloutSummary(
             **{name: getattr(row, name) for name in ("id", "run_id", "mode", "step", "state", "group_id", "replica")},
@@ -87,12 +116,12 @@ def add_summaries(connection: Connection, rollout_ids: Sequence[str]) -> None:
             duration_s=0.0 if row.started_ns is None else (row.finished_ns - row.started_ns) / 1e9,
         )
         new.append(codec.SUMMARIES.columns(summary))
-    execute_many(connection, statements.ADD_SUMMARY, new)
+    execute_many(connection, _ADD_SUMMARY, new)
 
 
 def _totals(connection: Connection, ids: dict[str, Any]) -> defaultdict[tuple[str, int], CallTotals]:
     found: defaultdict[tuple[str, int], CallTotals] = defaultdict(CallTotals)
-    for row in execute(connection, statements.CALL_TOTALS, ids):
+    for row in execute(connection, _CALL_TOTALS, ids):
         totals, usage = found[row.rollout_id, row.attempt], orjson.loads(row.usage)
         totals.turns += row.turns
         totals.prompt_tokens += int(row.prompt_tokens) + row.turns * int(usage.get("prompt_tokens") or 0)

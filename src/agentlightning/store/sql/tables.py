@@ -64,6 +64,7 @@ from agentlightning.records import (
 )
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.codec import ARRAYS, scalar
+from agentlightning.store.gateway_events import BROKEN_SPANS, REFUSED_CALLS, UNKNOWN_ROUTE
 from agentlightning.store.model_versions import ModelAlias, ModelVersion
 from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.store.tokens import Token, TokenRole
@@ -242,10 +243,10 @@ Index("file_uses_by_file", file_uses.c.run_id, file_uses.c.hash)  # to delete fi
 
 spans = Table("spans", metadata, *_columns(Span), _of_attempt())
 Index("spans_by_rollout", spans.c.rollout_id, spans.c.started_ns)
-BROKEN: ColumnElement[bool] = spans.c.name == literal_column("'gateway.broken_spans'")
-Index("spans_broken", spans.c.rollout_id, sqlite_where=BROKEN, postgresql_where=BROKEN)
-REFUSED: ColumnElement[bool] = spans.c.name == literal_column("'gateway.refused_calls'")
-Index("spans_refused", spans.c.rollout_id, sqlite_where=REFUSED, postgresql_where=REFUSED)
+_EVENTS = (BROKEN_SPANS, REFUSED_CALLS, UNKNOWN_ROUTE)
+OF_GATEWAY: ColumnElement[bool] = spans.c.name.in_([literal_column(f"'{name}'") for name in _EVENTS])
+"""Spans that count when an attempt ends."""
+Index("spans_of_gateway", spans.c.rollout_id, sqlite_where=OF_GATEWAY, postgresql_where=OF_GATEWAY)
 
 rewards = Table(
     "rewards",

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from agentlightning.config.canary import CanaryConfig, Measure
 from agentlightning.config.serve import RoutesConfig
 from agentlightning.gateway.sessions.routes import chosen_by_weight
-from agentlightning.records import FINAL_STATES, SESSION, Rollout
-from agentlightning.store.base import NEVER_FINAL, LightningStore, RolloutQuery
+from agentlightning.records import FINAL_STATES, Rollout
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.rules import NEVER_FINAL
 
 WAIT_S = 30.0
 OVERLAP_MS = 10_000
@@ -104,7 +105,7 @@ class SessionResults:
 
     def _counts(self, rollout: Rollout) -> bool:
         """True for sessions of users that the weight chose, of one of the two versions."""
-        began = rollout.group_id.startswith(SESSION) and rollout.created_ns >= self._started_ns
+        began = rollout.kind == "session" and rollout.created_ns >= self._started_ns
         if not began or rollout.mode != "train" or rollout.step not in (self._routes.stable, self._routes.canary):
             return False
         by_weight = chosen_by_weight(str(rollout.task["session"]), self._routes)

@@ -1,9 +1,9 @@
--- How attempts end: what claim, finish, cancel and expire share. The groups of sessions begin as SESSION in types.py says.
+-- How attempts end: what claim, finish, cancel and expire share.
 
 local function rollout_to_end(id)
   local found = call(
     'HMGET', store .. 'r:' .. id, 'run', 'mode', 'state', 'attempt', 'lost', 'priority', 'max_attempts', 'max_lost',
-    'retry_on', 'group_id'
+    'retry_on', 'kind'
   )
   if not found[1] then return nil end
   return {
@@ -17,7 +17,7 @@ local function rollout_to_end(id)
     max_attempts = tonumber(found[7]),
     max_lost = tonumber(found[8]),
     retry_on = found[9],
-    is_session = string.sub(found[10] or '', 1, 8) == 'session:',
+    is_session = found[10] == 'session',
   }
 end
 

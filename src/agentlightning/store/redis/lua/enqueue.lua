@@ -7,7 +7,7 @@ local function create(new, unchanging)
     'HSET', store .. 'r:' .. id, 'run', new.run_id, 'group_id', new.group_id, 'replica', new.replica, 'mode', new.mode,
     'step', new.step, 'priority', new.priority, 'max_attempts', new.max_attempts, 'max_lost', new.max_lost,
     'retry_on', new.retry_on, 'state', 'queued', 'attempt', 0, 'lost', 0, 'created_ns', now, 'calls', 0, 'title', new.title,
-    'task_key', new.task_key
+    'task_key', new.task_key, 'kind', new.kind
   )
   if new.prompts then call('HSET', store .. 'r:' .. id, 'prompts', new.prompts) end
   call('SET', store .. 't:' .. id, unchanging)

@@ -13,7 +13,7 @@ local function begin(new, replica, unchanging, request)
     'HSET', key, 'run', new.run_id, 'group_id', new.group_id, 'replica', replica, 'mode', new.mode, 'step', new.step,
     'priority', new.priority, 'max_attempts', new.max_attempts, 'max_lost', new.max_lost, 'retry_on', new.retry_on,
     'state', 'running', 'attempt', 1, 'lost', 0, 'created_ns', now, 'started_ns', now, 'calls', 0, 'title', new.title,
-    'task_key', new.task_key
+    'task_key', new.task_key, 'kind', new.kind
   )
   if new.prompts then call('HSET', key, 'prompts', new.prompts) end
   pin_templates(key, newest_templates(new.run_id))

@@ -1,0 +1,292 @@
+"""Rules of the life of rollouts: what a claim, a heartbeat, an end, a silence and a training step may change.
+
+Pure functions, driven by the stores, which gather what is known, ask here, and write the answer in one transaction. Knows no
+database, clock or network.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentlightning.errors import RewardError
+from agentlightning.records import (
+    FINAL_STATES,
+    AttemptEnd,
+    AttemptState,
+    Consumed,
+    Finish,
+    Lease,
+    Mode,
+    RetryPolicy,
+    Reward,
+    Rollout,
+    RolloutKind,
+    RolloutState,
+    Step,
+    WorkerStatus,
+)
+from agentlightning.store.gateway_events import IGNORED_BASE_URL, NO_CALLS, broken_warning, refused_warning
+from agentlightning.store.sentences import reason, refusal
+
+NEVER_FINAL: frozenset[str] = frozenset({"air", "rescored"})
+"""Sources of rewards that never settle a rollout: what AIR saw, and what a reward function said of it afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRollout:
+    """A rollout that is queued or running, as far as its end depends on it."""
+
+    id: str
+    run_id: str
+    kind: RolloutKind
+    state: RolloutState
+    attempt: int
+    lost: int
+    retry: RetryPolicy
+    token: str = ""
+    """Of the running attempt's lease, as is the next."""
+    worker_id: str = ""
+
+    def held_by(self, lease: Lease) -> bool:
+        """True where the lease is that of the running attempt."""
+        given = lease.token.encode(errors="replace")
+        return self.attempt == lease.attempt and secrets.compare_digest(self.token.encode(), given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an attempt is to end."""
+
+    state: AttemptEnd
+    error: str | None = None
+    output: str | None = None
+    diagnosis: str | None = None
+    """The worker's guess where no call was recorded."""
+    agent_failed: bool = False
+    """The worker reports that the agent failed: only then a refused call may be why."""
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the record has of an attempt when it ends."""
+
+    rewards: Sequence[Reward] = ()
+    """In the order they were made."""
+    calls: int = 0
+    unknown_path: str | None = None
+    """The last path that a request asked for and that is no route."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Refused calls by their fields."""
+    refused_last: bool = False
+    """A call was refused after the last recorded one, for another reason than OUTGROWN."""
+    broken: Mapping[str, int] = field(default_factory=dict)
+    """Broken spans by cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndChange:
+    """What the end of an attempt writes: to the attempt, where one ran, and to its rollout."""
+
+    ran: bool
+    attempt_state: AttemptState
+    state: RolloutState
+    lost: int
+    error: str | None
+    output: str | None
+    reward: float | None = None
+    calls: int = 0
+    warning: str | None = None
+    refused: bool = False
+
+
+def end_attempt(rollout: LiveRollout, ending: Ending, evidence: Evidence | None) -> EndChange:
+    """The change that ends a live rollout's attempt. evidence: None where nobody looks at the record, since the attempt was
+    lost or cancelled."""
+    attempt_state, error, reward = ending.state, ending.error, None
+    if evidence is not None and attempt_state == "succeeded":
+        try:
+            reward = final_reward(evidence.rewards)
+        except RewardError as contradiction:
+            attempt_state, error = "failed", str(contradiction)
+    refused = evidence is not None and evidence.refused_last and ending.agent_failed
+    ran = rollout.state == "running"
+    return EndChange(
+        ran=ran,
+        attempt_state=attempt_state,
+        state="cancelled" if ending.cancelled else _next_state(rollout, attempt_state, refused),
+        lost=rollout.lost + (ran and attempt_state == "lost"),
+        error=error if attempt_state != "succeeded" else None,
+        output=ending.output,
+        reward=reward,
+        calls=0 if evidence is None else evidence.calls,
+        warning=None if evidence is None else _warning(attempt_state, ending.diagnosis, evidence),
+        refused=refused,
+    )
+
+
+def _next_state(rollout: LiveRollout, ended: AttemptState, refused: bool) -> RolloutState:
+    """By the retry policy. Every attempt that ended and was not lost used one of max_attempts."""
+    if ended == "succeeded":
+        return "succeeded"
+    if ended == "lost":
+        return "queued" if rollout.lost + 1 < rollout.retry.max_lost else "failed"
+    if refused:  # the same program would be refused again
+        return "failed"
+    used = rollout.attempt - rollout.lost
+    return "queued" if ended in rollout.retry.retry_on and used < rollout.retry.max_attempts else "failed"
+
+
+def _warning(ended: AttemptState, diagnosis: str | None, evidence: Evidence) -> str | None:
+    """Evidence before suspicion: refused calls explain more than a wrong path, and that more than any guess."""
+    silent = evidence.calls == 0 and ended != "lost"
+    said = None
+    if evidence.refused:
+        said = refused_warning(evidence.refused)
+        said = f"{NO_CALLS}: {said}" if silent else said
+    elif silent and evidence.unknown_path is not None:
+        said = reason("unknown_route", NO_CALLS, evidence.unknown_path)
+    elif silent:
+        said = f"{NO_CALLS}: {diagnosis or IGNORED_BASE_URL}"
+    if not evidence.broken:
+        return said
+    broken = broken_warning(evidence.broken)
+    return broken if said is None else f"{said}; {broken}"
+
+
+def overdue(rollout: LiveRollout) -> Ending:
+    """The end of an attempt whose lease ran out: a session is over when its user is silent, a worker is lost."""
+    if rollout.kind == "session":
+        return Ending(state="succeeded")
+    return Ending(state="lost", error=reason("silent_worker", rollout.worker_id))
+
+
+def cancelled() -> Ending:
+    """The end of a rollout that nobody wants any more."""
+    return Ending(state="lost", error=reason("cancelled"), cancelled=True)
+
+
+def restarted(worker_id: str) -> Ending:
+    """The end of what a worker held that was started again under its name."""
+    return Ending(state="lost", error=reason("restarted_worker", worker_id))
+
+
+def is_successor(worker: WorkerStatus, host: str, pid: int) -> bool:
+    """True where a worker that claims has the name and host of a known one, and is another process."""
+    return worker.host == host and worker.pid != pid
+
+
+def last_rewards(
+    rollout: LiveRollout, finish: Finish, now_ns: int, known_calls: Collection[tuple[str, str]]
+) -> tuple[list[Reward], Ending]:
+    """The rewards that come with the end of an attempt, and that end: one that is no reward fails the attempt, since user
+    code is never a store's error. known_calls: (call, rollout) of the calls that the rewards name."""
+    ending = Ending(
+        state=finish.state,
+        error=finish.error,
+        output=finish.output,
+        diagnosis=finish.diagnosis,
+        agent_failed=finish.state == "failed",
+    )
+    kept = []
+    for reward in finish.rewards:
+        try:
+            value = reward_number(reward.value, reward.name)
+            if reward.call_id is not None and (reward.call_id, rollout.id) not in known_calls:
+                raise RewardError(reason("unknown_call", reward.name, reward.call_id))
+        except RewardError as error:
+            ending = replace(ending, state="failed", error=str(error))
+            continue
+        named = replace(reward, run_id=rollout.run_id, rollout_id=rollout.id, attempt=rollout.attempt)  # by the lease
+        kept.append(replace(named, value=value, created_ns=reward.created_ns or now_ns))
+    return kept, ending
+
+
+def pinned(rollout: Rollout, newest: Mapping[str, int]) -> Rollout:
+    """The rollout with the versions of prompt templates that it keeps: its first attempt pins the newest of what it does not
+    name."""
+    return replace(rollout, prompts={**newest, **rollout.prompts}) if newest and rollout.attempt == 1 else rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A rollout that a training step lists, as the store knows it."""
+
+    run_id: str
+    mode: Mode
+    state: RolloutState
+    step: int | None
+    """The step that consumed it already."""
+
+
+def present_step(present: Step | None, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step | None:
+    """The step where it is open with this list already, None where there is none. ConflictError otherwise."""
+    if present is None or (present.state == "open" and present.consumed == list(consumed)):
+        return present
+    raise refusal(f"step_{present.state}", step, run_id)
+
+
+def check_listed(run_id: str, step: int, wanted: Sequence[str], known: Mapping[str, Candidate]) -> None:
+    """ConflictError or NotFoundError where a new step may not list these rollouts."""
+    where = step, run_id
+    if len(set(wanted)) < len(wanted):
+        raise refusal("listed_twice", *where)
+    for rollout_id in wanted:
+        rollout = known.get(rollout_id)
+        if rollout is None:
+            raise refusal("no_rollout", *where, rollout_id)
+        if rollout.run_id != run_id:
+            raise refusal("of_other_run", *where, rollout_id, rollout.run_id)
+        if rollout.mode != "train":
+            raise refusal("is_evaluation", *where, rollout_id)
+        if rollout.state not in FINAL_STATES:
+            raise refusal("not_finished", *where, rollout_id, rollout.state)
+        if rollout.step is not None:
+            raise refusal("consumed", *where, rollout_id, rollout.step)
+
+
+def closed_step(present: Step | None, run_id: str, step: int, version: int) -> Step:
+    """The step, closed with this version. NotFoundError where there is none, ConflictError where it has another version."""
+    if present is None:
+        raise refusal("no_step", step, run_id)
+    if present.state == "closed" and present.version != version:
+        raise refusal("step_closed_otherwise", step, run_id, present.version, version)
+    return replace(present, state="closed", version=version)
+
+
+def final_reward(rewards: Sequence[Reward], source: str | None = None) -> float | None:
+    """The final reward among an attempt's records, in the order they were made; None where there is none.
+
+    The agent's return value counts before the reward function's, that before what was printed, posted or emitted without
+    a call, of which the last one counts. Where two sources that are meant as final (return value, reward function,
+    output) are both present, or one of them and a posted one, RewardError names them, unless `source` says which to take.
+    What AIR saw of a rollout, or what it was rescored with afterwards, is never its final reward.
+    """
+    finals = [reward for reward in rewards if reward.call_id is None and reward.source not in NEVER_FINAL]
+    if source is not None:
+        finals = [reward for reward in finals if reward.source == source]
+    deliberate = {reward.source for reward in finals if reward.source != "emitted"}
+    if len(deliberate) > 1:
+        raise RewardError(reason("two_rewards", ", ".join(sorted(deliberate))))
+    chosen = [reward for reward in finals if reward.source in deliberate] or finals
+    return chosen[-1].value if chosen else None
+
+
+def reward_number(value: Any, name: str = "reward") -> float:
+    """`value` as a finite float; RewardError, with the value and what was expected, otherwise.
+
+    Booleans count as 0 and 1 (``return answer == expected`` is the commonest reward there is).
+    """
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise RewardError(f"{name}: expected a finite number, got {type(value).__name__} {value!r:.80}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as cause:  # an array of several numbers, an integer without end
+        raise RewardError(f"{name}: expected a finite number, got {type(value).__name__}: {cause}") from None
+    if not math.isfinite(number):
+        raise RewardError(f"{name}: expected a finite number, got {number}")
+    return number
