@@ -89,5 +89,5 @@ def test_only_sessions_are_pinned() -> None:
         created_ns=0,
     )
     assert pinned_alias(rollout) == "my-model-40"
-    other = {**{name: getattr(rollout, name) for name in rollout.__slots__}, "group_id": "g"}
+    other = {**{name: getattr(rollout, name) for name in rollout.__slots__}, "kind": "task"}
     assert pinned_alias(Rollout(**other)) is None

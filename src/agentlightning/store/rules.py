@@ -59,7 +59,7 @@ class LiveRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How an attempt is to end."""
+    """The wanted end of an attempt."""
 
     state: AttemptEnd
     error: str | None = None
@@ -72,8 +72,8 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What the record has of an attempt when it ends."""
+class AttemptRecord:
+    """The record of an attempt when it ends."""
 
     rewards: Sequence[Reward] = ()
     """In the order they were made."""
@@ -90,7 +90,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndChange:
-    """What the end of an attempt writes: to the attempt, where one ran, and to its rollout."""
+    """The change of an attempt, where one ran, and of its rollout."""
 
     ran: bool
     attempt_state: AttemptState
@@ -104,7 +104,7 @@ class EndChange:
     refused: bool = False
 
 
-def end_attempt(rollout: LiveRollout, ending: Ending, evidence: Evidence | None) -> EndChange:
+def end_attempt(rollout: LiveRollout, ending: Ending, evidence: AttemptRecord | None) -> EndChange:
     """The change that ends a live rollout's attempt. evidence: None where nobody looks at the record, since the attempt was
     lost or cancelled."""
     attempt_state, error, reward = ending.state, ending.error, None
@@ -141,8 +141,8 @@ def _next_state(rollout: LiveRollout, ended: AttemptState, refused: bool) -> Rol
     return "queued" if ended in rollout.retry.retry_on and used < rollout.retry.max_attempts else "failed"
 
 
-def _warning(ended: AttemptState, diagnosis: str | None, evidence: Evidence) -> str | None:
-    """Evidence before suspicion: refused calls explain more than a wrong path, and that more than any guess."""
+def _warning(ended: AttemptState, diagnosis: str | None, evidence: AttemptRecord) -> str | None:
+    """AttemptRecord before suspicion: refused calls explain more than a wrong path, and that more than any guess."""
     silent = evidence.calls == 0 and ended != "lost"
     said = None
     if evidence.refused:
@@ -213,7 +213,7 @@ def pinned(rollout: Rollout, newest: Mapping[str, int]) -> Rollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class ListedRollout:
     """A rollout that a training step lists, as the store knows it."""
 
     run_id: str
@@ -230,7 +230,7 @@ def present_step(present: Step | None, run_id: str, step: int, consumed: Sequenc
     raise refusal(f"step_{present.state}", step, run_id)
 
 
-def check_listed(run_id: str, step: int, wanted: Sequence[str], known: Mapping[str, Candidate]) -> None:
+def check_listed(run_id: str, step: int, wanted: Sequence[str], known: Mapping[str, ListedRollout]) -> None:
     """ConflictError or NotFoundError where a new step may not list these rollouts."""
     where = step, run_id
     if len(set(wanted)) < len(wanted):

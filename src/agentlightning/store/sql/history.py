@@ -128,7 +128,7 @@ def open_step(transaction: Transaction, run_id: str, step: int, consumed: Sequen
     if present is not None:
         return present
     wanted = [one.rollout_id for one in consumed]
-    rules.check_listed(run_id, step, wanted, _candidates(connection, wanted))
+    rules.check_listed(run_id, step, wanted, _listed(connection, wanted))
     opened = Step(run_id=run_id, step=step, state="open", consumed=list(consumed), created_ns=transaction.now_ns)
     values = {name: getattr(opened, name) for name in ("run_id", "step", "state", "created_ns")}
     step_id = connection.execute(insert(steps).values(values).returning(steps.c.id)).scalar_one()
@@ -224,13 +224,13 @@ def _step(connection: Connection, run_id: str, step: int) -> Step | None:
     return next((found for found in read_steps(connection, run_id, step - 1, 1) if found.step == step), None)
 
 
-def _candidates(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, rules.Candidate]:
+def _listed(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, rules.ListedRollout]:
     columns = (rollouts.c.id, rollouts.c.run_id, rollouts.c.mode, rollouts.c.state, steps.c.step)
     eaten = rollouts.outerjoin(consumption, consumption.c.rollout_id == rollouts.c.id).outerjoin(
         steps, steps.c.id == consumption.c.step_id
     )
     return {
-        row.id: rules.Candidate(run_id=row.run_id, mode=row.mode, state=row.state, step=row.step)
+        row.id: rules.ListedRollout(run_id=row.run_id, mode=row.mode, state=row.state, step=row.step)
         for part in codec.chunks(rollout_ids)
         for row in connection.execute(select(*columns).select_from(eaten).where(rollouts.c.id.in_(part)))
     }

@@ -76,7 +76,7 @@ class Beat:
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
     session: Rollout
-    """As it is where it begins: queued, with its id and the replica 0."""
+    """Its state where it begins: queued, with its id and the replica 0."""
     token: str
     lease_s: float
 
@@ -497,7 +497,7 @@ def _holds(running: dict[str, rules.LiveRollout], lease: Lease) -> bool:
 
 @dataclass(slots=True)
 class _Found:
-    """What the record has of one attempt, while it is gathered."""
+    """The record of one attempt, while it is gathered."""
 
     rewards: list[Reward] = field(default_factory=list)
     calls: int = 0
@@ -507,8 +507,8 @@ class _Found:
     refused: Counter[str] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
 
-    def evidence(self) -> rules.Evidence:
-        return rules.Evidence(
+    def evidence(self) -> rules.AttemptRecord:
+        return rules.AttemptRecord(
             rewards=self.rewards,
             calls=self.calls,
             unknown_path=self.unknown_path,
