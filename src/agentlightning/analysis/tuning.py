@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import optuna
 
 MIN_RUNS = 10
-"""Comparable runs below which nothing is said: see docs/suggestions.md."""
+"""Comparable runs below which nothing is said: see docs/compare.md."""
 NEIGHBOURS = 3
 """Runs that a prediction rests on."""
 NEAR = 0.05
