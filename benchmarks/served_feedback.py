@@ -58,10 +58,6 @@ seed = {seed}
 [engine]
 device = "cpu"
 """
-SERVE = """
-[serve]
-record = true
-"""
 LEARN = """
 [model]
 path = "assistant@production"
@@ -149,7 +145,7 @@ def serve(commands: Commands, questions: list[JSON], coin: random.Random | None,
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     server = commands.start(
-        *("serve", "--policy", "assistant@production", "--config", "serve.toml"),
+        *("serve", "--policy", "assistant@production"),
         *("--port", str(port), "--run", run_id),
     )
     assert server.stdout is not None
@@ -206,7 +202,6 @@ def main() -> None:
             ("new", mix(NEW, "test", HELD_OUT, 12345)),
         ):
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "serve.toml").write_text(SERVE)
         (folder / "train.toml").write_text(TRAIN.format(steps=given.train_steps, seed=given.seed))
         commands.run("train", "train.toml")
         say(commands.run("models", "promote", f"assistant@{given.train_steps}", "production").strip())

@@ -98,15 +98,6 @@ def test_versions_are_promoted_listed_and_rolled_back(url: str) -> None:
     assert "no model version yet" in said(url, "list", "other")
 
 
-def test_a_version_is_pinned_and_tagged(url: str) -> None:
-    assert said(url, "pin", "support@10") == "support@10: pinned\n"
-    assert "full, pinned" in said(url, "list")
-    assert said(url, "unpin", "support@10") == "support@10: not pinned\n"
-    assert said(url, "tag", "support@10", "team=red", "a=b", "--notes", "for the demo") == "support@10: a=b team=red\n"
-    assert said(url, "tag", "support@10", "a=") == "support@10: team=red\n"
-    assert json.loads(said(url, "show", "support@10", "--json"))["notes"] == "for the demo"
-
-
 def test_mistakes_are_one_sentence(url: str) -> None:
     assert "no such model version: support@11" in refused(NotFoundError, url, "show", "support@11")
     assert "no such alias: support@best" in refused(NotFoundError, url, "show", "support@best")
@@ -116,7 +107,6 @@ def test_mistakes_are_one_sentence(url: str) -> None:
     assert "expected an alias" in refused(InputError, url, "rollback", "support@10")
     said(url, "promote", "support@10", "best")
     assert "named no other version before 10" in refused(NotFoundError, url, "rollback", "support@best")
-    assert "expected KEY=VALUE" in refused(InputError, url, "tag", "support@10", "x")
 
 
 def test_weights_are_exported_as_a_folder_and_as_an_adapter(url: str, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.analysis.bottlenecks import RULES
 from agentlightning.cli.app import app
 from agentlightning.config.agent import AgentConfig, RewardConfig
-from agentlightning.config.canary import CanaryConfig
 from agentlightning.config.engine import EngineConfig, LoraConfig
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.limits import LimitConfig, LimitsConfig
@@ -33,8 +32,8 @@ from agentlightning.config.optimizer import OptimizeConfig
 from agentlightning.config.policies import PolicyConfig
 from agentlightning.config.run import Config
 from agentlightning.config.sandbox import Bubblewrap, Container, KubernetesJob
-from agentlightning.config.serve import ServeConfig
 from agentlightning.config.vllm import VllmConfig
+from agentlightning.serving.settings import ServeConfig
 from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS
 from agentlightning.trainer.monitor.metrics import METRICS
@@ -271,7 +270,7 @@ def test_imports_that_snippets_make_from_the_package_exist(page: Path) -> None:
 
 @BY_NAME
 def test_toml_snippets_hold_settings_that_exist(page: Path) -> None:
-    tables = settings_tables() | {"serve": defaults(ServeConfig), "canary": defaults(CanaryConfig)}
+    tables = settings_tables() | {"serve": defaults(ServeConfig)}
     for body in fences(page, "toml"):
         snippet = tomllib.loads(body)
         if "project" in snippet:  # of a package's pyproject.toml

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUN = "serve-tiny-production"
 SERVE = """
 [serve]
-record = true
+alpha = 0.1
 [model]
 max_tokens = 8
 """
@@ -184,16 +184,6 @@ def test_sessions_keep_their_version_through_promotion_and_kill_9(folder: Folder
     assert {one.step for one in found} == {1, 2}
 
 
-RULE_FILE = """
-[canary]
-reward_margin = 0.2
-error_margin = 0.4
-alpha = 0.1
-min_sessions = 5
-max_sessions = 500
-"""
-
-
 class Users:
     """Threads that hold conversations of two calls, and score them by the version that answered: 1 for the stable one."""
 
@@ -249,11 +239,9 @@ class Users:
 @pytest.mark.long
 def test_a_canary_is_decided_once_while_its_server_and_its_engines_are_killed(folder: Folder) -> None:
     served = ServedFolder(folder)
-    folder.write("canary.toml", RULE_FILE)
     server = served.serve()
     key = served.agl("tokens", "create", "--role", "client", "--run", RUN, "--server", served.url).split()[-1]
-    start = ("models", "canary", "start", "tiny@2", "--weight", "0.5", "--rule", "canary.toml", "--store", served.url)
-    served.agl(*start)
+    served.agl("models", "promote", "tiny@2", "--share", "0.5", "--store", served.url)
     with Users(served, key) as users:
 
         def answered(count: int) -> bool:
@@ -271,8 +259,8 @@ def test_a_canary_is_decided_once_while_its_server_and_its_engines_are_killed(fo
 
         def decided() -> bool:
             assert not users.failed, users.failed
-            told = json.loads(served.agl("models", "canary", "status", "tiny", "--json", "--store", served.url))
-            return bool(told["routes"]["canary"] is None)
+            shown = json.loads(served.agl("models", "show", "tiny@2", "--json", "--store", served.url))
+            return not shown["canary_of"]
 
         until(decided, "the canary is rolled back", 3 * DEADLINE_S)
         after = len(users.models)
@@ -284,4 +272,4 @@ def test_a_canary_is_decided_once_while_its_server_and_its_engines_are_killed(fo
     server.send_signal(signal.SIGTERM)
     assert server.wait(timeout=DEADLINE_S) == 0
     decisions = [one.value["reason"] for one in asyncio.run(served.resources("routes")) if one.value["reason"]]
-    assert [one["decision"] for one in decisions] == ["roll_back"]
+    assert [(one["decision"], one["worse"]) for one in decisions] == [("rollback", "reward")]

@@ -17,6 +17,7 @@ from agentlightning.gateway.external_keys import ExternalKeys, external_keys
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.records import Claim, Mode, NewRollout, Resource, Sampling, WorkerStatus
 from agentlightning.rendering.renderer import Renderer
+from agentlightning.serving.sessions import UserSessions
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore
 
@@ -83,7 +84,7 @@ class House:
         **others: Any,
     ) -> App:
         """A new gateway over the same store, as after a restart."""
-        settings = replace(settings or ServerSettings(), external_keys=external_keys)
+        settings = replace(settings or ServerSettings(), external_keys=external_keys, clients=UserSessions)
         app = App(store or self.store, SERVER_KEY, patience_s=patience_s, settings=settings, **others)
         self._apps.append(app)
         return app

@@ -1,4 +1,4 @@
-"""Users of a served model: sessions with a serving key, each on one version; what is kept of them, and their feedback."""
+"""Users of a served model: sessions with a serving key, each on one version, and their feedback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine
 
 from agentlightning.gateway.app import App
-from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.records import JSON, Resource, Rollout
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import RolloutQuery
@@ -95,7 +94,7 @@ async def newer(renderer: Renderer) -> AsyncIterator[ScriptedEngine]:
 
 @pytest.fixture
 async def served(house: House, newer: ScriptedEngine) -> ServedHouse:
-    return await ServedHouse(house, newer).serve(record=True)
+    return await ServedHouse(house, newer).serve()
 
 
 async def test_the_first_call_of_a_session_opens_it_and_others_go_on(served: ServedHouse) -> None:
@@ -145,13 +144,6 @@ async def test_a_version_that_is_not_served_any_more_is_never_replaced_by_anothe
     reply = await served.post("/v1/chat/completions", {"model": "x", "messages": HI}, "anna")
     assert reply.status_code == 503
     assert "support@40, the version of this session, is not served" in reply.text
-
-
-async def test_a_header_chooses_the_canary(served: ServedHouse) -> None:
-    await served.route(stable=40, canary=50, weight=0.0, header={"name": "X-Beta", "value": "1"})
-    await served.said("anna", **{"x-beta": "1"})
-    await served.said("ben")
-    assert [rollout.step for rollout in await served.rollouts()] == [50, 40]
 
 
 async def test_a_canary_that_is_not_loaded_yet_gets_nobody(served: ServedHouse) -> None:
@@ -315,77 +307,3 @@ async def test_streams_and_other_protocols_belong_to_the_session(served: ServedH
     [rollout] = await served.rollouts()
     protocols = {call.protocol for call in await served.house.store.calls([rollout.id])}
     assert protocols == {"chat", "responses", "messages", "generate_content"}
-
-
-# --- what is kept -----------------------------------------------------------------------------------------------------
-
-
-async def test_without_recording_calls_are_counted_and_nothing_of_them_is_kept(
-    house: House, newer: ScriptedEngine
-) -> None:
-    served = await ServedHouse(house, newer).serve()
-    await served.said("anna")
-    await served.said("anna")
-    await served.post("/v1/sessions/anna/reward", {"score": 1, "feedback": "a secret"})
-    refused = await served.post("/v1/chat/completions", {"model": "m", "messages": [{"role": "secret"}]}, "anna")
-    assert refused.status_code == 400
-    [rollout] = await served.rollouts()
-    first, second = await house.store.calls([rollout.id])
-    for call in (first, second):
-        assert (call.suffix_ids, call.sampled_ids, call.messages, call.completion, call.tools) == ([], [], [], {}, None)
-        assert (call.prompt_tokens > 0, call.usage) == (True, {"sampled_tokens": 8})
-    assert "secret" not in str(await house.store.spans([rollout.id]))
-    await served.post("/v1/sessions/anna/finish", {})
-    [ended] = await served.rollouts()
-    assert (ended.reward, ended.calls) == (1.0, 2)
-
-
-async def test_a_call_that_is_not_kept_is_sampled_again_when_it_is_retried(house: House, newer: ScriptedEngine) -> None:
-    served = await ServedHouse(house, newer).serve()
-    await served.said("anna")
-    again = await served.said("anna", **{"x-stainless-retry-count": "1"})
-    assert again.json()["choices"][0]["message"]["content"] == "It is sunny."
-    other = house.gateway()  # which knows the record alone
-    assert (await served.said("anna", app=other)).status_code == 200
-
-
-def no_names(given: JSON) -> JSON:
-    """The text of a call, or feedback, without Anna's name."""
-    return _without(given, "Anna")
-
-
-def _without(value: Any, name: str) -> Any:
-    if isinstance(value, str):
-        return value.replace(name, "***")
-    if isinstance(value, list):
-        return [_without(one, name) for one in value]
-    return {key: _without(one, name) for key, one in value.items()} if isinstance(value, dict) else value
-
-
-async def test_what_the_operators_function_takes_out_is_never_written(
-    house: House,
-    newer: ScriptedEngine,
-) -> None:
-    served = await ServedHouse(house, newer).serve(record=True, redact="redact.py:no_names")
-    app = house.gateway(settings=ServerSettings(redactions={"redact.py:no_names": no_names}))
-    told = [{"role": "user", "content": "I am Anna"}]
-    await served.post("/v1/chat/completions", {"model": "m", "messages": told}, "anna", app=app)
-    follow = [*told, {"role": "assistant", "content": "It is sunny."}, {"role": "user", "content": "hi"}]
-    await served.post("/v1/chat/completions", {"model": "m", "messages": follow}, "anna", app=app)
-    await served.said("ben", app=app)
-    await served.post("/v1/sessions/ben/reward", {"score": 1, "feedback": "Anna was here"}, app=app)
-    anna, ben = await served.rollouts()
-    first, second = await house.store.calls([anna.id])
-    assert first.messages == [{"role": "user", "content": "I am ***"}]
-    assert (first.suffix_ids, first.sampled_ids) == ([], [])
-    assert (second.suffix_ids, second.sampled_ids) == ([], [])  # its prompt has the tokens of the first
-    [kept] = await house.store.calls([ben.id])
-    assert kept.sampled_ids
-    assert "Anna" not in str(await house.store.spans([ben.id]))
-
-
-async def test_a_gateway_without_the_function_serves_nobody(house: House, newer: ScriptedEngine) -> None:
-    served = await ServedHouse(house, newer).serve(record=True, redact="redact.py:no_names")
-    reply = await served.post("/v1/chat/completions", {"model": "m", "messages": HI}, "anna")
-    assert (reply.status_code, "--redact redact.py:no_names" in reply.text) == (503, True)
-    assert await served.rollouts() == []

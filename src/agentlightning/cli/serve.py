@@ -13,8 +13,10 @@ from agentlightning.cli.quantities import bytes_of
 from agentlightning.store.open import store_url
 
 if TYPE_CHECKING:
-    from agentlightning.trainer.served.serving_run import ServedModel
+    from agentlightning.serving.run import ServedModel
 
+CLIENTS = "agentlightning.serving.sessions:UserSessions"
+"""Answers holders of serving keys in every gateway that is started here: each may be one of a run that serves a model."""
 Options = dict[str, float | int | str | None]
 
 
@@ -67,10 +69,6 @@ ServeFilePath = Annotated[
     typer.Option("--config", help="TOML file with [serve], [limits], [model], [engine]; with --policy."),
 ]
 ServingRunId = Annotated[str | None, typer.Option("--run", help="Id of the run that serves; with --policy.")]
-Redactions = Annotated[
-    list[str] | None,
-    typer.Option("--redact", help="file.py:function that texts of users go through, which runs may ask for."),
-]
 
 
 def serve(
@@ -95,7 +93,6 @@ def serve(
     config: ServeFilePath = None,
     run_id: ServingRunId = None,
     runs: Runs = Path("runs"),
-    redact: Redactions = None,
 ) -> None:
     """Serve agents, workers and trainers; with --store http://…, be one gateway more of the server there.
 
@@ -109,7 +106,6 @@ def serve(
     url = store_url(store)
     make_default_folder(url)
     serving = _served_model(policy, config, runs, run_id, tls_cert)
-    redactions = [*(redact or ()), *_redactions_of(serving)]
     given: Options = {
         "--max-parallel-requests": max_parallel_requests,
         "--max-request-bytes": bytes_of(max_request_bytes, "--max-request-bytes"),
@@ -117,8 +113,9 @@ def serve(
         "--tls-cert": tls_cert,
         "--tls-key": tls_key,
         "--tls-client-ca": tls_client_ca,
+        "--clients": CLIENTS,
     }
-    several = {"--trusted-proxy": trusted_proxy, "--cors-origin": cors_origin, "--redact": redactions}
+    several = {"--trusted-proxy": trusted_proxy, "--cors-origin": cors_origin}
     arguments = [*_words(given), *_repeated(several), *_external_key_words(external_keys)]
     keep: Options = {
         "--keep-days": keep_days,
@@ -144,18 +141,13 @@ def _served_model(
         if config is not None or run_id is not None:
             raise ConfigError("--config and --run: have no effect without --policy")
         return None
-    from agentlightning.trainer.served.serving_run import ServedModel
-    from agentlightning.trainer.served.settings import read_serve_file
+    from agentlightning.serving.run import ServedModel
+    from agentlightning.serving.settings import read_serve_file
 
     file = read_serve_file(config)
     if tls_cert is not None:
         raise ConfigError("--tls-cert: does not go with --policy, whose own requests it would not accept; use a proxy")
     return ServedModel.of(policy, file, runs.resolve(), run_id)
-
-
-def _redactions_of(serving: ServedModel | None) -> list[str]:
-    """The function that the served model's file names, where it does."""
-    return [] if serving is None or serving.file.serve.redact is None else [serving.file.serve.redact]
 
 
 def _external_key_words(path: Path | None) -> list[str]:

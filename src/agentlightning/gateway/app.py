@@ -19,6 +19,7 @@ from agentlightning.errors import AgentLightningError, StoreError
 from agentlightning.gateway.asgi_response import AWAY, STOPPING, AgentRequest, AgentResponse, Receive, Scope, Send
 from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.gateway.authentication import Authentication, ServerKeyError
+from agentlightning.gateway.clients import ClientParts
 from agentlightning.gateway.external.calls import ExternalCalls
 from agentlightning.gateway.external.directory import ExternalDirectory
 from agentlightning.gateway.lease_expiry import LeaseExpiry
@@ -30,15 +31,11 @@ from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
 from agentlightning.gateway.policy.engine_health import ProbeSettings
 from agentlightning.gateway.policy.engine_router import PATIENCE_S, EngineRouter
 from agentlightning.gateway.policy.renderers import Renderers
-from agentlightning.gateway.policy.shadow_calls import ShadowCalls
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.rest import create_api
 from agentlightning.gateway.roles import Permissions, RoleError
 from agentlightning.gateway.server_settings import ServerSettings
-from agentlightning.gateway.sessions.recorder import Recorder
-from agentlightning.gateway.sessions.session_api import SessionApi
-from agentlightning.gateway.sessions.sessions import UserSessions
 from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols import chat, generate_content, messages
 from agentlightning.protocols.base import ApiError, WireFormat
@@ -99,23 +96,25 @@ class App:
             self._settings.external_keys,
         )
         directory = ExternalDirectory(self._watcher, self._settings.external_keys)
-        sessions = UserSessions(store, self._attempts, self._watcher)
-        recorder = Recorder(store, sessions, self._settings.redactions)
-        self._external = ExternalCalls(store, self._attempts, directory, self._metrics, recorder, grace_s=grace_s)
+        self._external = ExternalCalls(store, self._attempts, directory, self._metrics, grace_s=grace_s)
         self._limits = CallLimits(store, self._watcher, self._settings.limits)
         self._authentication = Authentication(store, server_key)
         stored = StoredResponses(store, self._engine_router)
-        self._shadows = ShadowCalls(store, self._watcher, self._engine_router, recorder, self._metrics)
         self._policy_calls = PolicyCalls(
             store,
             self._attempts,
             self._engine_router,
             self._metrics,
             stored,
-            recorder,
-            self._shadows,
             grace_s=grace_s,
             deadline_s=deadline_s,
+        )
+        parts = ClientParts(
+            store=store,
+            attempts=self._attempts,
+            watcher=self._watcher,
+            authentication=self._authentication,
+            limits=self._limits,
         )
         traces = TraceReceiver(store, self._attempts, self._limits, self._metrics, self._authentication)
         self._proxy = Proxy(
@@ -128,8 +127,7 @@ class App:
             traces,
             self._limits,
             stored,
-            recorder,
-            SessionApi(store, sessions, recorder, self._authentication, self._limits),
+            None if self._settings.clients is None else self._settings.clients(parts),
         )
         self._api = create_api(
             store,
@@ -171,7 +169,6 @@ class App:
     async def close(self) -> None:
         """Close the connections to engines and external models."""
         await self.background.stop()
-        await self._shadows.close()
         await self._watcher.close()
         await self._engine_router.close()
         await self._external.close()

@@ -70,8 +70,6 @@ class TrackedAttempt:
     """Those of them that are still to be recorded."""
     prompts: dict[str, str] = field(default_factory=dict)
     """Rendered prompt templates, by name."""
-    textual: set[str] = field(default_factory=set)
-    """Calls of a session of whose tokens the record has nothing, so that no other record may build on them."""
     replaced_prompts: set[bytes] = field(default_factory=set)
     """Hashes of the agent's own system prompts that the record has already."""
     ends_refused: bool = False

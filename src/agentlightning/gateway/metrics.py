@@ -37,7 +37,6 @@ LOOK_S = 2.0
 """Timeout of a scrape's read; a store that takes longer counts as down, and the scrape does not hang with it."""
 
 Result = Literal["recorded", "abandoned", "replayed", "joined", "refused", "failed"]
-ShadowResult = Literal["completed", "failed", "dropped"]
 Engines = Callable[[], Iterable[tuple[str, str, int]]]
 
 
@@ -77,12 +76,6 @@ class GatewayMetrics:
         self.in_flight = Gauge("agl_calls_in_flight", "Model calls being answered", registry=registry)
         self.paused = Gauge("agl_calls_paused", "Model calls waiting for an engine", registry=registry)
         self.hangs = Counter("agl_engine_hangs", "Times that an engine answered nothing any more", registry=registry)
-        self._shadow_calls = Counter(
-            "agl_shadow_calls", "Copies of calls for a canary, by result", ["result"], registry=registry
-        )
-        self._shadow_seconds = Histogram(
-            "agl_shadow_call_seconds", "Time in which a canary completed a copy", buckets=BUCKETS_S, registry=registry
-        )
         self._spans = Counter("agl_spans", "Spans that were recorded", registry=registry)
         self._broken_spans = Counter(
             "agl_broken_spans",
@@ -124,12 +117,6 @@ class GatewayMetrics:
     def external(self, model: str, result: Result) -> None:
         """Count a call to an external model; `model` is its name in the configuration."""
         self._external.labels(model, result).inc()
-
-    def shadow(self, result: ShadowResult, seconds: float | None = None) -> None:
-        """Count a copy of a call by its result; `seconds` of one that was completed."""
-        self._shadow_calls.labels(result).inc()
-        if seconds is not None:
-            self._shadow_seconds.observe(seconds)
 
     def spans(self, recorded: int, broken: Mapping[str, int]) -> None:
         """Count spans that programs sent; `broken` by cause."""

@@ -19,6 +19,7 @@ from uuid_utils import uuid7
 from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError, StoreError
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
+from agentlightning.gateway.clients import Clients
 from agentlightning.gateway.external.calls import ExternalCalls
 from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.gateway.limits import Admission, CallLimits, LimitReachedError
@@ -29,8 +30,6 @@ from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.policy.scoring import PromptScoring
 from agentlightning.gateway.prompt_rules import PromptRules
 from agentlightning.gateway.refusals import record_refusal
-from agentlightning.gateway.sessions.recorder import Recorder
-from agentlightning.gateway.sessions.session_api import SessionApi
 from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols import (
     chat,
@@ -74,8 +73,7 @@ class Proxy:
         traces: TraceReceiver,
         limits: CallLimits,
         stored: StoredResponses,
-        recorder: Recorder,
-        session_api: SessionApi,
+        clients: Clients | None,
     ) -> None:
         self._store = store
         self._attempts = attempts
@@ -87,8 +85,7 @@ class Proxy:
         self._limits = limits
         self._scoring = PromptScoring(engine_router)
         self._stored = stored
-        self._recorder = recorder
-        self._session_api = session_api
+        self._clients = clients
         self._prompts = PromptRules(store)
         self._wires: dict[str, WireFormat] = {
             "chat/completions": chat,
@@ -143,26 +140,25 @@ class Proxy:
 
     async def _answer(self, wire: WireFormat, incoming: AgentRequest, reply: AgentResponse) -> None:
         if incoming.named is None and incoming.key is not None and is_token(incoming.key):
-            await self._answer_user(wire, incoming, reply)
+            await self._answer_client(wire, incoming, reply)
             return
         identity = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
         await self._answer_attempt(wire, await self._attempts.running(identity), incoming, reply)
 
-    async def _answer_user(self, wire: WireFormat, incoming: AgentRequest, reply: AgentResponse) -> None:
-        """Answer a request with a serving key: a call of a session is one of its attempt."""
-        token = await self._session_api.token(incoming)
-        served = await self._session_api.sessions.served(str(token.run_id))
-        route = incoming.route or ""
-        if self._session_api.knows(route, incoming.method):
-            await self._session_api.answer(token, incoming, reply)
-        elif incoming.method == "GET" and (named := _named_model(route)) is not None:
-            await _show_models(wire, [served.model], named, token.created_ns // 10**9, reply)
-        else:
-            await self._recorder.check(served)
-            session = await self._session_api.session(token, incoming)
-            reply.session = session.id.encode()
-            async with self._session_api.sessions.kept(session):
-                await self._answer_attempt(wire, session.attempt, incoming, reply, token)
+    async def _answer_client(self, wire: WireFormat, incoming: AgentRequest, reply: AgentResponse) -> None:
+        """Answers a request with a client's token."""
+        if self._clients is None:
+            sentence = "this server serves no users; start one with: agl serve --policy NAME@ALIAS"
+            raise ApiError(sentence, status=404, code="not_served")
+        if incoming.method == "GET" and (named := _named_model(incoming.route or "")) is not None:
+            model, since_ns = await self._clients.model(incoming)
+            await _show_models(wire, [model], named, since_ns // 10**9, reply)
+            return
+
+        async def answer_attempt(attempt: TrackedAttempt, token: Token) -> None:
+            await self._answer_attempt(wire, attempt, incoming, reply, token)
+
+        await self._clients.answer(incoming, reply, answer_attempt)
 
     async def _answer_attempt(
         self,
@@ -198,8 +194,7 @@ class Proxy:
                 raise
             except (ApiError, InputError) as cause:
                 refusal = _of_prompt(_as_refusal(cause), PROMPT_FIELDS.get(wire.NAME, "messages"))
-                says_why = await self._recorder.keeps_all(attempt.rollout)
-                await record_refusal(self._store, attempt, refusal, says_why)
+                await record_refusal(self._store, attempt, refusal)
                 raise refusal from cause
             attempt.ends_refused = False
         elif method == "POST" and route == "messages/count_tokens":

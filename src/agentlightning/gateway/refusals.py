@@ -29,11 +29,8 @@ NOT_REFUSALS = frozenset({401, 403, 408, 409, 410, 429, 499})
 _PLACE = re.compile(r"[.\[].*", re.DOTALL)
 
 
-async def record_refusal(
-    store: LightningStore, attempt: TrackedAttempt, refusal: ApiError, says_why: bool = True
-) -> None:
-    """Record a refused model call; does nothing for failures of ours and what is not about the request. Without `says_why`
-    no message is kept, which may repeat parts of the request."""
+async def record_refusal(store: LightningStore, attempt: TrackedAttempt, refusal: ApiError) -> None:
+    """Records a refused model call; does nothing for failures of ours and what is not about the request."""
     if not 400 <= refusal.status < 500 or refusal.status in NOT_REFUSALS:
         return
     attempt.refused += 1
@@ -43,7 +40,7 @@ async def record_refusal(
         return
     attempt.ends_refused = True
     count, attempt.unrecorded_refusals = attempt.unrecorded_refusals, 0
-    message = refusal.message[:MAX_MESSAGE_CHARS] if says_why else ""
+    message = refusal.message[:MAX_MESSAGE_CHARS]
     told = {"fields": refused_fields(refusal), "count": count, "status": refusal.status, "message": message}
     await store.append_spans([gateway_span(attempt.rollout, attempt.number, REFUSED_CALLS, told, message)])
 

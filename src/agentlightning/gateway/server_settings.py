@@ -10,16 +10,15 @@ import argparse
 import ipaddress
 import math
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.clients import MakeClients
 from agentlightning.gateway.connection_limit import allowed_connections
 from agentlightning.gateway.external_keys import ExternalKeys, external_keys
 from agentlightning.gateway.limits import ServerLimits
-from agentlightning.gateway.sessions.recorder import Redact
 from agentlightning.runtime.code_loader import load_code
 from agentlightning.store.base import LEASE_S
 
@@ -50,8 +49,8 @@ class ServerSettings:
     """None: ``/metrics`` is beside the rest, for holders of a key where the server has one."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose web pages may use the server, with a key."""
-    redactions: Mapping[str, Redact] = field(default_factory=dict)
-    """Functions that take out of calls of users what must not be kept, by the names that runs have for them."""
+    clients: MakeClients | None = None
+    """Makes the part that answers holders of clients' tokens; None: they are refused."""
     lease_s: float = LEASE_S
     """Seconds of the leases that workers ask for: for so long none is given up after nobody could renew."""
 
@@ -80,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metrics-port", type=int, help="port of /metrics, which then wants no key")
     parser.add_argument("--lease-s", type=float, default=LEASE_S, help="seconds of the leases that workers ask for")
-    parser.add_argument("--redact", action="append", default=[], help="file.py:function that users' texts go through")
+    parser.add_argument("--clients", help="module:name of the part that answers holders of clients' tokens")
     parser.add_argument("--cors-origin", action="append", default=[], help="https://HOST of web pages; repeatable")
 
 
@@ -105,7 +104,7 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
         trusted_proxies=tuple(_network(one) for one in options.trusted_proxy),
         metrics_port=port,
         cors_origins=tuple(_origin(one) for one in options.cors_origin),
-        redactions={one: load_code(one, "--redact") for one in options.redact},
+        clients=None if options.clients is None else load_code(options.clients, "--clients"),
         lease_s=options.lease_s,
     )
 

@@ -25,7 +25,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentlightning.config.base import Table, expected, parse_settings
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.limits import LimitsConfig
-from agentlightning.config.serve import RoutesConfig
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
 from agentlightning.gateway.asgi_response import STOPPING, disconnected
 from agentlightning.gateway.idempotency import IdempotencyCache, RpcResponse
@@ -47,7 +46,6 @@ MAX_KEY_CHARS = 128
 RESOURCE_SETTINGS: Mapping[str, type[Table]] = {
     "external": ExternalModelConfig,
     "limits": LimitsConfig,
-    "routes": RoutesConfig,
 }
 """By kind of resource, the settings that it holds. They are checked before they are stored: the stores know no settings, and
 JSON of theirs has no NaN, so that a bound or a price of NaN would be read as none."""

@@ -23,10 +23,6 @@ UNKNOWN_ROUTE: Literal["gateway.unknown_route"] = "gateway.unknown_route"
 """Name of the span that a request to a wrong path leaves, so that a rollout without calls can be explained."""
 
 
-SHADOW_CALL: Literal["gateway.shadow_call"] = "gateway.shadow_call"
-"""Name of the span of a session that says how its canary did on a copy of one of the session's calls."""
-
-
 def broken_counts(attributes: JSON) -> dict[str, int]:
     """By cause, what a span named BROKEN_SPANS counts; attributes that are no counts are somebody else's."""
     return {cause: count for cause, count in attributes.items() if type(count) is int}

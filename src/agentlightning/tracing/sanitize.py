@@ -27,7 +27,6 @@ from agentlightning.records import JSON, Span
 from agentlightning.store.gateway_events import (
     BROKEN_SPANS,
     REFUSED_CALLS,
-    SHADOW_CALL,
     UNKNOWN_ROUTE,
 )
 from agentlightning.tracing.otlp import MAX_DEPTH, MAX_TIME_NS, OtlpRequest, OtlpResource, OtlpSpan
@@ -47,7 +46,7 @@ MAX_ITEMS = 4096
 CUT = "too_large"
 """Cause by which a part of a span is lost; by all others the whole span is."""
 
-RESERVED = frozenset({BROKEN_SPANS, REFUSED_CALLS, SHADOW_CALL, UNKNOWN_ROUTE})
+RESERVED = frozenset({BROKEN_SPANS, REFUSED_CALLS, UNKNOWN_ROUTE})
 """Names of spans that stores, gateway and trainer look for: what they say holds, so that nobody else may say it."""
 
 

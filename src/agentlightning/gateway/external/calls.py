@@ -28,7 +28,6 @@ from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.sdk_retries import recorded_answer
 from agentlightning.gateway.policy.streamed_response import send_recorded
-from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.protocols import generate_content
 from agentlightning.protocols.base import ApiError, CompletionReader, CompletionRequest, WireFormat
 from agentlightning.records import ABANDONED, JSON, Call, Sampling, Span
@@ -62,14 +61,12 @@ class ExternalCalls:
         attempts: AttemptCache,
         directory: ExternalDirectory,
         metrics: GatewayMetrics,
-        recorder: Recorder,
         *,
         grace_s: float = 10.0,
     ) -> None:
         self._store = store
         self._attempts = attempts
         self._metrics = metrics
-        self._recorder = recorder
         self._grace_s = grace_s
         self._endpoints = ExternalClient()
         self.directory = directory
@@ -271,7 +268,7 @@ class ExternalCalls:
         return call
 
     async def _keep(self, job: _ExternalJob, call: Call) -> None:
-        await self._recorder.append_calls(job.attempt, [call])
+        await self._store.append_calls([call])
         job.admission.record([call])
         self._metrics.record(call)
 

@@ -38,11 +38,9 @@ from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.gateway.policy.sampling import sampling_of, trained_cut
 from agentlightning.gateway.policy.scoring import PromptScoring
 from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
-from agentlightning.gateway.policy.shadow_calls import ShadowCalls
 from agentlightning.gateway.policy.streamed_response import PolicyJob, StreamedResponse, send_recorded
 from agentlightning.gateway.policy.unsupported import ignored_header
 from agentlightning.gateway.replay import recorded_tokens
-from agentlightning.gateway.sessions.recorder import Recorder
 from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols.base import (
     ApiError,
@@ -81,8 +79,6 @@ class PolicyCalls:
         engine_router: EngineRouter,
         metrics: GatewayMetrics,
         responses: StoredResponses,
-        recorder: Recorder,
-        shadows: ShadowCalls,
         *,
         grace_s: float = GRACE_S,
         deadline_s: float = DEADLINE_S,
@@ -92,8 +88,6 @@ class PolicyCalls:
         self._engine_router = engine_router
         self._metrics = metrics
         self._responses = responses
-        self._recorder = recorder
-        self._shadows = shadows
         self._decoding = asyncio.Lock()
         """Held to decode an image: one at a time, since it takes a hundred times its file's bytes."""
         """Files that its requests may name."""
@@ -270,7 +264,6 @@ class PolicyCalls:
                 await reply.whole(200, job.wire.body(job.request, answer))
             else:
                 await stream.last(rest, answer)
-            self._shadows.copy(job)
         except TimeoutError:
             await self._record_partial(job)
             if not job.gone:
@@ -343,7 +336,7 @@ class PolicyCalls:
         if "grammar" in job.decoding and any(call.versions for call in calls):  # an answer that was given follows none
             calls = await with_forced(calls, job.policy.renderer)
         await self._keep_images(job)
-        await self._recorder.append_calls(job.attempt, calls)
+        await self._store.append_calls(calls)
         job.admission.record(calls)
         for call in calls:
             job.conversation.record(job.plan, call.id, call.sampled_ids, call.completion)
@@ -359,7 +352,8 @@ class PolicyCalls:
     async def _keep_images(self, job: PolicyJob) -> None:
         """Before the calls that name them: whoever reads a call finds its images."""
         new = {image.hash: job.images.files[image.hash] for image in job.plan.images}
-        await self._recorder.put_files(job.attempt.rollout, new)
+        if new:
+            await self._store.put_files(job.attempt.rollout.run_id, job.attempt.rollout.id, new)
 
     async def _record_partial(self, job: PolicyJob) -> None:
         """The agent never saw the end of this call: what was sampled is kept, neither continued nor trained on."""
@@ -368,7 +362,7 @@ class PolicyCalls:
         messages = [assistant_message(decoder.choice()) for decoder in job.decoders]
         calls = _records(job, messages, [ABANDONED] * len(messages))
         await self._keep_images(job)
-        await self._recorder.append_calls(job.attempt, calls)
+        await self._store.append_calls(calls)
         job.admission.record(calls)
         for call in calls:
             self._metrics.record(call)

@@ -36,7 +36,6 @@ from agentlightning.gateway.policy.engine_health import EngineHealth, ProbeSetti
 from agentlightning.gateway.policy.pause import paused_s, resumed
 from agentlightning.gateway.policy.renderers import Renderers
 from agentlightning.gateway.resource_watcher import ResourceWatcher
-from agentlightning.gateway.sessions.routes import pinned_alias
 from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.sse import EventReader
 from agentlightning.records import JSON, Resource, Rollout
@@ -172,7 +171,7 @@ class EngineRouter:
         called. Raises ApiError."""
         run_id = rollout.run_id
         policies = await self.policies(run_id)
-        if (pinned := pinned_alias(rollout)) is not None:
+        if (pinned := _pinned_policy(rollout)) is not None:
             if pinned in policies:
                 return policies[pinned]
             sentence = f"{rollout.task['model']}, the version of this session, is not served; begin another session"
@@ -426,3 +425,10 @@ async def _events(response: HttpResponse, watch: SilenceWatch) -> AsyncIterator[
             if data != b"[DONE]":
                 yield data
         watch.heard()
+
+
+def _pinned_policy(rollout: Rollout) -> str | None:
+    """The policy that answers all calls of a session: that of its version. None where the rollout is no session."""
+    if rollout.kind != "session":
+        return None
+    return str(rollout.task["model"]).replace("@", "-")

@@ -1,7 +1,7 @@
 """PromptScoring: log-probabilities of given tokens under a policy, without sampling and without a record.
 
 Driven by the proxy for ``POST /v1/tokens/logprobs``, by policy/calls.py for a retry of a call that asks for those of its
-prompt, which no record keeps, and by shadow_calls.py.
+prompt, which no record keeps.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from agentlightning.engines.base import Endpoints, Engine
 from agentlightning.engines.setup import EngineSetup, make_engine
 from agentlightning.engines.support import Support
 from agentlightning.errors import ConflictError, EngineError
+from agentlightning.serving.settings import ServeFile
+from agentlightning.serving.versions import ServedVersions
 from agentlightning.store.base import LightningStore
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.open import open_store
-from agentlightning.trainer.served.settings import ServeFile
-from agentlightning.trainer.served.versions import ServedVersions
 
 
 class EngineThatDoesNotStart:

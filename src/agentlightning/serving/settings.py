@@ -1,4 +1,4 @@
-"""Settings of `agl serve --policy`: the file's tables, and the record of the run that serves, made of them and of the
+"""Settings of ``agl serve --policy``: the file's tables, and the record of the run that serves, made of them and of the
 version's own run."""
 
 from __future__ import annotations
@@ -7,16 +7,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentlightning.config.base import Table
 from agentlightning.config.file import read_toml
 from agentlightning.config.limits import LimitsConfig, check_limits
 from agentlightning.config.run import Config, parse_config, parse_settings, run_record
-from agentlightning.config.serve import ServeConfig
 from agentlightning.records import JSON
 from agentlightning.store.tokens import Token
 from agentlightning.trainer.policies import sampling_table
+
+
+class ServeConfig(Table):
+    """The table ``[serve]``: how users are served, and when a canary is rolled back."""
+
+    idle_s: float = Field(1800.0, ge=1, le=7 * 86_400)
+    """Seconds without a call after which a session has ended."""
+    keep_days: float | None = Field(None, gt=0)
+    """Days after which the calls and feedback texts of ended sessions are deleted; None: never."""
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest reward for the test of a canary; rewards beyond count as the nearer of the two."""
+    alpha: float = Field(0.02, gt=0, lt=0.5)
+    """Bound of the false-rollback rate: the probability that a canary which is no worse is ever rolled back."""
+
+    @field_validator("reward_range")
+    @classmethod
+    def _is_range(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if value[0] >= value[1]:
+            raise ValueError("expected the lowest reward, then a higher one")
+        return value
 
 
 class ServedSampling(Table):
@@ -73,4 +92,4 @@ def limits_without_key(limits: LimitsConfig, tokens: Sequence[Token], now_ns: in
 
 def serve_record(config: Config, file: ServeFile, name: str) -> JSON:
     """The configuration that the store keeps with the run: training from its record inherits from it."""
-    return {**run_record(config), "serve": file.serve.model_copy(update={"model": name}).model_dump(mode="json")}
+    return {**run_record(config), "serve": {"model": name, **file.serve.model_dump(mode="json")}}

@@ -1,14 +1,15 @@
-"""ServingRun: `agl serve --policy`: a run without a trainer, whose users are served a registered model.
+"""ServingRun: ``agl serve --policy``: a run without a trainer, whose users are served a registered model.
 
-Everything that it does is derived from what the store says, again and again: which version the alias names, what the routes
-are, which sessions are open. So a server that was killed goes on with the same run, the same keys and the same sessions when
-it is started again. Pushed by moves of aliases and by new resources; ended sessions are looked for every few seconds. Knows
-no session's content and no protocol.
+Everything that it does is derived from the store, again and again: which version the alias names, what the split is, which
+sessions are open, whether a canary is worse. So a server that was killed continues the same run with the same keys and
+sessions when it is started again. Moves of aliases and new resources are pushed; ended sessions are looked for every few
+seconds. Knows no session's content and no protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -18,23 +19,25 @@ from pathlib import Path
 from typing import TypeVar
 
 from agentlightning.config.limits import LIMITS_RESOURCE
-from agentlightning.config.serve import ROUTES_RESOURCE, RoutesConfig
 from agentlightning.engines.base import together
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, NotFoundError
 from agentlightning.records import Resource
+from agentlightning.serving.settings import ServeFile, limits_without_key, serve_record
+from agentlightning.serving.split import SPLIT_RESOURCE, Split, put_split, read_evidence, read_trial
+from agentlightning.serving.versions import RENEWAL_S, ServedVersions
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.model_versions import ModelReference, parse_reference
 from agentlightning.store.scan import read_rollouts
-from agentlightning.trainer.canary.controller import CanaryController, put_routes
 from agentlightning.trainer.processes import record_run_status
-from agentlightning.trainer.served.settings import ServeFile, limits_without_key, serve_record
-from agentlightning.trainer.served.versions import RENEWAL_S, ServedVersions
 
 POLL_S = 30.0
 LOOK_S = 5.0
 """Seconds between looks at whether the last session of a version has ended."""
 PAUSE_S = 1.0
+JUDGE_S = 1.0
+JUDGE_PAUSES = 10
+"""A canary is judged at most a tenth of the time, and at most once a second."""
 RETENTION_S = 3600.0
 MAX_DROPPED = 500
 """Sessions whose records are deleted at a time."""
@@ -95,11 +98,7 @@ class ServingRun:
         self._tell(f"serving {self._reference.name}@{number} as run {self.run_id}; a key for it is made by: {key}")
         for sentence in limits_without_key(self._file.limits, await self._store.tokens(self.run_id), time.time_ns()):
             self._tell(sentence)
-        loops = [self._reconciling(), self._hear_aliases(), self._hear_routes(), self._dropping()]
-        if self._reference.alias is not None:  # a number stays what it is: no canary could take its place
-            loops.append(
-                CanaryController(self._store, self.run_id, self._reference.name, alias=self._reference.alias).run()
-            )
+        loops = [self._reconciling(), self._watch_aliases(), self._watch_split(), self._judging(), self._dropping()]
         await together([*loops, self.versions.watch()])
 
     async def _begin(self, number: int) -> None:
@@ -124,7 +123,7 @@ class ServingRun:
                 [Resource(run_id=self.run_id, name=LIMITS_RESOURCE, kind="limits", value=limits)]
             )
 
-    async def _wanted(self, routes: RoutesConfig | None) -> int:
+    async def _wanted(self, split: Split | None) -> int:
         """The version that new sessions get; where the alias was removed, the one that they get now."""
         name, number, alias = self._reference
         if number is not None:
@@ -132,23 +131,23 @@ class ServingRun:
         for one in await self._store.aliases(name):
             if one.alias == alias and one.number is not None:
                 return one.number
-        if routes is not None:
-            return routes.stable
+        if split is not None:
+            return split.stable
         raise NotFoundError(f"{name}@{alias}: no such alias; see: agl models list")
 
     async def _reconcile(self) -> None:
         """Make what is served what is to be served."""
-        routes, version = await self._routes()
-        wanted = await self._wanted(routes)
+        split, version = await self._split()
+        wanted = await self._wanted(split)
         await self.versions.load(wanted)
-        if routes is None or routes.stable != wanted:
-            routes = _with_stable(routes, wanted)
+        if split is None or split.stable != wanted:
+            split = with_stable(split, wanted)
             try:
-                await put_routes(self._store, self.run_id, routes, after=version)
+                await put_split(self._store, self.run_id, split, after=version)
             except ConflictError:  # such as a roll-back: what was read is old
                 self._changed.set()
                 return
-        named = {one for one in (routes.stable, routes.canary) if one is not None}
+        named = {one for one in (split.stable, split.canary) if one is not None}
         for number in sorted(named):
             try:
                 await self.versions.load(number)
@@ -163,10 +162,10 @@ class ServingRun:
         for number in sorted(self.versions.numbers - named - open_on):
             await self.versions.release(number)
 
-    async def _routes(self) -> tuple[RoutesConfig | None, int]:
-        """The newest routes, and their version."""
-        found = await self._store.resources(self.run_id, ROUTES_RESOURCE)
-        return (RoutesConfig(**found[0].value), found[0].version) if found else (None, 0)
+    async def _split(self) -> tuple[Split | None, int]:
+        """The newest split, and its version."""
+        found = await self._store.resources(self.run_id, SPLIT_RESOURCE)
+        return (Split(**found[0].value), found[0].version) if found else (None, 0)
 
     async def _open_versions(self) -> set[int]:
         query = RolloutQuery(run_id=self.run_id, states=["running"])
@@ -180,13 +179,13 @@ class ServingRun:
                 async with asyncio.timeout(LOOK_S):
                     await self._changed.wait()
             except TimeoutError:
-                routes, _ = await self._patiently(self._routes) or (None, 0)
-                if routes is not None and self.versions.numbers <= {routes.stable, routes.canary}:
+                split, _ = await self._patiently(self._split) or (None, 0)
+                if split is not None and self.versions.numbers <= {split.stable, split.canary}:
                     continue  # nothing to be released
             self._changed.clear()
             await self._patiently(self._reconcile)
 
-    async def _hear_aliases(self) -> None:
+    async def _watch_aliases(self) -> None:
         name, number, _ = self._reference
         known: dict[str, int] = {}
         while number is None:
@@ -196,13 +195,41 @@ class ServingRun:
                 known = now
                 self._changed.set()
 
-    async def _hear_routes(self) -> None:
+    async def _watch_split(self) -> None:
         known: dict[str, int] = {}
         while True:
             found = await self._patiently(partial(self._store.wait_resources, self.run_id, known, POLL_S)) or []
             known |= {one.name: one.version for one in found}
             if any(one.kind == "routes" for one in found):
                 self._changed.set()
+
+    async def _judging(self) -> None:
+        """Takes a canary that is worse out of the split."""
+        while True:
+            took_s = await self._patiently(self._judge)
+            await asyncio.sleep(LOOK_S if took_s is None else max(JUDGE_S, JUDGE_PAUSES * took_s))
+
+    async def _judge(self) -> float | None:
+        """Seconds that the judgement took; None where there is no canary."""
+        trial = await read_trial(self._store, self.run_id)
+        split = trial.split
+        if split.canary is None or not split.weight:
+            return None
+        asked_s = time.monotonic()
+        evidence = await read_evidence(self._store, self.run_id, trial, self._file.serve)
+        if evidence.worse is not None:
+            reason = {
+                "decision": "rollback",
+                "canary": f"{self._reference.name}@{split.canary}",
+                "worse": evidence.worse,
+                "figures": evidence.figures,
+            }
+            with contextlib.suppress(ConflictError):  # a person was faster
+                await put_split(
+                    self._store, self.run_id, Split(stable=split.stable, reason=reason), after=trial.version
+                )
+                log.warning("%s is rolled back: its %s is worse", reason["canary"], evidence.worse)
+        return time.monotonic() - asked_s
 
     async def _renewing(self) -> None:
         while True:
@@ -241,10 +268,8 @@ class ServingRun:
             return None
 
 
-def _with_stable(routes: RoutesConfig | None, number: int) -> RoutesConfig:
-    """The routes once the alias names this version: a canary that became it is none any more."""
-    if routes is None or routes.canary is None:
-        return RoutesConfig(stable=number)
-    if routes.canary == number:
-        return RoutesConfig(stable=number, reason=routes.reason)
-    return routes.model_copy(update={"stable": number})
+def with_stable(split: Split | None, number: int) -> Split:
+    """The split once the alias names this version: a canary that became the stable version is none any more."""
+    if split is None or split.canary is None or split.canary == number:
+        return Split(stable=number)
+    return split.model_copy(update={"stable": number})

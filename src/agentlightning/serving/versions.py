@@ -17,9 +17,10 @@ from agentlightning.config.run import Config
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.sessions.routes import version_alias
 from agentlightning.records import Resource
 from agentlightning.runtime.watchdog import STALL_TIMES, HangLimits, Watchdog
+from agentlightning.serving.settings import ServeFile, served_config
+from agentlightning.serving.split import version_alias
 from agentlightning.store.base import LightningStore
 from agentlightning.store.model_versions import ModelVersion
 from agentlightning.store.scan import find_model_version, find_run
@@ -27,7 +28,6 @@ from agentlightning.trainer.model_files import version_folder
 from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.processes import engine_setup, policy_value, put_tokenizer
 from agentlightning.trainer.run_config import recorded_config
-from agentlightning.trainer.served.settings import ServeFile, served_config
 
 LEASE_S = 120.0
 RENEWAL_S = 30.0

@@ -9,17 +9,17 @@ import pytest
 
 from agentlightning.config.limits import LimitConfig, LimitsConfig
 from agentlightning.config.run import parse_config
-from agentlightning.config.serve import RoutesConfig
 from agentlightning.errors import ConfigError
-from agentlightning.store.tokens import Token
-from agentlightning.trainer.served.serving_run import ServedModel, _with_stable
-from agentlightning.trainer.served.settings import (
+from agentlightning.serving.run import ServedModel, with_stable
+from agentlightning.serving.settings import (
     ServeFile,
     limits_without_key,
     read_serve_file,
     serve_record,
     served_config,
 )
+from agentlightning.serving.split import Split
+from agentlightning.store.tokens import Token
 
 TRAINED: dict[str, Any] = {
     "model": {"path": "base", "max_tokens": 100},
@@ -38,11 +38,11 @@ def test_a_version_is_sampled_as_it_was_trained_without_what_is_of_learning(tmp_
 
 def test_the_record_says_how_users_are_served(tmp_path: Path) -> None:
     path = tmp_path / "serve.toml"
-    path.write_text("[serve]\nrecord = true\nidle_s = 60\n[limits.attempt]\nmax_calls = 3\n")
+    path.write_text("[serve]\nidle_s = 60\n[limits.attempt]\nmax_calls = 3\n")
     file = read_serve_file(path)
     config = served_config(parse_config(TRAINED, "test"), file, tmp_path, "support@40")
     record = serve_record(config, file, "support")
-    assert (record["serve"]["model"], record["serve"]["record"], record["serve"]["idle_s"]) == ("support", True, 60.0)
+    assert (record["serve"]["model"], record["serve"]["idle_s"]) == ("support", 60.0)
     assert record["model"]["path"] == str(tmp_path)
     assert record["limits"]["attempt"]["max_calls"] == 3
 
@@ -57,10 +57,8 @@ def test_limits_of_keys_are_no_settings_of_the_versions_that_are_served(tmp_path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[serve]\nkeep_days = 3\n", "keep_days: has no effect without record = true"),
-        ('[serve]\nredact = "f.py:g"\n', "redact: has no effect without record = true"),
         ("[trainer]\nsteps = 3\n", "trainer: no such setting"),
-        ('[serve]\nrecord = true\nredact = "g"\n', "expected file.py:function or module:function"),
+        ("[serve]\nreward_range = [1, 1]\n", "reward_range: expected the lowest reward, then a higher one"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -94,7 +92,7 @@ def test_the_run_that_serves_has_the_same_id_every_time() -> None:
 
 
 def test_a_canary_that_is_promoted_is_none_any_more() -> None:
-    routes = RoutesConfig(stable=40, canary=50, weight=0.1)
-    assert _with_stable(None, 40) == RoutesConfig(stable=40)
-    assert _with_stable(routes, 50) == RoutesConfig(stable=50)
-    assert _with_stable(routes, 60) == RoutesConfig(stable=60, canary=50, weight=0.1)
+    split = Split(stable=40, canary=50, weight=0.1)
+    assert with_stable(None, 40) == Split(stable=40)
+    assert with_stable(split, 50) == Split(stable=50)
+    assert with_stable(split, 60) == Split(stable=60, canary=50, weight=0.1)

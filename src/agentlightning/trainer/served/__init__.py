@@ -1,1 +1,0 @@
-"""Served models: registered versions that users ask, without a trainer."""
