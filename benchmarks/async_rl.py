@@ -144,7 +144,6 @@ def configure(folder: Path, run: RunFolder, model: Path, seed: int, bound: int, 
                 "max_staleness": bound,
             },
             "eval": {"sampled": False},
-            "engine": {"learner_threads": 1},
             "store": {"url": f"sqlite:///{folder}/{run.run_id}.db"},
         }
     )

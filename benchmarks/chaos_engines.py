@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LOCAL = """
-[engine]
-learner_threads = 1
-"""
-VLLM = f"""{LOCAL}
-sampler = "vllm"
-kv_cache_memory_gb = 0.5
-vllm = {{{{ python = "{{python}}" }}}}
+LOCAL = "[engine]\n"
+VLLM = """
+[engine.sampler]
+type = "vllm"
+python = "{python}"
+arguments = ["--kv-cache-memory-bytes", "500000000"]
 """
 VERL = """
 [engine]
@@ -49,6 +47,7 @@ class ChaosEngine:
 
 def engine_named(name: str, python: Path | None = None) -> ChaosEngine:
     """local, vllm or verl; the last is run on this machine's CPU, with what tests/verl_engine has for that, two workers."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # a run that is repeated adds in the same order
     learner = {"learner": "agentlightning.engines.local.learner_process"}
     if name == "vllm":
         python = python or ROOT / ".venv-vllm" / "bin" / "python"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.adapters.trajectories import trajectories
+from agentlightning.config.engine import LocalSampler
 from agentlightning.engines.setup import EngineNeeds, make_engine
 from agentlightning.errors import AgentLightningError
 from agentlightning.records import FINAL_STATES, Metric, Rollout, Step
@@ -90,7 +91,7 @@ class Record:
 
     async def _learn(self, store: LightningStore, steps: list[Step], training: list[Rollout], to: Path) -> None:
         config = self._folder.config()
-        local = {"sampler": "local", "vllm": None} if config.engine.name == "local" else {}  # it only has to learn
+        local = {"sampler": LocalSampler()} if config.engine.name == "local" else {}  # it only has to learn
         config = config.model_copy(update={"engine": config.engine.model_copy(update=local)})
         by_id = {rollout.id: rollout for rollout in training}
         rates = {metric.step: metric.value for metric in await self._rates(store)}

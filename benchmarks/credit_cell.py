@@ -34,12 +34,13 @@ from agentlightning.algorithms.credit.forked import chosen_calls
 from agentlightning.algorithms.credit.keys import observation_key, user_key
 from agentlightning.algorithms.lightning_rl import UpdatePlan
 from agentlightning.algorithms.rewards import shaped_air
+from agentlightning.config.engine import EngineConfig
 from agentlightning.config.run import parse_config
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.engines.setup import EngineNeeds, LearnerSetup
 from agentlightning.records import JSON
 from agentlightning.runner.air import load_air
 from agentlightning.trainer.policies import TrainedPolicy
@@ -140,10 +141,14 @@ class Trainer:
 
     def __init__(self, task: SuiteTask, contestant: Contestant, seed: int, model: Path, folder: Path) -> None:
         self.task, self.contestant, self.algorithm = task, contestant, contestant.algorithm()
-        rate = self.algorithm.critic_learning_rate
-        ratio = None if rate is None else rate / task.learning_rate
-        packing: Any = "prefix_tree" if contestant.packed else "padded"
-        self._learner = Learner(model, LearnerOptions(critic_learning_rate_ratio=ratio, seed=seed, packing=packing))
+        setup = LearnerSetup(
+            config=EngineConfig(device="cpu", packing="prefix_tree" if contestant.packed else "padded"),
+            needs=EngineNeeds(critic_learning_rate=self.algorithm.critic_learning_rate),
+            learning_rate=task.learning_rate,
+            seed=seed,
+            threads=1,
+        )
+        self._learner = Learner(model, setup)
         self._engine = CountingEngine(self._learner, packed=contestant.packed)
         self._sampler = Sampler(model, seed)
         self._weights, self._seed = folder / "weights", seed

@@ -155,7 +155,7 @@ def engine_config(name: str, given: argparse.Namespace) -> EngineConfig:
     settings: dict[str, Any] = {"device": given.device, "max_num_seqs": 256}
     settings["max_tokens_per_microbatch"] = MICROBATCH[given.size]
     if name == "vllm":
-        settings |= {"sampler": "vllm", "vllm": {"python": str(given.vllm_python)}}
+        settings["sampler"] = {"type": "vllm", "python": str(given.vllm_python)}
     return EngineConfig(**settings)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from agentlightning.adapters.sequences import merge
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.engines.setup import LearnerSetup
 from agentlightning.records import Call, Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
@@ -72,7 +72,7 @@ def execute(*command: str) -> None:
 
 async def count_exact(url: str, run_id: str, weights: Path, last: int) -> tuple[int, int]:
     """Returns the number of exact calls, and of all."""
-    learner = Learner(weights, LearnerOptions())
+    learner = Learner(weights, LearnerSetup())
     exact = total = 0
     async with open_store(url) as store:
         rollouts = await store.rollouts(RolloutQuery(run_id=run_id))

@@ -48,10 +48,11 @@ from typing import Any
 import torch
 
 from agentlightning.algorithms import LightningRL
+from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
+from agentlightning.engines.setup import LearnerSetup
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
 from peers import install_peer
 
@@ -132,8 +133,8 @@ def prepare_64_over_4(calls: int, rounds: int) -> float:
 
 def against_ourselves(model: Path, rounds: int, small: bool) -> dict[str, float | None]:
     padded, shared = (
-        Learner(model, LearnerOptions(packing="padded")),
-        Learner(model, LearnerOptions(packing="prefix_tree")),
+        Learner(model, LearnerSetup(config=EngineConfig(packing="padded"))),
+        Learner(model, LearnerSetup(config=EngineConfig(packing="prefix_tree"))),
     )
     merged, calls = turns(2 if small else 16)
     trees = {rollouts: branches(rollouts) for rollouts in ((2, 4) if small else (4, 8, 16))}
@@ -177,7 +178,7 @@ class Ours:
         self._work, self._prompts = work, prompts
         decoder = open_decoder(model)
         self._scheduler = Scheduler(decoder, max_num_seqs=64, decode_text=lambda ids: "")
-        self._learner = Learner(model, LearnerOptions(packing=packing))
+        self._learner = Learner(model, LearnerSetup(config=EngineConfig(packing=packing)))
         self._algorithm = LightningRL(group_size=work.group, minibatches=1)
         self._weights = model.parent / f"weights-{packing}"
         self._steps = 0

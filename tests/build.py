@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
+from agentlightning.config.engine import EngineConfig
+from agentlightning.engines.setup import EngineNeeds, EngineSetup, LearnerSetup
 from agentlightning.records import Call, Claim, Lease, RetryPolicy, Reward, Rollout, Sampling, Span, VersionSpan
 from agentlightning.training_types import TrainingSequence, Trajectory, Transition
 
@@ -145,3 +148,22 @@ def sequence(rollout_id: str = "a0", **fields: Any) -> TrainingSequence:
 def agl(*arguments: str) -> Result:
     """The command line in this process; `.exit_code`, `.output` and `.stdout` as typer's runner gives them."""
     return CliRunner().invoke(app, arguments)
+
+
+def learner_setup(
+    *, reference: bool = False, critic: float | None = None, seed: int = 0, threads: int | None = 1, **config: Any
+) -> LearnerSetup:
+    """A learner's setup with these settings of [engine], on the CPU; critic: its learning rate over the policy's."""
+    needs = EngineNeeds(reference=reference, critic_learning_rate=critic)
+    engine = EngineConfig(**{"device": "cpu", "dtype": "float32", **config})
+    return LearnerSetup(config=engine, needs=needs, learning_rate=1.0, seed=seed, threads=threads)
+
+
+def engine_setup(
+    model: Path, work_dir: Path, *, reference: bool = False, learns: bool = True, **config: Any
+) -> EngineSetup:
+    """An engine's setup with these settings of [engine], on the CPU."""
+    engine = EngineConfig(**{"device": "cpu", "dtype": "float32", **config})
+    return EngineSetup(
+        model=model, work_dir=work_dir, config=engine, needs=EngineNeeds(reference=reference), threads=1, learns=learns
+    )

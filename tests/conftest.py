@@ -6,6 +6,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of learners: a run that is repeated adds in the same order
 pytest.register_assert_rewrite("agentlightning.testing.engine_contract")
 
 # In CI the same examples every time, so that a refusal is the doing of what changed; everywhere else new ones every time.

@@ -115,6 +115,6 @@ def branches(rollouts: int, prompt: int = 256, part: int = 64) -> list[TrainingS
 
 def unique(rows: list[TrainingSequence]) -> int:
     """Tokens of the prefix tree of these rows."""
-    from agentlightning.engines.local import tree
+    from agentlightning.engines.local.batches import build_tree
 
-    return len(tree.build([row.tokens for row in rows]).tokens)
+    return len(build_tree([row.tokens for row in rows]).tokens)

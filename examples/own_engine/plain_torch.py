@@ -18,12 +18,12 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM
 
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine, Metrics
+from agentlightning.engines.corrections import known_tokens
 from agentlightning.engines.losses import summary, token_loss
 from agentlightning.engines.models import copy_tokenizer, find_model
 from agentlightning.engines.saved_folders import LEARNER_STATE, replace_folder, seal
 from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
-from agentlightning.engines.trained_tokens import known_tokens
 from agentlightning.errors import EngineError
 from agentlightning.training_types import LOSSES, Loss, TrainingSequence
 

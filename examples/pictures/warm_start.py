@@ -19,9 +19,10 @@ from game import COLOURS, GREETING, QUESTION, draw
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from agentlightning.config.engine import EngineConfig
 from agentlightning.demo import tiny_model, tiny_vision
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.engines.setup import LearnerSetup
 from agentlightning.rendering.images import ImageProcessor, image_hash
 from agentlightning.training_types import ImageInput, Loss, TrainingSequence
 
@@ -47,7 +48,7 @@ def imitate(folder: Path, rng: Random, steps: int) -> float:
     """Supervised training on demonstrations, in place; returns the last loss in nats per token."""
     tokenizer, processor = AutoTokenizer.from_pretrained(folder), ImageProcessor.find(folder)
     assert processor is not None
-    learner = Learner(folder, LearnerOptions(optimizer="muon"))
+    learner = Learner(folder, LearnerSetup(config=EngineConfig(optimizer="muon")))
     loss = 0.0
     for step in range(steps):
         rows = [demonstration(tokenizer, processor, rng, number) for number in range(BATCH)]

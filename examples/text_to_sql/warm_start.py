@@ -33,7 +33,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from agentlightning.demo import sql as company
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import Imitation, Row, encode, imitate
-from agentlightning.engines.local.device import check_device
+from agentlightning.engines.local.model import check_device
 from agentlightning.errors import ConfigError
 
 CONTEXT = 384

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentlightning.analysis.stored_run import load_run
     from agentlightning.config.agent import AgentConfig, RewardConfig
     from agentlightning.config.air import AirConfig, AirRuleConfig
-    from agentlightning.config.engine import EngineConfig, LoraConfig
+    from agentlightning.config.engine import EngineConfig
     from agentlightning.config.external import ExternalModelConfig
     from agentlightning.config.limits import LimitConfig, LimitsConfig
     from agentlightning.config.policies import PolicyConfig
@@ -59,7 +59,7 @@ _NAMES = {
     ),
     "config.agent": ("AgentConfig", "RewardConfig"),
     "config.air": ("AirConfig", "AirRuleConfig"),
-    "config.engine": ("EngineConfig", "LoraConfig"),
+    "config.engine": ("EngineConfig",),
     "config.external": ("ExternalModelConfig",),
     "config.limits": ("LimitConfig", "LimitsConfig"),
     "config.policies": ("PolicyConfig",),
@@ -102,7 +102,6 @@ __all__ = [
     "LightningStoreClient",
     "LimitConfig",
     "LimitsConfig",
-    "LoraConfig",
     "ModelConfig",
     "PolicyConfig",
     "RewardConfig",

@@ -24,13 +24,13 @@ from agentlightning.demo.tiny_model import END
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.records import JSON
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.step import StepPlanner, update_policy
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
+from build import learner_setup
 from call_tree import linked
 
 TASKS = 32
@@ -74,9 +74,9 @@ class School:
         rate = algorithm.critic_learning_rate
         self._learner = Learner(
             model,
-            LearnerOptions(
+            learner_setup(
                 reference=algorithm.needs_reference,
-                critic_learning_rate_ratio=None if rate is None else rate / LEARNING_RATE,
+                critic=None if rate is None else rate / LEARNING_RATE,
             ),
         )
         self._words = AutoTokenizer.from_pretrained(model)

@@ -22,7 +22,7 @@ from agentlightning.errors import ConfigError
         ("--engine-python python", "--engine-python has no effect here"),
         ("--engine verl --engine-python nowhere", r"engine\.options\.python: expected the path of an interpreter"),
         ("--engine verl --engine-options nowhere.toml", r"nowhere\.toml: no such file"),
-        ("-n 2", "learner_processes has no effect"),
+        ("-n 2", "learner.processes: no such setting"),
     ],
 )
 def test_an_option_without_effect_is_refused_before_the_warm_start(

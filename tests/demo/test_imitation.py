@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentlightning.demo import imitation, tasks
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import DataError
+from build import learner_setup
 
 
 def write(path: Path, rows: list[Any]) -> Path:
@@ -69,7 +69,7 @@ def test_a_policy_is_made_from_demonstrations_and_its_size_and_rate_are_chosen_f
 def test_the_weights_that_did_best_on_what_is_held_out_are_kept(tmp_path: Path):
     demos, _ = tasks.demonstrations(tasks.load("lookup"), 100, seed=0)
     imitation.make_policy(demos, tmp_path, seed=1, threads=1, report=lambda _: None)
-    learner = imitation.Learner(tmp_path, LearnerOptions(threads=1))
+    learner = imitation.Learner(tmp_path, learner_setup(threads=1))
     rows = imitation.encode_all(tmp_path, demos)
 
     best = imitation.imitate(
@@ -80,6 +80,6 @@ def test_the_weights_that_did_best_on_what_is_held_out_are_kept(tmp_path: Path):
         keep=False,
     )
 
-    unchanged = imitation.heldout_loss(imitation.Learner(tmp_path, LearnerOptions(threads=1)), rows[:20])
+    unchanged = imitation.heldout_loss(imitation.Learner(tmp_path, learner_setup(threads=1)), rows[:20])
     assert unchanged == imitation.heldout_loss(learner, rows[:20])
     assert best > unchanged

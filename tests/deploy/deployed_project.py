@@ -15,9 +15,8 @@ train = "train.jsonl"
 val = "heldout.jsonl"
 """
 VLLM = """
-[engine]
-sampler = "vllm"
-[engine.vllm]
+[engine.sampler]
+type = "vllm"
 python = "vllm-env/bin/python"
 [external.judge]
 url = "https://api.openai.com/v1"

@@ -44,8 +44,6 @@ tasks_per_step = {TASKS}
 checkpoint_every = 2
 [engine]
 device = "cpu"
-kv_cache_memory_gb = 0.1
-learner_threads = 1
 """
 AGENT = """
 import asyncio

@@ -103,7 +103,7 @@ def test_a_name_that_files_of_images_would_read_as_something_else_is_refused(tmp
 
 def test_a_key_among_the_arguments_of_vllm_is_refused(tmp_path: Path) -> None:
     config = CONFIGS["vllm"].replace("[external.judge]", 'arguments = ["--api-key", "secret"]\n[external.judge]')
-    with pytest.raises(ConfigError, match=r"engine\.vllm\.arguments: --api-key would stand in the files"):
+    with pytest.raises(ConfigError, match=r"engine\.sampler\.arguments: --api-key would stand in the files"):
         read_project(make_project(tmp_path / "bot", config))
 
 
@@ -270,7 +270,7 @@ def test_the_trainers_command_makes_a_configuration(tmp_path: Path, name: str, t
         config = load_config(tmp_path / "bot" / words[2], settings)
         assert config.agent.workers == 0
         assert config.engine.key_env == "SAMPLER_KEY"
-        assert (config.engine.vllm is None) == (name != "vllm")
+        assert config.engine.sampler.type == ("vllm_server" if name == "vllm" else "local")
 
 
 async def test_the_dashboard_asks_for_metrics_that_a_server_has() -> None:

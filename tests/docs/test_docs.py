@@ -25,14 +25,13 @@ from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.analysis.bottlenecks import RULES
 from agentlightning.cli.app import app
 from agentlightning.config.agent import AgentConfig, RewardConfig
-from agentlightning.config.engine import EngineConfig, LoraConfig
+from agentlightning.config.engine import EngineConfig, FsdpLearner, Muon, VllmSampler, VllmServerSampler
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.limits import LimitConfig, LimitsConfig
 from agentlightning.config.optimizer import OptimizeConfig
 from agentlightning.config.policies import PolicyConfig
 from agentlightning.config.run import Config
 from agentlightning.config.sandbox import Bubblewrap, Container, KubernetesJob
-from agentlightning.config.vllm import VllmConfig
 from agentlightning.serving.settings import ServeConfig
 from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS
@@ -70,8 +69,9 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables["algorithm.critic"] = {field.name: field.default for field in dataclasses.fields(Critic)}
             tables["algorithm.tree"] = {field.name: field.default for field in dataclasses.fields(RolloutTree)}
         elif name == "engine":
-            tables |= {"engine": defaults(EngineConfig), "engine.lora": defaults(LoraConfig)}
-            tables["engine.vllm"] = defaults(VllmConfig)
+            tables |= {"engine": defaults(EngineConfig), "engine.optimizer": defaults(Muon)}
+            tables["engine.sampler"] = defaults(VllmSampler) | defaults(VllmServerSampler)
+            tables["engine.learner"] = defaults(FsdpLearner)
         elif name == "agent":
             tables |= {"agent": defaults(AgentConfig), "agent.reward": defaults(RewardConfig)}
         elif name == "sandbox":
@@ -90,7 +90,12 @@ def settings_tables() -> dict[str, dict[str, Any]]:
 
 
 def defaults(table: type[BaseModel]) -> dict[str, Any]:
-    return {key: ... if field.is_required() else field.default for key, field in table.model_fields.items()}
+    """A choice counts as its `type`, which no table of settings repeats."""
+    fields = {key: field for key, field in table.model_fields.items() if key != "type"}
+    return {
+        key: ... if field.is_required() else getattr(field.default, "type", field.default)
+        for key, field in fields.items()
+    }
 
 
 def documented_default(cell: str) -> Any:

@@ -13,8 +13,7 @@ from training import LEARNER, Training
 pytestmark = pytest.mark.slow
 
 SETTINGS = (
-    "engine.lora.rank=4",
-    "engine.lora.dora=true",
+    "engine.lora_rank=4",
     "engine.packing=prefix_tree",
     "engine.gradient_checkpointing=true",
     "engine.optimizer=adamw_8bit",

@@ -133,7 +133,6 @@ tasks_per_step = {tasks}
 sampled = false
 tasks = 1
 [engine]
-learner_threads = 1
 """
 
 EXPECTED = {"duplicate_id": 1, "reserved_name": 1, "too_large": 1, "undecodable": 7}

@@ -43,7 +43,6 @@ learning_rate = 1e-2
 checkpoint_every = 2
 checkpoint_url = "{BUCKET}/runs"
 [engine]
-learner_threads = 1
 device = "cpu"
 """
 

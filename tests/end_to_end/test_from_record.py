@@ -39,7 +39,6 @@ val = "val.jsonl"
 [eval]
 sampled = false
 [engine]
-learner_threads = 1
 """
 TEACHER = """
 [external.teacher]
@@ -220,7 +219,7 @@ def test_the_same_from_python(house: House, model: Path) -> None:
         steps=3,
         learning_rate=1e-3,
         runs=house.folder.path / "runs",
-        settings={"engine": {"learner_threads": 1}},
+        settings={"engine": {"device": "cpu"}},
     )
     result = trainer.fit(from_run=house.run_id)
     assert result.finished

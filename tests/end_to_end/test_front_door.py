@@ -59,7 +59,7 @@ def trainer(folder: Path, **options: Any) -> agl.Trainer:
         tasks_per_step=4,
         store=f"sqlite:///{folder}/agl.db",
         runs=folder / "runs",
-        settings={"engine": agl.EngineConfig(device="cpu", kv_cache_memory_gb=0.1), "eval": {"sampled": False}},
+        settings={"engine": agl.EngineConfig(device="cpu"), "eval": {"sampled": False}},
         **options,
     )
 

@@ -191,9 +191,8 @@ async def test_vllm_samples_on_a_host_of_its_own_and_is_waited_for_where_that_is
         host, trainer = hosts.hosts["sampler"], hosts.hosts["trainer"]
         url = f"http://{host.address}:{SAMPLE}"
         host.start(*VLLM_SERVER, "--host", host.address, program=str(VLLM), **VLLM_ENVIRONMENT)
-        settings = {"urls": f'["{url}"]', "weights": "transfer", "weights_host": trainer.address}
-        given = [f"engine.vllm.{name}={value}" for name, value in settings.items()]
-        training = await hosts.start_all("engine.sampler=vllm", *given)
+        sampler = f'{{type="vllm_server", urls=["{url}"], weights="http://{trainer.address}"}}'
+        training = await hosts.start_all(f"engine.sampler={sampler}")
         await hosts.after_step(training, 1)
         await hosts.cut_off("sampler", 60.0)
         assert await hosts.ended(training) == 0, hosts.output

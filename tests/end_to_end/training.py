@@ -18,7 +18,7 @@ from command_line import Folder
 
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
-from agentlightning.engines.local.weights_folder import weights_folders
+from agentlightning.engines.local.parts import weights_folders
 from agentlightning.records import JSON, Attempt, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
@@ -49,7 +49,6 @@ checkpoint_every = {CHECKPOINT_EVERY}
 [eval]
 sampled = false
 [engine]
-learner_threads = 1
 """
 
 AGENT = """

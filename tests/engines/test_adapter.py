@@ -16,22 +16,22 @@ from transformers import AutoModelForCausalLM
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.errors import ModelError
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.trainer.checkpoint import export_policy
 from agentlightning.training_types import Loss, TrainingSequence
+from build import engine_setup, learner_setup
 
 SFT = Loss(name="sft")
-KINDS = [Lora(rank=4, alpha=8), Lora(rank=4, alpha=8, dora=True)]
+KINDS = [4]
 
 
 def row() -> TrainingSequence:
     return sequence([4, 5, 6, 40, 41, 42, 1], [(3, 7)])
 
 
-def learned(folder: Path, lora: Lora, updates: int = 3, **options: Any) -> Learner:
-    learner = Learner(folder, LearnerOptions(lora=lora, **options))
+def learned(folder: Path, lora: int, updates: int = 3, **options: Any) -> Learner:
+    learner = Learner(folder, learner_setup(lora_rank=lora, **options))
     for _ in range(updates):
         update(learner)
     return learner
@@ -49,28 +49,27 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("lora", KINDS)
-def test_an_adapter_starts_as_the_model_itself_and_learns(llama: Path, lora: Lora) -> None:
-    learner = Learner(llama, LearnerOptions(lora=lora))
+def test_an_adapter_starts_as_the_model_itself_and_learns(llama: Path, lora: int) -> None:
+    learner = Learner(llama, learner_setup(lora_rank=lora))
     assert learner.logprobs([row()])[0] == pytest.approx(Learner(llama).logprobs([row()])[0], abs=1e-5)
     losses = [update(learner)["loss"] for _ in range(6)]
     assert losses[-1] < 0.7 * losses[0]
 
 
 @pytest.mark.parametrize("lora", KINDS)
-def test_only_the_adapter_s_weights_are_trained(llama: Path, lora: Lora) -> None:
+def test_only_the_adapter_s_weights_are_trained(llama: Path, lora: int) -> None:
     before = Learner(llama).model.state_dict()
     learner = learned(llama, lora)
     trained = {name for name, p in learner.model.named_parameters() if p.requires_grad}
     assert trained
     assert all(".lora_" in name for name in trained)
-    assert lora.dora == any("lora_magnitude_vector" in name for name in trained)
     for name, value in learner.model.state_dict().items():
         if ".lora_" not in name:
             assert torch.equal(value, before[name.replace(".base_layer", "")])
 
 
 @pytest.mark.parametrize("lora", KINDS)
-def test_the_reference_is_the_model_without_its_adapter_and_costs_no_copy(llama: Path, lora: Lora) -> None:
+def test_the_reference_is_the_model_without_its_adapter_and_costs_no_copy(llama: Path, lora: int) -> None:
     learner = learned(llama, lora, reference=True)
     first = Learner(llama).logprobs([row()])[0]
     assert learner.reference_logprobs([row()])[0] == pytest.approx(first, abs=1e-5)
@@ -79,7 +78,7 @@ def test_the_reference_is_the_model_without_its_adapter_and_costs_no_copy(llama:
 
 
 @pytest.mark.parametrize("lora", KINDS)
-def test_a_sampler_gets_plain_weights_that_compute_the_same(llama: Path, tmp_path: Path, lora: Lora) -> None:
+def test_a_sampler_gets_plain_weights_that_compute_the_same(llama: Path, tmp_path: Path, lora: int) -> None:
     learner = learned(llama, lora)
     learner.export(tmp_path / "weights")
     decoder = open_decoder(tmp_path / "weights")
@@ -96,7 +95,7 @@ def test_a_sampler_gets_plain_weights_that_compute_the_same(llama: Path, tmp_pat
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks by the old name
 @pytest.mark.parametrize("lora", KINDS)
 def test_a_checkpoint_holds_a_whole_model_and_the_adapter_as_peft_reads_it(
-    llama: Path, tmp_path: Path, lora: Lora
+    llama: Path, tmp_path: Path, lora: int
 ) -> None:
     learned(llama, lora).save(tmp_path / "saved")
     base = AutoModelForCausalLM.from_pretrained(llama)
@@ -108,11 +107,11 @@ def test_a_checkpoint_holds_a_whole_model_and_the_adapter_as_peft_reads_it(
 
 
 @pytest.mark.parametrize("lora", KINDS)
-def test_resuming_with_an_adapter_is_exact(llama: Path, tmp_path: Path, lora: Lora) -> None:
+def test_resuming_with_an_adapter_is_exact(llama: Path, tmp_path: Path, lora: int) -> None:
     learner = learned(llama, lora, updates=2)
     learner.save(tmp_path / "one")
     update(learner)
-    resumed = Learner(llama, LearnerOptions(lora=lora, seed=5))  # other noise, other first weights
+    resumed = Learner(llama, learner_setup(lora_rank=lora, seed=5))  # other noise, other first weights
     resumed.load(tmp_path / "one")
     update(resumed)
     assert resumed.updates == 3
@@ -135,16 +134,14 @@ def test_gpt2_s_layers_can_be_adapted_too(build: Callable[..., Path], tmp_path: 
 
 
 def test_layers_that_are_not_there_and_other_kinds_of_checkpoints_are_refused(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no_proj"):
-        Learner(llama, LearnerOptions(lora=Lora(targets=("no_proj",))))
     Learner(llama).save(tmp_path / "whole")
     with pytest.raises(ModelError, match="all weights"):
-        Learner(llama, LearnerOptions(lora=KINDS[0])).load(tmp_path / "whole")
+        Learner(llama, learner_setup(lora_rank=KINDS[0])).load(tmp_path / "whole")
     learned(llama, KINDS[0], updates=0).save(tmp_path / "adapter")
     with pytest.raises(ModelError, match="an adapter"):
         Learner(llama).load(tmp_path / "adapter")
     with pytest.raises(ModelError, match="another model"):
-        Learner(llama, LearnerOptions(lora=Lora(rank=2))).load(tmp_path / "adapter")
+        Learner(llama, learner_setup(lora_rank=2)).load(tmp_path / "adapter")
 
 
 def test_a_checkpoint_with_an_adapter_is_exported_whole(llama: Path, tmp_path: Path) -> None:
@@ -156,7 +153,7 @@ def test_a_checkpoint_with_an_adapter_is_exported_whole(llama: Path, tmp_path: P
 
 
 async def test_an_engine_trains_an_adapter_and_serves_it(llama: Path, tmp_path: Path) -> None:
-    engine = LocalEngine(llama, work_dir=tmp_path, learner=LearnerOptions(lora=Lora(rank=4, dora=True)))
+    engine = LocalEngine(engine_setup(llama, tmp_path, lora_rank=4))
     assert engine.support.reference
     (url,) = (await engine.start())["default"].urls
     (before,) = await engine.logprobs([row()])

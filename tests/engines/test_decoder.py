@@ -10,12 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentlightning.engines.local.decoder import open_decoder
-from agentlightning.engines.local.generic import TransformersDecoder
+from agentlightning.engines.local.decoder import TransformersDecoder, open_decoder
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.llama import LlamaDecoder
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import ConfigError, ModelError
+from build import learner_setup
 
 SCALED: dict[str, Any] = {
     "rope_parameters": {
@@ -94,7 +93,7 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
 
 
 def learner_on(folder: Path, device: str) -> Learner:
-    return Learner(folder, LearnerOptions(device=device))
+    return Learner(folder, learner_setup(device=device))
 
 
 @pytest.mark.parametrize("opened", [open_decoder, learner_on])

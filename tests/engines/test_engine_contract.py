@@ -11,11 +11,10 @@ import torch
 from agentlightning.testing.engine_contract import *  # noqa: F403
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_engine" / "plain_torch.py"
-# A number of threads, since a repeated update must agree to the last bit whatever else this machine does.
 ENGINES: dict[str, dict[str, Any]] = {
-    "local": {"learner_threads": 1},
-    "local-tree": {"learner_threads": 1, "packing": "prefix_tree"},
-    "fsdp": {"learner_threads": 1, "learner": "fsdp", "learner_processes": 2},
+    "local": {},
+    "local-tree": {"packing": "prefix_tree"},
+    "fsdp": {"learner": {"type": "fsdp", "processes": 2}},
     "example": {"name": f"{EXAMPLE}:PlainTorch"},
     "local-cuda": {"device": "cuda"},
     "local-tree-cuda": {"device": "cuda", "packing": "prefix_tree"},

@@ -23,13 +23,14 @@ from transformers import AutoModelForCausalLM
 
 from agentlightning import errors
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions, Lora
-from agentlightning.engines.local.ranks import Ranks
+from agentlightning.engines.local.sharding import Ranks
+from agentlightning.engines.setup import LearnerSetup
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
 from agentlightning.runtime.children import listen
 from agentlightning.runtime.watchdog import HangLimits
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
+from build import learner_setup
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ class Group:
         return answers[0][1]
 
 
-def be_rank(ranks: Ranks, port: int, listener: Any, folder: Path, options: LearnerOptions, pipe: Connection) -> None:
+def be_rank(ranks: Ranks, port: int, listener: Any, folder: Path, options: LearnerSetup, pipe: Connection) -> None:
     torch.set_num_threads(1)
     ranks.meet("cpu", HangLimits(start_timeout_s=120, stall_timeout_s=120), port, listener)
     learner: Learner | None = None
@@ -82,9 +83,9 @@ def be_rank(ranks: Ranks, port: int, listener: Any, folder: Path, options: Learn
 
 
 @contextmanager
-def group(folder: Path, options: LearnerOptions | None = None, count: int = 2) -> Iterator[Any]:
+def group(folder: Path, options: LearnerSetup | None = None, count: int = 2) -> Iterator[Any]:
     """A Learner of so many ranks: Any, since it has the methods of one."""
-    options = options or LearnerOptions()
+    options = options or learner_setup()
     with listen("127.0.0.1", 0) as listener, ExitStack() as stack:
         port = listener.getsockname()[1]
         pipes = []
@@ -127,17 +128,21 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], at
 
 
 CASES = {
-    "padded": ("Llama", {}, LearnerOptions()),
-    "a head of its own": ("Llama", {"tie_word_embeddings": False}, LearnerOptions(weight_decay=0.1)),
-    "no Llama": ("Olmo", {}, LearnerOptions()),
-    "prefix tree": ("Qwen3", {}, LearnerOptions(packing="prefix_tree")),
+    "padded": ("Llama", {}, learner_setup()),
+    "a head of its own": (
+        "Llama",
+        {"tie_word_embeddings": False},
+        learner_setup(optimizer={"type": "adamw", "weight_decay": 0.1}),
+    ),
+    "no Llama": ("Olmo", {}, learner_setup()),
+    "prefix tree": ("Qwen3", {}, learner_setup(packing="prefix_tree")),
     "small batches, layers computed again": (
         "Llama",
         {},
-        LearnerOptions(max_tokens_per_microbatch=100, gradient_checkpointing=True),
+        learner_setup(max_tokens_per_microbatch=100, gradient_checkpointing=True),
     ),
-    "LoRA": ("Llama", {}, LearnerOptions(lora=Lora(rank=4, alpha=8))),
-    "DoRA": ("Llama", {}, LearnerOptions(lora=Lora(rank=4, alpha=8, dora=True), packing="prefix_tree")),
+    "LoRA": ("Llama", {}, learner_setup(lora_rank=4)),
+    "LoRA in trees": ("Llama", {}, learner_setup(lora_rank=4, packing="prefix_tree")),
 }
 
 
@@ -156,7 +161,7 @@ def test_updates_and_folders_are_those_of_one_process(build: Callable[..., Path]
         assert_same(load_file(one / "model.safetensors"), load_file(other / "model.safetensors"))
         assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
         assert (one / "config.json").read_text() == (other / "config.json").read_text()
-        if options.lora is not None:
+        if options.config.lora_rank is not None:
             file = "adapter/adapter_model.safetensors"
             assert_same(load_file(one / file), load_file(other / file))
             whole = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), other / "adapter")
@@ -168,7 +173,7 @@ def test_updates_and_folders_are_those_of_one_process(build: Callable[..., Path]
 
 @pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
 def test_with_fewer_sequences_than_ranks_the_others_go_along(llama: Path, tmp_path: Path, packing: Any) -> None:
-    options = LearnerOptions(packing=packing, critic_learning_rate_ratio=2.0)
+    options = learner_setup(packing=packing, critic=2.0)
     row = replace(batch(1)[0], returns=[1.0] * len(batch(1)[0].tokens))
     alone = Learner(llama, options)
     with group(llama, options, count=3) as ranks:
@@ -180,9 +185,9 @@ def test_with_fewer_sequences_than_ranks_the_others_go_along(llama: Path, tmp_pa
         assert_same(weights(ranks, tmp_path / "ranks"), weights(alone, tmp_path / "alone"))
 
 
-@pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8)])
-def test_logprobs_are_those_of_the_weights_of_now_and_the_reference_stays(llama: Path, lora: Lora | None) -> None:
-    options = LearnerOptions(reference=True, lora=lora)
+@pytest.mark.parametrize("lora", [None, 4])
+def test_logprobs_are_those_of_the_weights_of_now_and_the_reference_stays(llama: Path, lora: int | None) -> None:
+    options = learner_setup(reference=True, lora_rank=lora)
     alone, rows = Learner(llama, options), batch()
     with group(llama, options) as ranks:
         first = ranks.reference_logprobs(rows)  # before anything else: the adapter is off in the first pass
@@ -201,7 +206,7 @@ def test_logprobs_are_those_of_the_weights_of_now_and_the_reference_stays(llama:
 
 
 def test_preferences_and_values_are_those_of_one_process(llama: Path) -> None:
-    options = LearnerOptions(reference=True, critic_learning_rate_ratio=10.0)
+    options = learner_setup(reference=True, critic=10.0)
     rows = [sequence([3, 4, 5, 6, last, 1], [(4, 6)]) for last in (20, 30, 40)]
     alone = Learner(llama, options)
     known = [replace(row, ref_logprobs=ref) for row, ref in zip(rows, alone.reference_logprobs(rows), strict=True)]
@@ -219,12 +224,13 @@ def test_preferences_and_values_are_those_of_one_process(llama: Path) -> None:
         assert ranks.values(rows) == [pytest.approx(found, abs=1e-4) for found in alone.values(rows)]
 
 
-@pytest.mark.parametrize(("optimizer", "lora"), [("adamw", None), ("adamw", Lora(rank=4, alpha=8)), ("muon", None)])
+@pytest.mark.parametrize(("optimizer", "lora"), [("adamw", None), ("adamw", 4), ("muon", None)])
 def test_training_after_a_checkpoint_goes_on_bit_for_bit_and_with_another_number_of_ranks(
-    llama: Path, tmp_path: Path, optimizer: Any, lora: Lora | None
+    llama: Path, tmp_path: Path, optimizer: Any, lora: int | None
 ) -> None:
-    options = LearnerOptions(optimizer=optimizer, lora=lora, critic_learning_rate_ratio=1.0)
-    with group(llama, replace(options, dropout=0.1)) as ranks:
+    settings: dict[str, Any] = {"optimizer": optimizer, "lora_rank": lora, "critic": 1.0}
+    options = learner_setup(**settings)
+    with group(llama, learner_setup(**settings, dropout=0.1)) as ranks:
         updates(ranks, 1)
         ranks.save(tmp_path / "noisy")
         expected = updates(ranks, 2)
@@ -268,10 +274,11 @@ def test_an_error_of_one_rank_is_an_error_of_all_and_they_go_on(llama: Path, tmp
         assert updates(ranks) == pytest.approx(updates(Learner(llama)), rel=1e-5)
 
 
-@pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8)])
-def test_bfloat16_computes_close_to_float32_and_keeps_float32(llama: Path, tmp_path: Path, lora: Lora | None) -> None:
-    options = LearnerOptions(dtype="bfloat16", gradient_checkpointing=True, reference=True, lora=lora)
-    alone = Learner(llama, replace(options, dtype="float32"))
+@pytest.mark.parametrize("lora", [None, 4])
+def test_bfloat16_computes_close_to_float32_and_keeps_float32(llama: Path, tmp_path: Path, lora: int | None) -> None:
+    settings: dict[str, Any] = {"gradient_checkpointing": True, "reference": True, "lora_rank": lora}
+    options = learner_setup(dtype="bfloat16", **settings)
+    alone = Learner(llama, learner_setup(**settings))
     with group(llama, options) as ranks:
         ranks.reference_logprobs(batch())
         assert updates(ranks) == pytest.approx(updates(alone), rel=0.05)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from agentlightning.engines.local.engine import LocalEngine
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import LearnerLostError
 from agentlightning.runtime.watchdog import HangLimits, Watchdog
 from agentlightning.testing.engine_contract import SFT, conversation
+from build import engine_setup
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 async def engine(llama: Path, tmp_path: Path) -> AsyncIterator[LocalEngine]:
     watchdog = Watchdog(HangLimits(hang_timeout_s=15))  # a rank that a test stops is to be missed soon
-    engine = LocalEngine(llama, work_dir=tmp_path / "work", learner=LearnerOptions(processes=2), watchdog=watchdog)
+    setup = engine_setup(llama, tmp_path / "work", learner={"type": "fsdp", "processes": 2})
+    engine = LocalEngine(replace(setup, watchdog=watchdog))
     await engine.start()
     yield engine
     await engine.close()

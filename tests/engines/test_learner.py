@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.saved_folders import damage
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, TrainingSequence
+from build import learner_setup
 
 SFT = Loss(name="sft")
 
@@ -42,7 +42,7 @@ def test_gradients_and_logprobs_are_those_of_a_plain_loop_over_transformers(
     build: Callable[..., Path], family: str, budget: int
 ) -> None:
     folder, sequences = build(family), batch()
-    learner = Learner(folder, LearnerOptions(max_tokens_per_microbatch=budget))
+    learner = Learner(folder, learner_setup(max_tokens_per_microbatch=budget))
     metrics = learner.forward_backward(sequences, Loss(entropy=0.05))
 
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -109,13 +109,13 @@ def test_training_after_a_checkpoint_goes_on_bit_for_bit(llama: Path, tmp_path: 
         learner.forward_backward(batch(), SFT)
         learner.optim_step(3e-3, 1.0)
 
-    learner = Learner(llama, LearnerOptions(optimizer=optimizer, dropout=0.1, seed=4))
+    learner = Learner(llama, learner_setup(optimizer=optimizer, dropout=0.1, seed=4))
     update(learner)
     learner.save(tmp_path / "checkpoint")
     update(learner)
     update(learner)
 
-    resumed = Learner(llama, LearnerOptions(optimizer=optimizer, dropout=0.1, seed=5))
+    resumed = Learner(llama, learner_setup(optimizer=optimizer, dropout=0.1, seed=5))
     update(resumed)
     resumed.load(tmp_path / "checkpoint")
     assert resumed.updates == 1
@@ -155,7 +155,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing_behind(llama: Path, 
 
 
 def test_muon_moves_matrices_by_the_ratio_and_the_rest_by_adamw(llama: Path) -> None:
-    learner = Learner(llama, LearnerOptions(optimizer="muon", muon_learning_rate_ratio=5.0))
+    learner = Learner(llama, learner_setup(optimizer={"type": "muon", "learning_rate": 5.0}))
     before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     learner.forward_backward(batch(), SFT)
     learner.optim_step(1e-3, 1.0)
@@ -171,14 +171,14 @@ def test_muon_moves_matrices_by_the_ratio_and_the_rest_by_adamw(llama: Path) -> 
 
 def test_dropout_acts_in_training_only_and_keeps_the_mean(llama: Path) -> None:
     sequences = batch()
-    plain, noisy = Learner(llama), Learner(llama, LearnerOptions(dropout=0.2))
+    plain, noisy = Learner(llama), Learner(llama, learner_setup(dropout=0.2))
     assert noisy.logprobs(sequences) == plain.logprobs(sequences)
     losses = [noisy.forward_backward(sequences, SFT)["loss"] for _ in range(2)]
     assert losses[0] != losses[1]
 
 
 def test_bfloat16_computes_close_to_float32_with_float32_weights(llama: Path) -> None:
-    exact, rough = Learner(llama), Learner(llama, LearnerOptions(dtype="bfloat16"))
+    exact, rough = Learner(llama), Learner(llama, learner_setup(dtype="bfloat16"))
     sequences = batch()
     assert rough.forward_backward(sequences, SFT)["nll"] == pytest.approx(
         exact.forward_backward(sequences, SFT)["nll"], rel=0.05
@@ -190,7 +190,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_weights(llama: Path) ->
 def test_our_own_sampler_gets_bfloat16_where_that_is_computed_in_and_others_the_whole_weights(
     llama: Path, tmp_path: Path, form: Any
 ) -> None:
-    Learner(llama, LearnerOptions(dtype="bfloat16")).export(tmp_path / "new", form)
+    Learner(llama, learner_setup(dtype="bfloat16")).export(tmp_path / "new", form)
     first, exported = (load_file(each / "model.safetensors") for each in (llama, tmp_path / "new"))
     assert exported.keys() == first.keys()
     for name, value in first.items():
@@ -247,7 +247,7 @@ def test_adamw_with_states_of_8_bits_learns_takes_less_memory_and_resumes_exactl
     build: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = build("Llama", hidden_size=64, intermediate_size=96)
-    learners = {name: Learner(folder, LearnerOptions(optimizer=name)) for name in ("adamw", "adamw_8bit")}
+    learners = {name: Learner(folder, learner_setup(optimizer=name)) for name in ("adamw", "adamw_8bit")}
     for learner in learners.values():
         losses = []
         for _ in range(5):
@@ -257,7 +257,7 @@ def test_adamw_with_states_of_8_bits_learns_takes_less_memory_and_resumes_exactl
         learner.save(tmp_path / f"{learner is learners['adamw']}")
     whole, small = ((tmp_path / str(plain) / "learner.pt").stat().st_size for plain in (True, False))
     assert small < 0.6 * whole
-    resumed = Learner(folder, LearnerOptions(optimizer="adamw_8bit"))
+    resumed = Learner(folder, learner_setup(optimizer="adamw_8bit"))
     resumed.load(tmp_path / "False")
     for learner in (learners["adamw_8bit"], resumed):
         learner.forward_backward(batch(), SFT)
@@ -274,7 +274,7 @@ def test_a_loss_of_one_s_own_trains_as_the_built_in_one_does(
     file.write_text("def plain(logprobs, tokens, *, c=1.0):\n    return -c * tokens.advantages * logprobs\n")
     found = []
     for loss in (Loss(name="reinforce"), Loss(name=f"{file}:plain", settings={"c": 1.0})):
-        learner = Learner(build("Llama"), LearnerOptions(), logits_at_once=logits_at_once)
+        learner = Learner(build("Llama"), learner_setup(), logits_at_once=logits_at_once)
         metrics = learner.forward_backward(batch(), loss)
         found.append((metrics["loss"], gradients(learner)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)

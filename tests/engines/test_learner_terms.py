@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from agentlightning.engines import preferences
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
-from agentlightning.errors import EngineError, ModelError
+from agentlightning.errors import EngineError
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
+from build import learner_setup
 
 LOSSES = [
     Loss(name="gspo", clip_low=0.3, clip_high=0.3),
@@ -72,8 +72,8 @@ def learner(llama: Path) -> Learner:
 @pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
 def test_merged_rows_have_the_loss_and_the_gradient_of_a_row_a_call(llama: Path, loss: Loss, packing: Any) -> None:
     one, many = (
-        Learner(llama, LearnerOptions(packing=packing)),
-        Learner(llama, LearnerOptions(packing=packing), logits_at_once=64 * 2),
+        Learner(llama, learner_setup(packing=packing)),
+        Learner(llama, learner_setup(packing=packing), logits_at_once=64 * 2),
     )
     merged, unmerged = conversation(one)
     assert one.forward_backward([merged], loss) == pytest.approx(many.forward_backward(unmerged, loss), rel=1e-4)
@@ -100,7 +100,7 @@ def test_a_kl_without_reference_logprobs_or_with_some_is_refused(learner: Learne
 def test_the_reference_stays_where_training_and_loading_move_the_policy(
     llama: Path, tmp_path: Path, packing: Any
 ) -> None:
-    learner = Learner(llama, LearnerOptions(reference=True, packing=packing))
+    learner = Learner(llama, learner_setup(reference=True, packing=packing))
     batch = [sequence([3, 4, 5, 6], [(1, 4)]), sequence([3, 4, 7], [(2, 3)], temperature=0.5)]
     before = learner.logprobs(batch)
     assert learner.reference_logprobs(batch) == before
@@ -118,7 +118,7 @@ def test_a_learner_without_a_reference_says_how_to_have_one(learner: Learner) ->
 
 
 def test_kl_pulls_back_to_the_reference(llama: Path) -> None:
-    learner = Learner(llama, LearnerOptions(reference=True))
+    learner = Learner(llama, learner_setup(reference=True))
     row = sequence([3, 4, 5, 6, 7, 8], [(2, 6)], advantages=[0.0] * 6)
     learner.forward_backward([row], Loss(name="sft"))
     learner.optim_step(1e-2, 1.0)
@@ -153,7 +153,7 @@ def answers(learner: Learner, seed: int) -> list[TrainingSequence]:
 def test_a_preference_s_gradient_is_that_of_one_graph_through_all_answers(
     llama: Path, name: Any, packing: Any, budget: int
 ) -> None:
-    learner = Learner(llama, LearnerOptions(packing=packing, max_tokens_per_microbatch=budget))
+    learner = Learner(llama, learner_setup(packing=packing, max_tokens_per_microbatch=budget))
     a, b, c, d, e, *mismatched = answers(learner, 1)
     loss = PreferenceLoss(name=name, beta=0.7)
     if name == "dpo":  # the first chosen answer took two rows
@@ -213,7 +213,7 @@ def test_examples_that_a_loss_cannot_compare_are_refused(
 
 def test_preferences_refuse_dropout_and_none_at_all_add_nothing(llama: Path, learner: Learner) -> None:
     with pytest.raises(EngineError, match="expected dropout 0"):
-        Learner(llama, LearnerOptions(dropout=0.1)).forward_backward_preferences([], PreferenceLoss())
+        Learner(llama, learner_setup(dropout=0.1)).forward_backward_preferences([], PreferenceLoss())
     assert learner.forward_backward_preferences([], PreferenceLoss()) == {"loss": 0.0, "examples": 0.0}
 
 
@@ -232,8 +232,8 @@ def test_recomputed_activations_give_the_same_gradient_and_are_recomputed(
 ) -> None:
     folder = build(family)
     plain, thrifty = (
-        Learner(folder, LearnerOptions(packing=packing)),
-        Learner(folder, LearnerOptions(packing=packing, gradient_checkpointing=True)),
+        Learner(folder, learner_setup(packing=packing)),
+        Learner(folder, learner_setup(packing=packing, gradient_checkpointing=True)),
     )
     runs = []
     attention = next(m for n, m in thrifty.model.named_modules() if n.endswith("attn"))
@@ -244,8 +244,3 @@ def test_recomputed_activations_give_the_same_gradient_and_are_recomputed(
     assert thrifty.forward_backward(batch, Loss()) == pytest.approx(plain.forward_backward(batch, Loss()))
     assert len(runs) == before + 2
     assert_close(gradients(thrifty), gradients(plain))
-
-
-def test_recomputing_refuses_dropout(llama: Path) -> None:
-    with pytest.raises(ModelError, match="expected dropout 0"):
-        Learner(llama, LearnerOptions(gradient_checkpointing=True, dropout=0.1))

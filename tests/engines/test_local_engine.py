@@ -13,17 +13,22 @@ import pytest
 
 from agentlightning.engines.base import Endpoints
 from agentlightning.engines.local.engine import LocalEngine
-from agentlightning.engines.local.learner_part import LearnerProcess
-from agentlightning.engines.local.options import WeightsForm
-from agentlightning.engines.local.parts import PublishedWeights, SamplerChoice, Workplace
-from agentlightning.engines.local.sampler_part import SamplerProcess
-from agentlightning.engines.local.weights_folder import weights_folders, weights_place
+from agentlightning.engines.local.parts import (
+    LearnerProcess,
+    PublishedWeights,
+    SamplerProcess,
+    WeightsForm,
+    Workplace,
+    weights_folders,
+    weights_place,
+)
 from agentlightning.engines.saved_folders import damage
 from agentlightning.errors import EngineError, ModelError
+from build import engine_setup
 
 
 async def test_children_that_are_killed_early_are_started_again_but_not_for_ever(llama: Path, tmp_path: Path) -> None:
-    engine = LocalEngine(llama, work_dir=tmp_path)
+    engine = LocalEngine(engine_setup(llama, tmp_path))
     starting = asyncio.create_task(engine.start())
     await asyncio.sleep(0)  # it starts both, then it waits for them
     first = set(engine.pids().values())
@@ -45,7 +50,7 @@ async def test_children_that_are_killed_early_are_started_again_but_not_for_ever
 
 async def test_a_folder_that_is_no_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"{tmp_path}.*config.json"):
-        await LocalEngine(tmp_path, work_dir=tmp_path / "work").start()
+        await LocalEngine(engine_setup(tmp_path, tmp_path / "work")).start()
 
 
 class WaitingSampler(SamplerProcess):
@@ -70,20 +75,18 @@ class WithoutLearner(LocalEngine):
     """Its learner cannot start."""
 
     def _make_learner(self, place: Workplace) -> LearnerProcess:
-        return NoLearner(place, self._learner_options)
+        return NoLearner(place)
+
+    def _make_sampler(self, place: Workplace) -> WaitingSampler:
+        self.sampler = WaitingSampler(place)
+        return self.sampler
 
 
 async def test_an_engine_whose_learner_cannot_start_waits_for_no_sampler(llama: Path, tmp_path: Path) -> None:
-    samplers = []
-
-    def sampler(place: Workplace) -> SamplerProcess:
-        samplers.append(WaitingSampler(place))
-        return samplers[0]
-
-    engine = WithoutLearner(llama, work_dir=tmp_path, sampler=SamplerChoice(sampler))
+    engine = WithoutLearner(engine_setup(llama, tmp_path))
     with pytest.raises(EngineError, match="no learner"):
         await engine.start()
-    assert not samplers[0].waits, "it would take the sampler's end for a mishap and start another"
+    assert not engine.sampler.waits, "it would take the sampler's end for a mishap and start another"
 
 
 async def test_a_model_that_does_not_load_is_refused_with_the_child_s_sentence(llama: Path, tmp_path: Path) -> None:
@@ -91,7 +94,7 @@ async def test_a_model_that_does_not_load_is_refused_with_the_child_s_sentence(l
     model.mkdir()
     (model / "config.json").write_bytes((llama / "config.json").read_bytes())
     (model / "model.safetensors").write_bytes(b"broken")
-    engine = LocalEngine(model, work_dir=tmp_path / "work")
+    engine = LocalEngine(engine_setup(model, tmp_path / "work"))
     with pytest.raises(ModelError, match=f"model {model}: its weights do not load"):
         await engine.start()
     assert engine.pids() == {}
@@ -104,7 +107,7 @@ async def test_published_weights_lie_in_a_folder_that_nobody_can_prepare(llama: 
     target.mkdir()
     link = left.with_name(left.name + "x")
     link.symlink_to(target)
-    engine = LocalEngine(llama, work_dir=tmp_path)
+    engine = LocalEngine(engine_setup(llama, tmp_path))
     try:
         await engine.start()
         (folder,) = weights_folders(tmp_path)
@@ -122,6 +125,8 @@ async def test_published_weights_lie_in_a_folder_that_nobody_can_prepare(llama: 
 
 class NotedSampler:
     """A sampler part without a process, which notes what it is given."""
+
+    images = False
 
     def __init__(self, form: WeightsForm) -> None:
         self.form = form
@@ -154,7 +159,12 @@ async def test_an_engine_that_does_not_learn_samples_with_the_saved_weights_that
     for name in ("config.json", "model.safetensors", "learner.pt", "manifest.json"):
         (saved / name).write_text('{"files": {}}')
     sampler = NotedSampler(form)
-    engine = LocalEngine(llama, work_dir=tmp_path / "work", sampler=SamplerChoice(lambda _: sampler), learns=False)
+
+    class Noted(LocalEngine):
+        def _make_sampler(self, place: Workplace) -> NotedSampler:
+            return sampler
+
+    engine = Noted(engine_setup(llama, tmp_path / "work", learns=False))
     await engine.start()
     await engine.publish(1)  # nothing was loaded: it goes on with what it was made with
     await engine.load(saved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from agentlightning.engines.local.noise import draw, nucleus, stream, uniforms
+from agentlightning.engines.local.decoding import draw, nucleus, stream, uniforms
 
 
 def noise(seed: int, positions: range) -> np.ndarray:

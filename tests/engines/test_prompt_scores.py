@@ -11,7 +11,7 @@ from test_scheduler import alone, assert_same, drain, requests, scheduler
 from transformers import AutoModelForCausalLM
 
 from agentlightning.engines.local.decoder import open_decoder
-from agentlightning.engines.local.prompt_scores import score_prompt
+from agentlightning.engines.local.scheduler import score_prompt
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])

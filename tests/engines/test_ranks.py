@@ -8,13 +8,13 @@ import pytest
 
 from agentlightning.config.run import parse_config
 from agentlightning.engines.local.batches import Batch, batches
-from agentlightning.engines.local.options import LearnerOptions
-from agentlightning.engines.local.ranks import Ranks
+from agentlightning.engines.local.sharding import Ranks
 from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.trainer.processes import engine_support
 from agentlightning.training_types import TrainingSequence
+from build import learner_setup
 
 LENGTHS = [5, 9, 30, 12, 12, 40, 7]
 
@@ -24,8 +24,8 @@ def rows() -> list[TrainingSequence]:
 
 
 def share(given: list[TrainingSequence], rank: int, ranks: int, packing: Any, budget: int = 45) -> list[Batch]:
-    options = LearnerOptions(packing=packing, max_tokens_per_microbatch=budget)
-    return list(batches(given, options, "cpu", rank=rank, ranks=ranks))
+    options = learner_setup(packing=packing, max_tokens_per_microbatch=budget)
+    return list(batches(given, options.config, "cpu", rank=rank, ranks=ranks))
 
 
 @pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
@@ -67,11 +67,11 @@ def test_one_alone_raises_its_errors_at_once_and_has_what_it_gathers() -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps"])
 def test_ranks_need_a_gpu_each(device: str) -> None:
-    with pytest.raises(ConfigError, match=rf"engine.learner_processes: 1000 need .* got '{device}'"):
+    with pytest.raises(ConfigError, match=rf"engine.learner.processes: 1000 need .* got '{device}'"):
         Ranks(0, 1000).device(device)
 
 
 def test_images_are_not_declared_by_a_learner_of_several_processes() -> None:
     table = {"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}}
-    several = parse_config(table | {"engine": {"learner": "fsdp", "learner_processes": 2}})
+    several = parse_config(table | {"engine": {"learner": {"type": "fsdp", "processes": 2}}})
     assert [engine_support(config, EngineNeeds()).images for config in (parse_config(table), several)] == [True, False]

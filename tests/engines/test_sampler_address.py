@@ -68,12 +68,12 @@ def test_an_address_of_no_such_machine_is_refused_by_its_name(monkeypatch: pytes
 
 
 def test_the_server_of_a_run_sends_the_key_to_the_port_of_each_of_its_samplers() -> None:
-    engine = {"sampler": "vllm", "listen": "10.1.2.3:9000", "key_env": "A_SAMPLER_KEY"}
+    sampler = {"type": "vllm", "python": "python", "gpus": ["0", "1"]}
     table = {
         "model": {"path": "model"},
         "agent": {"run": "agent.py:solve"},
         "data": {"train": "tasks.jsonl"},
-        "engine": {**engine, "vllm": {"python": "python", "replicas": 2}},
+        "engine": {"sampler": sampler, "listen": "10.1.2.3:9000", "key_env": "A_SAMPLER_KEY"},
     }
     allowed = external_keys(key_arguments(parse_config(table, "settings"))[1::2])
     assert allowed.refusal("A_SAMPLER_KEY", ["http://10.1.2.3:9000", "http://10.1.2.3:9001"]) is None

@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentlightning.engines.local.decoder import Decoder, open_decoder
-from agentlightning.engines.local.prefixes import PrefixCache
-from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
+from agentlightning.engines.local.scheduler import PrefixCache, SamplingRequest, Scheduler
 
 
 def scheduler(decoder: Decoder, **changes: Any) -> Scheduler:

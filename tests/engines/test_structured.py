@@ -16,9 +16,9 @@ from toy_model import write_tokenizer
 from transformers import AutoModelForCausalLM
 
 from agentlightning.adapters.sequences import merge
+from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.local.decoding import LogitRule, TokenHistory, adjusted
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions, SamplerOptions
 from agentlightning.engines.local.sampler import Sampler, open_sampler
 from agentlightning.errors import EngineError, InputError
 from agentlightning.records import JSON
@@ -26,6 +26,7 @@ from agentlightning.rendering.grammar import structured_outputs
 from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence, Transition
+from build import learner_setup
 
 SCHEMA = {
     "type": "object",
@@ -55,7 +56,7 @@ def folder(build: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def sampler(folder: Path) -> Sampler:
-    return open_sampler(folder, SamplerOptions(threads=1, device="cpu"))
+    return open_sampler(folder, EngineConfig(device="cpu"))
 
 
 def sampled(
@@ -64,7 +65,6 @@ def sampled(
     given = {"temperature": 0.8, "max_tokens": 40, "seed": seed, **params}
     body = json.dumps({"token_ids": prompt, "sampling_params": given}).encode()
     _, request = sampler.parse(body)
-    request.constraint = sampler.constraint(body, request)
     sampler.scheduler.submit(request)
     while request.finish is None:
         sampler.scheduler.turn()
@@ -103,7 +103,7 @@ def test_the_learners_logprobs_are_those_that_the_sampler_recorded(
         ids, logprobs = sampled(sampler, seed, **params)
         plain_ids, plain = sampled(sampler, seed, [*PROMPT, *ids, 60, 61])
         rows.append(row([(PROMPT, ids, logprobs, decoding(params)), ([60, 61], plain_ids, plain, {})]))
-    learner = Learner(folder, LearnerOptions(packing=packing, reference=True))
+    learner = Learner(folder, learner_setup(packing=packing, reference=True))
     for found in (learner.logprobs(rows), learner.reference_logprobs(rows)):
         for one, values in zip(rows, found, strict=True):
             for expected, value, masked in zip(one.logprobs, values, one.mask, strict=True):
@@ -127,8 +127,8 @@ def test_of_several_end_tokens_the_tokenizers_own_ends_what_follows_a_grammar_an
 ) -> None:
     made = build("Llama", seed=3, vocab_size=352, eos_token_id=[3, 2])
     (made / "generation_config.json").unlink()
-    sampler = open_sampler(write_tokenizer(made), SamplerOptions(threads=1, device="cpu"))
-    learner = Learner(made, LearnerOptions())
+    sampler = open_sampler(write_tokenizer(made), EngineConfig(device="cpu"))
+    learner = Learner(made, learner_setup())
     for seed in range(10):
         ids, logprobs = sampled(sampler, seed, structured_outputs={"choice": ["yes"]})
         spec = structured_outputs({"choice": ["yes"]})
@@ -158,14 +158,14 @@ def test_bounds_on_tokens_hold(sampler: Sampler) -> None:
 def test_a_call_that_ended_before_its_min_tokens_is_refused(folder: Path) -> None:
     wrong = row([(PROMPT, [41, 2], [-1.0, -1.0], {"logits": {"min_tokens": 3}})])
     with pytest.raises(EngineError, match="rollout r: a call ended before its min_tokens"):
-        Learner(folder, LearnerOptions()).logprobs([wrong])
+        Learner(folder, learner_setup()).logprobs([wrong])
 
 
 def test_gradients_and_entropy_are_those_of_autograd_over_the_masked_softmax(sampler: Sampler, folder: Path) -> None:
     params = {**GRAMMAR, "logit_bias": {"40": 1.5}}
     ids, logprobs = sampled(sampler, 1, **params)
     [one] = [row([(PROMPT, ids, logprobs, decoding(params))])]
-    learner = Learner(folder, LearnerOptions())
+    learner = Learner(folder, learner_setup())
     metrics = learner.forward_backward([one], Loss(name="reinforce", entropy=0.1))
     found = {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
 
@@ -191,7 +191,7 @@ def test_gradients_and_entropy_are_those_of_autograd_over_the_masked_softmax(sam
 
 @pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
 def test_forced_tokens_count_in_no_ratio_length_and_no_metric(sampler: Sampler, folder: Path, packing: Any) -> None:
-    learner = Learner(folder, LearnerOptions(packing=packing))
+    learner = Learner(folder, learner_setup(packing=packing))
     calls: list[Transition] = []
     for place, wanted in enumerate([GRAMMAR, {"structured_outputs": {"choice": ["sunny"]}}, GRAMMAR]):
         prompt = PROMPT if not calls else [60]
@@ -244,7 +244,7 @@ def test_a_row_of_forced_tokens_alone_trains_nothing(sampler: Sampler, folder: P
     params = {"structured_outputs": {"choice": ["It is sunny, 21 degrees."]}}
     ids, logprobs = sampled(sampler, 1, **params)
     assert logprobs == [0.0] * len(ids)
-    learner = Learner(folder, LearnerOptions())
+    learner = Learner(folder, learner_setup())
     learner.forward_backward([row([(PROMPT, ids, logprobs, decoding(params))])], Loss(name="reinforce"))
     assert all(not p.grad.any() for p in learner.model.parameters() if p.grad is not None)
 
@@ -255,14 +255,14 @@ def test_a_token_that_the_rebuilt_mask_forbids_is_named_with_both_versions(sampl
     applied["grammar"] = {**applied["grammar"], "version": "0.1"}
     wrong = row([(PROMPT, [ids[1], *ids[1:]], logprobs, applied)])
     with pytest.raises(EngineError, match=r"rollout r: token 0 of a call .*llguidance 0\.1, .*rebuilt by 1\."):
-        Learner(folder, LearnerOptions()).logprobs([wrong])
+        Learner(folder, learner_setup()).logprobs([wrong])
 
 
 def test_a_cut_that_the_learner_would_have_made_elsewhere_is_counted_and_keeps_the_token(
     sampler: Sampler, folder: Path
 ) -> None:
     ids, logprobs = sampled(sampler, 1)
-    learner = Learner(folder, LearnerOptions())
+    learner = Learner(folder, learner_setup())
     metrics = learner.forward_backward([row([(PROMPT, ids, logprobs, decoding({"top_k": 1}))])], Loss())
     assert 0 < metrics["cut_mismatch"] <= 1
     same, own = sampled(sampler, 1, **CUTS)
@@ -337,7 +337,7 @@ def test_each_token_is_cut_as_if_it_were_alone() -> None:
 
 def test_imitation_is_of_the_distribution_under_the_grammar(sampler: Sampler, folder: Path) -> None:
     ids, logprobs = sampled(sampler, 1, **GRAMMAR)
-    metrics = Learner(folder, LearnerOptions()).forward_backward(
+    metrics = Learner(folder, learner_setup()).forward_backward(
         [row([(PROMPT, ids, logprobs, decoding(GRAMMAR))])], Loss(name="sft")
     )
     assert metrics["loss"] == pytest.approx(-sum(logprobs), abs=1e-4)
@@ -345,7 +345,7 @@ def test_imitation_is_of_the_distribution_under_the_grammar(sampler: Sampler, fo
 
 @pytest.mark.parametrize("name", ["dpo", "kto"])
 def test_preferences_are_between_completions_under_their_grammars(sampler: Sampler, folder: Path, name: Any) -> None:
-    learner = Learner(folder, LearnerOptions(reference=True))
+    learner = Learner(folder, learner_setup(reference=True))
     rows = [row([(PROMPT, *sampled(sampler, seed, **GRAMMAR), decoding(GRAMMAR))]) for seed in (1, 2)]
     learner.forward_backward(rows[:1], Loss(name="sft"))
     learner.optim_step(1e-2, 1.0)
@@ -384,7 +384,7 @@ def test_unmerged_rows_have_the_gradient_of_merged_ones(sampler: Sampler, folder
     apart = [replace(one, advantages=[float(m) for m in one.mask]) for one in apart]
     gradients = []
     for rows in ([merged], apart):
-        learner = Learner(folder, LearnerOptions())
+        learner = Learner(folder, learner_setup())
         learner.forward_backward(rows, Loss())
         gradients.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))
     assert torch.allclose(*gradients, atol=1e-5)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from agentlightning.engines.local.engine import LocalEngine
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.support import Support, check_loss, check_preference_loss
 from agentlightning.errors import ConfigError
 from agentlightning.training_types import Loss, PreferenceLoss
+from build import engine_setup
 
 PLAIN = Support(engine="plain")
 ALL = Support(
@@ -93,7 +93,7 @@ def test_a_preference_loss_is_checked_too(support: Support, loss: PreferenceLoss
 
 def test_the_local_engine_declares_what_it_was_configured_with(tmp_path: Path) -> None:
     def support(**options: Any) -> Support:
-        return LocalEngine("unread", work_dir=tmp_path, learner=LearnerOptions(**options)).support
+        return LocalEngine(engine_setup(Path("unread"), tmp_path, **options)).support
 
     check_loss(support(), Loss())
     check_loss(support(reference=True), Loss(name="gspo", kl=0.1, off_policy_kl=0.1))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.threads import Threads, busy_seconds
+from build import learner_setup
 
 
 class Machine:
@@ -75,7 +75,7 @@ def test_a_learner_that_is_told_no_number_finds_one_between_its_micro_batches(ll
 
     from agentlightning.testing.engine_contract import sequence
 
-    learner = Learner(llama, LearnerOptions(threads=None))
+    learner = Learner(llama, learner_setup(threads=None))
     assert torch.get_num_threads() == 1
     machine = Machine()
     learner.threads = machine.threads(cores=2)

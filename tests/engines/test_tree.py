@@ -14,19 +14,19 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from agentlightning.engines.local import tree
+from agentlightning.engines.local.batches import How, TreeMask, build_tree, packs, tree_attention
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import ModelError
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, TrainingSequence
+from build import learner_setup
 
 Rows = list[list[int]]
 rows_of_tokens = st.lists(st.lists(st.integers(2, 4), min_size=1, max_size=9), min_size=1, max_size=7)
 
 
 def test_three_sequences_become_the_tree_of_the_module_s_example() -> None:
-    built = tree.build([[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2, 7]])
+    built = build_tree([[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2, 7]])
     assert built.tokens == [1, 2, 3, 4, 5, 6, 7]
     assert built.positions == [0, 1, 2, 3, 3, 4, 2]
     assert built.ends == [7, 7, 6, 4, 6, 6, 7]
@@ -42,7 +42,7 @@ def test_three_sequences_become_the_tree_of_the_module_s_example() -> None:
 
 @given(rows_of_tokens)
 def test_every_sequence_reads_along_its_path_and_every_beginning_stands_once(rows: Rows) -> None:
-    built = tree.build(rows)
+    built = build_tree(rows)
     for row, path in zip(rows, built.paths, strict=True):
         assert [built.tokens[at] for at in path] == row
         assert [built.positions[at] for at in path] == list(range(len(row)))
@@ -51,7 +51,7 @@ def test_every_sequence_reads_along_its_path_and_every_beginning_stands_once(row
 
 @given(rows_of_tokens)
 def test_a_token_sees_itself_and_what_stands_before_it_on_its_path(rows: Rows) -> None:
-    built = tree.build(rows)
+    built = build_tree(rows)
     seen = {(i, j) for i in range(len(built.tokens)) for j in range(i + 1) if i < built.ends[j]}
     assert seen == {(i, j) for path in built.paths for at, i in enumerate(path) for j in path[: at + 1]}
     by_runs = {
@@ -66,7 +66,7 @@ def test_a_token_sees_itself_and_what_stands_before_it_on_its_path(rows: Rows) -
 
 @given(rows_of_tokens, st.integers(1, 30))
 def test_parts_hold_every_sequence_once_within_the_budget_of_unique_tokens(rows: Rows, budget: int) -> None:
-    parts = list(tree.packs(rows, budget))
+    parts = list(packs(rows, budget))
     assert sorted(i for part in parts for i in part) == list(range(len(rows)))
     for part in parts:
         unique = {tuple(rows[i][:end]) for i in part for end in range(1, len(rows[i]) + 1)}
@@ -74,7 +74,7 @@ def test_parts_hold_every_sequence_once_within_the_budget_of_unique_tokens(rows:
 
 
 def learners(folder: Path, max_tokens_per_microbatch: int = 4096, **options: Any) -> tuple[Learner, Learner]:
-    small = LearnerOptions(packing="prefix_tree", max_tokens_per_microbatch=max_tokens_per_microbatch)
+    small = learner_setup(packing="prefix_tree", max_tokens_per_microbatch=max_tokens_per_microbatch)
     return Learner(folder), Learner(folder, small, **options)
 
 
@@ -170,10 +170,10 @@ def test_logprobs_in_a_tree_are_those_of_separate_rows(pair: tuple[Learner, Lear
         assert one == pytest.approx(other, abs=1e-4)
 
 
-def attended(how: tree.How, inputs: list[torch.Tensor]) -> torch.Tensor:
-    built = tree.build([[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2, 7], [8]])
-    mask = tree.TreeMask(built, "cpu", how)
-    found: torch.Tensor = tree.tree_attention(torch.nn.Identity(), *inputs, None, tree=mask)[0]
+def attended(how: How, inputs: list[torch.Tensor]) -> torch.Tensor:
+    built = build_tree([[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2, 7], [8]])
+    mask = TreeMask(built, "cpu", how)
+    found: torch.Tensor = tree_attention(torch.nn.Identity(), *inputs, None, tree=mask)[0]
     return found
 
 
@@ -203,15 +203,15 @@ def test_flex_attention_attends_as_the_runs_do(width: int) -> None:
 def test_a_tree_on_a_gpu_gives_the_gradients_of_separate_rows(build: Callable[..., Path]) -> None:
     folder = build("Llama", hidden_size=128)  # heads of 32 numbers
     assert_same(
-        Learner(folder, LearnerOptions(device="cuda")),
-        Learner(folder, LearnerOptions(device="cuda", packing="prefix_tree")),
+        Learner(folder, learner_setup(device="cuda")),
+        Learner(folder, learner_setup(device="cuda", packing="prefix_tree")),
         branching(random.Random(3)),
         Loss(),
     )
 
 
 def test_a_shared_beginning_is_computed_once(llama: Path) -> None:
-    learner = Learner(llama, LearnerOptions(packing="prefix_tree"))
+    learner = Learner(llama, learner_setup(packing="prefix_tree"))
     seen = []
     learner.model.model.register_forward_pre_hook(
         lambda _, __, inputs: seen.append(inputs["input_ids"].numel()), with_kwargs=True
@@ -224,8 +224,6 @@ def test_a_shared_beginning_is_computed_once(llama: Path) -> None:
 
 def test_a_model_or_a_setting_that_does_not_fit_is_refused_at_start(build: Callable[..., Path], llama: Path) -> None:
     with pytest.raises(ModelError, match="GPT2LMHeadModel"):
-        Learner(build("GPT2"), LearnerOptions(packing="prefix_tree"))
+        Learner(build("GPT2"), learner_setup(packing="prefix_tree"))
     with pytest.raises(ModelError, match="sliding window"):
-        Learner(build("Mistral", sliding_window=8), LearnerOptions(packing="prefix_tree"))
-    with pytest.raises(ModelError, match="expected dropout 0"):
-        Learner(llama, LearnerOptions(packing="prefix_tree", dropout=0.1))
+        Learner(build("Mistral", sliding_window=8), learner_setup(packing="prefix_tree"))

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.losses import value_loss
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, TrainingSequence
+from build import learner_setup
 
 VALUE = Loss(name="reinforce", value=0.0)
 TOKENS = [3, 4, 5, 6, 20, 21, 1, 7, 8, 22, 23, 24, 1, 9, 25, 1]
@@ -35,7 +35,7 @@ def row(**changes: Any) -> TrainingSequence:
 
 
 def learner(model: Path, **options: Any) -> Learner:
-    return Learner(model, LearnerOptions(**{"critic_learning_rate_ratio": 1.0, **options}))
+    return Learner(model, learner_setup(**{"critic": 1.0, **options}))
 
 
 def gradients(learner: Learner) -> dict[str, torch.Tensor]:
@@ -46,7 +46,7 @@ def gradients(learner: Learner) -> dict[str, torch.Tensor]:
 
 def taught(model: Path, updates: int = 30, **options: Any) -> Learner:
     """A learner whose critic has learned something, so that its gradient is not 0."""
-    found = learner(model, critic_learning_rate_ratio=1e6, **options)
+    found = learner(model, critic=1e6, **options)
     for _ in range(updates):
         found.forward_backward([row()], VALUE)
         found.optim_step(1e-8, 1.0)  # the policy as good as stays
@@ -158,7 +158,7 @@ def test_the_critic_s_gradient_is_clipped_apart_from_the_policy_s(llama: Path) -
     """Returns that are far off leave the policy's update as it is."""
     moved = []
     for scale in (1.0, 1e4):
-        far = learner(llama, critic_learning_rate_ratio=1.0)
+        far = learner(llama, critic=1.0)
         far.forward_backward([row(returns=[scale] * len(TOKENS))], VALUE)
         norms = far.optim_step(1e-3, 0.5)
         moved.append(far.logprobs([row()])[0])

@@ -22,25 +22,22 @@ from transformers import (
     AutoProcessor,
     LlavaConfig,
     LlavaForConditionalGeneration,
-    LlavaNextConfig,
     PixtralVisionConfig,
-    Qwen2_5_VLConfig,
-    Qwen2VLConfig,
 )
 
 from agentlightning.adapters.sequences import merge
+from agentlightning.config.engine import EngineConfig
 from agentlightning.demo import tiny_model, tiny_vision
-from agentlightning.engines.local.decoder import open_decoder
+from agentlightning.engines.local.decoder import Decoder, open_decoder
+from agentlightning.engines.local.images import PlacedPrompt, read_images
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions, Lora, SamplerOptions
-from agentlightning.engines.local.ranks import Ranks
-from agentlightning.engines.local.sampler import open_sampler
-from agentlightning.engines.local.sampler_app import create_app
+from agentlightning.engines.local.sampler import create_app, open_sampler
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
-from agentlightning.engines.local.vision import VisionDecoder, place_images
+from agentlightning.engines.local.sharding import Ranks
 from agentlightning.errors import EngineError, InputError, ModelError
 from agentlightning.rendering.images import ImageProcessor
 from agentlightning.training_types import ImageInput, Loss, TrainingSequence, Transition
+from build import learner_setup
 
 WORDS = ["red", "blue", "what", "is", "it", "?"]
 PROMPT = "<|user|><image>what is it ?<|end|><|assistant|>"
@@ -77,11 +74,15 @@ def ids(processor: Any, text: str) -> list[int]:
     return found
 
 
+def placed_in(decoder: Decoder, prompt: list[int], parts: Any) -> PlacedPrompt:
+    assert decoder.images is not None
+    return decoder.images.place(prompt, read_images(parts), decoder.context)
+
+
 def sampled(folder: Path, prompt: list[int], pictures: list[bytes], scheduler: Scheduler | None = None) -> Any:
     """The request after it was sampled to its end, and the prompt as the processor writes it."""
     scheduler = scheduler or Scheduler(open_decoder(folder), max_num_seqs=4, decode_text=lambda _: "")
-    placed = place_images(scheduler._decoder, prompt, [part(data) for data in pictures])
-    assert placed is not None
+    placed = placed_in(scheduler._decoder, prompt, [part(data) for data in pictures])
     request = SamplingRequest(prompt=placed.ids, max_tokens=5, seed=3, images=placed.images)
     scheduler.submit(request)
     while not request.finish:
@@ -110,18 +111,15 @@ def image(start: int, data: bytes) -> ImageInput:
 
 def test_the_decoder_reads_a_picture_as_transformers_does(folder: Path, processor: Any) -> None:
     decoder = open_decoder(folder)
-    assert isinstance(decoder, VisionDecoder)
     decoder.reserve(2, 32)
-    prompts = [place_images(decoder, ids(processor, PROMPT), [part(data)]) for data in (RED, BLUE)]
-    assert all(prompt is not None for prompt in prompts)
-    rows = [prompt.ids for prompt in prompts if prompt is not None]
+    prompts = [placed_in(decoder, ids(processor, PROMPT), [part(data)]) for data in (RED, BLUE)]
+    rows = [prompt.ids for prompt in prompts]
     last = torch.tensor([len(rows[0]) - 1] * 2)
     found = decoder.extend(0, torch.tensor(rows), torch.zeros(2, dtype=torch.long), last)
     model = AutoModelForImageTextToText.from_pretrained(folder).eval()
     for place, (data, prompt) in enumerate(zip((RED, BLUE), prompts, strict=True)):
         pictures = [Image.open(io.BytesIO(data)).convert("RGB")]
         inputs = processor(images=pictures, text=[PROMPT], return_tensors="pt", add_special_tokens=False)
-        assert prompt is not None
         assert inputs["input_ids"][0].tolist() == prompt.shown
         with torch.no_grad():
             logits = model(input_ids=inputs["input_ids"], pixel_values=inputs["pixel_values"]).logits[0, -1]
@@ -150,20 +148,18 @@ def test_prefixes_of_different_pictures_are_kept_apart(folder: Path, processor: 
     assert shared[2] == pytest.approx(apart[0], abs=1e-5)
 
 
-def test_projector_and_language_model_learn_and_the_tower_where_it_is_told(folder: Path, processor: Any) -> None:
+def test_projector_and_language_model_learn_and_the_tower_stays(folder: Path, processor: Any) -> None:
     tokens = ImageProcessor.find(folder)
     assert tokens is not None
     shown = [
         i for one in ids(processor, PROMPT) for i in (tokens.expansion(RED) if one == tokens.placeholder_id else [one])
     ]
-    one = row([*shown, *ids(processor, "red")], len(shown), [(1, RED)])
-    for tower in (False, True):
-        learner = Learner(folder, LearnerOptions(train_vision_tower=tower))
-        learner.forward_backward([one], Loss(name="sft"))
-        moved = {name for name, each in learner.model.named_parameters() if each.grad is not None and each.grad.any()}
-        assert any("multi_modal_projector" in name for name in moved)
-        assert any("language_model" in name for name in moved)
-        assert any("vision_tower" in name for name in moved) == tower
+    learner = Learner(folder)
+    learner.forward_backward([row([*shown, *ids(processor, "red")], len(shown), [(1, RED)])], Loss(name="sft"))
+    moved = {name for name, each in learner.model.named_parameters() if each.grad is not None and each.grad.any()}
+    assert any("multi_modal_projector" in name for name in moved)
+    assert any("language_model" in name for name in moved)
+    assert not any("vision_tower" in name for name in moved)
 
 
 def test_a_sampler_takes_published_weights_for_pictures_it_has_seen(
@@ -211,16 +207,13 @@ def test_merged_rows_have_every_picture_at_its_place() -> None:
     assert [(one.start, one.end) for one in alone.images] == [(1, 5), (7, 11)]
 
 
-def test_settings_that_do_not_fit_a_model_with_sight_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_a_model_with_sight_are_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"packing = 'prefix_tree' does not fit"):
-        Learner(folder, LearnerOptions(packing="prefix_tree"))
-    with pytest.raises(ModelError, match=r"engine.lora does not fit a model with sight"):
-        Learner(folder, LearnerOptions(lora=Lora()))
+        Learner(folder, learner_setup(packing="prefix_tree"))
+    with pytest.raises(ModelError, match=r"engine.lora_rank does not fit a model with sight"):
+        Learner(folder, learner_setup(lora_rank=4))
     with pytest.raises(ModelError, match=r"engine.learner = 'fsdp' does not fit a model with sight"):
         Learner(folder, ranks=Ranks(0, 2))
-    tiny_model.build(tmp_path / "text", ["a"], hidden=16, layers=1)
-    with pytest.raises(ModelError, match=r"engine.train_vision_tower has no effect: it has no sight"):
-        Learner(tmp_path / "text", LearnerOptions(train_vision_tower=True))
 
 
 def copied(folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -283,16 +276,14 @@ def test_a_tower_that_reads_images_of_any_size_is_refused_at_start(
         start(copy)
 
 
-@pytest.mark.parametrize("config", [Qwen2VLConfig(), Qwen2_5_VLConfig(), LlavaNextConfig()])
 @pytest.mark.parametrize("start", [open_decoder, Learner])
-def test_a_model_with_sight_of_another_kind_is_refused_at_start(
-    start: Callable[[Path], Any], config: Any, tmp_path: Path
+def test_a_model_with_sight_without_a_processor_is_refused_at_start(
+    start: Callable[[Path], Any], folder: Path, tmp_path: Path
 ) -> None:
-    config.architectures = ["OtherForConditionalGeneration"]
-    config.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelError, match=r"OtherForConditionalGeneration; with images .* trains LLaVA .* only"):
-        start(tmp_path)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "processor_config.json").unlink()
+    with pytest.raises(ModelError, match="it has sight, but no processor of images"):
+        start(copy)
 
 
 def test_a_sequence_whose_pictures_cannot_be_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -320,21 +311,24 @@ def test_content_parts_that_cannot_be_placed_are_refused(folder: Path, processor
         ([part(b"no picture")], "expected an image file"),
     ):
         with pytest.raises(InputError, match=said):
-            place_images(decoder, prompt, parts)
+            placed_in(decoder, prompt, parts)
     tiny_model.build(tmp_path / "text", ["a"], hidden=16, layers=1)
+    blind, body = (
+        open_sampler(tmp_path / "text", EngineConfig(device="cpu")),
+        {"token_ids": [1, 2], "content_parts": [part(RED)]},
+    )
     with pytest.raises(InputError, match="the model has no sight"):
-        place_images(open_decoder(tmp_path / "text"), prompt, [part(RED)])
+        blind.parse(json.dumps(body).encode())
 
 
 async def test_other_requests_are_answered_while_an_image_is_decoded(folder: Path, processor: Any) -> None:
-    sampler = open_sampler(folder, SamplerOptions(max_num_seqs=4, kv_cache_memory_gb=0.1))
-    decoder = sampler._decoder
-    assert isinstance(decoder, VisionDecoder)
+    sampler = open_sampler(folder, EngineConfig(device="cpu", max_num_seqs=4))
+    assert sampler._decoder.images is not None
     prompt = ids(processor, PROMPT)
     given = {"sampling_params": {"max_tokens": 2}}
     async with TestClient(TestServer(create_app(sampler))) as client:
         route = "/inference/v1/generate"
-        with decoder._processor._working:  # an image that takes as long as this
+        with sampler._decoder.images._processor._working:  # an image that takes as long as this
             slow = asyncio.create_task(
                 client.post(route, json={**given, "token_ids": prompt, "content_parts": [part(RED)]})
             )

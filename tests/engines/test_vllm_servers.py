@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,17 @@ import psutil
 import pytest
 from aiohttp import web
 
-from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.local.parts import PublishedWeights, Workplace
 from agentlightning.engines.saved_folders import seal
-from agentlightning.engines.setup import EngineSetup, make_engine
+from agentlightning.engines.setup import make_engine
 from agentlightning.engines.url_folder import UrlFolder
 from agentlightning.engines.vllm.server import VLLM_SIDE
 from agentlightning.engines.vllm.servers import VllmServers
 from agentlightning.engines.vllm.vllm_side.agentlightning_vllm.fetch import fetch
-from agentlightning.engines.vllm.weights_server import WeightsServer
-from agentlightning.engines.vllm.weights_url import WeightsUrl
+from agentlightning.engines.vllm.weights import WeightsServer, WeightsUrl
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.runtime.watchdog import HangLimits, Watchdog
+from build import engine_setup
 from s3_server import BUCKET, s3_server
 
 SCRIPTED = Path(__file__).parent / "scripted_vllm"
@@ -43,17 +43,20 @@ def python(tmp_path: Path) -> Path:
     return script
 
 
+def workplace(folder: Path, limits: HangLimits, **sampler: Any) -> Workplace:
+    setup = replace(engine_setup(folder, folder, dtype="auto", sampler=sampler), watchdog=Watchdog(limits))
+    return Workplace(setup=setup, model=folder, weights_folder=folder)
+
+
 @pytest.fixture
 def serving(tmp_path: Path, python: Path) -> Serving:
-    """serving(replicas=2, …) is a context in which servers with these settings of [engine.vllm] are kept."""
+    """serving(gpus=["", ""], …) is a context in which servers with these settings of [engine.sampler] are kept."""
     (tmp_path / "logs").mkdir()
 
     @asynccontextmanager
     async def kept(hang_timeout_s: float = 10.0, **settings: Any) -> AsyncIterator[VllmServers]:
-        config = EngineConfig(sampler="vllm", vllm={"python": str(python), **settings})
         limits = HangLimits(hang_timeout_s=hang_timeout_s, start_timeout_s=60.0)
-        place = Workplace(model=tmp_path, work_dir=tmp_path, weights_folder=tmp_path, watchdog=Watchdog(limits))
-        servers = VllmServers(place, config)
+        servers = VllmServers(workplace(tmp_path, limits, type="vllm", python=str(python), **settings))
         servers.start()
         try:
             await servers.ready()
@@ -84,7 +87,7 @@ async def sampled(url: str) -> str:
 
 
 async def test_calls_wait_for_the_first_weights_and_all_replicas_get_them(serving: Serving, tmp_path: Path) -> None:
-    async with serving(replicas=2) as servers:
+    async with serving(gpus=["", ""]) as servers:
         calls = [asyncio.ensure_future(sampled(url)) for url in servers.endpoints.urls]
         assert not (await asyncio.wait(calls, timeout=0.2))[0]
         await servers.publish(weights(tmp_path, 3))
@@ -108,7 +111,7 @@ async def test_nobody_but_the_engine_changes_weights(serving: Serving) -> None:
 async def test_a_server_that_is_killed_or_hangs_is_back_at_its_url_with_the_published_weights(
     serving: Serving, tmp_path: Path, harm: signal.Signals
 ) -> None:
-    async with serving(hang_timeout_s=1.0, replicas=2) as servers:
+    async with serving(hang_timeout_s=1.0, gpus=["", ""]) as servers:
         await servers.publish(weights(tmp_path, 5))
         before = servers.pids()
         assert before.keys() == {"sampler 0", "sampler 1"}
@@ -195,10 +198,7 @@ async def test_running_servers_without_the_routes_that_weights_need_are_refused(
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    config = EngineConfig(sampler="vllm", vllm={"urls": [url]})
-    servers = VllmServers(
-        Workplace(model=tmp_path, work_dir=tmp_path, weights_folder=tmp_path, watchdog=Watchdog()), config
-    )
+    servers = VllmServers(workplace(tmp_path, HangLimits(), type="vllm_server", urls=[url]))
     servers.start()
     try:
         with pytest.raises(EngineError, match=rf"{url}.*VLLM_SERVER_DEV_MODE=1"):
@@ -214,7 +214,9 @@ async def test_weights_are_given_to_whoever_has_the_key_and_nothing_else_is(tmp_
         await server.start()
         stack.push_async_callback(server.close)
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        update = server.update(weights(tmp_path, 3))
+        given = weights(tmp_path, 3)
+        await server.put(given)
+        update = server.update(given)
         assert update["files"].keys() == {"model.safetensors"}
 
         async def status(path: str, key: str) -> int:
@@ -225,7 +227,7 @@ async def test_weights_are_given_to_whoever_has_the_key_and_nothing_else_is(tmp_
         assert await status("/model.safetensors", "guessed") == 401
         assert await status("/manifest.json", update["key"]) == 404
         assert await status("/..%2f..%2fother.safetensors", update["key"]) == 404
-        server.update(weights(tmp_path, 4))
+        await server.put(weights(tmp_path, 4))
         assert await status("/model.safetensors", update["key"]) == 404
 
 
@@ -234,17 +236,16 @@ async def test_transferred_weights_come_from_the_trainer_or_a_url(
     serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     with ExitStack() as stack:
-        settings: dict[str, Any] = {"replicas": 2, "weights": "transfer"}
+        url = {"host": "http://127.0.0.1", "s3": f"{BUCKET}/weights", "file": f"file://{tmp_path}/weights"}[place]
         if place == "s3":
             for name, value in stack.enter_context(s3_server()).items():
                 monkeypatch.setenv(name, value)
         if place != "host":
-            settings["weights_url"] = f"{BUCKET}/weights" if place == "s3" else f"file://{tmp_path}/weights"
-            remote = UrlFolder(f"{settings['weights_url']}/{tmp_path.name}")
+            remote = UrlFolder(f"{url}/{tmp_path.name}")
             await remote.put(
                 weights(tmp_path, 1).folder / "model.safetensors", "v1/model.safetensors"
             )  # of a killed one
-        async with serving(**settings) as servers:
+        async with serving(gpus=["", ""], weights=url) as servers:
             for version in (2, 3, 4):
                 await servers.publish(weights(tmp_path, version))
                 assert [await sampled(url) for url in servers.endpoints.urls] == [str(version)] * 2
@@ -257,7 +258,7 @@ async def test_transferred_weights_come_from_the_trainer_or_a_url(
 async def test_weights_at_a_url_are_not_loaded_where_they_are_not_what_was_announced(tmp_path: Path) -> None:
     published = weights(tmp_path, 2)
     source = WeightsUrl(f"file://{tmp_path}/weights", tmp_path / "run" / "policies" / "black")
-    await source.copy(published)
+    await source.put(published)
     update = source.update(published)
     assert update["url"] == f"file://{tmp_path}/weights/run/black/v2"
     copy = tmp_path / "weights" / "run" / "black" / "v2" / "model.safetensors"
@@ -266,42 +267,28 @@ async def test_weights_at_a_url_are_not_loaded_where_they_are_not_what_was_annou
         fetch(f"{update['url']}/model.safetensors", tmp_path / "fetched", update["files"]["model.safetensors"])
 
 
+URLS = {"type": "vllm_server", "urls": ["http://a:1"]}
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"sampler": "vllm"}, "vllm: expected this table"),
-        ({"vllm": {"python": "python"}}, "vllm: expected this table"),
-        ({"vllm": {}}, "either urls"),
-        ({"vllm": {"urls": ["http://a:1"], "python": "python"}}, "either urls"),
-        ({"vllm": {"urls": ["a:1"]}}, "without user, query or fragment, got 'a:1'"),
-        ({"vllm": {"urls": ["http://a:1"], "replicas": 2}}, "replicas has no effect with urls"),
-        ({"vllm": {"python": "python", "gpus": ["0", "1"]}}, "expected one entry for each of 1 replicas, got 2"),
-        ({"vllm": {"python": "python", "weights_host": "10.0.0.1"}}, "weights_host has no effect"),
-        (
-            {"vllm": {"python": "python", "weights_url": "s3://b/w"}},
-            "weights_url has no effect with weights = 'reload'",
-        ),
-        (
-            {"vllm": {"python": "p", "weights": "transfer", "weights_host": "10.0.0.1", "weights_url": "s3://b/w"}},
-            "weights_host has no effect with weights_url",
-        ),
-        ({"vllm": {"python": "p", "weights": "transfer", "weights_url": "/mnt/w"}}, "expected file:///FOLDER"),
-        (
-            {"sampler": "vllm", "vllm": {"python": "python", "weights": "lora"}},
-            r"vllm\.weights: lora needs the table engine\.lora",
-        ),
-        ({"sampler": "vllm", "vllm": {"python": "no-such-python"}}, r"engine\.vllm\.python: no-such-python"),
-        ({"sampler": "vllm", "sampler_threads": 2, "vllm": {"urls": ["http://a:1"]}}, r"sampler_threads has no effect"),
-        ({"sampler": "vllm", "max_num_seqs": 2, "vllm": {"urls": ["http://a:1"]}}, r"max_num_seqs has no effect"),
+        ({"sampler": "vllm"}, r"sampler\.python: is required"),
+        ({"sampler": {**URLS, "python": "python"}}, r"sampler\.python: no such setting"),
+        ({"sampler": {**URLS, "urls": ["a:1"]}}, "without user, query or fragment, got 'a:1'"),
+        ({"sampler": {**URLS, "weights": "/mnt/w"}}, "expected reload, lora, http://HOST .* file:///FOLDER"),
+        ({"sampler": {**URLS, "weights": "lora"}}, r"sampler\.weights: lora needs lora_rank"),
+        ({"sampler": {"type": "vllm", "python": "no-such-python"}}, r"engine\.sampler\.python: no-such-python"),
+        ({"sampler": URLS, "max_num_seqs": 2}, "for samplers that are started here, not for vllm_server"),
+        ({"sampler": URLS, "listen": "a:1"}, "for samplers that are started here, not for vllm_server"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
     settings: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        make_engine(EngineSetup(model=tmp_path, work_dir=tmp_path, config=EngineConfig(**settings)))
+        make_engine(engine_setup(tmp_path, tmp_path, **settings))
 
 
 def test_a_vllm_sampler_takes_no_images(tmp_path: Path) -> None:
-    config = EngineConfig(sampler="vllm", vllm={"urls": ["http://a:1"]})
-    assert not make_engine(EngineSetup(model=tmp_path, work_dir=tmp_path, config=config)).support.images
+    assert not make_engine(engine_setup(tmp_path, tmp_path, sampler=URLS)).support.images

@@ -18,8 +18,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.training_types import Loss, TrainingSequence
+from build import learner_setup
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKERS = ["<tool_call>", "</tool_call>"]
@@ -91,7 +91,7 @@ def _sequence(
 
 
 def _teach(folder: Path, rows: list[TrainingSequence]) -> None:
-    learner = Learner(folder, LearnerOptions(threads=1, optimizer="muon", muon_learning_rate_ratio=0.02 / RATE, seed=0))
+    learner = Learner(folder, learner_setup(optimizer={"type": "muon", "learning_rate": 0.02 / RATE}))
     rng = random.Random(0)
     for update in range(UPDATES):
         learner.forward_backward([rng.choice(rows) for _ in range(BATCH)], Loss(name="sft"))

@@ -30,7 +30,6 @@ group_size = 2
 steps = 1
 tasks_per_step = 1
 [engine]
-learner_threads = 1
 """
 COMMAND = """
 import json, os, urllib.request

@@ -130,7 +130,6 @@ group_size = 2
 steps = 1
 tasks_per_step = 1
 [engine]
-learner_threads = 1
 """
 
 

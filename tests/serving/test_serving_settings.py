@@ -25,14 +25,14 @@ TRAINED: dict[str, Any] = {
     "model": {"path": "base", "max_tokens": 100},
     "agent": {"run": "agent.py:solve"},
     "data": {"train": "train.jsonl"},
-    "engine": {"lora": {"rank": 8}, "device": "cpu", "weight_decay": 0.1},
+    "engine": {"lora_rank": 8, "device": "cpu", "optimizer": {"weight_decay": 0.1}},
 }
 
 
 def test_a_version_is_sampled_as_it_was_trained_without_what_is_of_learning(tmp_path: Path) -> None:
     file = ServeFile(model={"max_tokens": 50}, engine={"max_num_seqs": 8})  # type: ignore[arg-type]
     config = served_config(parse_config(TRAINED, "test"), file, tmp_path, "support@40")
-    assert (config.engine.lora, config.engine.weight_decay, config.engine.device) == (None, 0.0, "cpu")
+    assert (config.engine.lora_rank, config.engine.optimizer.weight_decay, config.engine.device) == (None, 0.0, "cpu")
     assert (config.engine.max_num_seqs, config.model.path, config.model.max_tokens) == (8, str(tmp_path), 50)
 
 

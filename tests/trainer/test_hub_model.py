@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from agentlightning.demo import tiny_model
-from agentlightning.engines.local.device import settle
+from agentlightning.engines.local.model import settle
 
 CONFIG = """
 model.path = "org/tiny"
 agent.run = "agent.py:solve"
 agent.workers = 1
 data.train = "tasks.jsonl"
-engine.learner_threads = 1
 """
 
 AGENT = """

@@ -39,17 +39,17 @@ def test_an_opponent_is_sampled_as_its_policy_is_and_has_no_settings_of_learning
     config = configured(
         {
             "player": {"model": "p", "engine": {"max_num_seqs": 16}},
-            "old": {"snapshot_of": "player", "window": 2, "engine": {"sampler_threads": 2}},
+            "old": {"snapshot_of": "player", "window": 2, "engine": {"device": "cpu"}},
             "first": {"model": "f", "frozen": True},
         },
-        engine={"lora": {"rank": 4}, "dtype": "bfloat16", "listen": "127.0.0.1:9000"},
+        engine={"lora_rank": 4, "dtype": "bfloat16", "listen": "127.0.0.1:9000"},
         model={"path": "p"},
     )
     assert list(policy_configs(config)) == ["player"]
     old, first = opponent_configs(config).values()
     assert (old.model.path, first.model.path) == ("p", "f")
-    assert (old.engine.max_num_seqs, old.engine.sampler_threads, old.engine.dtype) == (16, 2, "bfloat16")
-    assert (old.engine.lora, old.engine.listen, first.engine.lora) == (None, None, None)
+    assert (old.engine.max_num_seqs, old.engine.device, old.engine.dtype) == (16, "cpu", "bfloat16")
+    assert (old.engine.lora_rank, old.engine.listen, first.engine.lora_rank) == (None, None, None)
 
 
 def test_only_what_is_trained_gets_a_checkpoints_weights() -> None:
@@ -82,7 +82,10 @@ def test_the_runs_model_may_be_left_out_where_only_a_snapshot_has_none() -> None
             r"policies\.it\.window: expected at most trainer\.keep_checkpoints, 2",
         ),
         ({"window": 2}, r"policies\.it\.window: has no effect without snapshot_of"),
-        ({"snapshot_of": "player", "engine": {"lora": {}}}, r"policies\.it\.engine\.lora: has no effect on a policy"),
+        (
+            {"snapshot_of": "player", "engine": {"lora_rank": 4}},
+            r"policies\.it\.engine\.lora_rank: has no effect on a policy",
+        ),
     ],
 )
 def test_settings_of_an_opponent_that_would_do_nothing_are_errors(own: dict[str, Any], sentence: str) -> None:

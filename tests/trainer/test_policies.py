@@ -60,7 +60,7 @@ def test_a_policys_settings_replace_those_of_the_run_one_by_one() -> None:
     found = policy_configs(
         configured(
             algorithm={"group_size": 4, "entropy": 0.1},
-            engine={"weight_decay": 0.5, "max_num_seqs": 8},
+            engine={"optimizer": {"weight_decay": 0.5}, "max_num_seqs": 8},
             policies={
                 "white": {"model": "w", "learning_rate": 0.5, "algorithm": {"entropy": 0.2}},
                 "black": {"engine": {"max_num_seqs": 16}},
@@ -72,7 +72,8 @@ def test_a_policys_settings_replace_those_of_the_run_one_by_one() -> None:
     assert (white.trainer.learning_rate, black.trainer.learning_rate) == (0.5, 1e-5)
     assert white.algorithm == {"group_size": 4, "entropy": 0.2}
     assert black.algorithm == {"group_size": 4, "entropy": 0.1}
-    assert (white.engine.max_num_seqs, black.engine.max_num_seqs, black.engine.weight_decay) == (8, 16, 0.5)
+    assert (white.engine.max_num_seqs, black.engine.max_num_seqs) == (8, 16)
+    assert black.engine.optimizer.weight_decay == 0.5
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from agentlightning.training_types import Loss
 
 
 def engine(**options: str) -> Engine:
-    config = EngineConfig(name="agentlightning.engines.verl.served:ServedPolicy", options=options)
+    config = EngineConfig(name="agentlightning.engines.verl.engine:ServedPolicy", options=options)
     return make_engine(EngineSetup(model="m", work_dir=Path("w"), config=config))
 
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -35,9 +34,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
 
 
 @asynccontextmanager
-async def attached(server: VllmServer, folder: Path, **settings: Any) -> AsyncIterator[tuple[Engine, LiveEndpoints]]:
-    lora = {"lora": {"rank": 8}} if settings["weights"] == "lora" else {}
-    table = {"sampler": "vllm", "vllm": {"urls": [server.url], **settings}, **lora}
+async def attached(server: VllmServer, folder: Path, weights: str) -> AsyncIterator[tuple[Engine, LiveEndpoints]]:
+    table = {
+        "sampler": {"type": "vllm_server", "urls": [server.url], "weights": weights},
+        "lora_rank": 8 if weights == "lora" else None,
+    }
     engine = make_engine(contract_setup(table, server.models[0], folder))
     try:
         served = (await engine.start())[DEFAULT_POLICY]
@@ -47,13 +48,14 @@ async def attached(server: VllmServer, folder: Path, **settings: Any) -> AsyncIt
         await engine.close()
 
 
-@pytest.mark.parametrize("weights", ["lora", "reload", "transfer", "url"])  # an adapter goes with the first weights
+@pytest.mark.parametrize(
+    "weights", ["lora", "reload", "http://127.0.0.1", "url"]
+)  # an adapter goes with the first weights
 async def test_a_running_server_samples_with_the_learner_s_weights(
     server: VllmServer, tmp_path: Path, weights: str
 ) -> None:
-    url = {"weights": "transfer", "weights_url": f"file://{tmp_path}/published"}
-    settings = url if weights == "url" else {"weights": weights}
-    async with attached(server, tmp_path, **settings) as (engine, sampler):
+    place = f"file://{tmp_path}/published" if weights == "url" else weights
+    async with attached(server, tmp_path, place) as (engine, sampler):
         assert engine.pids().keys() == {"learner"}
         await engine.publish(3)
         prompt = [4, 5, 6]
@@ -69,7 +71,7 @@ async def test_a_running_server_samples_with_the_learner_s_weights(
 
 
 async def test_a_server_that_lost_its_weights_gets_them_again(server: VllmServer, tmp_path: Path) -> None:
-    async with attached(server, tmp_path, weights="reload") as (engine, sampler):
+    async with attached(server, tmp_path, "reload") as (engine, sampler):
         await engine.publish(8)
         await server.post(
             "/update_weight_version", {"new_version": "default"}

@@ -17,4 +17,5 @@ pytestmark = [engine_contract.pytestmark, pytest.mark.vllm, pytest.mark.slow]
 def engine_settings() -> dict[str, Any]:
     if not PYTHON.exists():
         pytest.skip(f"{PYTHON} does not exist: `make test-vllm` installs vLLM there")
-    return {"learner_threads": 1, "sampler": "vllm", "kv_cache_memory_gb": 0.14, "vllm": {"python": str(PYTHON)}}
+    arguments = ["--kv-cache-memory-bytes", "140000000"]
+    return {"sampler": {"type": "vllm", "python": str(PYTHON), "arguments": arguments}}

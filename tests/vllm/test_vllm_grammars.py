@@ -10,9 +10,9 @@ import pytest
 from vllm_house import VllmHouse, VllmServer, open_house, prompts
 
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.records import Call
 from agentlightning.training_types import TrainingSequence
+from build import learner_setup
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long]
 
@@ -56,7 +56,7 @@ async def test_the_learner_finds_the_log_probabilities_that_vllm_returned(
             assert json.loads(message.content or "")["unit"] in "CFK"
     calls = await masked_house.calls(claim)
     full = prompts(calls)
-    learner = Learner(masked_house.server.models[0], LearnerOptions())
+    learner = Learner(masked_house.server.models[0], learner_setup())
     for call, found in zip(calls, learner.logprobs([row(call, full[call.id]) for call in calls]), strict=True):
         assert found[len(full[call.id]) :] == pytest.approx(call.logprobs, abs=1e-4)
     assert all(call.decoding.get("grammar") or call.decoding.get("logits") for call in calls)

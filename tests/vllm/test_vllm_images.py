@@ -10,10 +10,10 @@ from tiny_llava import picture
 from vllm_house import VllmServer, open_house, prompts
 
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.records import Call
 from agentlightning.rendering.images import image_hash
 from agentlightning.training_types import ImageInput, TrainingSequence
+from build import learner_setup
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long]
 
@@ -33,7 +33,7 @@ async def test_a_conversation_with_pictures_is_exact_and_the_learner_agrees(seei
         await client.create(model="policy", messages=messages, max_tokens=4)
         calls = await house.calls(claim)
     assert [call.continuation for call in calls] == ["first_turn", *["continued"] * 3]
-    full, learner = prompts(calls), Learner(seeing_server.models[0], LearnerOptions())
+    full, learner = prompts(calls), Learner(seeing_server.models[0], learner_setup())
     images: list[ImageInput] = []
     for call in calls:
         prompt, before = full[call.id], len(full[call.id]) - len(call.suffix_ids)

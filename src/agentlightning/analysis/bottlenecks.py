@@ -280,7 +280,7 @@ def slow_sampler(means: StepMeans) -> Bottleneck | None:
         text=f"{part:.0%} of a rollout's {means['rollout/duration_s']:.3g} s are model calls, and the step waits for "
         f"rollouts {collect:.0%} of its time; twice the speed saves half of {collect:.0%} × {part:.0%}" + _speed(means),
         change="sample on a faster device or engine, or shorten completions",
-        settings=("engine.sampler", "engine.device", "engine.sampler_threads", "model.max_tokens"),
+        settings=("engine.sampler", "engine.device", "model.max_tokens"),
         gain=collect * part * 0.5,
     )
 
@@ -326,7 +326,6 @@ def slow_learner(means: StepMeans) -> Bottleneck | None:
         settings=(
             "engine.device",
             "engine.packing",
-            "engine.learner_threads",
             "engine.max_tokens_per_microbatch",
             "algorithm.epochs",
         ),
@@ -346,7 +345,7 @@ def fixed_costs(means: StepMeans) -> Bottleneck | None:
         "prepare": ("make credit and advantages cheaper, or take fewer tokens in a step", ("algorithm.credit",)),
         "publish": (
             "publish less often, by larger steps, or only an adapter",
-            ("trainer.tasks_per_step", "engine.lora"),
+            ("trainer.tasks_per_step", "engine.lora_rank"),
         ),
         "record": ("keep less for screens", ("monitor.keep_credit",)),
     }

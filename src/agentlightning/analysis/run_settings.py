@@ -16,7 +16,7 @@ from agentlightning.records import JSON, Run
 from agentlightning.trainer.policies import DEFAULTS
 
 SEED = "trainer.seed"
-IGNORED = frozenset({"store.url", "engine.listen", "engine.advertise", "engine.vllm.weights_host", "monitor.tags"})
+IGNORED = frozenset({"store.url", "engine.listen", "engine.advertise", "engine.sampler.weights", "monitor.tags"})
 """Settings of a host, and names, which say nothing about what is learned."""
 IGNORED_TABLES = ("alerts.",)
 """Tables about who is told of a run."""

@@ -129,10 +129,13 @@ def demo_engine(
         return settings | {"device": "auto", "dtype": "float32", "options": merged(below | given, above)}
     if options is not None:
         raise ConfigError("--engine-options has no effect with --engine local; expected --engine verl")
-    settings |= {"sampler": sampler, "learner": learner, "learner_processes": processes}
+    settings["learner"] = {"type": learner} | ({} if processes is None else {"processes": processes})
     if sampler == "vllm":
-        settings["vllm"] = {"python": str((python or Path(".venv-vllm/bin/python")).absolute())}
-        settings["kv_cache_memory_gb"] = 0.5
+        settings["sampler"] = {
+            "type": "vllm",
+            "python": str((python or Path(".venv-vllm/bin/python")).absolute()),
+            "arguments": ["--kv-cache-memory-bytes", "500000000"],
+        }
     elif python is not None:
         raise ConfigError("--engine-python has no effect here; expected --engine verl or --sampler vllm")
     return settings

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 REWARD_FUNCTION = "Reward function file.py:name, or a TOML file whose [agent] has a reward: a program or a judge, too."
 
-ADDRESSES = ("engine.listen", "engine.advertise", "engine.vllm.weights_host")
+ADDRESSES = ("engine.listen", "engine.advertise", "engine.sampler.weights")
 """Settings of one host: a run that goes on or is evaluated on another keeps all but these."""
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds a folder for every run.")]

@@ -1,61 +1,129 @@
-"""Settings of the table ``[engine]``: what samples and learns. What they mean is the engine's affair."""
+"""Settings of the table ``[engine]``: the parts that sample and learn. Engines give them their meaning."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from agentlightning.config.base import BaseUrl, Table, matching
-from agentlightning.config.vllm import VllmConfig
+from agentlightning.config.base import BaseUrl, Table, Tagged, checked_folder_url, matching
 
 
-class LoraConfig(Table):
-    """A low-rank adapter that is trained instead of all weights."""
+class LocalSampler(Table):
+    """A process on this machine, made for small models and exact streams."""
 
-    rank: int = Field(16, ge=1)
-    alpha: int | None = Field(None, ge=1)
-    """The adapter counts alpha / rank times; None: twice."""
-    dora: bool = False
-    """Train the length of each row of a weight apart from its direction."""
-    targets: tuple[str, ...] = ()
-    """Last names of the layers to adapt, such as q_proj; none: every linear layer but the head."""
+    type: Literal["local"] = "local"
+
+    @property
+    def count(self) -> int:
+        """Number of servers, as of every sampler."""
+        return 1
+
+
+def _checked_weights(weights: str) -> str:
+    if weights in ("reload", "lora") or re.fullmatch(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])", weights):
+        return weights
+    try:
+        return checked_folder_url(weights)
+    except ValueError as wrong:
+        raise ValueError(
+            f"expected reload, lora, http://HOST of this machine, or the URL of a folder: {wrong}"
+        ) from wrong
+
+
+Weights = Annotated[str, AfterValidator(_checked_weights)]
+"""The way of new weights to vLLM servers. ``reload``: from a folder whose path they share; ``lora``: the adapter alone, from
+there; ``http://HOST``: from this machine, which they know as HOST; ``s3://…``, ``abfs://…``, ``file:///…``: from there."""
+
+
+class VllmSampler(Table):
+    """vLLM servers that are started on this machine, in vLLM's own Python environment."""
+
+    type: Literal["vllm"] = "vllm"
+    python: str = Field(min_length=1)
+    """Interpreter of an environment in which vLLM is installed."""
+    gpus: tuple[str, ...] = ()
+    """CUDA_VISIBLE_DEVICES of each server, such as ``["1", "2,3"]``; none: one server, which sees what this process sees."""
+    arguments: tuple[str, ...] = ()
+    """More of their command lines, such as ``["--max-model-len", "8192"]``."""
+    weights: Weights = "reload"
+
+    @property
+    def count(self) -> int:
+        return max(1, len(self.gpus))
+
+
+class VllmServerSampler(Table):
+    """vLLM servers that run already and sample as equals."""
+
+    type: Literal["vllm_server"] = "vllm_server"
+    urls: tuple[BaseUrl, ...] = Field(min_length=1)
+    weights: Weights = "reload"
+
+    @property
+    def count(self) -> int:
+        return len(self.urls)
+
+
+class LocalLearner(Table):
+    """One process on this machine."""
+
+    type: Literal["local"] = "local"
+
+
+class FsdpLearner(Table):
+    """Processes on this machine that train one model, each with a device and a part of the weights."""
+
+    type: Literal["fsdp"] = "fsdp"
+    processes: int = Field(ge=2)
+    """With CUDA as many GPUs."""
+
+
+class AdamW(Table):
+    """Loshchilov and Hutter (2019), Decoupled Weight Decay Regularization, with betas 0.9 and 0.95."""
+
+    type: Literal["adamw"] = "adamw"
+    weight_decay: float = Field(0.0, ge=0)
+
+
+class AdamW8bit(AdamW):
+    """AdamW whose two moments take a byte each, by bitsandbytes."""
+
+    type: Literal["adamw_8bit"] = "adamw_8bit"  # type: ignore[assignment]
+
+
+class Muon(AdamW):
+    """Muon for the matrices of the layers, AdamW for the rest."""
+
+    type: Literal["muon"] = "muon"  # type: ignore[assignment]
+    learning_rate: float | None = Field(None, gt=0)
+    """Of the matrices; None: 20/3 of trainer.learning_rate, which the others have."""
 
 
 class EngineConfig(Table):
     """The engine that samples and trains: device, memory, optimizer."""
 
     name: str = Field("local", min_length=1)
-    """local, or an engine of another package: the name of its entry point, or ``package.module:Engine``."""
+    """local, verl, or an engine of another package: the name of its entry point, or ``package.module:Engine``."""
     options: dict[str, Any] = Field({})
     """An engine's own settings, which it checks."""
-    sampler: Literal["local", "vllm"] = "local"
-    vllm: VllmConfig | None = None
-    learner: Literal["local", "fsdp"] = "local"
-    """fsdp: learner_processes processes on this machine train one model, each with a device and a part of the weights."""
-    learner_processes: int | None = Field(None, ge=2)
-    """Number of them; with CUDA as many GPUs. Only with learner = 'fsdp'."""
-    optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
-    muon_learning_rate: float | None = Field(None, gt=0)
-    """Learning rate of the matrices under muon; the others take trainer.learning_rate."""
-    weight_decay: float = Field(0.0, ge=0)
+    sampler: Annotated[LocalSampler | VllmSampler | VllmServerSampler, Tagged()] = LocalSampler()
+    learner: Annotated[LocalLearner | FsdpLearner, Tagged()] = LocalLearner()
+    optimizer: Annotated[AdamW | AdamW8bit | Muon, Tagged()] = AdamW()
+    lora_rank: int | None = Field(None, ge=1)
+    """Train a low-rank adapter of this rank in place of all weights; it counts twice."""
     dropout: float = Field(0.0, ge=0, lt=1)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on CUDA, else float32; the learner keeps weights and optimizer in float32."""
     device: str = Field("auto", min_length=1)
     """Torch device of sampler and learner; auto: cuda, mps, cpu, the first that there is."""
-    kv_cache_memory_gb: float | None = Field(None, gt=0)
-    """Bound of the sampler's keys and values: what does not fit waits. None: 4, on CUDA a fifth of the device's memory."""
     max_tokens_per_microbatch: int = Field(4096, ge=1)
     """Tokens of one backward pass, padding included, at most: bounds memory."""
     packing: Literal["padded", "prefix_tree"] = "padded"
     """prefix_tree: the learner computes once what sequences of a micro-batch begin with alike."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping its activations."""
-    lora: LoraConfig | None = None
-    train_vision_tower: bool = False
-    """Of a model with sight, train the vision tower too; the projector and the language model always are."""
     max_num_seqs: int = Field(64, ge=1)
     """Requests sampled at a time: on a CPU few enough for the cache."""
     listen: Annotated[str, matching(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):[1-9]\d{0,4}", "HOST:PORT")] | None = None
@@ -66,41 +134,28 @@ class EngineConfig(Table):
     of a container, of a proxy with TLS."""
     key_env: str | None = None
     """Variable of the environment, here and at the server, with the key that samplers ask gateways for."""
-    sampler_threads: int = Field(1, ge=1)
-    learner_threads: int | None = Field(None, ge=1)
-    """None: as many as there are cores that nobody else uses while it learns."""
 
     @model_validator(mode="after")
-    def _nothing_ignored(self) -> Self:
-        if (self.learner == "fsdp") != (self.learner_processes is not None):
-            needed = "is needed" if self.learner == "fsdp" else "has no effect"
-            raise ValueError(f"learner_processes {needed} with learner = {self.learner!r}")
-        if self.learner == "fsdp" and self.optimizer == "adamw_8bit":
+    def _goes_together(self) -> Self:
+        if isinstance(self.learner, FsdpLearner) and isinstance(self.optimizer, AdamW8bit):
             raise ValueError(
                 "optimizer: adamw_8bit does not go with learner = 'fsdp', whose processes share the moments out; expected "
                 "adamw or muon"
             )
-        if self.optimizer == "muon" and self.muon_learning_rate is None:
-            raise ValueError("muon_learning_rate is needed with optimizer = 'muon'")
-        if self.optimizer != "muon" and self.muon_learning_rate is not None:
-            raise ValueError(f"muon_learning_rate has no effect with optimizer = {self.optimizer!r}")
-        if (self.vllm is not None) != (self.sampler == "vllm"):
-            raise ValueError("vllm: expected this table with sampler = 'vllm', and with no other sampler")
-        if self.vllm is not None and self.vllm.weights == "lora" and (self.lora is None or self.lora.dora):
-            raise ValueError("vllm.weights: lora needs the table engine.lora, without dora")
-        # What was given is not repeated: somebody may have pasted the key.
-        if self.key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
-            raise ValueError("key_env: expected the name of an environment variable, such as SAMPLER_KEY, not the key")
-        if self.advertise and self.listen is None:
-            raise ValueError("advertise has no effect without listen")
-        if (self.key_env or "").startswith("AGL_"):
-            raise ValueError("key_env: a variable of Agent Lightning's own (AGL_…) is not sent anywhere")
-        if self.lora is not None and self.optimizer == "muon":
-            raise ValueError(
-                "optimizer: muon is for whole matrices, not for the two factors of engine.lora; take adamw"
-            )
+        if self.lora_rank is not None and isinstance(self.optimizer, Muon):
+            raise ValueError("optimizer: muon is for whole matrices, not for the two factors of lora_rank; take adamw")
+        if not isinstance(self.sampler, LocalSampler) and self.sampler.weights == "lora" and self.lora_rank is None:
+            raise ValueError("sampler.weights: lora needs lora_rank")
+        given = self.listen is not None or self.max_num_seqs != EngineConfig.model_fields["max_num_seqs"].default
+        if isinstance(self.sampler, VllmServerSampler) and given:
+            raise ValueError("listen and max_num_seqs are for samplers that are started here, not for vllm_server")
         if self.dropout and (self.packing == "prefix_tree" or self.gradient_checkpointing):
             raise ValueError(
                 "dropout: goes neither with packing = 'prefix_tree' nor with gradient_checkpointing; expected 0"
             )
+        # What was given is not repeated: somebody may have pasted the key.
+        if self.key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+            raise ValueError("key_env: expected the name of an environment variable, such as SAMPLER_KEY, not the key")
+        if (self.key_env or "").startswith("AGL_"):
+            raise ValueError("key_env: a variable of Agent Lightning's own (AGL_…) is not sent anywhere")
         return self

@@ -99,9 +99,12 @@ def _set(table: dict[str, Any], name: str, value: Any) -> None:
     if not all(parts):
         raise ConfigError(f"{name!r}: expected the name of a setting, such as trainer.steps")
     for part in parts[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
+        inner = table.setdefault(part, {})
+        if isinstance(inner, str):  # a choice by its bare name
+            inner = table[part] = {"type": inner}
+        if not isinstance(inner, dict):
             raise ConfigError(f"{name}: {part} is a setting, not a table")
+        table = inner
     table[parts[-1]] = value
 
 

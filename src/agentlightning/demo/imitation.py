@@ -17,10 +17,11 @@ from random import Random
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from agentlightning.config.engine import EngineConfig, Muon
 from agentlightning.demo import tiny_model
 from agentlightning.demo.tasks import Message
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.engines.setup import LearnerSetup
 from agentlightning.errors import DataError
 from agentlightning.records import JSON
 from agentlightning.trainer.data.tasks import load_tasks
@@ -166,14 +167,12 @@ def imitate(
     """
     learner = Learner(
         folder,
-        LearnerOptions(
+        LearnerSetup(
+            config=EngineConfig(
+                optimizer=Muon(weight_decay=settings.weight_decay), dropout=settings.dropout, device=settings.device
+            ),
             threads=settings.threads,
-            optimizer="muon",
-            weight_decay=settings.weight_decay,
-            dropout=settings.dropout,
             seed=settings.seed,
-            device=settings.device,
-            dtype="auto",
         ),
     )
     steps = settings.steps

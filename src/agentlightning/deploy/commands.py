@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agentlightning.config.engine import VllmSampler
 from agentlightning.deploy.project import Project
 
 SERVER_PORT, METRICS_PORT, SAMPLER_PORT, VLLM_PORT, CONSOLE_PORT = 8088, 8089, 9000, 8000, 7860
@@ -40,7 +41,7 @@ def trainer_command(project: Project, hosts: Hosts) -> list[str]:
     """The trainer with its engine. --run starts the run, and goes on with it when the container is started again."""
     settings = ["agent.workers=0", f"engine.key_env={project.sampler_key}"]
     if project.uses_vllm:
-        settings += [f"engine.vllm={_vllm_table(project, hosts)}"]
+        settings += [f"engine.sampler={_vllm_table(project, hosts)}"]
     else:
         settings += [
             f"engine.listen=0.0.0.0:{SAMPLER_PORT}",
@@ -66,7 +67,8 @@ def console_command(hosts: Hosts) -> list[str]:
 
 def vllm_arguments(project: Project) -> list[str]:
     """Arguments of a vLLM server that takes new weights from the trainer, as docs/engines.md explains them."""
-    own = project.config.engine.vllm.arguments if project.config.engine.vllm is not None else ()
+    sampler = project.config.engine.sampler
+    own = sampler.arguments if isinstance(sampler, VllmSampler) else ()
     return [
         *("--model", project.config.model.path if project.model is None else f"/app/{project.model}"),
         *("--host", "0.0.0.0", "--port", str(VLLM_PORT), "--enable-scale-out"),
@@ -77,11 +79,9 @@ def vllm_arguments(project: Project) -> list[str]:
 
 
 def _vllm_table(project: Project, hosts: Hosts) -> str:
-    """The whole table [engine.vllm], since servers that run elsewhere have none of the settings of those started here."""
-    vllm = project.config.engine.vllm
-    weights_url = None if vllm is None else vllm.weights_url
-    source = f'weights_host="{hosts.trainer}"' if weights_url is None else f'weights_url="{weights_url}"'
-    return f'{{urls=["http://{hosts.vllm}:{VLLM_PORT}"], weights="transfer", {source}}}'
+    """The whole table [engine.sampler], since servers that run elsewhere have none of the settings of those started here."""
+    url = project.weights_url or f"http://{hosts.trainer}"
+    return f'{{type="vllm_server", urls=["http://{hosts.vllm}:{VLLM_PORT}"], weights="{url}"}}'
 
 
 def _url(hosts: Hosts) -> str:

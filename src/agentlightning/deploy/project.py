@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agentlightning.config.engine import LocalSampler, VllmSampler
 from agentlightning.config.external import secret_variables
 from agentlightning.config.file import load_config
 from agentlightning.config.run import Config
@@ -53,7 +54,14 @@ class Project:
     @property
     def uses_vllm(self) -> bool:
         """True where vLLM servers sample."""
-        return self.config.engine.sampler == "vllm"
+        return not isinstance(self.config.engine.sampler, LocalSampler)
+
+    @property
+    def weights_url(self) -> str | None:
+        """Folder of an object store or a shared disk from which vLLM servers fetch weights."""
+        sampler = self.config.engine.sampler
+        weights = "reload" if isinstance(sampler, LocalSampler) else sampler.weights
+        return weights if "://" in weights and not weights.startswith("http://") else None
 
     @property
     def uses_ray(self) -> bool:
@@ -93,9 +101,9 @@ class Project:
         config = self.config
         extras = {"train", "data", *config.trainer.trackers}
         extras |= {"verl"} if self.uses_ray else set()
-        extras |= {"lora"} if config.engine.lora is not None else set()
-        urls = config.trainer.checkpoint_url, config.engine.vllm and config.engine.vllm.weights_url
-        for word in (config.engine.optimizer, *(url.partition("://")[0] for url in urls if url)):
+        extras |= {"lora"} if config.engine.lora_rank is not None else set()
+        urls = config.trainer.checkpoint_url, self.weights_url
+        for word in (config.engine.optimizer.type, *(url.partition("://")[0] for url in urls if url)):
             extras |= {EXTRAS[word]} if word in EXTRAS else set()
         return ",".join(sorted(extras))
 
@@ -110,8 +118,11 @@ def read_project(config_file: Path) -> Project:
         )
     if not config.agent.given:
         raise ConfigError("agent: expected run or command; without an agent there are no workers to deploy")
-    if "--api-key" in " ".join(config.engine.vllm.arguments if config.engine.vllm is not None else ()):
-        raise ConfigError("engine.vllm.arguments: --api-key would stand in the files; the key comes by the environment")
+    sampler = config.engine.sampler
+    if isinstance(sampler, VllmSampler) and "--api-key" in " ".join(sampler.arguments):
+        raise ConfigError(
+            "engine.sampler.arguments: --api-key would stand in the files; the key comes by the environment"
+        )
     inside = list(_named_paths(config, root))
     agent = config.agent.run or str(config.agent.command)
     words = shlex.split(agent) if config.agent.run is None else []

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from agentlightning.config.engine import FsdpLearner
 from agentlightning.deploy import commands
 from agentlightning.deploy.commands import Hosts
 from agentlightning.deploy.dashboard import dashboard
@@ -117,7 +118,7 @@ def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
         "vllm_side": "vllm_side",
         "ray": project.uses_ray,
         "ray_workers": 1,
-        "gpus": config.engine.learner_processes or 1,
+        "gpus": config.engine.learner.processes if isinstance(config.engine.learner, FsdpLearner) else 1,
         "workers": max(config.agent.workers, 1),
         "concurrency": config.agent.concurrency,
         "agents_online": own_endpoints,

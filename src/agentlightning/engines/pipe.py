@@ -11,7 +11,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from agentlightning import errors
 from agentlightning.errors import AgentLightningError, EngineError
@@ -56,7 +56,15 @@ class ChildPipe:
         self._pipe.close()
 
 
-def serve(call: Callable[..., Any], pipe: Connection, heartbeat: ChildHeartbeat) -> None:
+class Pipe(Protocol):
+    """A child's end."""
+
+    def recv(self) -> Any: ...
+
+    def send(self, answer: Any, /) -> None: ...
+
+
+def serve(call: Callable[..., Any], pipe: Pipe, heartbeat: ChildHeartbeat) -> None:
     """Answer ``call(method, *arguments)`` until the pipe closes. An error that is not ours ends the loop: after it, nobody
     knows what the child holds."""
     while True:

@@ -1,16 +1,19 @@
-"""SamplerAddress: where gateways reach the samplers that an engine starts, and the key that samplers ask them for.
+"""The address at which gateways reach the samplers that an engine starts, and the key that samplers ask them for.
 
-Engines make one of their settings. Whoever reaches a sampler can have the policy sample for them, past every limit and
-record: at an address that other machines reach it asks for a key.
+Anybody who reaches a sampler can have the policy sample for them, past every limit and record: a sampler that other machines
+can reach asks for a key.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
+
+from aiohttp import web
 
 from agentlightning.config.engine import EngineConfig
 from agentlightning.errors import ConfigError
@@ -45,7 +48,7 @@ class SamplerAddress:
                 f"engine.key_env is needed with listen = {config.listen!r}, since others reach it: name the variable of the "
                 "environment, here and at the server, that holds a key"
             )
-        samplers = config.vllm.replicas if config.vllm is not None else 1
+        samplers = config.sampler.count
         if config.advertise and len(config.advertise) != samplers:
             raise ConfigError(
                 f"engine.advertise: expected a URL for each of {samplers} samplers, got {len(config.advertise)}"
@@ -83,3 +86,28 @@ class SamplerAddress:
     def headers(self) -> dict[str, str]:
         """Of requests to samplers."""
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+
+SAMPLING_KEY = "sampling_key"
+"""Name of the secret that is handed down to samplers."""
+
+
+def asks_for(key: str, but: Collection[str] = ("/health",)) -> list[Any]:
+    """Middlewares that leave all paths to the holder of the key, `but` these to everybody; none where the key is empty."""
+
+    @web.middleware
+    async def checked(http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+        if http.path in but or holds(http, key):
+            return await handler(http)
+        message = "the key for sampling is missing or wrong; engine.key_env names it"
+        return web.json_response(
+            {"error": {"message": message, "type": "invalid_request_error", "code": 401}}, status=401
+        )
+
+    return [checked] if key else []
+
+
+def holds(http: web.Request, key: str) -> bool:
+    """Returns whether the request shows this key."""
+    shown = http.headers.get("Authorization", "").encode(errors="surrogateescape")  # the bytes, of whatever they are
+    return hmac.compare_digest(shown, f"Bearer {key}".encode())

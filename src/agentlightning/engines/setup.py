@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.base import Engine
 from agentlightning.errors import ConfigError, EngineError, boundary
@@ -28,23 +30,39 @@ class EngineNeeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSetup:
+class LearnerSetup:
+    """All that a learner is made of but its model; also what a child process is started with, as JSON."""
+
+    config: EngineConfig = field(default_factory=EngineConfig)
+    needs: EngineNeeds = EngineNeeds()
+    learning_rate: float = 1e-6
+    """The one that `optim_step` is given before any schedule: others of an optimizer are ratios of it."""
+    seed: int = 0
+    threads: int | None = None
+    """CPU threads; None: those of OMP_NUM_THREADS, else as many as there are idle cores, looked at between micro-batches.
+    Another number gives another rounding."""
+
+    def to_json(self) -> str:
+        return TypeAdapter(LearnerSetup).dump_json(self).decode()
+
+    @staticmethod
+    def from_json(text: str) -> LearnerSetup:
+        return TypeAdapter(LearnerSetup).validate_json(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup(LearnerSetup):
     """All that the engine of one policy is made of."""
 
     model: str | Path
     """Transformers folder or hub name; it is there, or in the hub's cache, when the engine is started."""
     work_dir: Path
     """Folder of this machine for logs and what lives no longer than the run's processes."""
-    config: EngineConfig = field(default_factory=EngineConfig)
-    learning_rate: float = 1e-6
-    """The one that `optim_step` is given before any schedule: others of an optimizer are ratios of it."""
-    needs: EngineNeeds = EngineNeeds()
-    seed: int = 0
     watchdog: Watchdog = field(default_factory=Watchdog)
-    """Starts children that are killed where they hang; its limits are what anything may take."""
+    """Starts children that are killed when they hang; its limits are what anything may take."""
     learns: bool = True
-    """False: the model is served as it is, and the engine keeps nothing that learns. Engines that read it say so in
-    `support.serves`."""
+    """False: the model is served as it is, or with saved weights that it is given by `load` and `publish`, and the engine
+    keeps nothing that learns. Engines that read it say so in `support.serves`."""
     withhold: frozenset[str] = frozenset()
     """Variables of the environment that no process of the engine inherits: keys of others."""
 

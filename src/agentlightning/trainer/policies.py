@@ -34,8 +34,8 @@ PART_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Settings that belong to a part of the algorithm."""
 ADDRESS = frozenset({"listen", "advertise"})
 OF_LEARNING = (
-    *("lora", "optimizer", "muon_learning_rate", "weight_decay", "dropout", "packing", "gradient_checkpointing"),
-    *("max_tokens_per_microbatch", "train_vision_tower", "learner", "learner_processes", "learner_threads", *ADDRESS),
+    *("learner", "optimizer", "lora_rank", "dropout", "packing", "gradient_checkpointing", "max_tokens_per_microbatch"),
+    *ADDRESS,
 )
 """Settings of [engine] that say how a model learns, or where one sampler listens: whatever is sampled alone has them of
 nobody else."""
@@ -177,8 +177,8 @@ def sampling_table(trained: Config, engine: Mapping[str, Any]) -> dict[str, Any]
     """The configuration of a trained policy as one of an engine that samples alone; `engine` replaces its settings."""
     table = trained.model_dump(mode="json")
     kept = {key: value for key, value in table["engine"].items() if key not in OF_LEARNING}
-    if kept.get("vllm"):
-        kept["vllm"] = {**kept["vllm"], "weights": "reload", "weights_url": None}
+    if "weights" in kept["sampler"]:
+        kept["sampler"] = {**kept["sampler"], "weights": "reload"}
     return table | {"engine": kept | dict(engine)}
 
 

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from agentlightning.config.engine import EngineConfig
+from agentlightning.config.engine import EngineConfig, VllmServerSampler
 from agentlightning.config.external import secret_variables
 from agentlightning.config.limits import LIMITS_RESOURCE, LimitsConfig
 from agentlightning.config.prompts import CONFIG_SOURCE
@@ -391,13 +391,13 @@ def key_arguments(config: Config) -> list[str]:
 
 def _sampler_hosts(engine: EngineConfig) -> list[str]:
     """Returns where gateways reach the samplers of a policy; those that an engine starts have a port each."""
-    vllm = engine.vllm
-    if urls := engine.advertise or (vllm.urls if vllm is not None else ()):
+    sampler = engine.sampler
+    if urls := engine.advertise or (sampler.urls if isinstance(sampler, VllmServerSampler) else ()):
         return [host_of(url) for url in urls]
     if engine.listen is None:
         return ["127.0.0.1"]
     host, _, port = engine.listen.rpartition(":")
-    return [f"{host}:{int(port) + number}" for number in range(1 if vllm is None else vllm.replicas)]
+    return [f"{host}:{int(port) + number}" for number in range(sampler.count)]
 
 
 async def put_gateway_settings(config: Config, run_id: str, store: LightningStore) -> None:

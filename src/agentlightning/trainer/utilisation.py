@@ -34,7 +34,7 @@ class Slots:
 def slots_of(config: Config, policies: int = 1) -> Slots:
     """Of workers that are started elsewhere, and of samplers that are not ours, nothing is known."""
     agent, engine = config.agent, config.engine
-    ours = engine.name == "local" and engine.sampler == "local"
+    ours = engine.name == "local" and engine.sampler.type == "local"
     return Slots(
         workers=agent.workers * agent.concurrency if agent.workers else None,
         sampler=engine.max_num_seqs * policies if ours else None,

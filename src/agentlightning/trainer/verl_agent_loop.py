@@ -1,7 +1,7 @@
 """AgentLoopManager: agents behind our gateway for verl's own trainer, which stays in charge.
 
     python -m verl.trainer.main_ppo … +agentlightning.agent.run=agent.py:solve \\
-        +actor_rollout_ref.rollout.agent.agent_loop_manager_class=agentlightning.engines.verl.AgentLoopManager
+        +actor_rollout_ref.rollout.agent.agent_loop_manager_class=agentlightning.trainer.verl_agent_loop.AgentLoopManager
 
 verl's TaskRunner makes it and gives it prompts. Each becomes a group of rollouts, whose calls verl's own rollout servers
 answer behind the gateway; what they sampled goes into TransferQueue, token for token, with the rewards. Advantages, losses,
@@ -54,7 +54,7 @@ ENGINE_SETTINGS = ("listen", "advertise", "key_env")
 """Those of [engine] that do: gateways on other hosts sample verl's policy there."""
 END_S = 10.0
 """Seconds for the store to record that verl is done."""
-ENGINE = "agentlightning.engines.verl.served:ServedPolicy"
+ENGINE = "agentlightning.engines.verl.engine:ServedPolicy"
 
 log = logging.getLogger("agentlightning.verl")
 

@@ -16,11 +16,11 @@ from agentlightning.algorithms.preference import DPO, KTO
 from agentlightning.algorithms.supervised import SFT
 from agentlightning.demo import tiny_model, tiny_vision
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.records import ImageSpan
 from agentlightning.rendering.images import ImageProcessor
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
+from build import learner_setup
 
 
 class SightedEngine(ComparingEngine):
@@ -28,7 +28,7 @@ class SightedEngine(ComparingEngine):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.learner = Learner(folder, LearnerOptions(reference=True))
+        self.learner = Learner(folder, learner_setup(reference=True))
 
     async def forward_backward(
         self, sequences: Sequence[TrainingSequence], loss: Loss, policy: str = "default"

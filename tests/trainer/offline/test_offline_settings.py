@@ -91,7 +91,7 @@ SAMPLING_SETTINGS = {
     "algorithm": {"group_size": 4},
     "trainer": {"learning_rate": 0.25, "steps": 7, "seed": 3},
     "eval": {"every": 2},
-    "engine": {"dropout": 0.1, "learner_threads": 1},
+    "engine": {"dropout": 0.1, "device": "cpu"},
 }
 
 
@@ -103,7 +103,7 @@ def test_what_a_run_takes_over_from_the_one_it_learns_from_makes_a_configuration
     assert (taken.model.path, taken.model.max_tokens, taken.agent.workers) == ("/models/m", 50, 3)
     assert (taken.data.val, taken.eval.every) == ("v.jsonl", 2)
     assert (taken.trainer.learning_rate, taken.trainer.seed, taken.trainer.steps) == (0.25, 3, 100)
-    assert (taken.engine.learner_threads, taken.engine.dropout) == (1, 0.0)
+    assert (taken.engine.device, taken.engine.dropout) == ("cpu", 0.0)
 
 
 def test_without_held_out_tasks_no_agent_is_taken_over() -> None:

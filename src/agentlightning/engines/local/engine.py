@@ -1,4 +1,4 @@
-"""LocalEngine: a sampler part and a learner part on this machine, each in processes of its own.
+"""LocalEngine: a sampler part and a learner on this machine, each in processes of its own.
 
 The trainer drives it through the Engine protocol. It starts the parts and moves weights from the one that learns to the one
 that samples, as a folder in shared memory that is written whole; it imports no torch and computes nothing itself.
@@ -10,70 +10,44 @@ import asyncio
 import contextlib
 import importlib.util
 import shutil
-from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from agentlightning.config.engine import AdamW8bit, EngineConfig, FsdpLearner, LocalSampler, VllmServerSampler
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine, together
-from agentlightning.engines.local.learner_part import LearnerProcess
-from agentlightning.engines.local.models import reads_images
-from agentlightning.engines.local.options import (
-    SETTINGS,
-    LearnerOptions,
+from agentlightning.engines.local.parts import (
+    LearnerProcess,
+    PublishedWeights,
+    SamplerPart,
+    SamplerProcess,
     WeightsForm,
-    learner_options,
-    sampler_options,
-    support,
+    Workplace,
+    make_weights_folder,
 )
-from agentlightning.engines.local.parts import LearnerPart, PublishedWeights, SamplerChoice, SamplerPart, Workplace
-from agentlightning.engines.local.sampler_part import SamplerProcess
-from agentlightning.engines.local.weights_folder import make_weights_folder
 from agentlightning.engines.models import find_model
 from agentlightning.engines.sampler_address import SamplerAddress
 from agentlightning.engines.saved_folders import copy_weights, seal
 from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
-from agentlightning.engines.vllm.arguments import check_settings
-from agentlightning.engines.vllm.servers import VllmServers
+from agentlightning.engines.vllm.servers import VllmServers, check_settings
 from agentlightning.errors import EngineError, MissingExtraError
 from agentlightning.runtime.disk import make_private_folder
-from agentlightning.runtime.watchdog import Watchdog
 
 
 class LocalEngine(ForwardingEngine):
     """One policy, sampled and trained on this machine.
 
-    model is a transformers folder or hub name; logs go to work_dir/logs. `start` must be called on a thread that lives as
-    long as the engine: on Linux children end with the thread that started them.
+    `start` must be called on a thread that lives as long as the engine: on Linux children end with the thread that started
+    them.
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        work_dir: str | Path,
-        sampler: SamplerChoice = SamplerChoice(SamplerProcess),
-        learner: LearnerOptions | None = None,
-        learns: bool = True,
-        watchdog: Watchdog | None = None,
-        withhold: Iterable[str] = (),
-        address: SamplerAddress = SamplerAddress(),
-    ) -> None:
-        """learns: False where the model is sampled alone: as it is, or with saved weights that it is given by `load` and
-        `publish`; withhold: variables of the environment that no process inherits."""
-        self._learns = learns
-        self._withhold = frozenset(withhold)
-        self._address = address
-        self._model = model
-        self._watchdog = watchdog or Watchdog()
-        self._work_dir = Path(work_dir).resolve()
-        self._choice = sampler
-        self._learner_options = learner or LearnerOptions()
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = replace(setup, work_dir=Path(setup.work_dir).resolve())
+        self._address = SamplerAddress.of(setup.config)
         self._place: Workplace | None = None
         self._sampler: SamplerPart | None = None
-        self._learner: LearnerPart | None = None
+        self._learner: LearnerProcess | None = None
         self._watch: asyncio.Task[None] | None = None
         self._published: Path | None = None
         self._loaded: Path | None = None
@@ -82,25 +56,18 @@ class LocalEngine(ForwardingEngine):
     @classmethod
     def from_setup(cls, setup: EngineSetup) -> Self:
         """The engine of `engine.name = "local"`. ConfigError, or MissingExtraError where a child would lack a package."""
-        setup.expect_only(*SETTINGS)
-        engine = setup.config
+        config = setup.config
+        setup.expect_only(*EngineConfig.model_fields.keys() - {"options"})
         for package, extra, needed in (
             ("torch", "train", True),
-            ("peft", "lora", engine.lora is not None),
-            ("bitsandbytes", "adamw8bit", engine.optimizer == "adamw_8bit"),
+            ("peft", "lora", config.lora_rank is not None),
+            ("bitsandbytes", "adamw8bit", isinstance(config.optimizer, AdamW8bit)),
         ):
             if needed and importlib.util.find_spec(package) is None:
                 raise MissingExtraError(package, extra)
-        return cls(
-            setup.model,
-            work_dir=setup.work_dir,
-            sampler=_sampler(setup),
-            learner=learner_options(setup),
-            learns=setup.learns,
-            watchdog=setup.watchdog,
-            withhold=setup.withhold,
-            address=SamplerAddress.of(engine),
-        )
+        if not isinstance(config.sampler, LocalSampler):
+            check_settings(config.sampler)
+        return cls(setup)
 
     @property
     def device(self) -> str:
@@ -108,30 +75,42 @@ class LocalEngine(ForwardingEngine):
 
     @property
     def support(self) -> Support:
-        """Of the model, once started: whether it has sight is in its folder."""
-        found = support(self._learner_options)
-        images = found.images and self._choice.images
-        return replace(found, images=images and (self._place is None or reads_images(self._place.model)))
+        """Of the model, once started: whether it reads images is in its folder."""
+        config, needs = self._setup.config, self._setup.needs
+        images = isinstance(config.sampler, LocalSampler) and not isinstance(config.learner, FsdpLearner)
+        return Support(
+            engine="local",
+            losses=frozenset({"ppo_clip", "gspo", "cispo", "reinforce", "sft"}),
+            preferences=frozenset() if config.dropout else frozenset({"dpo", "kto"}),
+            plugin_losses=True,
+            corrections=True,
+            entropy=True,
+            kl=True,
+            reference=needs.reference or config.lora_rank is not None,
+            old_logprobs=True,
+            token_numbers=True,
+            masks=True,
+            images=images and (self._watch is None or self._sampler is None or self._sampler.images),
+            values=needs.critic_learning_rate is not None,
+            serves=True,
+        )
 
     def pids(self) -> dict[str, int]:
         parts = (self._sampler, self._learner)
         return {name: pid for part in parts if part is not None for name, pid in part.pids().items()}
 
     async def start(self) -> dict[str, Endpoints]:
-        model = find_model(self._model).resolve()
-        make_private_folder(self._work_dir)
-        (self._work_dir / "logs").mkdir(exist_ok=True)
-        self._place = Workplace(
-            model=model,
-            work_dir=self._work_dir,
-            weights_folder=make_weights_folder(self._work_dir, in_work_dir=self._choice.reads_work_dir),
-            watchdog=self._watchdog,
-            withhold=self._withhold,
-            address=self._address,
-        )
-        self._sampler = self._choice.make(self._place)
-        parts: list[SamplerPart | LearnerPart] = [self._sampler]
-        if self._learns:
+        work_dir, sampler = self._setup.work_dir, self._setup.config.sampler
+        model = find_model(self._setup.model).resolve()
+        make_private_folder(work_dir)
+        (work_dir / "logs").mkdir(exist_ok=True)
+        # Servers that others run may be elsewhere: they read the run's folder, which they share, not this machine's memory.
+        shared = isinstance(sampler, VllmServerSampler) and sampler.weights in ("reload", "lora")
+        weights_folder = make_weights_folder(work_dir, in_work_dir=shared)
+        self._place = Workplace(setup=self._setup, model=model, weights_folder=weights_folder, address=self._address)
+        self._sampler = self._make_sampler(self._place)
+        parts: list[SamplerPart | LearnerProcess] = [self._sampler]
+        if self._setup.learns:
             self._learner = self._make_learner(self._place)
             parts.append(self._learner)
         try:
@@ -152,7 +131,7 @@ class LocalEngine(ForwardingEngine):
     async def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError, EngineError):  # whoever watched was told
+            with contextlib.suppress(asyncio.CancelledError, EngineError):  # `watch` has raised it
                 await self._watch
             self._watch = None
         await asyncio.gather(*(part.close() for part in (self._sampler, self._learner) if part is not None))
@@ -170,7 +149,7 @@ class LocalEngine(ForwardingEngine):
             if sampler is None or place is None:
                 raise EngineError("the engine is not started")
             folder = place.weights_folder / f"v{version}"
-            if self._learns:
+            if self._setup.learns:
                 await self._operate(policy, "export", str(folder), sampler.form)
             elif self._loaded is None:
                 return  # it samples what it was made with
@@ -181,29 +160,24 @@ class LocalEngine(ForwardingEngine):
             if old is not None and old != folder:
                 shutil.rmtree(old, ignore_errors=True)
 
-    def _make_learner(self, place: Workplace) -> LearnerPart:
-        return LearnerProcess(place, self._learner_options)
+    def _make_sampler(self, place: Workplace) -> SamplerPart:
+        return SamplerProcess(place) if isinstance(self._setup.config.sampler, LocalSampler) else VllmServers(place)
+
+    def _make_learner(self, place: Workplace) -> LearnerProcess:
+        return LearnerProcess(place)
 
     async def _operate(self, policy: str, operation: str, *arguments: Any) -> Any:
         if policy != DEFAULT_POLICY:
             raise EngineError(f"the local engine has one policy, {DEFAULT_POLICY!r}; {policy!r} is not known")
-        if not self._learns and operation == "load":
+        if not self._setup.learns and operation == "load":
             self._loaded = Path(arguments[0])
             return None
         if self._learner is None:
+            learns = self._setup.learns
             raise EngineError(
-                "the engine is not started" if self._learns else f"{operation}: this engine samples and does not learn"
+                "the engine is not started" if learns else f"{operation}: this engine samples and does not learn"
             )
         return await self._learner.operate(operation, *arguments)
-
-
-def _sampler(setup: EngineSetup) -> SamplerChoice:
-    config = setup.config
-    if config.vllm is None:
-        return SamplerChoice(partial(SamplerProcess, options=sampler_options(setup)))
-    check_settings(config)
-    elsewhere = bool(config.vllm.urls) and config.vllm.weights != "transfer"
-    return SamplerChoice(partial(VllmServers, config=config), images=False, reads_work_dir=elsewhere)
 
 
 def _copy(saved: Path, folder: Path, form: WeightsForm) -> None:

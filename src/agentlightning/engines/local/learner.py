@@ -17,28 +17,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentlightning.engines.corrections import Tokens, call_ratios, needs_calls
+from agentlightning.engines.corrections import Tokens, call_ratios, known_tokens, needs_calls, over_all_tokens
 from agentlightning.engines.local import layers
-from agentlightning.engines.local.adapter import FOLDER as ADAPTER
-from agentlightning.engines.local.adapter import Adapter
 from agentlightning.engines.local.batches import Batch, batches, check_sequences
-from agentlightning.engines.local.checkpoint import first_writes, has_sight, load_model, narrowed, write_model
 from agentlightning.engines.local.decoding import BatchRules, batch_rules
-from agentlightning.engines.local.device import check_device, settle
+from agentlightning.engines.local.images import Sight
+from agentlightning.engines.local.layers import FOLDER as ADAPTER
+from agentlightning.engines.local.layers import Adapter
 from agentlightning.engines.local.llama import LLAMA_SHAPED
-from agentlightning.engines.local.models import LLAVA
-from agentlightning.engines.local.optimizer import Optimizer
-from agentlightning.engines.local.options import LearnerOptions, WeightsForm
-from agentlightning.engines.local.ranks import Ranks
-from agentlightning.engines.local.sharding import copy_into, hidden_states, reshard, shard, whole
-from agentlightning.engines.local.threads import half_of_the_cores, threads_here
-from agentlightning.engines.local.value_head import ValueHead
-from agentlightning.engines.local.vision import Sight
+from agentlightning.engines.local.model import (
+    check_device,
+    first_writes,
+    has_sight,
+    load_model,
+    narrowed,
+    settle,
+    write_model,
+)
+from agentlightning.engines.local.optimizer import Optimizer, ValueHead
+from agentlightning.engines.local.parts import WeightsForm
+from agentlightning.engines.local.sharding import Ranks, copy_into, hidden_states, reshard, shard, whole
+from agentlightning.engines.local.threads import take_threads
 from agentlightning.engines.losses import sampled_numbers, sampled_token_loss, summary
 from agentlightning.engines.models import copy_tokenizer
 from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.engines.saved_folders import LEARNER_STATE
-from agentlightning.engines.trained_tokens import known_tokens, over_all_tokens
+from agentlightning.engines.setup import LearnerSetup
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.rendering.model_folder import end_ids
@@ -50,34 +54,34 @@ LOGITS_AT_ONCE, CUDA_LOGITS_AT_ONCE = 1 << 25, 1 << 28
 class Learner:
     """A model, its optimizer and its random state.
 
-    Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Sequences are bucketed by length into
-    micro-batches, padded on the right: with causal attention no mask is needed. dropout is residual dropout (embeddings,
-    attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist at a time (by default 128 MB as
-    float32, on CUDA 1 GB): a vocabulary is large. on_progress: called before each micro-batch. ranks: where this is one of
-    several processes, each of which has a part of the weights and computes a share of the sequences; what they return is of
-    all of them.
+    Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Dropout is residual dropout (embeddings,
+    attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist at a time (by default 128 MB
+    as float32, on CUDA 1 GB): a vocabulary is large. on_progress: called before each micro-batch. ranks: with several
+    processes, each has a part of the weights and computes a share of the sequences; what they return is of all of them.
     """
 
     def __init__(
         self,
         model_dir: str | Path,
-        options: LearnerOptions | None = None,
+        setup: LearnerSetup | None = None,
         *,
         logits_at_once: int | None = None,
         on_progress: Callable[[], None] = lambda: None,
         ranks: Ranks | None = None,
     ) -> None:
-        options = self._options = options or LearnerOptions()
-        self.threads = threads_here() if options.threads is None else None
-        torch.set_num_threads(options.threads or (1 if self.threads else half_of_the_cores()))
-        hardware = settle(options.device, options.dtype)
+        self._setup = setup = setup or LearnerSetup()
+        self._config = config = setup.config
+        self.threads = take_threads(setup.threads)
+        hardware = settle(config.device, config.dtype)
         self.ranks = ranks or Ranks()
         self._folder = Path(model_dir)
         self._device = self.ranks.device(hardware.device)
         check_device(self._device)
         self._autocast = hardware.dtype == "bfloat16"
         self.model = load_model(self._folder, torch.float32)
-        self._adapter = Adapter(self.model, self._folder, options.lora, options.seed) if options.lora else None
+        self._adapter = (
+            None if config.lora_rank is None else Adapter(self.model, self._folder, config.lora_rank, setup.seed)
+        )
         self._sight = self._new_sight()
         vocab = self.model.config.get_text_config().vocab_size
         self._grammars = Grammars(self._folder, end_ids(self._folder), vocab)
@@ -88,37 +92,39 @@ class Learner:
         self._numbers: list[tuple[list[bool], Tensor | None]] = []
         """Each sequence of the last forward_backward: its mask, and ratios and entropies of its masked tokens (None: another
         rank's)."""
-        self._noise = torch.Generator(device=self._device).manual_seed(options.seed + self.ranks.rank)
+        self._noise = torch.Generator(device=self._device).manual_seed(setup.seed + self.ranks.rank)
         self._training = False
         self._pending = False
         self._computed = 0  # tokens of this rank, for the next update
         self._on_progress = on_progress
         self.updates = 0
         """Optimizer steps taken, over resumes."""
-        # Models of this shape give logits = lm_head(hidden) and nothing more, so that only sampled tokens need any.
-        self._llama = type(self.model).__name__ in {*LLAMA_SHAPED, LLAVA}
-        if options.dropout:
-            layers.add_dropout(self.model, options.dropout, self._noise, lambda: self._training)
-        if options.packing == "prefix_tree":
-            layers.grow_trees(self.model, self._folder, options.dropout)
-        if options.gradient_checkpointing:
-            layers.recompute(self.model, self._folder, options.dropout)
-        self._critic = None
-        if options.critic_learning_rate_ratio is not None:
-            self._critic = self._new_critic(options.critic_learning_rate_ratio, options.seed)
-        copied = options.reference and self._adapter is None
+        # These give logits = lm_head(hidden) and nothing more, so that only sampled tokens need any.
+        self._headless = type(self.model).__name__ in LLAMA_SHAPED or self._sight is not None
+        self._change_layers()
+        self._critic = self._new_critic()
+        copied = setup.needs.reference and self._adapter is None
         self._reference = copy.deepcopy(self.model).requires_grad_(False) if copied else None
         for model in (self.model, self._reference):
             if model is not None:
                 self._place(model)
-        self._optimizer = Optimizer(self.model, options)
+        self._optimizer = Optimizer(self.model, config.optimizer, setup.learning_rate)
+
+    def _change_layers(self) -> None:
+        config = self._config
+        if config.dropout:
+            layers.add_dropout(self.model, config.dropout, self._noise, lambda: self._training)
+        if config.packing == "prefix_tree":
+            layers.grow_trees(self.model, self._folder)
+        if config.gradient_checkpointing:
+            layers.recompute(self.model, self._folder)
 
     def _place(self, model: Any) -> None:
         """On its device, of several ranks each with its part there."""
         if self.ranks.count == 1:
             model.to(self._device)
             return
-        if self._llama:
+        if self._headless:
             model.hidden_states = partial(hidden_states, model)
         shard(model, self._folder, self.ranks.mesh(self._device), bfloat16=self._autocast)
         # FSDP looks once, in the first pass, at what is trained: with the adapter on.
@@ -167,7 +173,7 @@ class Learner:
 
         Two passes, as engines/preferences.py explains: pairs need not fit into one micro-batch.
         """
-        if self._options.dropout:
+        if self._config.dropout:
             raise EngineError(
                 f"the loss {loss.name!r} takes two passes, which dropout would make differ; expected dropout 0"
             )
@@ -221,7 +227,7 @@ class Learner:
 
     def _kept_critic(self) -> ValueHead:
         if self._critic is None:
-            raise EngineError("the learner keeps no critic; expected it to be started with critic_learning_rate_ratio")
+            raise EngineError("the learner keeps no critic; expected it to be started with a critic_learning_rate")
         return self._critic
 
     def _logprobs(self, model: Any, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
@@ -314,7 +320,7 @@ class Learner:
             raise ModelError(f"checkpoint {path}: it has no {LEARNER_STATE}, so it was not written by a learner")
         if (path / ADAPTER).is_dir() != (self._adapter is not None):
             trained = "an adapter" if (path / ADAPTER).is_dir() else "all weights"
-            raise ModelError(f"checkpoint {path}: it was trained with {trained}, which engine.lora does not say")
+            raise ModelError(f"checkpoint {path}: it was trained with {trained}, which engine.lora_rank does not say")
         # Of several ranks each takes its part out of the file: its device may not hold it all, nor the host once per rank.
         several = self.ranks.count > 1
         place = "cpu" if several else self._device
@@ -342,23 +348,24 @@ class Learner:
             self._critic.forget()
         self._pending, self._computed = False, 0
 
-    def _new_critic(self, learning_rate_ratio: float, seed: int) -> ValueHead:
-        if not self._llama:
+    def _new_critic(self) -> ValueHead | None:
+        rate = self._setup.needs.critic_learning_rate
+        if rate is None:
+            return None
+        if not self._headless:
             raise ModelError(
                 f"model {self._folder}: a critic needs hidden states, which {type(self.model).__name__} keeps"
             )
-        width = self.model.config.get_text_config().hidden_size
-        return ValueHead(width, learning_rate_ratio=learning_rate_ratio, device=self._device, seed=seed)
+        ratio, width = rate / self._setup.learning_rate, self.model.config.get_text_config().hidden_size
+        return ValueHead(width, learning_rate_ratio=ratio, device=self._device, seed=self._setup.seed)
 
     def _new_sight(self) -> Sight | None:
         if not has_sight(self.model.config):
-            if self._options.train_vision_tower:
-                raise ModelError(f"model {self._folder}: engine.train_vision_tower has no effect: it has no sight")
             return None
-        for refused, name in ((self._adapter, "engine.lora"), (self.ranks.count > 1, "engine.learner = 'fsdp'")):
+        for refused, name in ((self._adapter, "engine.lora_rank"), (self.ranks.count > 1, "engine.learner = 'fsdp'")):
             if refused:
                 raise ModelError(f"model {self._folder}: {name} does not fit a model with sight; leave it out")
-        return Sight(self.model, self._folder, tower=self._options.train_vision_tower)
+        return Sight(self.model, self._folder)
 
     def export(self, folder: str | Path, form: WeightsForm = "weights") -> None:
         """Write what samplers take, whole or not at all: no state of the learner. Our own sampler, which computes in the
@@ -450,7 +457,7 @@ class Learner:
             inputs = {"input_ids": batch.tokens_BT, "use_cache": False, **batch.inputs}
             if self._sight is not None:
                 inputs["inputs_embeds"] = self._sight.embeddings(model, batch.sequences, inputs.pop("input_ids"))
-            if not self._llama:
+            if not self._headless:
                 return model(**inputs).logits  # type: ignore[no-any-return]
             states: Tensor = hidden_states(model, **inputs) if self.ranks.count == 1 else model.hidden_states(**inputs)
         return states
@@ -460,7 +467,7 @@ class Learner:
     ) -> Tensor:
         """Log-probabilities of the policy that acted: under the grammars, penalties and cuts of the calls."""
         with torch.autocast(self._device.split(":")[0], torch.bfloat16, enabled=self._autocast):
-            logits_NV = model.lm_head(states_NX) if self._llama else states_NX
+            logits_NV = model.lm_head(states_NX) if self._headless else states_NX
         logits_NV = logits_NV.float()
         if rules is not None:
             logits_NV = rules.apply(logits_NV, places_N, temperatures_N)
@@ -471,7 +478,7 @@ class Learner:
 
     def _batches(self, sequences: Sequence[TrainingSequence]) -> Iterator[Batch]:
         rank, ranks = self.ranks.rank, self.ranks.count
-        for batch in batches(sequences, self._options, self._device, rank=rank, ranks=ranks):
+        for batch in batches(sequences, self._config, self._device, rank=rank, ranks=ranks):
             if self.threads is not None and self.threads.adjust() != torch.get_num_threads():
                 torch.set_num_threads(self.threads.count)
             self._on_progress()

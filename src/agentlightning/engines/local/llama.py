@@ -1,7 +1,7 @@
 """A decoder for Llama-shaped models (Llama, Qwen2, Qwen3, Mistral), written straight over their weights.
 
 At a few hundred thousand parameters a transformers forward spends most of its time outside the kernels; this one spends
-2-4 times less. Grouped queries, biases and query/key norms are included; anything else goes to generic.py.
+2-4 times less. Grouped queries, biases and query/key norms are included; anything else goes to TransformersDecoder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agentlightning.engines.local.checkpoint import read_weights
+from agentlightning.engines.local.images import PromptImages
+from agentlightning.engines.local.model import read_weights
 from agentlightning.engines.models import context_length
 from agentlightning.errors import ModelError
 
@@ -56,6 +57,8 @@ def is_llama_shaped(config: Any) -> bool:
 class LlamaDecoder:
     """A Decoder; see decoder.py for what its methods promise."""
 
+    images: PromptImages | None = None
+
     def __init__(self, config: Any, folder: Path, dtype: torch.dtype, device: str) -> None:
         self._dtype, self._device = dtype, device
         self.vocab: int = config.vocab_size
@@ -77,10 +80,7 @@ class LlamaDecoder:
         self.load(folder)
 
     def load(self, folder: Path) -> None:
-        self.take(read_weights(folder), folder)
-
-    def take(self, weights: dict[str, Tensor], folder: Path) -> None:
-        """Take weights by the names of LlamaForCausalLM; where they do not fit, ModelError, and the old ones stay."""
+        weights = read_weights(folder)
 
         def take(name: str, *shape: int) -> Tensor:
             tensor = weights.get(name)
@@ -148,7 +148,7 @@ class LlamaDecoder:
         mask = mask.reshape(B * self._kv_heads, self._group * M, T)
         turns = self._turns[positions_BM][:, :, None]
         rows = torch.arange(first, first + B, device=self._device)[:, None]
-        x = self.embed(tokens_BM)
+        x = F.embedding(tokens_BM, self._embedding)
         for layer, block in enumerate(self._blocks):
             y = F.rms_norm(x, (self._hidden,), block.norm, self._eps)
             qkv = F.linear(y, block.qkv, block.qkv_bias).view(B, M, -1, self._width)
@@ -168,10 +168,6 @@ class LlamaDecoder:
             x_BH = x[:, 0] if M == 1 else x[torch.arange(B, device=self._device), take_B]
         x_BH = F.rms_norm(x_BH, (self._hidden,), self._norm, self._eps)
         return F.linear(x_BH, self._head).float()
-
-    def embed(self, tokens_BM: Tensor) -> Tensor:
-        """The input of the first layer."""
-        return F.embedding(tokens_BM, self._embedding)
 
     def _place(self, block: Block, qkv_BMHD: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (both normed where the model does so, and turned by their positions) and values."""

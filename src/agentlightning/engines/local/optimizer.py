@@ -1,50 +1,61 @@
-"""AdamW, AdamW with states of 8 bits, or Muon for the matrices of the layers and AdamW for the rest.
+"""Optimizers of the policy and of the critic's value head.
 
 The learner drives it. Refuses to know gradients' origin; one learning rate scales every group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.config.engine import AdamW, AdamW8bit, Muon
+from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.local.sharding import part as part_of
 from agentlightning.engines.local.sharding import whole
-from agentlightning.errors import MissingExtraError
+from agentlightning.engines.losses import value_loss
+from agentlightning.errors import EngineError, MissingExtraError
+from agentlightning.training_types import Loss
+
+BETAS = (0.9, 0.95)
+MUON_RATIO = 20 / 3
+"""Muon's learning rate over AdamW's, where the settings give none."""
 
 
 class Optimizer:
     """One or two torch optimizers behind one learning rate.
 
     With "muon" (Jordan et al., 2024: momentum 0.95, Nesterov, 5 Newton-Schulz steps; torch.optim.Muon), two-dimensional
-    parameters of layers get muon_learning_rate_ratio × the learning rate: an update of Muon has the size of the matrix, one
-    of AdamW has the size of the rate. With "adamw_8bit" AdamW's two moments take a byte each (Dettmers et al., 2022, 8-bit
-    Optimizers via Block-wise Quantization; bitsandbytes), but for embeddings, whose gradients are too uneven for it (there,
-    section 2.3).
+    parameters of layers get a learning rate of their own, which keeps its ratio to the one that `step` is given: an update
+    of Muon has the size of the matrix, one of AdamW has the size of the rate. With "adamw_8bit" AdamW's two moments take a
+    byte each (Dettmers et al., 2022, 8-bit Optimizers via Block-wise Quantization; bitsandbytes), but for embeddings, whose
+    gradients are too uneven for it (there, section 2.3).
     """
 
-    def __init__(self, model: torch.nn.Module, options: LearnerOptions) -> None:
-        name, weight_decay = options.optimizer, options.weight_decay
-        betas = options.betas[0], options.betas[1]  # a list where they came as JSON
+    def __init__(self, model: torch.nn.Module, config: AdamW, learning_rate: float) -> None:
+        """learning_rate: the one that `step` is given before any schedule."""
         embedding = {
             id(p) for module in model.modules() if isinstance(module, torch.nn.Embedding) for p in [module.weight]
         }
         trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        own = {"adamw": [], "adamw_8bit": trained, "muon": [(n, p) for n, p in trained if p.ndim == 2]}[name]
-        inner = [p for n, p in own if id(p) not in embedding and "lm_head" not in n]
-        chosen = {id(p) for p in inner}
+        own: list[torch.nn.Parameter] = []
+        if isinstance(config, AdamW8bit | Muon):
+            inner = [(n, p) for n, p in trained if p.ndim == 2 or isinstance(config, AdamW8bit)]
+            own = [p for n, p in inner if id(p) not in embedding and "lm_head" not in n]
+        chosen = {id(p) for p in own}
         rest = [p for _, p in trained if id(p) not in chosen]
+        decay = config.weight_decay
         self._parts: list[tuple[torch.optim.Optimizer, float]] = []
         if rest:
-            plain = torch.optim.AdamW(rest, lr=0.0, betas=betas, weight_decay=weight_decay, fused=True)
-            self._parts.append((plain, 1.0))
-        if inner and name == "muon":
-            muon = torch.optim.Muon(inner, lr=0.0, momentum=0.95, nesterov=True, weight_decay=weight_decay, ns_steps=5)
-            self._parts.append((muon, options.muon_learning_rate_ratio))
-        elif inner:
-            self._parts.append((_adamw_8bit(inner, betas, weight_decay), 1.0))
+            self._parts.append((torch.optim.AdamW(rest, lr=0.0, betas=BETAS, weight_decay=decay, fused=True), 1.0))
+        if own and isinstance(config, Muon):
+            muon = torch.optim.Muon(own, lr=0.0, momentum=0.95, nesterov=True, weight_decay=decay, ns_steps=5)
+            ratio = MUON_RATIO if config.learning_rate is None else config.learning_rate / learning_rate
+            self._parts.append((muon, ratio))
+        elif own:
+            self._parts.append((_adamw_8bit(own, decay), 1.0))
 
     def step(self, learning_rate: float) -> None:
         for part, ratio in self._parts:
@@ -73,15 +84,93 @@ class Optimizer:
             part.load_state_dict({**saved, "state": moments})
 
 
-def _adamw_8bit(
-    parameters: list[torch.nn.Parameter], betas: tuple[float, float], weight_decay: float
-) -> torch.optim.Optimizer:
-    """MissingExtraError without bitsandbytes; where a tensor is small, it keeps 32 bits by itself."""
+def _adamw_8bit(parameters: list[torch.nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
+    """MissingExtraError without bitsandbytes; a small tensor keeps 32 bits by itself."""
     try:
         import bitsandbytes
     except ImportError as cause:
         raise MissingExtraError("bitsandbytes", "adamw8bit") from cause
     found: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
-        parameters, lr=0.0, betas=betas, weight_decay=weight_decay
+        parameters, lr=0.0, betas=BETAS, weight_decay=weight_decay
     )
     return found
+
+
+class ValueHead:
+    """value = w₂ · silu(W₁ h + b₁) + b₂, with h the state from which a token is drawn.
+
+    A linear head cannot say "the relation that was asked for is the one of the question", which is what success hangs on;
+    one hidden layer, as wide as the states, can. It starts at 0 everywhere. Weights are float32. learning_rate_ratio is
+    its learning rate over the one given to `step`; there is no weight decay.
+    """
+
+    def __init__(self, width: int, *, learning_rate_ratio: float, device: str, seed: int) -> None:
+        self._ratio = learning_rate_ratio
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            first, last = torch.nn.Linear(width, width), torch.nn.Linear(width, 1)
+        torch.nn.init.zeros_(last.weight)
+        torch.nn.init.zeros_(last.bias)
+        self._head = torch.nn.Sequential(first, torch.nn.SiLU(), last).to(device)
+        self._optimizer = torch.optim.AdamW(self._head.parameters(), lr=0.0, betas=BETAS, weight_decay=0.0)
+        self._losses: list[Tensor] = []
+
+    def values(self, states_NX: Tensor) -> Tensor:
+        """[N], in units of reward."""
+        values_N: Tensor = self._head(states_NX.float())[:, 0]
+        return values_N
+
+    def backward(self, states_NX: Tensor, tokens: Tokens, loss: Loss) -> None:
+        """Add the gradient of SUM of weight × value loss; that of the states is scaled by loss.value.
+
+        EngineError where tokens have no returns, or no values to clip at.
+        """
+        if loss.value is None:
+            raise EngineError("the loss does not train the critic; expected loss.value")
+        if tokens.returns is None:
+            raise EngineError("the loss trains the critic, and its sequences have no returns")
+        if loss.value_clip is not None and tokens.values is None:
+            raise EngineError("value_clip needs sequences with the values of before the update")
+        # value: as the states are; gradient: as much as loss.value says
+        inputs_NX = states_NX.detach()
+        if loss.value:
+            inputs_NX = inputs_NX + loss.value * (states_NX - inputs_NX)
+        losses_N = value_loss(self.values(inputs_NX), tokens.returns, tokens.values, loss.value_clip)
+        total = (tokens.weights * losses_N).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        self._losses.append(total.detach())
+
+    def report(self) -> float:
+        """The SUM of losses since the last report."""
+        total = float(torch.stack(self._losses).sum()) if self._losses else 0.0
+        self._losses.clear()
+        return total
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        return self._head.parameters()
+
+    def clip(self, norm: float) -> float:
+        """Clip the accumulated gradient to the norm; what it was before.
+
+        Apart from the policy's: a critic that is far off would leave nothing of that.
+        """
+        return float(torch.nn.utils.clip_grad_norm_(self._head.parameters(), norm))
+
+    def step(self, learning_rate: float) -> None:
+        """Update and forget the gradient."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate * self._ratio
+        self._optimizer.step()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the accumulated gradient."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Any]:
+        return {"head": self._head.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._head.load_state_dict(state["head"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.forget()

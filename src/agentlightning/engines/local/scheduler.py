@@ -7,20 +7,103 @@ Refuses to know HTTP and what a model is.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agentlightning.engines.local.decoder import Decoder
-from agentlightning.engines.local.decoding import Constraint, LogitRule, adjusted
-from agentlightning.engines.local.noise import alternatives, draw, stream, uniforms
-from agentlightning.engines.local.prefixes import ID_BYTES, PrefixCache
-from agentlightning.engines.local.prompt_scores import Score, score_prompt
+from agentlightning.engines.local.decoding import Constraint, LogitRule, adjusted, alternatives, draw, stream, uniforms
 from agentlightning.errors import EngineError
+
+ID_BYTES = 4
+
+
+class PrefixCache:
+    """Entries by the token ids they stand for (int32 bytes), least recently used first out, at most `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._entries: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
+        self._lengths: Counter[int] = Counter()
+
+    def put(self, ids: bytes, cached: Any, size: int) -> None:
+        if size > self._limit or ids in self._entries:
+            return
+        self._entries[ids] = (cached, size)
+        self._lengths[len(ids)] += 1
+        self._used += size
+        while self._used > self._limit:
+            oldest, (_, freed) = self._entries.popitem(last=False)
+            self._used -= freed
+            self._lengths[len(oldest)] -= 1
+            if not self._lengths[len(oldest)]:
+                del self._lengths[len(oldest)]
+
+    def longest(self, ids: bytes) -> tuple[int, Any]:
+        """(tokens, what was kept) of the longest entry that `ids` goes on from; (0, None) without one.
+
+        The last id is never taken from the cache: its logits are needed.
+        """
+        for length in sorted(self._lengths, reverse=True):
+            if length < len(ids) and ids[:length] in self._entries:
+                self._entries.move_to_end(ids[:length])
+                return length // ID_BYTES, self._entries[ids[:length]][0]
+        return 0, None
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._lengths.clear()
+        self._used = 0
+
+
+MAX_LOGITS = 1 << 23
+"""Logits of one piece: 32 MB in float32."""
+
+Score = tuple[int, float, int]
+"""Token id, log-probability, rank; 1 is the likeliest."""
+
+
+def score_prompt(
+    decoder: Decoder, row: int, ids: list[int], alternatives: int, device: str, max_logits: int = MAX_LOGITS
+) -> tuple[list[list[Score]], Tensor]:
+    """Read a whole prompt into a row of the cache: for every token but the first its own score, then those of the likeliest,
+    and the logits after the last token, as `Decoder.extend` gives them."""
+    width = max(1, min(512, max_logits // decoder.vocab))
+    found: list[list[Score]] = []
+    logits_MV = torch.empty(0, decoder.vocab)
+    for start in range(0, len(ids), width):
+        part = ids[start : start + width]
+        tokens_1M = torch.tensor([part], device=device)
+        take_1M = torch.arange(len(part), device=device)[None]
+        logits_MV = decoder.extend(row, tokens_1M, torch.tensor([start], device=device), take_1M)[0].cpu()
+        following = ids[start + 1 : start + width + 1]
+        found += _scores(logits_MV[: len(following)], following, alternatives)
+    return found, logits_MV[-1:]
+
+
+def _scores(logits_MV: Tensor, following: list[int], alternatives: int) -> list[list[Score]]:
+    if not following:
+        return []
+    logprobs_MV = torch.log_softmax(logits_MV.float(), -1)
+    own_M = logprobs_MV.gather(1, torch.tensor(following)[:, None])
+    ranks = (logprobs_MV >= own_M).sum(-1).tolist()
+    top = logprobs_MV.topk(min(alternatives, logprobs_MV.shape[-1]), dim=-1)
+    rows = zip(following, own_M[:, 0].tolist(), ranks, top.indices.tolist(), top.values.tolist(), strict=True)
+    return [
+        [
+            (token, own, rank),
+            *((other, value, at) for at, (other, value) in enumerate(zip(ids, values, strict=True), 1)),
+        ]
+        for token, own, rank, ids, values in rows
+    ]
+
 
 PREFILL_TOKENS = 640
 """Padded tokens of one prefill: activations of tiny models stay in a 2 MB cache."""

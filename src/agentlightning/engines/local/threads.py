@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 LOOK_S = 0.25
 """Seconds between two looks: the kernel counts in hundredths, and a look must not cost what it saves."""
 CROWDED = 0.5
@@ -53,19 +55,24 @@ class Threads:
         return self._clock(), self._busy() - self._own()
 
 
+def take_threads(count: int | None) -> Threads | None:
+    """Set torch's number of threads: `count`, else that of OMP_NUM_THREADS, else one per idle core, which the result adjusts
+    (half of the cores if the system does not tell who uses them; only Linux does)."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    count = int(given) if count is None and given.isdecimal() else count
+    threads = threads_here() if count is None else None
+    torch.set_num_threads(count or (1 if threads else max(1, (os.cpu_count() or 1) // 2)))
+    return threads
+
+
 def threads_here() -> Threads | None:
-    """For the machine this runs on; None where the system does not say who uses it (only Linux does)."""
+    """For the machine this runs on; None if the system does not tell who uses it."""
     try:
         cores = os.sched_getaffinity(0)
         busy_seconds(cores)
     except (AttributeError, OSError):
         return None
     return Threads(len(cores), busy=lambda: busy_seconds(cores))
-
-
-def half_of_the_cores() -> int:
-    """Default where the load cannot be read: agents, server and sampler want some cores, too."""
-    return max(1, (os.cpu_count() or 1) // 2)
 
 
 def busy_seconds(cores: set[int], stat: Path = Path("/proc/stat")) -> float:

@@ -26,7 +26,7 @@ from aiohttp import web
 
 from agentlightning.engines import pipe as child_pipe
 from agentlightning.engines.models import first_line
-from agentlightning.engines.sampling_key import SAMPLING_KEY
+from agentlightning.engines.sampler_address import SAMPLING_KEY
 from agentlightning.engines.verl.options import VerlOptions
 from agentlightning.engines.verl.sampler_app import create_app
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError

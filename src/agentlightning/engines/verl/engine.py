@@ -1,7 +1,8 @@
 """VerlEngine: one policy on verl, in a process of its own that drives Ray, its workers and its rollout servers.
 
-The trainer drives it through the Engine protocol. Sampler and learner live and die together: where a part of verl ends,
-all of it is started again. Imports neither verl nor torch: the process may run in another interpreter.
+The trainer drives it through the Engine protocol. Sampler and learner live and die together: if a part of verl ends, all of
+it is started again. ServedPolicy is the policy whose weights are another trainer's. Imports neither verl nor torch: the
+process may run in another interpreter.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import logging
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,12 +23,11 @@ from typing import Any, Literal
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine
 from agentlightning.engines.models import find_model
 from agentlightning.engines.pipe import ChildPipe, PipeEndedError
-from agentlightning.engines.sampler_address import SamplerAddress
-from agentlightning.engines.sampling_key import SAMPLING_KEY
+from agentlightning.engines.sampler_address import SAMPLING_KEY, SamplerAddress
 from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
 from agentlightning.engines.verl.options import SETTINGS, check_options, support, verl_options
-from agentlightning.errors import EngineError, LearnerLostError, MissingExtraError
+from agentlightning.errors import ConfigError, EngineError, LearnerLostError, MissingExtraError
 from agentlightning.runtime.children import end_session, stop_child
 from agentlightning.runtime.disk import make_private_folder
 
@@ -46,7 +47,7 @@ class VerlEngine(ForwardingEngine):
     def __init__(self, setup: EngineSetup) -> None:
         setup.expect_only(*SETTINGS)
         self._address = SamplerAddress.of(setup.config)
-        check_options(setup.config.options)
+        check_options(setup.config)
         python = setup.config.options.get("python")
         self._python = None if python is None else str(Path(python).expanduser())
         if self._python is None and importlib.util.find_spec("verl") is None:
@@ -235,3 +236,37 @@ class VerlEngine(ForwardingEngine):
     def _tail(self) -> str:
         lines = self._log_file.read_text(errors="replace").strip().splitlines()[-5:] if self._log_file.is_file() else []
         return f"its log {self._log_file} ends: {' | '.join(lines)}" if lines else f"its log {self._log_file} is empty"
+
+
+class ServedPolicy(ForwardingEngine):
+    """The engine with the option `url`: where the token path is served."""
+
+    device = "verl's"
+    support: Support = support(reference=False)
+
+    def __init__(self, setup: EngineSetup) -> None:
+        setup.expect_only("options", "listen", "advertise", "key_env")
+        if set(setup.config.options) != {"url"}:
+            raise ConfigError(f"engine.options: expected the key url alone, got {sorted(setup.config.options)}")
+        self._url = str(setup.config.options["url"])
+        self._config = setup.config
+
+    async def start(self) -> Mapping[str, Endpoints]:
+        urls = self._config.advertise or [self._url]
+        return {DEFAULT_POLICY: Endpoints(urls=urls, seeded=False, key_env=self._config.key_env)}
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
+    def pids(self) -> Mapping[str, int]:
+        return {}
+
+    async def close(self) -> None:
+        """Nothing was started."""
+
+    async def restart_learner(self) -> None:
+        raise EngineError("what learns is not started by this engine")
+
+    async def _operate(self, policy: str, operation: str, *arguments: Any) -> Any:
+        if operation != "publish":  # whoever trains it publishes too, and names the versions
+            raise EngineError(f"{operation}: the trainer that serves {self._url} learns, not this engine")

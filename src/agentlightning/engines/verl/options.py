@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
 from agentlightning.errors import ConfigError
 
 SETTINGS = (
-    *("options", "weight_decay", "dtype", "device", "max_tokens_per_microbatch", "gradient_checkpointing"),
+    *("options", "optimizer", "dtype", "device", "max_tokens_per_microbatch", "gradient_checkpointing"),
     *("listen", "advertise", "key_env"),
 )
 """Settings of the table [engine] that the verl engine reads."""
@@ -69,8 +70,11 @@ def support(reference: bool) -> Support:
     )
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(config: EngineConfig) -> None:
     """ConfigError, naming the key, where an option is not known or would have no effect."""
+    if config.optimizer.type != "adamw":
+        raise ConfigError(f"engine.optimizer: expected adamw with the engine 'verl', got {config.optimizer.type!r}")
+    options = config.options
     for place, known in KEYS.items():
         table = options.get(place, {}) if place else options
         path = f"engine.options.{place}." if place else "engine.options."
@@ -100,7 +104,7 @@ def verl_options(setup: EngineSetup, model: Path) -> VerlOptions:
     actor: dict[str, Any] = {
         "use_dynamic_bsz": True,  # rows of any number, unlike verl's fixed micro-batches
         "ppo_max_token_len_per_gpu": engine.max_tokens_per_microbatch,
-        "optim": {"lr": setup.learning_rate, "weight_decay": engine.weight_decay, "betas": [0.9, 0.95]},
+        "optim": {"lr": setup.learning_rate, "weight_decay": engine.optimizer.weight_decay, "betas": [0.9, 0.95]},
         "checkpoint": {
             "save_contents": ["model", "optimizer", "extra", "hf_model"],
             "load_contents": ["model", "optimizer", "extra"],

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
-from agentlightning.engines.sampling_key import asks_for
+from agentlightning.engines.sampler_address import asks_for
 from agentlightning.errors import AgentLightningError, EngineError, InputError
 
 MAX_BODY = 64 << 20

@@ -1,7 +1,7 @@
 """VerlWorkers: verl's training workers and rollout servers on Ray, as the operations of one policy.
 
-The process of driver.py drives it. Which token is trained and how much it counts is decided here and in loss.py; verl has
-the weights, the gradients and the updates. Requires verl, ray and torch.
+The process of driver.py drives it. Which token is trained and how much it counts is decided here; verl has the weights, the
+gradients and the updates. Every training worker imports it. Requires verl, ray and torch.
 """
 
 from __future__ import annotations
@@ -21,24 +21,63 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from safetensors import safe_open
+from torch import Tensor
 from transformers import AutoConfig
 from verl.checkpoint_engine import CheckpointEngineManager
+from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
+from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
 
-from agentlightning.engines.losses import summary
+from agentlightning.engines.corrections import known_tokens, needs_calls
+from agentlightning.engines.losses import sampled_token_loss, summary
 from agentlightning.engines.models import context_length, copy_tokenizer, first_line
 from agentlightning.engines.saved_folders import LEARNER_FOLDER, LEARNER_STATE, replace_folder, seal
-from agentlightning.engines.verl.loss import summed_loss
 from agentlightning.engines.verl.options import VerlOptions, merged
-from agentlightning.engines.verl.worker import TrainingWorker
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, ModelError
 from agentlightning.runtime.disk import sync
 from agentlightning.training_types import Loss, TrainingSequence
+
+
+def summed_loss(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+    """verl's loss function: the SUM over the micro-batch's tokens of weight × loss, and its report.
+
+    verl averages gradients and losses over the data-parallel ranks, so that a sum counts once for each of them.
+    """
+    sequences: list[TrainingSequence] = tu.get(data, "sequence")
+    logprobs_T, entropies_T = model_output["log_probs"].values(), model_output["entropy"].values()
+    places, start = [], 0
+    for sequence in sequences:  # a token's log-probability stands at the place before it
+        places += [start + at - 1 for at, trained in enumerate(sequence.mask) if trained]
+        start += len(sequence.tokens)
+    if not places:  # rows that fill up a batch: every rank computes a backward pass, or the others wait for ever
+        return logprobs_T.sum() * 0.0, {"reports": []}
+    loss = tu.get(data, "loss")
+    known = known_tokens(sequences, str(logprobs_T.device), calls=needs_calls(loss))
+    total, report = sampled_token_loss(loss, logprobs_T[places], entropies_T[places], known)
+    return total * tu.get(data, "dp_size"), {"reports": [report.tolist()]}
+
+
+class TrainingWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
+    """One rank of the policy, with its part of the reference and its way to the rollout server."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def clip_at(self, norm: float) -> None:
+        """Bound of the gradient's norm from the next update on: verl reads it at each, and takes it at no other place."""
+        engine = self.actor.engine
+        for config in (engine.optimizer_config, getattr(engine.optimizer, "config", None)):
+            if config is not None:
+                config.clip_grad = norm
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def process(self) -> tuple[str, int]:
+        """The node that this worker is on, and its process id there."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
 
 METHODS = ("forward_backward", "logprobs", "reference_logprobs", "optim_step", "publish", "save", "load")
 UNLISTED = ("mixed_precision",)

@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 
 from agentlightning.engines.local.parts import Workplace
-from agentlightning.engines.sampling_key import SAMPLING_KEY
+from agentlightning.engines.sampler_address import SAMPLING_KEY
 from agentlightning.errors import EngineError
 from agentlightning.runtime.children import start_child
 
@@ -192,7 +192,7 @@ class OwnServer(VllmServer):
             ["agentlightning_vllm", "--fd", str(descriptor), *address, *self._arguments],
             python=self._python,
             secrets={"weights_key": self._key, SAMPLING_KEY: self._place.address.key},
-            withhold=self._place.withhold,
+            withhold=self._place.setup.withhold,
             pass_fds=[descriptor],
             env={**ENVIRONMENT, **devices, "PYTHONPATH": os.pathsep.join(paths)},
             log=self._place.log_file(self._file),
@@ -201,7 +201,7 @@ class OwnServer(VllmServer):
     def kill(self, reason: str) -> None:
         """So that whoever watches finds it ended. By SIGKILL: SIGTERM stays pending in a process that was stopped."""
         assert self._child is not None
-        self._place.watchdog.kills[self.name] += 1
+        self._place.setup.watchdog.kills[self.name] += 1
         log.warning("%s (process %d) %s; killing it", self.name, self._child.pid, reason)
         self._end_group()
         self.up = False

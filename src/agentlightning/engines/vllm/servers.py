@@ -1,29 +1,126 @@
-"""VllmServers: the sampler part of `engine.sampler = "vllm"`: vLLM servers that sample as equals, each with all weights.
+"""VllmServers: the sampler part of vLLM servers that sample as equals, each with all weights.
 
 LocalEngine drives it. A server that dies or hangs is killed and started again at its old URL, and gets the weights that were
-published last before it samples; one that others run gets them again where it lost them. Gateways repeat what was in flight.
+published last before it samples; one that others run gets them again if it lost them. Gateways repeat what was in flight.
+Generation pauses between two steps while weights change, so that every token is of the version that it is stamped with;
+requests keep their tokens, which are read again under the new weights.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import shutil
 import time
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import aiohttp
 
-from agentlightning.config.engine import EngineConfig
+from agentlightning.config.engine import EngineConfig, LocalSampler, VllmSampler, VllmServerSampler
 from agentlightning.engines.base import Endpoints, together
-from agentlightning.engines.local.options import WeightsForm
-from agentlightning.engines.local.parts import MAX_KILLED_STARTS, PublishedWeights, SamplerPart, Workplace
-from agentlightning.engines.vllm.arguments import POLICY, server_arguments
-from agentlightning.engines.vllm.publication import ADAPTER, Publisher, check_whole
+from agentlightning.engines.local.parts import MAX_KILLED_STARTS, PublishedWeights, WeightsForm, Workplace
+from agentlightning.engines.saved_folders import damage
+from agentlightning.engines.url_folder import UrlFolder
 from agentlightning.engines.vllm.server import OwnServer, ServerEndedError, ServerRefusedError, VllmServer
-from agentlightning.engines.vllm.weights_server import WeightsServer
-from agentlightning.engines.vllm.weights_url import WeightsUrl
-from agentlightning.errors import EngineError, StoreError
+from agentlightning.engines.vllm.weights import WeightsServer, WeightsSource, WeightsUrl
+from agentlightning.errors import ConfigError, EngineError, StoreError
+
+POLICY = "policy"
+"""Name under which such servers know the model."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM takes for --max-lora-rank."""
+
+
+def check_settings(sampler: VllmSampler | VllmServerSampler) -> None:
+    """ConfigError where servers cannot be started, MissingExtraError where weights cannot be put in their place."""
+    if "://" in sampler.weights and not sampler.weights.startswith("http://"):
+        UrlFolder(sampler.weights)
+    if isinstance(sampler, VllmSampler) and shutil.which(sampler.python) is None:
+        raise ConfigError(
+            f"engine.sampler.python: {sampler.python} is no program here; expected the interpreter of an environment in "
+            "which vLLM is installed"
+        )
+
+
+def server_arguments(config: EngineConfig, sampler: VllmSampler, model: Path) -> list[str]:
+    """Arguments after the program's name of a server that is started here."""
+    arguments = ["--model", str(model), "--served-model-name", POLICY, "--max-num-seqs", str(config.max_num_seqs)]
+    # What the learner rebuilds: log-probabilities after temperature, cuts and masks, with llguidance's masks.
+    arguments += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+    arguments += ["--structured-outputs-config", json.dumps({"backend": "guidance"})]
+    arguments += ["--disable-uvicorn-access-log"]
+    if config.dtype != "auto":
+        arguments += ["--dtype", config.dtype]
+    arguments += ["--worker-extension-cls", "agentlightning_vllm.worker.WeightsWorker"]
+    if "://" in sampler.weights:
+        arguments += ["--weight-transfer-config", json.dumps({"backend": "agentlightning"})]
+    elif sampler.weights == "lora":
+        assert config.lora_rank is not None
+        rank = next((known for known in LORA_RANKS if known >= config.lora_rank), config.lora_rank)
+        arguments += ["--enable-lora", "--max-lora-rank", str(rank)]
+    return [*arguments, *sampler.arguments]
+
+
+ADAPTER = "agentlightning"
+"""Name under which servers sample with the adapter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publisher:
+    """One of the three ways, and its times."""
+
+    source: WeightsSource | None = None
+    """With transfer."""
+    adapter: bool = False
+    step_timeout_s: float
+    """For what waits for one step of the model at most."""
+    load_timeout_s: float
+
+    async def publish(self, server: VllmServer, weights: PublishedWeights) -> None:
+        """Raises ServerRefusedError, aiohttp.ClientError or TimeoutError; it can be asked again then."""
+        await self._ask(server, "/pause?mode=keep")
+        await self._load(server, weights)
+        await self._ask(server, "/update_weight_version", {"new_version": str(weights.version)})
+        # What the old weights computed of prompts is theirs: nothing but this forgets it.
+        reset = await self._ask(server, "/reset_prefix_cache?reset_running_requests=true")
+        if not reset["success"]:
+            raise ServerRefusedError(f"{server} did not reset its prefix cache", 503)
+        await self._ask(server, "/resume")
+
+    async def version(self, server: VllmServer) -> str:
+        """Label of its weights; answered between two steps of the model, so that a model that hangs shows."""
+        answer = await server.ask("GET", "/weight_info", self.step_timeout_s)
+        return str(answer["weight_version"])
+
+    async def _load(self, server: VllmServer, weights: PublishedWeights) -> None:
+        if self.adapter:
+            body: Any = {"lora_name": ADAPTER, "lora_path": str(weights.folder), "load_inplace": True}
+            await self._ask(server, "/v1/load_lora_adapter", body, self.load_timeout_s)
+        elif self.source is not None:
+            await self._ask(server, "/start_weight_update")
+            body = {"update_info": self.source.update(weights)}
+            await self._ask(server, "/update_weights", body, self.load_timeout_s)
+            await self._ask(server, "/finish_weight_update", {})
+        else:
+            method, folder = server.reload
+            body = {"method": method, "kwargs": {folder: str(weights.folder)}}
+            await self._ask(server, "/collective_rpc", body, self.load_timeout_s)
+
+    async def _ask(self, server: VllmServer, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
+        return await server.ask("POST", path, timeout_s or self.step_timeout_s, {} if body is None else body)
+
+
+def check_whole(weights: PublishedWeights) -> None:
+    """EngineError where the folder is not as it was sealed: half of a model kills a vLLM server that reloads it."""
+    if (lacks := damage(weights.folder)) is not None:
+        raise EngineError(
+            f"weights version {weights.version} in {weights.folder} are not whole, and are not published: {lacks}"
+        )
+
 
 PROBE_S = 1.0
 """Seconds between looks at a server."""
@@ -38,27 +135,30 @@ Logprobs = Literal["processed", "raw"]
 log = logging.getLogger(__name__)
 
 
-class VllmServers(SamplerPart):
-    def __init__(self, place: Workplace, config: EngineConfig) -> None:
-        assert config.vllm is not None
+class VllmServers:
+    images = False
+
+    def __init__(self, place: Workplace) -> None:
+        config = place.setup.config
+        assert not isinstance(config.sampler, LocalSampler)
         self._place = place
         self._config = config
-        self._vllm = config.vllm
+        self._settings = config.sampler
         self._servers: Sequence[VllmServer] = ()
         self._http: aiohttp.ClientSession | None = None
         self._published: PublishedWeights | None = None
         self._kept = True
         """False once nobody starts servers again."""
-        limits = place.watchdog.limits
-        self._weights_server: WeightsServer | None = None
-        self._weights_url: WeightsUrl | None = None
-        if self._vllm.weights_url is not None:
-            self._weights_url = WeightsUrl(self._vllm.weights_url, place.work_dir)
-        elif self._vllm.weights == "transfer":
-            self._weights_server = WeightsServer(self._vllm.weights_host)
+        self._source: WeightsSource | None = None
+        weights, limits = config.sampler.weights, place.setup.watchdog.limits
+        if weights.startswith("http://"):
+            self._source = WeightsServer(weights.removeprefix("http://"))
+        elif "://" in weights:
+            self._source = WeightsUrl(weights, place.setup.work_dir)
+        self.form: WeightsForm = "adapter" if weights == "lora" else "sealed"
         self._publisher = Publisher(
-            source=self._weights_url or self._weights_server,
-            adapter=self._vllm.weights == "lora",
+            source=self._source,
+            adapter=weights == "lora",
             step_timeout_s=limits.hang_timeout_s,
             load_timeout_s=limits.start_timeout_s,
         )
@@ -67,38 +167,34 @@ class VllmServers(SamplerPart):
         self._endpoints: Endpoints | None = None
 
     @property
-    def form(self) -> WeightsForm:
-        return "adapter" if self._publisher.adapter else "sealed"
-
-    @property
     def endpoints(self) -> Endpoints:
         assert self._endpoints is not None
         return self._endpoints
 
     def start(self) -> None:
         self._http = aiohttp.ClientSession()
-        if self._vllm.python is None:
+        if isinstance(self._settings, VllmServerSampler):
             self._servers = [
                 VllmServer(f"sampler {number}", url, self._http, self._place.address.headers)
-                for number, url in enumerate(self._vllm.urls)
+                for number, url in enumerate(self._settings.urls)
             ]
         else:
-            arguments = server_arguments(self._config, self._place.model)
-            gpus = self._vllm.gpus or [None] * self._vllm.replicas
+            python = self._settings.python
+            arguments = server_arguments(self._config, self._settings, self._place.model)
             self._servers = [
-                OwnServer(number, self._http, self._place, self._vllm.python, arguments, visible)
-                for number, visible in enumerate(gpus)
+                OwnServer(number, self._http, self._place, python, arguments, visible)
+                for number, visible in enumerate(self._settings.gpus or [None])
             ]
         for server in self._servers:
             server.start()
 
     async def ready(self) -> None:
-        if self._weights_server is not None:
-            await self._weights_server.start()
+        if self._source is not None:
+            await self._source.start()
         found = await together(self._ready(server) for server in self._servers)
         if len(set(found)) > 1:
             raise EngineError(
-                "engine.vllm.urls: expected servers that are alike, of one model under one name and with the same "
+                "engine.sampler.urls: expected servers that are alike, of one model under one name and with the same "
                 f"--logprobs-mode; found {sorted(set(found))}"
             )
         model, logprobs = found[0]
@@ -112,8 +208,8 @@ class VllmServers(SamplerPart):
 
     async def publish(self, weights: PublishedWeights) -> None:
         await asyncio.to_thread(check_whole, weights)
-        if self._weights_url is not None:
-            await self._weights_url.copy(weights)  # before any server pauses
+        if self._source is not None:
+            await self._source.put(weights)  # before any server pauses
         # From here on a restarted server gets these weights, so a death in the middle loses nothing.
         self._published = weights
         await together(self._publish(server, weights) for server in self._servers)
@@ -129,18 +225,14 @@ class VllmServers(SamplerPart):
 
     async def close(self) -> None:
         await asyncio.gather(*(asyncio.to_thread(server.close) for server in self._servers))
-        if self._weights_server is not None:
-            await self._weights_server.close()
-        if self._weights_url is not None:
+        if self._source is not None:
             try:
-                await self._weights_url.close()
+                await self._source.close()
             except StoreError as why:
                 log.warning("published weights stay until the run is started again: %s", why)
         if self._http is not None:
             await self._http.close()
         self._servers, self._http = (), None
-
-    # --- inside -----------------------------------------------------------------------------------------------------
 
     async def _ready(self, server: VllmServer) -> tuple[str, Logprobs]:
         """Waits until it serves; returns the model's name there and the kind of its log-probabilities."""
@@ -170,14 +262,14 @@ class VllmServers(SamplerPart):
             await server.ask("GET", "/weight_info", timeout_s)
             model = (await server.ask("GET", "/v1/models", timeout_s))["data"][0]["id"]
         except ServerRefusedError as refused:
-            raise EngineError(f"engine.vllm.urls: {refused}; expected vLLM with VLLM_SERVER_DEV_MODE=1") from refused
+            raise EngineError(f"engine.sampler.urls: {refused}; expected vLLM with VLLM_SERVER_DEV_MODE=1") from refused
         # Of the one token that is allowed, the log-probability after the mask is 0.
         params = {"max_tokens": 1, "temperature": 1.0, "logprobs": 1, "allowed_token_ids": [1]}
         request = {"model": model, "token_ids": [1], "sampling_params": params}
         try:
             answer = await server.ask("POST", "/inference/v1/generate", timeout_s, request)
         except ServerRefusedError as refused:
-            raise EngineError(f"engine.vllm.urls: {refused}; expected vLLM with --enable-scale-out") from refused
+            raise EngineError(f"engine.sampler.urls: {refused}; expected vLLM with --enable-scale-out") from refused
         logprob = answer["choices"][0]["logprobs"]["content"][0]["logprob"]
         return model, "processed" if logprob > -1e-3 else "raw"
 

@@ -1,8 +1,8 @@
-"""Models with sight (LLaVA): a language model that reads an image as some of its tokens.
+"""Images: a model with sight reads an image as some of its tokens.
 
-Sampler and learner drive it. A vision tower and a projector turn the pixel values of an image into one state for each of its
-placeholder tokens, which stand in the language model's input in place of embeddings. Where the placeholders are is told with
-the tokens: a placeholder that was sampled, or written by a user, is a token like any other. Pixel values come from the
+Sampler (PromptImages) and learner (Sight) drive it. The model turns the pixel values of an image into one state for each of
+its placeholder tokens, which stand in the language model's input in place of embeddings. The places of the placeholders come
+with the tokens: a placeholder that was sampled, or written by a user, is a token like any other. Pixel values come from the
 model's own processor. Refuses to know losses, requests and weights versions.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import bisect
-import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,26 +19,17 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from agentlightning.engines.local.checkpoint import load_model
-from agentlightning.engines.local.decoder import Decoder
-from agentlightning.engines.local.llama import LlamaDecoder, is_llama_shaped
 from agentlightning.engines.models import first_line
 from agentlightning.errors import EngineError, InputError, ModelError
 from agentlightning.rendering.images import ImageProcessor, blank_image, image_hash
 from agentlightning.training_types import TrainingSequence
 
-TEXT_MODELS = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mistral": "MistralForCausalLM",
-}
-"""Language models that VisionDecoder computes, by their model type."""
 MAX_KEPT_IMAGES = 256
 """Images whose states outlive the requests that brought them."""
+TOWERS = ("vision_tower", "visual", "vision_model")
+"""Names in transformers of the part that is not trained; the projector and the language model are."""
 
 
 def open_processor(folder: Path, model: Any) -> ImageProcessor:
@@ -81,12 +71,9 @@ def open_processor(folder: Path, model: Any) -> ImageProcessor:
 
 def image_states(model: Any, pixels: Sequence[Tensor]) -> list[Tensor]:
     """The states of images, [tokens, hidden] each, with gradients where the model's parameters have them."""
-    parameter = next(model.model.multi_modal_projector.parameters())
+    parameter = next(model.parameters())
     stacked = torch.stack(list(pixels)).to(parameter.device, parameter.dtype)
     return list(model.model.get_image_features(pixel_values=stacked, return_dict=True).pooler_output)
-
-
-# --- sampling -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -113,49 +100,31 @@ class PlacedPrompt:
     """Kept as long as the prompt is used."""
 
 
-class VisionDecoder(LlamaDecoder):
-    """A Decoder for LLaVA with a language model of Llama's shape; `place` puts images into prompts."""
+class PromptImages:
+    """The images of a sampler's prompts. Several threads may place prompts while another one computes."""
 
-    def __init__(self, config: Any, folder: Path, dtype: torch.dtype, device: str) -> None:
-        text = copy.copy(config.text_config)
-        text.architectures = [TEXT_MODELS.get(text.model_type, text.model_type)]
-        text.tie_word_embeddings = config.tie_word_embeddings
-        if not is_llama_shaped(text):
-            raise ModelError(
-                f"model {folder}: its language model is {text.model_type}; with images the local engine samples those of "
-                "Llama's shape (Llama, Qwen2, Qwen3, Mistral)"
-            )
-        self._placeholder = int(config.image_token_id)
-        self._next = text.vocab_size
+    def __init__(self, folder: Path, model: Any, vocab: int) -> None:
+        self._model = model
+        self._processor = open_processor(folder, model)
+        self._placeholder = self._processor.placeholder_id
+        self._vocab = self._next = vocab
         self._by_hash: WeakValueDictionary[str, PlacedImage] = WeakValueDictionary()
         self._by_first: WeakValueDictionary[int, PlacedImage] = WeakValueDictionary()
         self._kept: OrderedDict[str, PlacedImage] = OrderedDict()
         self._lock = threading.Lock()
-        """Of the images above: prompts are placed in other threads than the one that computes."""
-        self._vision: Any = None
-        super().__init__(text, folder, dtype, device)
-        self._processor = open_processor(folder, self._vision)
+        """Of the images above."""
 
-    def load(self, folder: Path) -> None:
-        model = load_model(folder, self._dtype).to(self._device)
-        names = {"model.language_model.": "model.", "lm_head.": "lm_head."}
-        weights = {
-            new + name.removeprefix(old): value
-            for name, value in model.state_dict().items()
-            for old, new in names.items()
-            if name.startswith(old)
-        }
-        self.take(weights, folder)
-        self._vision = model
+    def load(self, model: Any) -> None:
+        """Read images with these weights from now on."""
+        self._model = model
         with self._lock:
             placed = list(self._by_first.values())
         for image in placed:
             image.states = None
 
-    def place(self, tokens: list[int], files: Sequence[bytes]) -> PlacedPrompt:
-        """The prompt with images in the places of its placeholders, one of which stands for each. InputError where one
-        cannot be read, or where they are not as many as the images. Takes seconds for large images: not for an event loop;
-        may be called from several threads."""
+    def place(self, tokens: list[int], files: Sequence[bytes], context: int) -> PlacedPrompt:
+        """The prompt with images in the places of its placeholders, one of which stands for each. InputError if one cannot
+        be read, or if they are not as many as the images. Takes seconds for large images: not for an event loop."""
         places = [at for at, token in enumerate(tokens) if token == self._placeholder]
         if len(places) != len(files):
             raise InputError(f"content_parts: {len(files)} images for {len(places)} placeholders among token_ids")
@@ -170,31 +139,41 @@ class VisionDecoder(LlamaDecoder):
             before = at + 1
         prompt.ids += tokens[before:]
         prompt.shown += tokens[before:]
-        if len(prompt.ids) >= self.context:
+        if len(prompt.ids) >= context:
             raise InputError(
-                f"the prompt has {len(prompt.ids)} tokens with its images; the model's context is {self.context}, "
-                "answer included"
+                f"the prompt has {len(prompt.ids)} tokens with its images; the model's context is {context}, answer included"
             )
         return prompt
 
+    def example(self) -> tuple[list[int], list[int], dict[str, Tensor]]:
+        """A prompt with an image: as the processor writes it, as the decoder reads it, and the model's further inputs."""
+        parameter = next(self._model.parameters())
+        image = self._placed(blank_image(64, 64))
+        before, after = [0, 1], [2, 3, 4]
+        shown = [*before, *[self._placeholder] * image.length, *after]
+        ids = [*before, *range(image.first, image.first + image.length), *after]
+        return shown, ids, {"pixel_values": image.pixels[None].to(parameter.device, parameter.dtype)}
+
     def embed(self, tokens_BM: Tensor) -> Tensor:
-        seen_BM = tokens_BM >= self.vocab
+        """The input of the language model."""
+        seen_BM = tokens_BM >= self._vocab
+        embedding = self._model.get_input_embeddings()
         if not bool(seen_BM.any()):
-            return F.embedding(tokens_BM, self._embedding)
-        x = F.embedding(tokens_BM.masked_fill(seen_BM, 0), self._embedding)
+            return embedding(tokens_BM)  # type: ignore[no-any-return]
+        x: Tensor = embedding(tokens_BM.masked_fill(seen_BM, 0))
         ids = tokens_BM[seen_BM].tolist()
         with self._lock:
             firsts = sorted(self._by_first)
-        states = {first: self._states(first) for first in {firsts[bisect.bisect_right(firsts, i) - 1] for i in ids}}
-        rows = [(firsts[bisect.bisect_right(firsts, i) - 1], i) for i in ids]
-        x[seen_BM] = torch.stack([states[first][i - first] for first, i in rows]).to(x.dtype)
+        rows = [(firsts[bisect.bisect_right(firsts, one) - 1], one) for one in ids]
+        states = {first: self._states(first) for first in {first for first, _ in rows}}
+        x[seen_BM] = torch.stack([states[first][one - first] for first, one in rows]).to(x.dtype)
         return x
 
     def _states(self, first: int) -> Tensor:
         image = self._by_first[first]
         if image.states is None:
             with torch.inference_mode():
-                image.states = image_states(self._vision, [image.pixels])[0]
+                image.states = image_states(self._model, [image.pixels])[0]
         return image.states
 
     def _placed(self, data: bytes) -> PlacedImage:
@@ -203,7 +182,8 @@ class VisionDecoder(LlamaDecoder):
             image = self._by_hash.get(name)
         if image is None:
             pixels = self._processor.pixels(data)
-            length = self._length(pixels)
+            with torch.inference_mode():
+                length = len(image_states(self._model, [pixels])[0])
         with self._lock:
             image = image or self._by_hash.get(name)
             if image is None:
@@ -216,18 +196,9 @@ class VisionDecoder(LlamaDecoder):
                 self._kept.popitem(last=False)
             return image
 
-    def _length(self, pixels: Tensor) -> int:
-        with torch.inference_mode():
-            return len(image_states(self._vision, [pixels])[0])
 
-
-def place_images(decoder: Decoder, tokens: list[int], parts: Any) -> PlacedPrompt | None:
-    """The prompt of a request with the images of its `content_parts` (vLLM's form); None where there are none. InputError
-    names what is wrong with them, or that the model has no sight."""
-    if not parts:
-        return None
-    if not isinstance(decoder, VisionDecoder):
-        raise InputError("content_parts: the model has no sight; expected text only")
+def read_images(parts: Any) -> list[bytes]:
+    """The files of a request's `content_parts` (vLLM's form). InputError names what is wrong with them."""
     if not isinstance(parts, list):
         raise InputError("content_parts: expected a list of objects")
     files = []
@@ -240,27 +211,24 @@ def place_images(decoder: Decoder, tokens: list[int], parts: Any) -> PlacedPromp
             files.append(base64.b64decode(data, validate=True))
         except ValueError as cause:  # of its own, or for letters beyond ASCII
             raise InputError("content_parts: expected base64 after data:") from cause
-    return decoder.place(tokens, files)
-
-
-# --- learning -----------------------------------------------------------------------------------------------------------
+    return files
 
 
 class Sight:
     """The learner's side: batches whose placeholders are images."""
 
-    def __init__(self, model: Any, folder: Path, *, tower: bool) -> None:
-        """tower: the vision tower is trained too, and not only the projector and the language model."""
+    def __init__(self, model: Any, folder: Path) -> None:
         self._processor = open_processor(folder, model)
-        model.model.vision_tower.requires_grad_(tower)
+        for name in TOWERS:
+            if hasattr(model.model, name):
+                getattr(model.model, name).requires_grad_(False)
 
     def check(self, sequence: TrainingSequence) -> None:
         """EngineError where the images of a sequence cannot be what its tokens say."""
         before = 0
         for image in sequence.images:
-            if not before <= image.start < image.end <= len(sequence.tokens) or any(
-                sequence.mask[image.start : image.end]
-            ):
+            inside = before <= image.start < image.end <= len(sequence.tokens)
+            if not inside or any(sequence.mask[image.start : image.end]):
                 raise EngineError(f"a sequence of rollout {sequence.rollout_id} has an image where no placeholders are")
             if not image.data:
                 raise EngineError(

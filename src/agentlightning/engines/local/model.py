@@ -1,7 +1,7 @@
-"""A transformers folder's configuration and weights, read and written.
+"""The model of a transformers folder, read and written, and the device that it computes on.
 
-Sampler and learner drive it. Refuses to know what a layer computes. A folder is written under a
-temporary name and renamed, so that a reader never sees half of one.
+Sampler and learner drive it. Refuses to know what a layer computes. A folder is written under a temporary name and renamed,
+so that a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,62 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from agentlightning.engines.local.models import LLAVA
-from agentlightning.engines.local.ranks import Ranks
-from agentlightning.engines.local.sharding import whole_state
+from agentlightning.engines.local.sharding import Ranks, whole_state
 from agentlightning.engines.models import check_model, first_line
 from agentlightning.engines.saved_folders import replace_folder, seal
-from agentlightning.errors import EngineError, InputError, ModelError
+from agentlightning.errors import ConfigError, EngineError, InputError, ModelError
 from agentlightning.runtime.disk import sync
+
+CPU_CACHE_BYTES = 4 * 10**9
+GPU_CACHE_SHARE = 0.2
+"""The learner's weights, optimizer and activations are in the same memory."""
+
+
+def torch_has(what: str) -> bool:
+    """True where torch has `cuda`, `mps`, or native `bfloat16` on CUDA."""
+    match what:
+        case "cuda":
+            return torch.cuda.is_available()
+        case "mps":
+            return torch.backends.mps.is_available()
+        case _:
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def cuda_memory(device: str) -> int:
+    """Bytes of memory that a CUDA device has."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """Device and number format, both settled."""
+
+    device: str
+    dtype: str
+
+    def cache_bytes(self, memory: Callable[[str], int] = cuda_memory) -> int:
+        """Bound of the sampler's keys and values: a fifth of a CUDA device's memory, 4 GB elsewhere."""
+        return int(memory(self.device) * GPU_CACHE_SHARE) if self.device.startswith("cuda") else CPU_CACHE_BYTES
+
+
+def settle(device: str, dtype: str, has: Callable[[str], bool] = torch_has) -> Hardware:
+    """`auto` is the best that `has` says torch has here: cuda, mps, cpu; bfloat16 on CUDA, float32 elsewhere."""
+    if device == "auto":
+        device = next((kind for kind in ("cuda", "mps") if has(kind)), "cpu")
+    if dtype == "auto":
+        dtype = "bfloat16" if device.startswith("cuda") and has("bfloat16") else "float32"
+    return Hardware(device=device, dtype=dtype)
+
+
+def check_device(device: str) -> None:
+    """ConfigError where torch cannot use it."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as cause:
+        why = str(cause).strip().partition("\n")[0]
+        raise ConfigError(f"engine.device: torch cannot use {device!r} on this machine: {why}") from None
+
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -43,8 +93,11 @@ def read_config(folder: Path) -> Any:
 
 
 def has_sight(config: Any) -> bool:
-    """True where the local engine reads the model's images; see LLAVA."""
-    return LLAVA in (config.architectures or ())
+    """True for a model that is trained with its images: transformers has one that reads images and writes text, and none
+    that reads text alone."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -71,15 +124,9 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     Raises ModelError where it does not load.
     """
     config = read_config(folder)
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils.logging import disable_progress_bar
 
-    text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if not (text or has_sight(config)) and getattr(config, "vision_config", None) is not None:
-        raise ModelError(
-            f"model {folder}: {', '.join(config.architectures or [config.model_type])}; with images the local engine trains "
-            f"LLaVA ({LLAVA}) only, see docs/images.md"
-        )
     disable_progress_bar()  # its bars would end up in logs and in the display of a demo
     try:
         kind = AutoModelForImageTextToText if has_sight(config) else AutoModelForCausalLM
