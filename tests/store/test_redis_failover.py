@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 
 async def tell(server: RedisServer, *command: str | int) -> object:
     """What a server answers to somebody else's command."""
-    connection = RedisConnection(Address.at(server.url()), {}, Notifier())
+    connection = RedisConnection(Address.at(server.url()), Notifier())
     words: Command = command
     [reply] = await connection.ask([words])
     await connection.close()
@@ -65,7 +65,7 @@ async def test_a_server_that_is_busy_with_somebody_elses_script_is_waited_for(ow
 
 async def probe(server: RedisServer, *command: str) -> object:
     """What a server answers now, whatever it is."""
-    connection = RedisConnection(Address.at(server.url(patience="0")), {}, Notifier())
+    connection = RedisConnection(Address.at(server.url(patience="0")), Notifier())
     try:
         [reply] = await connection.ask([command or ("GET", "x")])
         return reply

@@ -6,6 +6,7 @@ says for whom it acts by `acting_as`; whoever opens a store without a server is 
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 from collections.abc import Iterator
@@ -87,6 +88,7 @@ def named_ids(ids: list[str]) -> JSON:
     return {"rollouts": len(ids), "ids": sorted(ids)[:MAX_IDS_NAMED]}
 
 
+@functools.cache
 def _user() -> str:
     try:
         return getpass.getuser()

@@ -1,8 +1,7 @@
 """Gateway events: the names of the spans by which the gateway adds to an attempt's record what it saw, and the warnings that
 stores make of them when the attempt ends.
 
-The gateway and a worker's tracing write the spans; SQL stores count them at the end of an attempt, Redis as they come (the
-same sentences in Lua: finish.lua). Knows nothing of requests.
+The gateway and a worker's tracing write the spans; stores count them at the end of an attempt. Knows nothing of requests.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from redis import exceptions
 
 from agentlightning.errors import StoreError
 from agentlightning.store.redis.connection import RedisConnection
-from agentlightning.store.redis.writer import RedisWriter
 
 OLDEST = (7, 0)
 SCHEMA_VERSION = 1
@@ -51,16 +50,23 @@ async def check_server(connection: RedisConnection) -> None:
         )
 
 
-async def prepare_data(writer: RedisWriter, name: str) -> bytes:
+async def prepare_data(connection: RedisConnection) -> bytes:
     """The signing secret, made now where the store is new; StoreError where the data are of another version."""
-    request = {"version": str(SCHEMA_VERSION), "secret": secrets.token_hex(32)}
-    version, secret = await writer.submit("prepare", request)
+    name = connection.address.name
+    *_, version, secret = await connection.query(
+        [
+            ("HSETNX", "meta", "schema_version", SCHEMA_VERSION),
+            ("HSETNX", "meta", "signing_secret", secrets.token_hex(32)),
+            ("HGET", "meta", "schema_version"),
+            ("HGET", "meta", "signing_secret"),
+        ]
+    )
     if int(version) != SCHEMA_VERSION:
         raise StoreError(
-            f"{name}: its schema has version {version}, this program knows {SCHEMA_VERSION}; "
+            f"{name}: its schema has version {int(version)}, this program knows {SCHEMA_VERSION}; "
             "install the agentlightning that wrote it, or choose another prefix"
         )
-    return bytes.fromhex(secret)
+    return bytes.fromhex(secret.decode())
 
 
 def _facts(info: bytes) -> dict[str, str]:

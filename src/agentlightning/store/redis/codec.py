@@ -1,402 +1,278 @@
-"""Records of types.py as they are written into Redis and read back.
+"""Records as they are kept in Redis: JSON of what scripts and people may look at, MessagePack of calls, spans and credit.
 
-Pure functions, driven by the Redis store. Requests go to the scripts as JSON, in which all numbers that may be large are
-text: Lua has doubles only. Calls and spans are MessagePack of the columns of codec.py; a script never looks into them.
+Pure functions, driven by reads.py and writes.py. A rollout is a hash: ``new`` is the rollout as it was enqueued and never
+changes, ``now`` the fields that do, ``place`` its position among the finished, ``consumed`` the step that consumed it and
+the outcome, ``summary`` what lists show of it once it has finished.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import orjson
 
-from agentlightning.errors import InputError, RewardError
+from agentlightning.errors import InputError
 from agentlightning.records import (
-    JSON,
     Attempt,
     Call,
     CallCredit,
     Checkpoint,
     Consumed,
-    ConsumedInputs,
-    Finish,
-    Fork,
     Metric,
-    NewRollout,
     Resource,
-    RetryPolicy,
     Reward,
     Rollout,
     Run,
-    Sampling,
     Span,
     Step,
     WorkerStatus,
 )
 from agentlightning.store import codec
 from agentlightning.store.audit import AuditEntry
-from agentlightning.store.gateway_events import (
-    BROKEN_SPANS,
-    IGNORED_BASE_URL,
-    NO_CALLS,
-    REFUSED_CALLS,
-    UNKNOWN_ROUTE,
-    broken_counts,
-    refused_counts,
-)
-from agentlightning.store.rules import reward_number
-from agentlightning.store.sentences import reason
 from agentlightning.store.summaries import failure_of, task_key, title_of
 from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.store.tokens import Token
 
-Request = Any
-"""The argument of a script from one caller: lists and dicts of text and small numbers."""
+ROLLOUT = ("new", "now", "place", "consumed")
+"""Fields of a rollout's hash, as they are read."""
+CHANGING = (
+    *("state", "attempt", "lost", "started_ns", "finished_ns", "reward", "calls", "error", "warning", "refused"),
+    "prompts",
+)
+MAX_INT = 2**63
 
-_MAX_INT = 2**63
-
-
-class _Fixed(msgspec.Struct):
-    """Fields of a rollout that never change, and that no script looks at."""
-
-    task: JSON
-    sampling: Sampling
-    retry: RetryPolicy
-    fork: Fork | None = None
+_ROLLOUT = msgspec.json.Decoder(Rollout)
+_RESOURCE, _REWARD = msgspec.json.Decoder(Resource), msgspec.json.Decoder(Reward)
+_CONSUMED = msgspec.json.Decoder(list[Consumed])
 
 
-_FIXED = msgspec.json.Decoder(_Fixed)
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A rollout, and the text from which its changing fields were read."""
+
+    rollout: Rollout
+    now: bytes
 
 
-class _Listed(msgspec.Struct, array_like=True):
-    """One rollout of a step's list."""
+class CallTotals(msgspec.Struct, array_like=True):
+    """The part of a call that is counted when its attempt ends."""
 
-    rollout_id: str
-    outcome: Any
-    inputs: ConsumedInputs | None = None
-
-
-_LISTS = msgspec.json.Decoder(list[_Listed])
-_ATTEMPTS, _WORKERS = codec.RecordCodec(Attempt), codec.RecordCodec(WorkerStatus)
-_TOKENS, _ENTRIES = codec.RecordCodec(Token), codec.RecordCodec(AuditEntry)
+    prompt_tokens: int
+    sampled_tokens: int
+    fork: bool
+    agent: str | None
+    finished_ns: int
 
 
-def dump(request: Request) -> bytes:
-    """JSON of a request; InputError where it holds what JSON cannot."""
-    try:
-        return orjson.dumps(request)
-    except (TypeError, orjson.JSONEncodeError) as error:
-        raise InputError(f"expected text and numbers: {error}") from None
+def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Names and values of a hash."""
+    for position in range(0, len(flat), 2):
+        yield flat[position].decode(), flat[position + 1]
+
+
+def dump(value: Any, name: str) -> bytes:
+    """JSON; InputError that names the field where the value is not JSON."""
+    return codec.dump(value, name).encode()
 
 
 def whole(value: int) -> str:
     """An integer as text; InputError where no database would hold it."""
-    if not -_MAX_INT <= value < _MAX_INT:
+    if not -MAX_INT <= value < MAX_INT:
         raise InputError(f"expected integers of at most 64 bits, got {value}")
     return str(int(value))
 
 
-def nanoseconds(seconds: float) -> str:
-    return whole(max(int(seconds * 1e9), 0))
+def packed(row: Iterable[Any]) -> bytes:
+    """MessagePack of a row; InputError for integers that no database would hold."""
+    values = tuple(row)
+    for value in values:
+        if type(value) is int:
+            whole(value)
+    try:
+        return msgspec.msgpack.encode(values)
+    except (TypeError, UnicodeEncodeError, OverflowError) as error:
+        raise InputError(f"expected text of whole characters and numbers: {error}") from None
 
 
-def texts(packed: bytes) -> list[str]:
-    """A JSON list of texts."""
-    found: list[str] = orjson.loads(packed)
-    return found
+# --- runs and rollouts ------------------------------------------------------------------------------------------------
 
 
-def pairs(flat: Sequence[Any]) -> dict[str, str]:
-    """Names and values that come one after the other, as text."""
-    texts = [_text(value) for value in flat]
-    return dict(zip(texts[::2], texts[1::2], strict=True))
-
-
-def raw_pairs(flat: Sequence[Any]) -> dict[str, bytes]:
-    """The same, with values as they are kept."""
-    return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
-def read_run(run_id: str, flat: Sequence[Any], summary: Sequence[Any]) -> Run:
-    known = pairs(flat)
-    merged = {name: orjson.loads(value) for name, value in pairs(summary).items()}
+def read_run(run_id: str, flat: Sequence[bytes], summary: Sequence[bytes]) -> Run:
+    known = {name: value.decode() for name, value in pairs(flat)}
+    merged = {name: orjson.loads(value) for name, value in pairs(summary)}
     return codec.RUNS.of_texts(known, id=run_id, config=orjson.loads(known["config"]), summary=merged)
 
 
-# --- access -----------------------------------------------------------------------------------------------------------
+def new_rollout(rollout: Rollout) -> bytes:
+    for name in ("replica", "step", "priority"):
+        whole(getattr(rollout, name))
+    return dump(rollout, "task")
 
 
-def read_token(token_id: str, flat: Sequence[Any]) -> Token:
-    return _TOKENS.of_texts(pairs(flat), id=token_id)
+def changing(rollout: Rollout) -> bytes:
+    """The fields of a rollout that change."""
+    return dump({name: getattr(rollout, name) for name in CHANGING}, "rollout")
 
 
-def read_entry(seq: int, row: bytes) -> AuditEntry:
-    created_ns, actor, action, subject, run_id, detail = orjson.loads(row)
-    texts = {"created_ns": created_ns, "actor": actor, "action": action, "subject": subject}
-    return _ENTRIES.of_texts(texts, seq=seq, run_id=run_id or None, detail=orjson.loads(detail))
+def read_rollout(row: Sequence[bytes | None]) -> Stored | None:
+    """Reads the values of the fields ROLLOUT."""
+    new, now, place, consumed = row
+    if new is None or now is None:
+        return None
+    changes = orjson.loads(now)
+    if place is not None:
+        changes["finished_seq"] = int(place)
+    if consumed is not None:
+        changes["outcome"] = consumed.decode().partition(" ")[2]
+    return Stored(replace(_ROLLOUT.decode(new), **changes), now)
 
 
-# --- rollouts and attempts --------------------------------------------------------------------------------------------
-
-
-def new_rollout(new: NewRollout, rollout_id: str) -> tuple[dict[str, str], bytes]:
-    """The part that scripts look at, and the part that they do not."""
-    task = orjson.loads(codec.dump(new.task, "task"))
-    row = {
-        "id": rollout_id,
-        "title": title_of(task),
-        "task_key": task_key(task),
-        **_texts(new, "run_id", "group_id", "replica", "mode", "step", "priority", "kind"),
-        **_texts(new.retry, "max_attempts", "max_lost"),
-        "retry_on": f" {' '.join(new.retry.retry_on)} ",
-    }
-    if new.prompts:
-        row["prompts"] = codec.dump(new.prompts, "prompts")
-    fixed = {"task": new.task, "sampling": new.sampling, "retry": new.retry, "fork": new.fork}
-    return row, codec.dump(fixed, "task").encode()
-
-
-def queued(new: NewRollout, rollout_id: str, created_ns: int) -> Rollout:
-    """The rollout that was just made of this; its task is what a store would give back."""
-    return codec.new_rollout(replace(new, task=orjson.loads(orjson.dumps(new.task))), rollout_id, created_ns)
-
-
-def read_rollout(row: Sequence[Any]) -> Rollout:
-    known, fixed = pairs(row[2:]), _FIXED.decode(row[1])
-    return codec.ROLLOUTS.of_texts(
-        known,
-        id=_text(row[0]),
-        run_id=known["run"],
-        task=fixed.task,
-        sampling=fixed.sampling,
-        retry=fixed.retry,
-        fork=fixed.fork,
-        refused=known.get("refused") == "1",
-        prompts=orjson.loads(known.get("prompts", "{}")),
+def new_summary(rollout: Rollout, totals: Sequence[CallTotals]) -> bytes:
+    """The summary of a rollout that has finished, without its place and what consumes it."""
+    return msgspec.msgpack.encode(
+        RolloutSummary(
+            **{name: getattr(rollout, name) for name in _SHARED},
+            task_key=task_key(rollout.task),
+            title=title_of(rollout.task),
+            turns=len(totals),
+            prompt_tokens=sum(each.prompt_tokens for each in totals),
+            sampled_tokens=sum(each.sampled_tokens for each in totals),
+            forks=sum(each.fork for each in totals),
+            agents=sorted({each.agent for each in totals if each.agent}),
+            attempts=rollout.attempt,
+            failure=failure_of(rollout.state, rollout.error, rollout.warning, rollout.refused),
+            outcome=None,
+            finished_ns=rollout.finished_ns or 0,
+            finished_seq=0,
+            duration_s=((rollout.finished_ns or 0) - rollout.started_ns) / 1e9 if rollout.started_ns else 0.0,
+        )
     )
 
 
-def read_summary(rollout_id: bytes, flat: Sequence[Any], totals: Sequence[bytes | None]) -> RolloutSummary:
-    """`totals`: of its last attempt: turns, prompt tokens, sampled tokens, forks, agents."""
-    known = pairs(flat)
-    refused = known.get("refused") == "1"
-    turns, prompt_tokens, sampled_tokens, forks = (int(each or 0) for each in totals[:4])
-    started_ns = known.get("started_ns")
-    return codec.SUMMARIES.of_texts(
-        known,
-        id=rollout_id.decode(),
-        run_id=known["run"],
-        reward=float(known["reward"]) if "reward" in known else None,
-        turns=turns,
-        prompt_tokens=prompt_tokens,
-        sampled_tokens=sampled_tokens,
-        forks=forks,
-        agents=sorted(orjson.loads(totals[4] or b"[]")),
-        attempts=int(known["attempt"]),
-        refused=refused,
-        failure=failure_of(known["state"], known.get("error"), known.get("warning"), refused),
-        outcome=known.get("outcome"),
-        duration_s=(int(known["finished_ns"]) - int(started_ns)) / 1e9 if started_ns else 0.0,
-    )
+_SHARED = ("id", "run_id", "mode", "step", "state", "group_id", "replica", "reward", "lost", "refused", "created_ns")
+_SUMMARY = msgspec.msgpack.Decoder(RolloutSummary)
 
 
-def read_attempt(rollout_id: str, attempt: int, flat: Sequence[Any]) -> Attempt:
-    return _ATTEMPTS.of_texts(pairs(flat), rollout_id=rollout_id, attempt=attempt)
+def read_summary(row: Sequence[bytes | None]) -> RolloutSummary | None:
+    """Reads the values of summary, place and consumed."""
+    summary, place, consumed = row
+    if summary is None or place is None:
+        return None
+    outcome: Any = None if consumed is None else consumed.decode().partition(" ")[2]
+    return replace(_SUMMARY.decode(summary), finished_seq=int(place), outcome=outcome)
 
 
-def worker_row(worker: WorkerStatus) -> dict[str, str]:
-    return _texts(worker, "id", "run_id", "host", "pid", "running")
+def rewarded_summary(row: bytes, reward: float | None) -> bytes:
+    return msgspec.msgpack.encode(replace(_SUMMARY.decode(row), reward=reward))
+
+
+def read_attempt(rollout_id: str, attempt: int, row: Sequence[bytes]) -> Attempt:
+    """Reads the values of known and expires."""
+    return Attempt(rollout_id=rollout_id, attempt=attempt, lease_expires_ns=int(row[1]), **orjson.loads(row[0]))
+
+
+def worker_row(worker: WorkerStatus, now_ns: int) -> bytes:
+    return dump((worker.host, worker.pid, worker.running, now_ns), "worker")
 
 
 def read_worker(run_id: str, worker_id: str, row: bytes) -> WorkerStatus:
-    known = dict(zip(("host", "pid", "running", "seen_ns"), orjson.loads(row), strict=True))
-    return _WORKERS.of_texts(known, id=worker_id, run_id=run_id)
-
-
-def finish_row(finish: Finish) -> dict[str, Any]:
-    row = {
-        "lease": asdict(finish.lease),
-        "state": finish.state,
-        "silence": codec.text(f"{NO_CALLS}: {finish.diagnosis or IGNORED_BASE_URL}"),
-        "rewards": [_last_reward(reward) for reward in finish.rewards],
-    }
-    for name, value in (("error", finish.error), ("output", finish.output)):
-        if value is not None:
-            row[name] = codec.text(value)
-    return row
+    host, pid, running, seen_ns = orjson.loads(row)
+    return WorkerStatus(id=worker_id, run_id=run_id, host=host, pid=pid, running=running, seen_ns=seen_ns)
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
-def call_row(call: Call) -> tuple[list[Any], bytes]:
-    row = codec.call_row(call)
-    place = [call.run_id, call.rollout_id, call.attempt, call.id, call.parent_id or ""]
-    return [*place, *call_totals(call)], _packed((row[1], *row[4:]))
-
-
-def call_totals(call: Call) -> tuple[int, int, int, str]:
-    """Returns the part of a call in the summary of its rollout: prompt tokens, sampled tokens, forks, and its agent."""
+def call_totals(call: Call) -> bytes:
     prompt_tokens = call.prompt_tokens + int(call.usage.get("prompt_tokens") or 0)
     sampled_tokens = int(call.usage.get("sampled_tokens") or 0)
     if call.replayed_id is None:  # what a fork replayed was sampled for another rollout
         sampled_tokens += len(call.sampled_ids)
-    return prompt_tokens, sampled_tokens, int(call.fork_cause is not None), call.agent or ""
+    fork = call.fork_cause is not None
+    return msgspec.msgpack.encode(CallTotals(prompt_tokens, sampled_tokens, fork, call.agent, call.finished_ns))
 
 
-def read_call(rollout_id: str, attempt: int, call_id: bytes, packed: bytes) -> Call:
-    run_id, *values = msgspec.msgpack.decode(packed)
-    return codec.CALLS.of_row((call_id.decode(), run_id, rollout_id, attempt, *values))
+read_totals = msgspec.msgpack.Decoder(CallTotals).decode
 
 
-def span_row(span: Span) -> tuple[list[Any], bytes]:
-    row = codec.SPANS.row(span)
-    warning = ""
-    if span.name == UNKNOWN_ROUTE:
-        path = span.attributes.get("path")
-        warning = codec.text(reason("unknown_route", NO_CALLS, path)) or ""
-    broken = broken_counts(span.attributes) if span.name == BROKEN_SPANS else {}
-    refused = refused_counts(span.attributes) if span.name == REFUSED_CALLS else {}
-    place = [span.run_id, span.rollout_id, span.attempt, span.id, warning, whole(span.started_ns), broken, refused]
-    return place, _packed((row[1], *row[4:]))
+def read_call(row: bytes) -> Call:
+    return codec.CALLS.of_row(msgspec.msgpack.decode(row))
 
 
-def read_span(rollout_id: str, attempt: int, span_id: bytes, packed: bytes) -> Span:
-    run_id, *values = msgspec.msgpack.decode(packed)
-    return codec.SPANS.of_row((span_id.decode(), run_id, rollout_id, attempt, *values))
+def read_span(row: bytes) -> Span:
+    return codec.SPANS.of_row(msgspec.msgpack.decode(row))
 
 
-def reward_row(reward: Reward) -> list[Any]:
-    row = _reward(reward, reward_number(reward.value, reward.name))
-    return [reward.run_id, reward.rollout_id, reward.attempt, reward.id, reward.call_id or "", row]
+def read_credit(row: bytes) -> CallCredit:
+    return codec.CREDIT.of_row(msgspec.msgpack.decode(row))
 
 
-def read_reward(rollout_id: str, attempt: int, reward_id: bytes, row: bytes) -> tuple[int, Reward]:
-    """With its place among the attempt's."""
-    place, *values = orjson.loads(row)
-    known = dict(zip(("created_ns", "value", "name", "call_id", "source", "run_id"), values, strict=True))
-    whose = {"id": reward_id.decode(), "rollout_id": rollout_id, "attempt": attempt}
-    return place, codec.REWARDS.of_texts(known, call_id=known["call_id"] or None, **whose)
+def reward_row(place: int, reward: Reward) -> bytes:
+    """With its place among the attempt's, which decides between rewards of one moment."""
+    name = codec.text(reward.name) or ""
+    whole(reward.created_ns)
+    return str(place).encode() + b" " + dump(replace(reward, name=name), "reward")
 
 
-def credit_row(credit: CallCredit) -> tuple[list[str], bytes]:
-    place = [credit.run_id, credit.rollout_id, whole(credit.step), credit.call_id]
-    return place, _packed(codec.credit_row(credit))
-
-
-def read_credit(packed: bytes) -> CallCredit:
-    return codec.CREDIT.of_row(msgspec.msgpack.decode(packed))
+def read_rewards(rows: Iterable[bytes]) -> list[Reward]:
+    """The rewards of an attempt, in the order they were made."""
+    found = []
+    for row in rows:
+        place, _, reward = row.partition(b" ")
+        found.append((int(place), _REWARD.decode(reward)))
+    return [reward for _, reward in sorted(found, key=lambda each: (each[1].created_ns, each[0]))]
 
 
 # --- what belongs to a run --------------------------------------------------------------------------------------------
 
 
-def resource_row(resource: Resource) -> tuple[list[str], bytes]:
-    parent = None if resource.parent is None else whole(resource.parent)
-    kept = resource.kind, parent, whole(resource.step), codec.dump(resource.value, "value")
-    return list(_texts(resource, "run_id", "name", "created_ns").values()), dump(kept)
+def resource_row(resource: Resource) -> bytes:
+    for number in (resource.step, resource.parent or 0, resource.created_ns):
+        whole(number)
+    return dump(resource, "value")
 
 
-def read_resource(run_id: str, name: str, version: int, row: bytes) -> Resource:
-    created_ns, _, kept = row.partition(b" ")
-    kind, parent, step, value = orjson.loads(kept)
-    known = {"kind": kind, "step": step, "created_ns": created_ns.decode()}
-    version_of = None if parent is None else int(parent)
-    return codec.RESOURCES.of_texts(
-        known, run_id=run_id, name=name, version=version, value=orjson.loads(value), parent=version_of
-    )
+read_resource = _RESOURCE.decode
 
 
-def metric_row(metric: Metric) -> list[Any]:
-    value = float(metric.value)
-    return [
-        metric.run_id,
-        whole(metric.step),
-        metric.name,
-        repr(value) if math.isfinite(value) else "nan",
-        whole(metric.created_ns) if metric.created_ns else "",
-        "1" if metric.abandoned else "",
-    ]
+def metric_row(metric: Metric) -> bytes:
+    whole(metric.step)
+    return dump(metric, "metric")
 
 
-def read_metrics(run_id: str, entries: Sequence[Any], undone: Sequence[bytes]) -> list[Metric]:
-    """`undone`: of each time that steps were undone, the last step kept and the last metric taken in before."""
+def read_metrics(first: int, rows: Sequence[bytes], undone: Sequence[bytes]) -> list[Metric]:
+    """Metrics whose places begin with `first`. `undone`: of each time that steps were undone, the last step kept and the
+    number of metrics until then."""
     marks = [tuple(map(int, entry.split())) for entry in undone]
     found = []
-    for place, flat in entries:
-        known = pairs(flat)
-        seq, step = int(place.partition(b"-")[0]), int(known["step"])
-        abandoned = bool(known["abandoned"]) or any(step > after and seq <= last for after, last in marks)
-        found.append(codec.METRICS.of_texts(known, run_id=run_id, abandoned=abandoned, seq=seq))
+    for seq, row in enumerate(rows, start=first):
+        known = orjson.loads(row)
+        abandoned = known["abandoned"] or any(known["step"] > after and seq <= last for after, last in marks)
+        value = float("nan") if known["value"] is None else float(known["value"])
+        found.append(Metric(**{**known, "value": value, "seq": seq, "abandoned": abandoned}))
     return found
 
 
-def consumed_list(consumed: Sequence[Consumed]) -> list[tuple[Any, ...]]:
-    """(rollout, outcome), and the inputs where there are any."""
-    return [
-        (each.rollout_id, each.outcome) if each.inputs is None else (each.rollout_id, each.outcome, each.inputs)
-        for each in consumed
-    ]
+def read_step(run_id: str, step: int, row: bytes, consumed: bytes) -> Step:
+    state, version, created_ns = orjson.loads(row)
+    listed = _CONSUMED.decode(consumed)
+    return Step(run_id=run_id, step=step, state=state, consumed=listed, version=version, created_ns=created_ns)
 
 
-def read_step(run_id: str, row: Sequence[Any]) -> Step:
-    """Reads number, state, version, time, list."""
-    step, state, version, created_ns, consumed = row
-    return Step(
-        run_id=run_id,
-        step=int(step),
-        state=state,
-        consumed=[
-            Consumed(rollout_id=each.rollout_id, outcome=each.outcome, inputs=each.inputs)
-            for each in _LISTS.decode(consumed)
-        ],
-        version=int(version) if version else None,
-        created_ns=int(created_ns),
+def step_row(step: Step) -> bytes:
+    whole(step.version or 0)
+    return orjson.dumps((step.state, step.version, step.created_ns))
+
+
+read_checkpoint = msgspec.json.Decoder(Checkpoint).decode
+read_token = msgspec.json.Decoder(Token).decode
+
+
+def read_entry(seq: int, row: bytes) -> AuditEntry:
+    created_ns, actor, action, subject, run_id, detail = orjson.loads(row)
+    return AuditEntry(
+        seq=seq, created_ns=created_ns, actor=actor, action=action, subject=subject, run_id=run_id, detail=detail
     )
-
-
-def checkpoint_row(checkpoint: Checkpoint) -> dict[str, str]:
-    return _texts(checkpoint, "run_id", "step", "path", "version", "created_ns")
-
-
-def read_checkpoint(run_id: str, step: int, row: bytes) -> Checkpoint:
-    path, version, created_ns = orjson.loads(row)
-    return Checkpoint(run_id=run_id, step=step, path=path, version=int(version), created_ns=int(created_ns))
-
-
-def _last_reward(reward: Reward) -> dict[str, str]:
-    """A reward that came with a finish. One that is none fails its attempt: user code is never a store's error."""
-    try:
-        return _reward(reward, reward_number(reward.value, reward.name))
-    except RewardError as error:
-        return {"refusal": codec.text(str(error)) or ""}
-
-
-def _reward(reward: Reward, value: float) -> dict[str, str]:
-    return _texts(reward, "id", "name", "call_id", "source", "created_ns") | {"value": repr(value)}
-
-
-def _texts(record: Any, *names: str) -> dict[str, str]:
-    """Fields of a record as text: '' for None, and for the time of one that the store is to date."""
-    values = {name: getattr(record, name) for name in names}
-    if not values.get("created_ns", 1):
-        values["created_ns"] = None
-    return {name: whole(value) if isinstance(value, int) else value or "" for name, value in values.items()}
-
-
-def _packed(row: Sequence[Any]) -> bytes:
-    for value in row:
-        if type(value) is int:
-            whole(value)
-    return msgspec.msgpack.encode(row)
-
-
-def _text(value: bytes | str | int) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

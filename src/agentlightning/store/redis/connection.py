@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import resources
 from typing import Any, TypeVar
 
-import orjson
+import msgspec
 from redis import exceptions
 from redis.asyncio.client import PubSub
 from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection
@@ -24,8 +26,6 @@ from agentlightning.errors import StoreError
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.notifier import Notifier
 from agentlightning.store.redis.address import CONNECT_TIMEOUT_S, Address
-from agentlightning.store.redis.scripts import Script
-from agentlightning.store.sentences import refusal
 
 R = TypeVar("R")
 
@@ -49,12 +49,15 @@ _ANY: tuple[Any, ...] = (exceptions.RedisError, OSError)
 _LOST: tuple[Any, ...] = (exceptions.ConnectionError, exceptions.TimeoutError, OSError, *_NOT_NOW)
 
 
+_SCRIPT = resources.files(__package__).joinpath("apply.lua").read_text()
+_SCRIPT_SHA = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
+
+
 class RedisConnection:
     """Between `open` and `close`, both awaited in the same event loop."""
 
-    def __init__(self, address: Address, scripts: Mapping[str, Script], notifier: Notifier) -> None:
+    def __init__(self, address: Address, notifier: Notifier) -> None:
         self.address = address
-        self._scripts = scripts
         self._notifier = notifier
         self._home: asyncio.AbstractEventLoop | None = None
         self._pool = self._new_pool()
@@ -94,28 +97,43 @@ class RedisConnection:
             raise StoreError(f"{self.address.name}: the event loop that opened the store has ended; open it again")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._home))
 
-    async def read(self, script: str, question: Mapping[str, Any]) -> Reply:
-        """Returns a reading script's reply; NotFoundError where it says that there is no such run."""
-        [reply] = await self.run([(script, (orjson.dumps(question),))])
-        if isinstance(reply, exceptions.ResponseError):
-            if str(reply).startswith("NOSUCHRUN "):
-                raise refusal("no_run", str(reply).partition(" ")[2])
-            raise self.address.explain(reply)
-        return reply
-
-    async def query(self, commands: Sequence[tuple[str, str, *tuple[str | bytes | int, ...]]]) -> list[Reply]:
-        """Replies to plain commands on keys, which are named without the tag, each of its own moment."""
+    async def query(self, commands: Sequence[Command], at_once: bool = False) -> list[Reply]:
+        """Replies to plain commands on keys, which are named without the tag; `at_once`: all of one moment."""
         if not commands:
             return []
-        asked = [(name, f"{self.address.tag}:{key}", *rest) for name, key, *rest in commands]
-        replies = await self.at_home(lambda: self.ask(asked))
+        if at_once:
+            words = [[each if isinstance(each, str) else str(each) for each in command] for command in commands]
+            replies = await self.at_home(lambda: self._script(msgspec.msgpack.encode(words), "read"))
+            return list(replies)
+        return self._replies(await self.at_home(lambda: self.ask(self._tagged(commands))))
+
+    async def query_at(self, commands: Sequence[Command], now_ns: Callable[[], int] | None) -> tuple[int, list[Reply]]:
+        """The time, by this clock or the server's, and replies to commands on keys."""
+        if now_ns is not None:
+            return now_ns(), await self.query(commands)
+        asked: list[Command] = [("TIME",), *self._tagged(commands)]
+        (second, microsecond), *replies = self._replies(await self.at_home(lambda: self.ask(asked)))
+        return int(second) * 10**9 + int(microsecond) * 1000, replies
+
+    async def apply(self, transactions: bytes) -> list[Reply]:
+        """The replies of the script to transactions."""
+        return list(await self._script(transactions, "write"))
+
+    async def _script(self, words: bytes, mode: str) -> Reply:
+        asked = ("EVALSHA", _SCRIPT_SHA, 1, self.address.tag, words, mode)
+        [reply] = await self.ask([asked])
+        if isinstance(reply, exceptions.NoScriptError):  # a server that was started since has none
+            await self.ask([("SCRIPT", "LOAD", _SCRIPT)])
+            [reply] = await self.ask([asked])
+        return self._replies([reply])[0]
+
+    def _tagged(self, commands: Sequence[Command]) -> list[Command]:
+        return [(name, f"{self.address.tag}:{key!s}", *rest) for name, key, *rest in commands]
+
+    def _replies(self, replies: list[Reply]) -> list[Reply]:
         if error := next((reply for reply in replies if isinstance(reply, Exception)), None):
             raise self.address.explain(error)
         return replies
-
-    async def run(self, calls: Sequence[tuple[str, Sequence[str | bytes]]]) -> list[Reply]:
-        """Replies to scripts with their arguments, in one round trip. Errors of scripts are replies."""
-        return await self.at_home(lambda: self._run(calls))
 
     async def ask(self, commands: Sequence[Command], patience_s: float | None = None) -> list[Reply]:
         """Send commands and read a reply to each. Errors that the server replies are replies; lost connections, and that it
@@ -144,26 +162,13 @@ class RedisConnection:
         async with self._places, asyncio.timeout(REPLY_TIMEOUT_S):
             connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
             try:  # a connection that is left while it sends or reads is disconnected by redis-py
-                await connection.send_packed_command(connection.pack_commands(commands))
+                await connection.send_packed_command([_packed(commands)])
                 replies = [await _reply(connection) for _ in commands]
             finally:
                 await self._pool.release(connection)
         if unable := next((reply for reply in replies if _is_not_now(reply)), None):
             raise unable if isinstance(unable, _NOT_NOW) else exceptions.ConnectionError(str(unable)) from unable
         return replies
-
-    async def _run(self, calls: Sequence[tuple[str, Sequence[str | bytes]]]) -> list[Reply]:
-        replies = await self.ask([("EVALSHA", *self._named(*each)) for each in calls])
-        while unknown := [place for place, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]:
-            texts = {calls[place][0] for place in unknown}  # a server that was started since it was asked has none
-            await self.ask([("SCRIPT", "LOAD", self._scripts[name].text) for name in texts])
-            again = await self.ask([("EVALSHA", *self._named(*calls[place])) for place in unknown])
-            for place, reply in zip(unknown, again, strict=True):
-                replies[place] = reply
-        return replies
-
-    def _named(self, name: str, arguments: Sequence[str | bytes]) -> Command:
-        return (self._scripts[name].sha, 1, self.address.tag, *arguments)
 
     def _new_pool(self) -> BlockingConnectionPool:
         return BlockingConnectionPool(
@@ -207,6 +212,17 @@ def _is_not_now(reply: Reply) -> bool:
     if isinstance(reply, _NOT_NOW):
         return True
     return isinstance(reply, exceptions.ResponseError) and str(reply).startswith("BUSY ")
+
+
+def _packed(commands: Sequence[Command]) -> bytes:
+    """The commands in Redis' protocol: in a fifth of the time that redis-py takes."""
+    parts: list[bytes] = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for word in command:
+            raw = word if isinstance(word, bytes) else str(word).encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+    return b"".join(parts)
 
 
 async def _reply(connection: Connection) -> Reply:

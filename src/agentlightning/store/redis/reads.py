@@ -5,11 +5,10 @@ Driven by the Redis store's methods. base.py says what they mean.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
-
-import orjson
+from typing import Literal
 
 from agentlightning.records import (
     Attempt,
@@ -29,11 +28,13 @@ from agentlightning.records import (
     Step,
     WorkerStatus,
 )
-from agentlightning.store.audit import AUDITED_KINDS, AuditEntry, current_actor, noted_value
+from agentlightning.store.audit import AuditEntry
 from agentlightning.store.base import EXPIRING_S, SEEN_S, RolloutQuery
-from agentlightning.store.codec import chunks, text
+from agentlightning.store.codec import chunks
 from agentlightning.store.redis import codec
-from agentlightning.store.redis.connection import RedisConnection
+from agentlightning.store.redis.connection import Command, RedisConnection
+from agentlightning.store.redis.writes import MODES, STATES
+from agentlightning.store.sentences import refusal
 from agentlightning.store.summaries import Place, downsampled, first_rows, is_after
 from agentlightning.store.summary_types import RolloutSummary, SeriesPoint, SummaryQuery
 from agentlightning.store.tokens import Token
@@ -49,19 +50,7 @@ MAX_FILES_PER_READ = 50
 MAX_CLOCK_STEP_NS = 60 * 10**9
 """By how much a server's clock may be set back, or that of its replica be behind."""
 
-_MODES: tuple[Mode, ...] = get_args(Mode)
-_STATES: tuple[RolloutState, ...] = get_args(RolloutState)
-
 Clock = Callable[[], int] | None
-Write = Callable[[str, Any, Sequence[bytes]], Awaitable[Any]]
-
-
-async def now_ns(connection: RedisConnection, clock: Clock) -> int:
-    """By the store's clock."""
-    if clock is not None:
-        return clock()
-    [(second, microsecond)] = await connection.at_home(lambda: connection.ask([("TIME",)]))
-    return int(second) * 10**9 + int(microsecond) * 1000
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -73,7 +62,9 @@ async def runs(connection: RedisConnection, ids: Sequence[str] | None = None, li
         ids = await _run_ids(connection, limit)
     found: list[Run] = []
     for part in chunks(ids, MAX_ROLLOUTS_PER_READ):
-        for run_id, (flat, summary) in zip(part, await connection.read("read_runs", {"ids": part}), strict=True):
+        keys = [f"{kind}:{run_id}" for run_id in part for kind in ("run", "summary")]
+        replies = await connection.query([("HGETALL", key) for key in keys], at_once=True)
+        for run_id, flat, summary in zip(part, replies[::2], replies[1::2], strict=True):
             if flat:
                 found.append(codec.read_run(run_id, flat, summary))
     return sorted(found, key=lambda run: (run.created_ns, run.id), reverse=True)[:limit]
@@ -83,9 +74,9 @@ async def workers(connection: RedisConnection, run_id: str | None = None) -> lis
     run_ids = [run_id] if run_id is not None else await _run_ids(connection)
     replies = await connection.query([("HGETALL", f"workers:{each}") for each in run_ids])
     found = [
-        codec.read_worker(each, worker_id.decode(), row)
+        codec.read_worker(each, worker_id, row)
         for each, flat in zip(run_ids, replies, strict=True)
-        for worker_id, row in zip(flat[::2], flat[1::2], strict=True)
+        for worker_id, row in codec.pairs(flat)
     ]
     return sorted(found, key=lambda worker: (-worker.seen_ns, worker.id))
 
@@ -111,36 +102,41 @@ async def rollouts(connection: RedisConnection, query: RolloutQuery) -> list[Rol
 
 
 async def count(connection: RedisConnection, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
-    which = [(mode, state) for mode in _MODES for state in _STATES]
-    counts = await connection.read("read_counts", {"sets": [f"s:{run_id}:{mode}:{state}" for mode, state in which]})
+    which = [(mode, state) for mode in MODES for state in STATES]
+    counts = await connection.query([("ZCARD", f"s:{run_id}:{mode}:{state}") for mode, state in which], at_once=True)
     return {each: number for each, number in zip(which, counts, strict=True) if number}
 
 
 async def attempts(connection: RedisConnection, rollout_ids: Sequence[str]) -> list[Attempt]:
-    return [
-        codec.read_attempt(rollout_id.decode(), attempt, flat)
-        for part in chunks(rollout_ids, MAX_ROLLOUTS_PER_READ)
-        for rollout_id, attempt, flat in await connection.read("read_attempts", {"ids": part})
-    ]
+    found = []
+    for part in chunks(rollout_ids, MAX_ROLLOUTS_PER_READ):
+        which = [(each.id, number) for each in await _by_id(connection, part) for number in range(1, each.attempt + 1)]
+        rows = await connection.query([("HMGET", f"a:{each}:{number}", "known", "expires") for each, number in which])
+        found += [codec.read_attempt(*place, row) for place, row in zip(which, rows, strict=True) if None not in row]
+    return found
+
+
+async def _by_id(connection: RedisConnection, ids: Sequence[str]) -> list[Rollout]:
+    """Those of a portion of rollouts that exist, in this order."""
+    rows = await connection.query([("HMGET", f"r:{each}", *codec.ROLLOUT) for each in ids])
+    return [stored.rollout for row in rows if (stored := codec.read_rollout(row)) is not None]
 
 
 async def last_finished(connection: RedisConnection, run_id: str) -> int:
     """Returns the number of finished rollouts of the run. NotFoundError if there is no such run."""
-    [last] = await connection.read("read_finished", {"run": run_id, "after": "0", "limit": 0})
-    return int(last)
+    [finished] = await connection.query([("HGET", f"run:{run_id}", "finished")])
+    if finished is None:
+        raise refusal("no_run", run_id)
+    return int(finished)
 
 
 async def finished(connection: RedisConnection, run_id: str, after: int, limit: int) -> list[Rollout]:
     """By place, those after `after`. NotFoundError if there is no such run."""
+    await last_finished(connection, run_id)
+    [ids] = await connection.query([("ZRANGEBYSCORE", f"finished:{run_id}", f"({after}", "+inf", "LIMIT", 0, limit)])
     found: list[Rollout] = []
-    while len(found) < limit:
-        portion = min(MAX_ROLLOUTS_PER_READ, limit - len(found))
-        question = {"run": run_id, "after": str(after), "limit": portion}
-        _, *rows = await connection.read("read_finished", question)
-        found += [codec.read_rollout(row) for row in rows]
-        if len(rows) < portion:
-            break
-        after = found[-1].finished_seq or 0
+    for start in range(0, len(ids), MAX_ROLLOUTS_PER_READ):
+        found += await _by_id(connection, [each.decode() for each in ids[start : start + MAX_ROLLOUTS_PER_READ]])
     return found
 
 
@@ -168,25 +164,25 @@ async def _portions_of_summaries(
 ) -> AsyncIterator[list[RolloutSummary]]:
     if isinstance(tree, Comparison) and tree.field == "id" and tree.sign in ("=", "in"):
         for part in chunks(map(str, tree.values), MAX_ROLLOUTS_PER_READ):
-            _, *rows = await connection.read("read_summaries", {"run": run_id, "ids": part})
-            yield [codec.read_summary(*row) for row in rows]
+            yield [row for row in await _summaries_of(connection, part) if row.run_id == run_id]
         return
     newest_first = query.order_by == "finished" and query.descending
-    after = "+inf" if newest_first else "-inf"
-    while after:
-        question = {"run": run_id, "after": after, "limit": MAX_ROLLOUTS_PER_READ, "newest_first": newest_first}
-        cursor, *rows = await connection.read("read_summaries", question)
-        yield [codec.read_summary(*row) for row in rows]
-        after = cursor.decode()
+    command, end = ("ZREVRANGEBYSCORE", "-inf") if newest_first else ("ZRANGEBYSCORE", "+inf")
+    place = "+inf" if newest_first else "-inf"
+    while place:
+        asked = (command, f"finished:{run_id}", place, end, "WITHSCORES", "LIMIT", 0, MAX_ROLLOUTS_PER_READ)
+        [flat] = await connection.query([asked])
+        yield await _summaries_of(connection, [each.decode() for each in flat[::2]])
+        place = f"({int(float(flat[-1]))}" if len(flat) == 2 * MAX_ROLLOUTS_PER_READ else ""
+
+
+async def _summaries_of(connection: RedisConnection, ids: Sequence[str]) -> list[RolloutSummary]:
+    rows = await connection.query([("HMGET", f"r:{each}", "summary", "place", "consumed") for each in ids])
+    return [summary for row in rows if (summary := codec.read_summary(row)) is not None]
 
 
 async def _portions_of_rollouts(connection: RedisConnection, query: RolloutQuery) -> AsyncIterator[list[Rollout]]:
-    """Those that match, in order. Each portion is of one moment, and none is missed however states change between."""
-    filters: dict[str, Any] = {"unconsumed": query.unconsumed or None, "states": query.states, "mode": query.mode}
-    filters |= {"run": query.run_id, "step": None if query.step is None else str(query.step)}
-    filters |= {"groups": query.group_ids}
-    filters = {name: list(value) if isinstance(value, tuple) else value for name, value in filters.items()}
-    asked = {name: value for name, value in filters.items() if value is not None}
+    """Those that match, in order; none is missed however states change between."""
     ids = query.ids
     if ids is None and query.group_ids is not None:
         ids = await _ids_of_groups(connection, query)
@@ -194,31 +190,51 @@ async def _portions_of_rollouts(connection: RedisConnection, query: RolloutQuery
         chosen = [each for each in ids if query.after is None or each > query.after]
         parts = list(chunks(chosen, MAX_ROLLOUTS_PER_READ))
         for part in reversed(parts) if query.newest_first else parts:
-            _, *rows = await connection.read("read_rollouts", {**asked, "ids": part})
-            portion = [codec.read_rollout(row) for row in rows]
+            portion = [each for each in await _by_id(connection, part) if _matches(each, query)]
             yield portion[::-1] if query.newest_first else portion
         return
-    more = {"sets": await _sets(connection, query), "after": query.after or "", "newest_first": query.newest_first}
-    cursor = ""
+    sets, last = await _sets(connection, query), query.after or ""
+    size = MAX_ROLLOUTS_PER_READ if query.limit is None else min(MAX_ROLLOUTS_PER_READ, max(query.limit, 1))
+    after = ""
     while True:
-        portion_size = (
-            min(MAX_ROLLOUTS_PER_READ, query.limit or MAX_ROLLOUTS_PER_READ)
-            if len(asked) == ("run" in asked)
-            else MAX_ROLLOUTS_PER_READ
-        )
-        question = {**asked, **more, "from": cursor, "portion": portion_size}
-        place, *rows = await connection.read("read_rollouts", question)
-        yield [codec.read_rollout(row) for row in rows]
-        cursor = place.decode()
-        if not cursor:
+        some = await _next_ids(connection, sets, after, last, size, query.newest_first)
+        yield [each for each in await _by_id(connection, some) if _matches(each, query)]
+        if len(some) < size:
             return
+        after = some[-1]
+
+
+async def _next_ids(
+    connection: RedisConnection, sets: Sequence[str], after: str, last: str, limit: int, newest_first: bool
+) -> list[str]:
+    """The next ids in any of the sets, of one moment, in order, after `after`; all of them greater than `last`."""
+    low = f"({last}" if last else "-"
+    if newest_first:
+        bounds = ("ZREVRANGEBYLEX", f"({after}" if after else "+", low)
+    else:
+        bounds = ("ZRANGEBYLEX", f"({after}" if after else low, "+")
+    command, start, end = bounds
+    asked = [(command, key, start, end, "LIMIT", 0, limit) for key in sets]
+    found = {each.decode() for ids in await connection.query(asked, at_once=True) for each in ids}
+    return sorted(found, reverse=newest_first)[:limit]
+
+
+def _matches(rollout: Rollout, query: RolloutQuery) -> bool:
+    return (
+        query.run_id in (None, rollout.run_id)
+        and query.mode in (None, rollout.mode)
+        and (query.states is None or rollout.state in query.states)
+        and query.step in (None, rollout.step)
+        and not (query.unconsumed and rollout.outcome is not None)
+        and (query.group_ids is None or rollout.group_id in query.group_ids)
+    )
 
 
 async def _sets(connection: RedisConnection, query: RolloutQuery) -> list[str]:
     """Keys of the sets that hold the rollouts of these runs, modes and states."""
     run_ids = [query.run_id] if query.run_id is not None else await _run_ids(connection)
-    modes = _MODES if query.mode is None else (query.mode,)
-    states = _STATES if query.states is None else tuple(query.states)
+    modes = MODES if query.mode is None else (query.mode,)
+    states = STATES if query.states is None else tuple(query.states)
     return [f"s:{run_id}:{mode}:{state}" for run_id in run_ids for mode in modes for state in states]
 
 
@@ -240,22 +256,35 @@ async def files(connection: RedisConnection, run_id: str, hashes: Sequence[str])
 
 
 async def calls(connection: RedisConnection, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
-    found = [
-        codec.read_call(*record)
-        async for record in _records(connection, "c", rollout_ids, "latest" if attempt is None else attempt)
-    ]
+    found = []
+    for part in chunks(rollout_ids, MAX_RECORD_ROLLOUTS_PER_READ):
+        which = [f"{each}:{attempt}" for each in part]
+        if attempt is None:
+            which = [f"{rollout.id}:{rollout.attempt}" for rollout in await _by_id(connection, part)]
+        for rows in await connection.query([("HVALS", f"c:{each}") for each in which]):
+            found += [codec.read_call(row) for row in rows]
     return sorted(found, key=lambda call: (call.rollout_id, call.finished_ns, call.id))
 
 
 async def spans(connection: RedisConnection, rollout_ids: Sequence[str]) -> list[Span]:
-    found = [codec.read_span(*record) async for record in _records(connection, "sp", rollout_ids, "all")]
+    found = [codec.read_span(row) async for rows in _records(connection, "sp", rollout_ids) for row in rows]
     return sorted(found, key=lambda span: (span.rollout_id, span.started_ns, span.id))
 
 
 async def rewards(connection: RedisConnection, rollout_ids: Sequence[str]) -> list[Reward]:
-    found = [codec.read_reward(*record) async for record in _records(connection, "rw", rollout_ids, "all")]
-    found.sort(key=lambda each: (each[1].rollout_id, each[1].created_ns, each[1].attempt, each[0]))
-    return [reward for _, reward in found]
+    found = [reward async for rows in _records(connection, "rw", rollout_ids) for reward in codec.read_rewards(rows)]
+    return sorted(found, key=lambda reward: (reward.rollout_id, reward.created_ns, reward.attempt))
+
+
+async def _records(
+    connection: RedisConnection, kind: Literal["sp", "rw"], rollout_ids: Sequence[str]
+) -> AsyncIterator[list[bytes]]:
+    """Rows of each attempt."""
+    for part in chunks(rollout_ids, MAX_RECORD_ROLLOUTS_PER_READ):
+        rollouts = await _by_id(connection, part)
+        which = [f"{each.id}:{attempt}" for each in rollouts for attempt in range(1, each.attempt + 1)]
+        for rows in await connection.query([("HVALS", f"{kind}:{each}") for each in which]):
+            yield rows
 
 
 async def credit(
@@ -274,143 +303,110 @@ async def credit(
     return sorted(found, key=lambda each: (each.rollout_id, each.call_id))
 
 
-async def _records(
-    connection: RedisConnection, kind: Literal["c", "sp", "rw"], rollout_ids: Sequence[str], attempt: int | str
-) -> AsyncIterator[tuple[str, int, bytes, bytes]]:
-    """Rollout, attempt, id and row of each record."""
-    for part in chunks(rollout_ids, MAX_RECORD_ROLLOUTS_PER_READ):
-        question = {"kind": kind, "ids": part, "attempt": attempt}
-        for rollout_id, number, flat in await connection.read("read_records", question):
-            for record_id, row in zip(flat[::2], flat[1::2], strict=True):
-                yield rollout_id.decode(), number, record_id, row
-
-
 # --- what belongs to a run --------------------------------------------------------------------------------------------
-
-
-async def put_resources(write: Write, resources: Sequence[Resource], after: Mapping[str, int]) -> list[Resource]:
-    """Store them; with the versions they got."""
-    if not resources:
-        return []
-    new = [codec.resource_row(resource) for resource in resources]
-    kinds = [resource.kind if resource.kind in AUDITED_KINDS else "" for resource in resources]
-    details = [orjson.dumps(noted_value(resource)).decode() for resource in resources]
-    rows = [[*row, kind, detail] for (row, _), kind, detail in zip(new, kinds, details, strict=True)]
-    known = {name: str(version) for name, version in after.items()}
-    request = {"actor": text(current_actor().name), "rows": rows, "after": known}
-    stored = await write("put_resources", request, [blob for _, blob in new])
-    return [
-        replace(resource, version=version, created_ns=int(created_ns))
-        for resource, (version, created_ns) in zip(resources, stored, strict=True)
-    ]
 
 
 async def resources(
     connection: RedisConnection, run_id: str, name: str | None = None, latest: bool = True, version: int | None = None
 ) -> list[Resource]:
+    key = f"resources:{run_id}"
     if version is not None and name is not None:
-        [row] = await connection.query([("HGET", f"resources:{run_id}", f"{version} {name}")])
-        return [] if row is None else [codec.read_resource(run_id, name, version, row)]
-    if latest and version is None:
-        found = await _newest_resources(connection, {"run": run_id, "after": {}})
+        rows = await connection.query([("HGET", key, f"{version} {name}")])
+    elif latest and version is None:
+        return [each for each in await _newest_resources(connection, run_id, {}) if name in (None, each.name)]
     else:
-        [flat] = await connection.query([("HGETALL", f"resources:{run_id}")])
-        found = []
-        for place, row in zip(flat[::2], flat[1::2], strict=True):
-            number, _, of = place.decode().partition(" ")
-            found.append(codec.read_resource(run_id, of, int(number), row))
+        [rows] = await connection.query([("HVALS", key)])
+    found = [codec.read_resource(row) for row in rows if row is not None]
     chosen = [each for each in found if name in (None, each.name) and version in (None, each.version)]
     return sorted(chosen, key=lambda each: (each.name, each.version))
 
 
 async def later_resources(connection: RedisConnection, run_id: str, after: Mapping[str, int]) -> list[Resource]:
     """By name, the newest of each that is later. NotFoundError if there is no such run."""
-    known = {name: str(version) for name, version in after.items()}
-    found = await _newest_resources(connection, {"run": run_id, "after": known, "exists": True})
-    return sorted(found, key=lambda each: each.name)
+    await last_finished(connection, run_id)
+    return await _newest_resources(connection, run_id, after)
 
 
-async def _newest_resources(connection: RedisConnection, question: Mapping[str, Any]) -> list[Resource]:
-    return [
-        codec.read_resource(question["run"], name.decode(), int(version), row)
-        for name, version, row in await connection.read("read_resources", question)
-    ]
+async def _newest_resources(connection: RedisConnection, run_id: str, after: Mapping[str, int]) -> list[Resource]:
+    [flat] = await connection.query([("HGETALL", f"versions:{run_id}")])
+    wanted = [(name, int(version)) for name, version in codec.pairs(flat) if int(version) > after.get(name, 0)]
+    rows = await connection.query(
+        [("HGET", f"resources:{run_id}", f"{version} {name}") for name, version in sorted(wanted)]
+    )
+    return [codec.read_resource(row) for row in rows if row is not None]
 
 
 async def metrics(connection: RedisConnection, run_id: str, name: str | None = None) -> list[Metric]:
-    found: list[Metric] = []
-    after = 0
-    while True:
-        question = {"run": run_id, "after": str(after), "limit": MAX_METRICS_PER_READ}
-        entries, undone, _ = await connection.read("read_metrics", question)
-        portion = codec.read_metrics(run_id, entries, undone)
-        found += [metric for metric in portion if name is None or metric.name == name]
-        if len(portion) < MAX_METRICS_PER_READ:
-            break
-        after = portion[-1].seq
+    found = [metric for metric in await _all_metrics(connection, run_id) if name in (None, metric.name)]
     return sorted(found, key=lambda metric: (metric.step, metric.name, metric.created_ns, metric.seq))
 
 
 async def series(
     connection: RedisConnection, run_id: str, names: Sequence[str] | None, max_points: int, after_step: int | None
 ) -> dict[str, list[SeriesPoint]]:
-    """Metrics are a stream by time: the server looks through all of a run's, and sends those asked for. NotFoundError if
-    there is no such run."""
+    """Metrics are a list by time: all of a run's are looked through. NotFoundError if there is no such run."""
+    await last_finished(connection, run_id)
+    chosen = [
+        metric
+        for metric in await _all_metrics(connection, run_id)
+        if (names is None or metric.name in names) and (after_step is None or metric.step > after_step)
+    ]
+    return downsampled(chosen, max_points)
+
+
+async def _all_metrics(connection: RedisConnection, run_id: str) -> list[Metric]:
     found: list[Metric] = []
-    question: dict[str, Any] = {"run": run_id, "limit": MAX_METRICS_PER_READ, "exists": True}
-    question |= {} if names is None else {"names": list(names)}
-    question |= {} if after_step is None else {"after_step": after_step}
-    last = b"0"
-    while last:
-        after = last.partition(b"-")[0].decode()
-        entries, undone, last = await connection.read("read_metrics", {**question, "after": after})
-        found += codec.read_metrics(run_id, entries, undone)
-    return downsampled(found, max_points)
+    while len(found) % MAX_METRICS_PER_READ == 0:
+        portion = await _metrics_after(connection, run_id, len(found), MAX_METRICS_PER_READ)
+        if not portion:
+            break
+        found += portion
+    return found
+
+
+async def _metrics_after(connection: RedisConnection, run_id: str, after: int, limit: int) -> list[Metric]:
+    wanted = ("LRANGE", f"metrics:{run_id}", after, after + limit - 1)
+    rows, undone = await connection.query([wanted, ("LRANGE", f"undone:{run_id}", 0, -1)], at_once=True)
+    return codec.read_metrics(after + 1, rows, undone)
 
 
 async def later_metrics(connection: RedisConnection, run_id: str, after: int, limit: int) -> list[Metric]:
     """In the order of `seq`. NotFoundError if there is no such run."""
-    question = {"run": run_id, "after": str(after), "limit": limit, "exists": True}
-    entries, undone, _ = await connection.read("read_metrics", question)
-    return codec.read_metrics(run_id, entries, undone)
+    await last_finished(connection, run_id)
+    return await _metrics_after(connection, run_id, after, limit)
 
 
 async def steps(
     connection: RedisConnection, run_id: str, after: int | None = None, limit: int | None = None
 ) -> list[Step]:
-    if limit == 0:
-        return []
-    question: dict[str, Any] = {"run": run_id, "limit": limit or 0}
-    if after is not None:
-        question["after"] = after
-    found = []
-    for step, fields, consumed in await connection.read("read_steps", question):
-        found.append(codec.read_step(run_id, (step, *codec.texts(fields), consumed)))
-    return found
+    [numbers] = await connection.query([("HKEYS", f"steps:{run_id}")])
+    wanted = sorted(number for number in map(int, numbers) if after is None or number > after)[:limit]
+    asked = [("HGET", f"{kind}:{run_id}", number) for number in wanted for kind in ("steps", "consumed")]
+    rows = await connection.query(asked, at_once=True)
+    return [codec.read_step(run_id, *each) for each in zip(wanted, rows[::2], rows[1::2], strict=True) if each[1]]
 
 
 async def checkpoints(connection: RedisConnection, run_id: str) -> list[Checkpoint]:
-    [flat] = await connection.query([("HGETALL", f"checkpoints:{run_id}")])
-    found = [codec.read_checkpoint(run_id, int(step), row) for step, row in zip(flat[::2], flat[1::2], strict=True)]
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    [rows] = await connection.query([("HVALS", f"checkpoints:{run_id}")])
+    return sorted(map(codec.read_checkpoint, rows), key=lambda checkpoint: checkpoint.step)
 
 
 # --- access ------------------------------------------------------------------------------------------------------------
 
 
 async def tokens(connection: RedisConnection, run_id: str | None = None) -> list[Token]:
-    found = await _tokens(connection, {} if run_id is None else {"run": run_id})
+    [ids] = await connection.query([("SMEMBERS", "tokens" if run_id is None else f"run_tokens:{run_id}")])
+    rows = await connection.query([("GET", f"token:{each.decode()}") for each in ids])
+    found = [codec.read_token(row) for row in rows if row is not None]
     return sorted(found, key=lambda token: (token.created_ns, token.id))
 
 
 async def find_token(connection: RedisConnection, secret_hash: str) -> Token | None:
-    return next(iter(await _tokens(connection, {"hash": secret_hash})), None)
-
-
-async def _tokens(connection: RedisConnection, question: dict[str, Any]) -> list[Token]:
-    return [
-        codec.read_token(token_id.decode(), flat) for token_id, flat in await connection.read("read_tokens", question)
-    ]
+    [token_id] = await connection.query([("HGET", "token_hashes", secret_hash)])
+    if token_id is None:
+        return None
+    [row] = await connection.query([("GET", f"token:{token_id.decode()}")])
+    return None if row is None else codec.read_token(row)
 
 
 async def audit(
@@ -432,34 +428,50 @@ async def audit(
 
 
 async def statistics(connection: RedisConnection, clock: Clock, run_id: str | None) -> list[RunStatistics]:
-    question = {"now": "" if clock is None else str(clock()), "soon_us": EXPIRING_S * 10**6, "run": run_id or ""}
-    moment, *found = await connection.read("read_statistics", question)
-    now = int(moment)
-    statistics = []
-    for each, queued, created_ns, running, expiring, workers in found:
-        seen = [codec.read_worker("", "", row).seen_ns for row in workers]
-        statistics.append(
-            RunStatistics(
-                run_id=each.decode(),
-                queued=queued,
-                oldest_queued_s=max(0.0, (now - int(created_ns)) / 1e9) if created_ns else 0.0,
-                running=running,
-                expiring=expiring,
-                workers=sum(seen_ns > now - SEEN_S * 10**9 for seen_ns in seen),
-            )
-        )
-    return statistics
+    now, (active,) = await connection.query_at([("SMEMBERS", "active")], clock)
+    [soon] = await connection.query([("ZRANGEBYSCORE", "leases", "-inf", now // 1000 + EXPIRING_S * 10**6)])
+    expiring = Counter(each.run_id for each in await _by_id(connection, [each.decode() for each in soon]))
+    run_ids = sorted(each.decode() for each in active if run_id in (None, each.decode()))
+    return [await _statistics(connection, each, now, expiring[each]) for each in run_ids]
+
+
+async def _statistics(connection: RedisConnection, run_id: str, now: int, expiring: int) -> RunStatistics:
+    sets = [f"s:{run_id}:{mode}:{state}" for state in ("queued", "running") for mode in MODES]
+    asked: list[Command] = [("ZCARD", key) for key in sets]
+    asked += [("ZRANGE", key, 0, 0) for key in sets[: len(MODES)]]
+    *counts, train, held_out, rows = await connection.query([*asked, ("HVALS", f"workers:{run_id}")], at_once=True)
+    first = await _by_id(connection, sorted(each.decode() for each in (*train, *held_out))[:1])
+    seen = [codec.read_worker(run_id, "", row).seen_ns for row in rows]
+    return RunStatistics(
+        run_id=run_id,
+        queued=counts[0] + counts[1],
+        oldest_queued_s=max(0.0, (now - first[0].created_ns) / 1e9) if first else 0.0,
+        running=counts[2] + counts[3],
+        expiring=expiring,
+        workers=sum(seen_ns > now - SEEN_S * 10**9 for seen_ns in seen),
+    )
 
 
 async def size(connection: RedisConnection, run_id: str) -> RunSize:
     """Sizes up one run; reads all of it, in portions. A run that is gone has nothing."""
-    sets = [f"s:{run_id}:{mode}:{state}" for mode in _MODES for state in _STATES]
-    totals = [0, 0, 0, 0]
-    cursor = b""
-    while True:
-        question = {"run": run_id, "sets": sets, "from": cursor.decode(), "portion": MAX_ROLLOUTS_PER_READ}
-        cursor, *numbers = await connection.read("read_sizes", question)
-        totals = [total + int(number) for total, number in zip(totals, numbers, strict=True)]
-        if not cursor:
-            break
-    return RunSize(run_id=run_id, rollouts=totals[0], calls=totals[1], spans=totals[2], bytes=totals[3])
+    [files] = await connection.query([("HGETALL", f"files:{run_id}")])
+    total = RunSize(run_id=run_id, rollouts=0, calls=0, spans=0, bytes=_bytes(files))
+    async for portion in _portions_of_rollouts(connection, RolloutQuery(run_id=run_id)):
+        for start in range(0, len(portion), MAX_RECORD_ROLLOUTS_PER_READ):
+            part = portion[start : start + MAX_RECORD_ROLLOUTS_PER_READ]
+            which = [f"{each.id}:{attempt}" for each in part for attempt in range(1, each.attempt + 1)]
+            calls = await connection.query([("HGETALL", f"c:{each}") for each in which])
+            spans = await connection.query([("HGETALL", f"sp:{each}") for each in which])
+            others = await connection.query([("HGETALL", f"{kind}:{each.id}") for each in part for kind in ("r", "cr")])
+            total = replace(
+                total,
+                rollouts=total.rollouts + len(part),
+                calls=total.calls + sum(map(len, calls)) // 2,
+                spans=total.spans + sum(map(len, spans)) // 2,
+                bytes=total.bytes + sum(map(_bytes, (*calls, *spans, *others))),
+            )
+    return total
+
+
+def _bytes(flat: Sequence[bytes]) -> int:
+    return sum(map(len, flat))
