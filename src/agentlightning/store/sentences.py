@@ -1,7 +1,6 @@
 """Sentences with which stores refuse a change, and with which they explain why an attempt or a rollout ended as it did.
 
-Each stands here once, under a code: the SQL methods raise and write them; the Lua scripts of Redis refuse with a code and
-its arguments, and get the reasons, which they write into records themselves, as a table.
+Each stands here once, under a code.
 """
 
 from __future__ import annotations
