@@ -165,10 +165,6 @@ def read_summary(row: Sequence[bytes | None]) -> RolloutSummary | None:
     return replace(_SUMMARY.decode(summary), finished_seq=int(place), outcome=outcome)
 
 
-def rewarded_summary(row: bytes, reward: float | None) -> bytes:
-    return msgspec.msgpack.encode(replace(_SUMMARY.decode(row), reward=reward))
-
-
 def read_attempt(rollout_id: str, attempt: int, row: Sequence[bytes]) -> Attempt:
     """Reads the values of known and expires."""
     return Attempt(rollout_id=rollout_id, attempt=attempt, lease_expires_ns=int(row[1]), **orjson.loads(row[0]))

@@ -33,13 +33,14 @@ from agentlightning.records import (
 )
 from agentlightning.store import codec as records
 from agentlightning.store.audit import current_actor
-from agentlightning.store.base import LEASE_S, RolloutQuery, reward_number
+from agentlightning.store.base import LEASE_S, RolloutQuery
 from agentlightning.store.redis import codec, reads, writes
 from agentlightning.store.redis import models as registry
 from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.checks import check_server, prepare_data
 from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.store.redis.transactions import Reads, RedisWriter, Transaction
+from agentlightning.store.rules import reward_number
 from agentlightning.store.run_ids import check_run_id
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore

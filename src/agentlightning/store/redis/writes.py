@@ -7,21 +7,17 @@ microsecond in which they run out, ``held:RUN:WORKER``, ``g:RUN:GROUP`` by repli
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from secrets import compare_digest
 from typing import Any
 
 import orjson
 
-from agentlightning.errors import RewardError
 from agentlightning.records import (
     FINAL_STATES,
     JSON,
-    SESSION,
-    AttemptEnd,
     Call,
     CallCredit,
     Checkpoint,
@@ -41,27 +37,23 @@ from agentlightning.records import (
     WorkerStatus,
 )
 from agentlightning.store import codec as records
+from agentlightning.store import rules
 from agentlightning.store.audit import AUDITED_KINDS, named_ids, noted_value
-from agentlightning.store.base import final_reward, reward_number
 from agentlightning.store.gateway_events import (
     BROKEN_SPANS,
-    IGNORED_BASE_URL,
-    NO_CALLS,
     OUTGROWN,
     REFUSED_CALLS,
     UNKNOWN_ROUTE,
     broken_counts,
-    broken_warning,
     refused_counts,
-    refused_warning,
 )
 from agentlightning.store.notifier import METRICS, QUEUED, RESOURCES
 from agentlightning.store.redis import codec
 from agentlightning.store.redis.codec import CallTotals, Stored, whole
-from agentlightning.store.redis.connection import Command
+from agentlightning.store.redis.connection import Command, Reply
 from agentlightning.store.redis.transactions import Reads, Transaction, peek, together
 from agentlightning.store.run_ids import run_ids
-from agentlightning.store.sentences import reason, refusal
+from agentlightning.store.sentences import refusal
 from agentlightning.store.session_store import HOLDER
 from agentlightning.store.tokens import Token
 
@@ -208,7 +200,7 @@ def claim(
     may be claimed next."""
     place = (f"workers:{worker.run_id}", worker.id)
     fields = [part for name in codec.ROLLOUT for part in ("GET", f"{t.group.prefix}r:*->{name}")]
-    first = ("LIMIT", 0, limit * t.group.size, "GET", "#", *fields)
+    first: Command = ("LIMIT", 0, limit * t.group.size, "GET", "#", *fields)
     _, [row], [flat], newest = yield from together(
         t.require_runs([worker.run_id]),
         peek(("HGET", *place)),
@@ -217,14 +209,15 @@ def claim(
     )
     known = None if row is None else codec.read_worker(worker.run_id, worker.id, row)
     t.write("HSET", *place, codec.worker_row(worker, t.now_ns))
-    if known is not None and known.host == worker.host and known.pid != worker.pid:
+    if known is not None and rules.is_successor(worker, known.host, known.pid):
         [held] = yield from peek(("SMEMBERS", f"held:{worker.run_id}:{worker.id}"))
         lost = yield from stored_rollouts(each.decode() for each in sorted(held))
+        attempts = yield from _attempts(lost.values())
+        _end(t, [(attempt, rules.restarted(worker.id), None) for attempt in attempts])
         if lost:
-            why = reason("restarted_worker", worker.id)
-            yield from _end_stored(t, [_End(stored, "lost", why) for stored in lost.values()])
             return None
-    taken, mine = t.group.taken[worker.run_id], []
+    mine: list[Stored] = []
+    taken = t.group.taken[worker.run_id]
     width = 1 + len(codec.ROLLOUT)
     for start in range(0, len(flat), width):
         if len(mine) == limit:
@@ -248,9 +241,9 @@ def _start(
     t: Transaction, stored: Stored, newest: Mapping[str, int], holder: str, token: str, lease_s: float
 ) -> Rollout:
     before = stored.rollout
-    prompts = {**newest, **before.prompts} if before.attempt == 0 else before.prompts
+    begun = rules.pinned(replace(before, attempt=before.attempt + 1), newest)
     started_ns = before.started_ns or t.now_ns
-    after = _change(t, stored, state="running", attempt=before.attempt + 1, started_ns=started_ns, prompts=prompts)
+    after = _change(t, stored, state="running", attempt=begun.attempt, started_ns=started_ns, prompts=begun.prompts)
     _lease(t, after, holder, token, lease_s)
     return after
 
@@ -267,141 +260,152 @@ def _extend(t: Transaction, rollout: Rollout, lease_s: float, *others: str | byt
     t.write("ZADD", "leases", expires_ns[:-3], rollout.id)
 
 
-def _held(leases: Sequence[Lease]) -> Reads[dict[str, tuple[Stored, _Attempt]]]:
-    """By rollout, those whose running attempt has this lease."""
-    by_id = {lease.rollout_id: lease for lease in leases}
-    which = [(lease.rollout_id, lease.attempt) for lease in by_id.values()]
-    found, attempts = yield from together(stored_rollouts(by_id), _attempts(which))
-    held = {}
-    for (rollout_id, _), attempt in zip(which, attempts, strict=True):
-        stored = found.get(rollout_id)
-        if stored is not None and _holds(stored.rollout, by_id[rollout_id], attempt.token):
-            held[rollout_id] = (stored, attempt)
-    return held
-
-
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What is recorded of an attempt, so far as its end asks for it."""
+    """The latest attempt of a rollout, with what its end depends on."""
 
-    token: bytes
-    known: JSON
-    expires: bytes
-    totals: list[CallTotals]
-    rewards: list[Reward]
-    events: list[JSON]
+    stored: Stored
+    token: str = ""
+    known: JSON = field(default_factory=dict)
+    expires_ns: int = 0
+    totals: Sequence[CallTotals] = ()
+    rewards: Sequence[Reward] = ()
+    events: Sequence[JSON] = ()
 
+    @property
+    def key(self) -> str:
+        return f"{self.stored.rollout.id}:{self.stored.rollout.attempt}"
 
-def _attempts(which: Sequence[tuple[str, int]]) -> Reads[list[_Attempt]]:
-    asked: list[Command] = []
-    for rollout_id, number in which:
-        place = f"{rollout_id}:{number}"
-        asked.append(("HMGET", f"a:{place}", "token", "known", "expires"))
-        asked += [("HVALS", f"{kind}:{place}") for kind in ("n", "rw", "x")]
-    replies = yield asked
-    found = []
-    for start in range(0, len(replies), 4):
-        (token, known, expires), totals, rewards, events = replies[start : start + 4]
-        found.append(
-            _Attempt(
-                token or b"",
-                orjson.loads(known or b"{}"),
-                expires or b"0",
-                [codec.read_totals(row) for row in totals],
-                codec.read_rewards(rewards),
-                [orjson.loads(event) for event in events],
-            )
+    @property
+    def live(self) -> rules.LiveRollout:
+        rollout = self.stored.rollout
+        return rules.LiveRollout(
+            **{name: getattr(rollout, name) for name in _LIVE},
+            token=self.token,
+            worker_id=self.known.get("worker_id", ""),
         )
-    return found
+
+    def evidence(self, brought: Sequence[Reward] = ()) -> rules.AttemptRecord:
+        """The record of the attempt, with rewards that come with its end."""
+        refused, broken = (_summed(self.events, name) for name in (REFUSED_CALLS, BROKEN_SPANS))
+        refused_ns = [
+            event["started_ns"]
+            for event in self.events
+            if event["name"] == REFUSED_CALLS and OUTGROWN not in event["counts"]
+        ]
+        paths = [event["path"] for event in self.events if event["name"] == UNKNOWN_ROUTE]
+        return rules.AttemptRecord(
+            rewards=sorted(_distinct((*self.rewards, *brought)), key=lambda reward: reward.created_ns),
+            calls=len(self.totals),
+            unknown_path=paths[-1] if paths else None,
+            refused=refused,
+            refused_last=max(refused_ns, default=0) > max((each.finished_ns for each in self.totals), default=0),
+            broken=broken,
+        )
+
+
+_LIVE = ("id", "run_id", "kind", "state", "attempt", "lost", "retry")
+_End = tuple[_Attempt, rules.Ending, rules.AttemptRecord | None]
+"""An attempt that ends, and its record where that matters."""
+
+
+def _distinct(rewards: Iterable[Reward]) -> list[Reward]:
+    """Of two of one id the first."""
+    return list({reward.id: reward for reward in reversed([*rewards])}.values())[::-1]
+
+
+def _summed(events: Iterable[JSON], name: str) -> dict[str, int]:
+    sums: Counter[str] = Counter()
+    for event in events:
+        if event["name"] == name:
+            sums.update(event["counts"])
+    return sums
+
+
+def _attempts(stored: Iterable[Stored]) -> Reads[list[_Attempt]]:
+    found = [_Attempt(each) for each in stored]
+    replies = yield [command for attempt in found for command in _record(attempt.key)]
+    return [_recorded(one.stored, replies[4 * place : 4 * place + 4]) for place, one in enumerate(found)]
+
+
+def _record(key: str) -> list[Command]:
+    return [("HMGET", f"a:{key}", "token", "known", "expires"), *[("HVALS", f"{kind}:{key}") for kind in _RECORDS]]
+
+
+_RECORDS = ("n", "rw", "x")
+
+
+def _recorded(stored: Stored, replies: Sequence[Reply]) -> _Attempt:
+    (token, known, expires), totals, rewards, events = replies
+    return _Attempt(
+        stored,
+        (token or b"").decode(),
+        orjson.loads(known or b"{}"),
+        int(expires or 0),
+        [codec.read_totals(row) for row in totals],
+        codec.read_rewards(rewards),
+        sorted((orjson.loads(event) for event in events), key=lambda event: int(event["started_ns"])),
+    )
+
+
+def _held(leases: Sequence[Lease]) -> Reads[dict[Lease, _Attempt]]:
+    """The attempts of the leases that are held."""
+    stored, found = yield from together(
+        peek(*[("HMGET", f"r:{lease.rollout_id}", *codec.ROLLOUT) for lease in leases]),
+        peek(*[each for lease in leases for each in _record(f"{lease.rollout_id}:{lease.attempt}")]),
+    )
+    held = {}
+    for place, lease in enumerate(leases):
+        rollout = codec.read_rollout(stored[place])
+        if rollout is not None and rollout.rollout.state == "running" and rollout.rollout.attempt == lease.attempt:
+            attempt = _recorded(rollout, found[4 * place : 4 * place + 4])
+            if attempt.live.held_by(lease):
+                held[lease] = attempt
+    return held
 
 
 def heartbeat(t: Transaction, worker: WorkerStatus, leases: Sequence[Lease], lease_s: float) -> Reads[list[bool]]:
     place = (f"workers:{worker.run_id}", worker.id)
-    by_id = {lease.rollout_id: lease for lease in leases}
-    tokens = [("HGET", f"a:{lease.rollout_id}:{lease.attempt}", "token") for lease in by_id.values()]
-    _, [row], found, tokens_held = yield from together(
-        t.require_runs([worker.run_id]), peek(("HGET", *place)), stored_rollouts(by_id), peek(*tokens)
-    )
+    _, [row], held = yield from together(t.require_runs([worker.run_id]), peek(("HGET", *place)), _held(leases))
     if row is not None:  # only a claim says who it is, so that a beat never hides a predecessor from it
         known = codec.read_worker(worker.run_id, worker.id, row)
         worker = replace(worker, host=known.host, pid=known.pid)
     t.write("HSET", *place, codec.worker_row(worker, t.now_ns))
-    held = set()
-    for lease, token in zip(by_id.values(), tokens_held, strict=True):
-        stored = found.get(lease.rollout_id)
-        if stored is not None and _holds(stored.rollout, lease, token):
-            held.add(lease)
-            unchanged(t, stored)
-            _extend(t, stored.rollout, lease_s)
+    for attempt in held.values():
+        unchanged(t, attempt.stored)
+        _extend(t, attempt.stored.rollout, lease_s)
     return [lease in held for lease in leases]
-
-
-def _holds(rollout: Rollout, lease: Lease, token: bytes | None) -> bool:
-    running = rollout.state == "running" and rollout.attempt == lease.attempt
-    return running and compare_digest(token or b"", lease.token.encode(errors="replace"))
-
-
-NO_ATTEMPT = _Attempt(b"", {}, b"0", [], [], [])
-"""Of a rollout that was never claimed."""
-
-
-@dataclass(slots=True)
-class _End:
-    """An attempt that ends, and what is then known of it."""
-
-    stored: Stored
-    state: AttemptEnd
-    error: str | None = None
-    attempt: _Attempt = NO_ATTEMPT
-    output: str | None = None
-    brought: Sequence[Reward] = ()
-    """Rewards that came with the end."""
-    silence: str = IGNORED_BASE_URL
-    """The likely cause where no call was recorded."""
-    settles: bool = False
-    """A worker, or silence after a session, ended it: its reward, its calls and what was wrong are looked at."""
-    reward: float | None = None
-    calls: int = 0
-    warning: str | None = None
-    refused: bool = False
-
-    @property
-    def which(self) -> str:
-        return f"{self.stored.rollout.id}:{self.stored.rollout.attempt}"
-
-    def next_state(self) -> RolloutState:
-        """By the retry policy. Every attempt that ended and was not lost used one of max_attempts."""
-        rollout = self.stored.rollout
-        if self.state == "succeeded":
-            return "succeeded"
-        if self.state == "lost":
-            return "queued" if rollout.lost + 1 < rollout.retry.max_lost else "failed"
-        if self.refused:  # the same program would be refused again
-            return "failed"
-        used = rollout.attempt - rollout.lost
-        return "queued" if self.state in rollout.retry.retry_on and used < rollout.retry.max_attempts else "failed"
 
 
 def finish(t: Transaction, finishes: Sequence[Finish]) -> Reads[list[bool]]:
     held = yield from _held([finish.lease for finish in finishes])
-    ends, answers = [], []
+    named = [
+        (held[each.lease].stored.rollout, reward.call_id)
+        for each in finishes
+        if each.lease in held
+        for reward in each.rewards
+        if reward.call_id is not None
+    ]
+    known = yield from recorded_calls(named)
+    ends: list[_End] = []
+    answers = []
     for each in finishes:
-        stored, attempt = held.get(each.lease.rollout_id, (None, NO_ATTEMPT))
-        holds = stored is not None and stored.rollout.attempt == each.lease.attempt
-        answers.append(holds)
-        if holds and stored is not None:
-            del held[each.lease.rollout_id]
-            silence = each.diagnosis or IGNORED_BASE_URL
-            ends.append(_End(stored, each.state, each.error, attempt, each.output, each.rewards, silence, settles=True))
-    yield from _end(t, ends)
+        attempt = held.pop(each.lease, None)
+        answers.append(attempt is not None)
+        if attempt is not None:
+            brought, ending = rules.last_rewards(attempt.live, each, t.now_ns, known)
+            for place, reward in enumerate(brought, start=len(attempt.rewards)):
+                t.write("HSETNX", f"rw:{attempt.key}", reward.id, codec.reward_row(place, reward))
+            ends.append((attempt, ending, attempt.evidence(brought)))
+    _end(t, ends)
     return t.once(answers)
 
 
 def cancel(t: Transaction, rollout_ids: Sequence[str]) -> Reads[int]:
     found = yield from stored_rollouts(sorted(set(rollout_ids)))
-    live = [stored for stored in found.values() if stored.rollout.state not in FINAL_STATES]
-    yield from _end_stored(t, [_End(stored, "lost", reason("cancelled")) for stored in live], cancelled=True)
-    _note_rollouts(t, "cancel", [stored.rollout for stored in live])
+    live = yield from _attempts(each for each in found.values() if each.rollout.state not in FINAL_STATES)
+    _end(t, [(attempt, rules.cancelled(), None) for attempt in live])
+    _note_rollouts(t, "cancel", [attempt.stored.rollout for attempt in live])
     return t.once(len(live))
 
 
@@ -414,156 +418,54 @@ def _note_rollouts(t: Transaction, action: str, rollouts: Iterable[Rollout]) -> 
 
 
 def expire(t: Transaction, until_ns: int | None) -> Reads[int]:
-    """End what ran out, as lost unless it is a session."""
     yield ()  # for the time
     if until_ns is not None and t.now_ns > until_ns:
         return 0
-    [overdue] = yield [("ZRANGEBYSCORE", "leases", "-inf", t.now_ns // 1000)]
-    found = yield from stored_rollouts(each.decode() for each in overdue)
-    attempts = yield from _attempts([(each.rollout.id, each.rollout.attempt) for each in found.values()])
-    ends = []
-    for stored, attempt in zip(found.values(), attempts, strict=True):
-        if int(attempt.expires) > t.now_ns:
-            continue
-        t.check(("HGET", f"a:{stored.rollout.id}:{stored.rollout.attempt}", "expires"), attempt.expires)
-        if stored.rollout.group_id.startswith(SESSION):
-            ends.append(_End(stored, "succeeded", None, attempt, settles=True))
-        else:
-            ends.append(_End(stored, "lost", reason("silent_worker", attempt.known["worker_id"]), attempt))
-    yield from _end(t, ends)
+    [late] = yield [("ZRANGEBYSCORE", "leases", "-inf", t.now_ns // 1000)]
+    found = yield from stored_rollouts(each.decode() for each in late)
+    attempts = yield from _attempts(found.values())
+    overdue = [attempt for attempt in attempts if attempt.expires_ns <= t.now_ns]
+    ends: list[_End] = []
+    for attempt in overdue:
+        t.check(("HGET", f"a:{attempt.key}", "expires"), str(attempt.expires_ns).encode())
+        ending = rules.overdue(attempt.live)
+        ends.append((attempt, ending, attempt.evidence() if ending.state == "succeeded" else None))
+    _end(t, ends)
     return t.once(len(ends))
 
 
-def _end_stored(t: Transaction, ends: Sequence[_End], cancelled: bool = False) -> Reads[None]:
-    """Ends the latest attempts of rollouts, which are yet to be read."""
-    attempts = yield from _attempts([(end.stored.rollout.id, end.stored.rollout.attempt) for end in ends])
-    for end, attempt in zip(ends, attempts, strict=True):
-        end.attempt = attempt
-    yield from _end(t, ends, cancelled)
-
-
-def _end(t: Transaction, ends: Sequence[_End], cancelled: bool = False) -> Reads[None]:
+def _end(t: Transaction, ends: Sequence[_End]) -> None:
     """Write what becomes of attempts and their rollouts."""
-    yield from _settle(t, [end for end in ends if end.settles])
-    for end in ends:
-        before = end.stored.rollout
-        state = "cancelled" if cancelled else end.next_state()
-        lost = before.lost + (before.state == "running" and end.state == "lost")
-        after = _change(
-            t,
-            end.stored,
-            state=state,
-            lost=lost,
-            reward=end.reward,
-            calls=end.calls,
-            error=records.text(end.error) if end.state != "succeeded" else None,
-            warning=records.text(end.warning),
-            refused=end.refused,
-            finished_ns=None if state == "queued" else t.now_ns,
-        )
-        if before.state == "running":
-            _end_attempt(t, end)
+    for attempt, ending, evidence in ends:
+        change = rules.end_attempt(attempt.live, ending, evidence)
+        before = attempt.stored.rollout
+        if evidence is not None:
+            counts = len(attempt.totals), len(attempt.rewards), len(attempt.events)
+            for kind, count in zip(_RECORDS, counts, strict=True):
+                t.check(("HLEN", f"{kind}:{attempt.key}"), count)
+        error = records.text(change.error)
+        if change.ran:
+            known = {**attempt.known, "state": change.attempt_state, "finished_ns": t.now_ns, "error": error}
+            known["output"] = records.text(change.output)
+            t.write("HSET", f"a:{attempt.key}", "known", codec.dump(known, "attempt"))
+            t.write("ZREM", "leases", before.id)
+            t.write("SREM", f"held:{before.run_id}:{known['worker_id']}", before.id)
         else:
             t.write("ZREM", f"queue:{before.run_id}", before.id)
-        if state == "queued":
+        after = _change(
+            t,
+            attempt.stored,
+            **{name: getattr(change, name) for name in ("state", "lost", "reward", "calls", "refused")},
+            error=error,
+            warning=records.text(change.warning),
+            finished_ns=None if change.state == "queued" else t.now_ns,
+        )
+        if change.state == "queued":
             t.write("ZADD", f"queue:{before.run_id}", -before.priority, before.id)
             t.tell(QUEUED, before.run_id)
         else:
-            t.write("HSET", f"r:{before.id}", "summary", codec.new_summary(after, end.attempt.totals))
+            t.write("HSET", f"r:{before.id}", "summary", codec.new_summary(after, attempt.totals))
             t.write("FINISH", before.run_id, before.id)
-
-
-def _end_attempt(t: Transaction, end: _End) -> None:
-    rollout, known = end.stored.rollout, dict(end.attempt.known)
-    error = records.text(end.error) if end.state != "succeeded" else None
-    known |= {"state": end.state, "finished_ns": t.now_ns, "error": error, "output": records.text(end.output)}
-    t.write("HSET", f"a:{end.which}", "known", codec.dump(known, "attempt"))
-    t.write("ZREM", "leases", rollout.id)
-    t.write("SREM", f"held:{rollout.run_id}:{known['worker_id']}", rollout.id)
-
-
-def _settle(t: Transaction, ends: Sequence[_End]) -> Reads[None]:
-    """Find out the reward of attempts, and what there is to say of their calls and spans."""
-    yield from _bring_rewards(t, ends)
-    for end in ends:
-        attempt = end.attempt
-        for kind, count in (("n", len(attempt.totals)), ("rw", len(attempt.rewards)), ("x", len(attempt.events))):
-            t.check(("HLEN", f"{kind}:{end.which}"), count)
-        _settle_reward(end)
-        _look_at_events(end)
-
-
-def _bring_rewards(t: Transaction, ends: Sequence[_End]) -> Reads[None]:
-    """Rewards that came with the finish. One that is no reward fails its attempt: user code is never a store's error."""
-    brought = [(end, reward) for end in ends for reward in end.brought]
-    known = yield from recorded_calls(
-        [(end.stored.rollout, reward.call_id) for end, reward in brought if reward.call_id]
-    )
-    for end in ends:
-        end.brought = ()
-    for end, reward in brought:
-        rollout = end.stored.rollout
-        try:
-            value = reward_number(reward.value, reward.name)
-            if reward.call_id is not None and (rollout.id, reward.call_id) not in known:
-                raise RewardError(reason("unknown_call", reward.name, reward.call_id))
-        except RewardError as error:
-            end.state, end.error = "failed", str(error)
-            continue
-        whose: JSON = {"run_id": rollout.run_id, "rollout_id": rollout.id, "attempt": rollout.attempt}  # as leased
-        kept = replace(reward, value=value, created_ns=reward.created_ns or t.now_ns, **whose)
-        place = len(end.attempt.rewards) + len(end.brought)
-        t.write("HSETNX", f"rw:{end.which}", reward.id, codec.reward_row(place, kept))
-        end.brought = (*end.brought, kept)
-
-
-def _settle_reward(end: _End) -> None:
-    """The final reward of an attempt that succeeded; contradictory ones end it as failed."""
-    if end.state != "succeeded":
-        return
-    recorded = end.attempt.rewards
-    known = {reward.id for reward in recorded}
-    new = {reward.id: reward for reward in reversed(end.brought) if reward.id not in known}
-    every = sorted([*recorded, *reversed(new.values())], key=lambda reward: reward.created_ns)
-    try:
-        end.reward = final_reward(every)
-    except RewardError as error:
-        end.state, end.error = "failed", str(error)
-
-
-def _look_at_events(end: _End) -> None:
-    """Count the calls, and say why there is none, which were refused and what was wrong with spans: evidence before
-    suspicion."""
-    events = end.attempt.events
-    end.calls = len(end.attempt.totals)
-    none = end.calls == 0 and end.state != "lost"
-    if none:
-        routes = sorted((each for each in events if each["name"] == UNKNOWN_ROUTE), key=lambda each: each["started_ns"])
-        end.warning = f"{NO_CALLS}: {end.silence}"
-        if routes:
-            end.warning = reason("unknown_route", NO_CALLS, routes[0]["path"])
-    refused, broken = (_summed(events, name) for name in (REFUSED_CALLS, BROKEN_SPANS))
-    if refused:
-        said = refused_warning(refused)
-        end.warning = f"{NO_CALLS}: {said}" if none else said
-        last_ns = max(
-            (each["started_ns"] for each in events if each["name"] == REFUSED_CALLS and OUTGROWN not in each["counts"]),
-            default=0,
-        )
-        served_ns = max((each.finished_ns for each in end.attempt.totals), default=0)
-        end.refused = end.state == "failed" and last_ns > served_ns
-    if broken:
-        said = broken_warning(broken)
-        end.warning = said if end.warning is None else f"{end.warning}; {said}"
-
-
-def _summed(events: Iterable[JSON], name: str) -> dict[str, int]:
-    sums: dict[str, int] = defaultdict(int)
-    for event in events:
-        if event["name"] == name:
-            for what, count in event["counts"].items():
-                sums[what] += count
-    return sums
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
@@ -585,9 +487,8 @@ def open_session(t: Transaction, session: NewRollout, rollout_id: str, token: st
             _extend(t, stored.rollout, lease_s)
             return stored.rollout
     t.check(("HGET", group, count), None)
-    prompts = {**newest, **session.prompts}
-    new = records.new_rollout(replace(session, replica=count, prompts=prompts), rollout_id, t.now_ns)
-    new = replace(new, state="running", attempt=1, started_ns=t.now_ns)
+    queued = records.new_rollout(replace(session, replica=count), rollout_id, t.now_ns)
+    new = rules.pinned(replace(queued, state="running", attempt=1, started_ns=t.now_ns), newest)
     _put_new(t, new)
     _lease(t, new, HOLDER, token, lease_s)
     return new
@@ -597,29 +498,26 @@ def record_feedback(t: Transaction, rewards: Sequence[Reward]) -> Reads[None]:
     found = yield from stored_rollouts(reward.rollout_id for reward in rewards)
     for reward in rewards:
         known = found.get(reward.rollout_id)
-        if known is None or known.rollout.run_id != reward.run_id or not known.rollout.group_id.startswith(SESSION):
+        if known is None or known.rollout.run_id != reward.run_id or known.rollout.kind != "session":
             raise refusal("no_session", reward.rollout_id, reward.run_id)
     new = yield from record_rewards(t, rewards)
-    ended = [stored for stored in found.values() if stored.rollout.state == "succeeded"]  # others are settled then
-    whose = [f"{stored.rollout.id}:{stored.rollout.attempt}" for stored in ended]
-    replies = yield [("HVALS", f"rw:{which}") for which in whose]
-    summaries = yield [("HGET", f"r:{stored.rollout.id}", "summary") for stored in ended]
-    for stored, which, rows, row in zip(ended, whose, replies, summaries, strict=True):
-        t.check(("HLEN", f"rw:{which}"), len(rows))
-        mine = [one for one in new if one.rollout_id == stored.rollout.id and one.attempt == stored.rollout.attempt]
-        every = sorted([*codec.read_rewards(rows), *mine], key=lambda reward: reward.created_ns)
-        after = _change(t, stored, reward=final_reward(every))
-        t.write("HSET", f"r:{after.id}", "summary", codec.rewarded_summary(row, after.reward))
+    ended = yield from _attempts(each for each in found.values() if each.rollout.state == "succeeded")  # others: then
+    for attempt in ended:
+        t.check(("HLEN", f"rw:{attempt.key}"), len(attempt.rewards))
+        rollout = attempt.stored.rollout
+        mine = [one for one in new if (one.rollout_id, one.attempt) == (rollout.id, rollout.attempt)]
+        after = _change(t, attempt.stored, reward=rules.final_reward(attempt.evidence(mine).rewards))
+        t.write("HSET", f"r:{after.id}", "summary", codec.new_summary(after, attempt.totals))
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
 def recorded_calls(named: Sequence[tuple[Rollout, str]]) -> Reads[set[tuple[str, str]]]:
-    """Those of the calls that are recorded in their rollouts, in whatever attempt."""
+    """(call, rollout) of those calls that are recorded in their rollouts, in whatever attempt."""
     places = [(rollout.id, attempt, call_id) for rollout, call_id in named for attempt in range(1, rollout.attempt + 1)]
     replies = yield [("HEXISTS", f"c:{rollout_id}:{attempt}", call_id) for rollout_id, attempt, call_id in places]
-    return {(rollout_id, call_id) for (rollout_id, _, call_id), found in zip(places, replies, strict=True) if found}
+    return {(call_id, rollout_id) for (rollout_id, _, call_id), found in zip(places, replies, strict=True) if found}
 
 
 def _require(
@@ -636,11 +534,11 @@ def _require(
     for place, exists in zip(attempts, found, strict=True):
         if not exists:
             raise refusal("no_attempt", what, *place)
-    elsewhere = {(rollout_id, name) for (rollout_id, _, name), known in zip(wanted, here, strict=True) if not known}
+    elsewhere = {(name, rollout_id) for (rollout_id, _, name), known in zip(wanted, here, strict=True) if not known}
     if not elsewhere:
         return
-    rollouts = yield from stored_rollouts(rollout_id for rollout_id, _ in elsewhere)
-    known = yield from recorded_calls([(rollouts[each].rollout, name) for each, name in elsewhere if each in rollouts])
+    rollouts = yield from stored_rollouts(rollout_id for _, rollout_id in elsewhere)
+    known = yield from recorded_calls([(rollouts[each].rollout, name) for name, each in elsewhere if each in rollouts])
     if elsewhere - known:
         raise refusal("no_call", what)
 
@@ -757,29 +655,18 @@ def log_metrics(t: Transaction, metrics: Sequence[Metric]) -> Reads[None]:
 
 def open_step(t: Transaction, run_id: str, step: int, consumed: Sequence[Consumed]) -> Reads[Step]:
     yield from t.require_runs([run_id])
-    present = yield from _step(t, run_id, step)
+    present = rules.present_step((yield from _step(t, run_id, step)), run_id, step, consumed)
     if present is not None:
-        if present.state == "open" and present.consumed == list(consumed):
-            return present
-        raise refusal(f"step_{present.state}", step, run_id)
+        return present
     wanted = [each.rollout_id for each in consumed]
-    if len(set(wanted)) < len(wanted):
-        raise refusal("listed_twice", step, run_id)
     found = yield from stored_rollouts(wanted)
-    eaten = yield from t.read(*[("HGET", f"r:{each}", "consumed") for each in wanted])
-    for rollout_id, eaten_by in zip(wanted, eaten, strict=True):
-        stored = found.get(rollout_id)
-        if stored is None:
-            raise refusal("no_rollout", step, run_id, rollout_id)
+    eaten = yield from t.read(*[("HGET", f"r:{each}", "consumed") for each in found])
+    known = {}
+    for (rollout_id, stored), eaten_by in zip(found.items(), eaten, strict=True):
+        by = None if eaten_by is None else int(eaten_by.decode().partition(" ")[0])
         rollout = stored.rollout
-        if rollout.run_id != run_id:
-            raise refusal("of_other_run", step, run_id, rollout_id, rollout.run_id)
-        if rollout.mode != "train":
-            raise refusal("is_evaluation", step, run_id, rollout_id)
-        if rollout.state not in FINAL_STATES:
-            raise refusal("not_finished", step, run_id, rollout_id, rollout.state)
-        if eaten_by is not None:
-            raise refusal("consumed", step, run_id, rollout_id, eaten_by.decode().partition(" ")[0])
+        known[rollout_id] = rules.ListedRollout(run_id=rollout.run_id, mode=rollout.mode, state=rollout.state, step=by)
+    rules.check_listed(run_id, step, wanted, known)
     opened = Step(run_id=run_id, step=step, state="open", consumed=list(consumed), created_ns=t.now_ns)
     t.write("HSET", f"steps:{run_id}", whole(step), codec.step_row(opened))
     t.write("HSET", f"consumed:{run_id}", step, codec.dump(opened.consumed, "consumed"))
@@ -795,14 +682,7 @@ def _step(t: Transaction, run_id: str, step: int) -> Reads[Step | None]:
 
 
 def close_step(t: Transaction, run_id: str, step: int, version: int) -> Reads[Step]:
-    present = yield from _step(t, run_id, step)
-    if present is None:
-        raise refusal("no_step", step, run_id)
-    if present.state == "closed":
-        if present.version != version:
-            raise refusal("step_closed_otherwise", step, run_id, present.version, version)
-        return present
-    closed = replace(present, state="closed", version=version)
+    closed = rules.closed_step((yield from _step(t, run_id, step)), run_id, step, version)
     t.write("HSET", f"steps:{run_id}", step, codec.step_row(closed))
     return closed
 
