@@ -239,4 +239,4 @@ clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-c
 		for each in $(@D)/sources/*.tar.gz; do tar xzf $$each -C $(@D)/sources; done && touch $@; }
 
 clean:
-	rm -rf site build .venv .venv-vllm .venv-verl .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-deploy .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules tests/console/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site build .venv .venv-vllm .venv-verl .venv-frameworks-* .venv-clients-* .venv-litellm .venv-phoenix .venv-docs .venv-deploy .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules tests/console/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""TRL's side of benchmarks/training.py, run by the Python of .venv-trl: GRPOTrainer, one step for each line of stdin.
+"""TRL's side of benchmarks/gpu.py, run by a Python that has TRL: GRPOTrainer, one step for each line of stdin.
 
     python benchmarks/training/trl_steps.py MODEL_FOLDER WORKLOAD_JSON
 

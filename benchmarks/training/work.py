@@ -1,9 +1,8 @@
-"""The work that benchmarks/training.py measures: a model of 5 million parameters, its tokenizer, and rows to train on."""
+"""Work for benchmarks/training.py and gpu.py: a model of 5 million parameters, tokenizers, and rows to train on."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,23 +12,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from agentlightning.training_types import TrainingSequence
 
 VOCABULARY = 2048
-END = VOCABULARY
-"""The tokenizer's end token is an id that the model does not have: every answer has the length that was asked for."""
-
-
-@dataclass(frozen=True)
-class Workload:
-    """One training step: rollouts of one call, in groups of a task."""
-
-    tasks: int = 4
-    group: int = 8
-    prompt: int = 256
-    answer: int = 64
-    trl_rows: int = 16
-    """Rows of one backward pass of TRL: of 4, 8, 16 and 32 none is faster."""
-
-
-QUICK = Workload(tasks=1, group=4, prompt=32, answer=8, trl_rows=4)
 
 
 def write_model(folder: Path) -> int:
