@@ -143,7 +143,7 @@ def read_project(config_file: Path) -> Project:
     elif config.sandbox.type != "none":
         notes.append(
             "sandbox: bubblewrap needs user namespaces, which containers are denied by default: the image is the agents' "
-            "sandbox, so start it without this table or see docs/sandbox.md."
+            "sandbox, so start it without this table or see docs/security.md."
         )
     elif words and words[0] != "node" and not words[0].startswith("python"):
         notes.append(f"agent.command: install what {words[0]!r} needs in agent.Dockerfile, which has Python alone.")

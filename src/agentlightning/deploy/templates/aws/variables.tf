@@ -25,7 +25,7 @@ variable "general_instance" {
 }
 
 variable "general_max" {
-  description = "Nodes for agents, at most; agents that compute need machines (docs/scaling.md)."
+  description = "Nodes for agents, at most; agents that compute need machines (docs/production.md)."
   type        = number
   default     = 6
 }
