@@ -1,7 +1,7 @@
 """Backup of the database behind a store, by the database's own tool, while the store is in use.
 
 SQLite writes its file itself (VACUUM INTO), PostgreSQL has pg_dump, Redis ``redis-cli --rdb``. The same tools restore it:
-docs/backup.md. Passwords go by the environment, since every user of a machine sees arguments.
+docs/resume.md. Passwords go by the environment, since every user of a machine sees arguments.
 """
 
 from __future__ import annotations
