@@ -62,7 +62,7 @@ def true_credit(trajectory: Trajectory, mean: float) -> list[float]:
 
 
 def _credit(name: str, **settings: Any) -> dict[str, Any]:
-    return {"credit": name, "credit_settings": settings}
+    return {"credit": {"type": name, **settings}}
 
 
 def _air() -> Contestant:
@@ -85,7 +85,7 @@ CONTESTANTS = {
     "decisive_key": Contestant(settings=_credit("decisive", key=f"{__file__}:action"), needs_key=True),
     "forked": Contestant(settings=_credit("forked")),
     "forked_lean": Contestant(settings=_credit("forked", forks=2, calls=1, choose="variance")),
-    "gae": Contestant(settings={"advantage": "gae", "critic": {"learning_rate": 0.003, "backbone_grad_scale": 0.3}}),
+    "gae": Contestant(settings={"advantage": {"type": "gae", "learning_rate": 0.003, "backbone_grad_scale": 0.3}}),
     "packed": Contestant(packed=True),
     "tree": Contestant(settings={"rollouts": "tree"}, packed=True),
     "air": _air(),

@@ -87,7 +87,7 @@ class Seed:
         return dict(json.loads(kept.read_text()))
 
     def _searched(self, name: str) -> dict[str, Any]:
-        settings = self._settings("val") | {"algorithm.name": name, "optimize.max_rollouts": self.budget.rollouts}
+        settings = self._settings("val") | {"algorithm.type": name, "optimize.max_rollouts": self.budget.rollouts}
         settings |= {f"algorithm.{key}": value for key, value in SEARCH.items()} | self._scripted()
         told = json_of(
             self.work / name, "optimize", self._command("optimize", name, settings, "--json"), *self._shown()

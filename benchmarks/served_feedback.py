@@ -69,7 +69,7 @@ concurrency = 32
 from_run = "{run}"
 val = "new.jsonl"
 [algorithm]
-name = "rft"
+type = "rft"
 held_out = 0.0
 [trainer]
 steps = {steps}

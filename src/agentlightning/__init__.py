@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentlightning.algorithms.lightning_rl import LightningRL
-    from agentlightning.algorithms.preference import DPO, KTO
-    from agentlightning.algorithms.supervised import RFT, SFT, Distill
+    from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, Distill
     from agentlightning.analysis.stored_run import load_run
     from agentlightning.config.agent import AgentConfig, RewardConfig
     from agentlightning.config.air import AirConfig, AirRuleConfig
@@ -46,8 +45,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "algorithms.lightning_rl": ("LightningRL",),
-    "algorithms.preference": ("DPO", "KTO"),
-    "algorithms.supervised": ("Distill", "RFT", "SFT"),
+    "algorithms.offline": ("DPO", "KTO", "RFT", "SFT", "Distill"),
     "analysis.stored_run": ("load_run",),
     "config.run": (
         "DataConfig",

@@ -148,7 +148,7 @@ def test_every_call_of_a_compacted_rollout_gets_the_rollouts_advantage_and_none_
         search("a", ["left", "right", "up"], {0, 1}).trajectory(1.0),
         search("b", ["left", "right", "up"], set()).trajectory(0.0),
     ]
-    algorithm = LightningRL(group_size=2, minibatches=1, advantage="dr_grpo", aggregation="rollout_mean", merge=True)
+    algorithm = LightningRL(group_size=2, minibatches=1, advantage="dr_grpo", aggregation="rollout_mean")
     plan = algorithm.plan([group], seed=0)
     assert {one.call.call_id: one.advantages for one in plan.calls} == {
         **{f"a-{place}": 0.5 for place in range(5)},

@@ -7,10 +7,9 @@ from typing import get_args
 
 from agentlightning.adapters.sequences import Aggregation
 from agentlightning.algorithms.advantage import ADVANTAGES
-from agentlightning.algorithms.catalog import SETTINGS, catalog, named_in
-from agentlightning.algorithms.combinations import LOSSES
+from agentlightning.algorithms.catalog import catalog, named_in
 from agentlightning.algorithms.credit import CREDIT
-from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.losses import LOSSES
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
 from agentlightning.trainer.offline.settings import OFFLINE_ALGORITHMS
 
@@ -27,19 +26,19 @@ def test_every_built_in_part_is_listed_with_a_source() -> None:
         *(("aggregation", name) for name in get_args(Aggregation)),
     }
     assert all(entry.source for entry in catalog())
-    fields = LightningRL.__dataclass_fields__
-    assert all(setting in fields for settings in SETTINGS.values() for setting in settings)
 
 
 def test_settings_of_a_rule_have_their_defaults() -> None:
-    [rule] = [entry for entry in catalog() if (entry.kind, entry.name) == ("credit", "discounted")]
-    assert rule.settings == ("gamma = 0.95",)
+    settings = {(entry.kind, entry.name): entry.settings for entry in catalog()}
+    assert settings["credit", "discounted"] == ("gamma = 0.95",)
+    assert settings["loss", "gspo"] == ("clip_low = 0.0003", "clip_high = 0.0004")
+    assert settings["aggregation", "fixed_length"] == ("length",)
 
 
 def test_parts_of_files_are_described_by_themselves_also_those_of_a_schedule() -> None:
     table = {
-        "name": f"{FILE}:HardTasks",
-        "loss": f"{FILE}:sapo",
+        "type": f"{FILE}:HardTasks",
+        "loss": {"type": f"{FILE}:sapo"},
         "schedule": [{"from_step": 2, "advantage": f"{FILE}:median"}, {"from_step": 3, "credit": f"{FILE}:nobody"}],
     }
     found = {entry.kind: entry for entry in named_in(table)}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.critic import Critic, Estimate, estimates, explained
-from agentlightning.errors import ConfigError
+from agentlightning.algorithms.critic import Estimate, Gae, estimates, explained
 from agentlightning.training_types import Trajectory, Transition
 
 
@@ -32,12 +30,12 @@ def trajectory(name: str, reward: float, lengths: tuple[int, ...], steps: tuple[
 
 PAIR = [trajectory("a0", 1.0, (2, 1)), trajectory("a1", 0.0, (1,))]
 VALUES = {"a0/0": [0.25, 0.5], "a0/1": [0.5], "a1/0": [0.5]}
-RAW = Critic(call_gamma=0.5, lam=1.0)
+RAW = Gae(call_gamma=0.5, lam=1.0, normalize_std=False)
 
 
 def test_two_rollouts_by_hand() -> None:
     # as in test_gae, two calls by hand; the other rollout: 0 - 0.5
-    first, second = estimates(PAIR, VALUES, RAW, normalize=False)
+    first, second = estimates(PAIR, VALUES, RAW)
     assert first == Estimate(
         advantages=[[0.25, 0.0], [0.5]],
         returns=[[0.5, 0.5], [1.0]],
@@ -56,25 +54,27 @@ def test_tokens_that_a_grammar_forced_are_no_actions_of_the_critic() -> None:
         for call, spans in zip(calls, [[[0, 1], [2, 3]], [[0, 2]]], strict=True)
     ]
     some = Trajectory(rollout_id="a0", group_id="a", reward=1.0, transitions=calls)
-    [one] = estimates([some], {"a0/0": [9.0, 0.25, 9.0, 0.5], "a0/1": [9.0, 0.5]}, RAW, normalize=False)
+    [one] = estimates([some], {"a0/0": [9.0, 0.25, 9.0, 0.5], "a0/1": [9.0, 0.5]}, RAW)
     assert (one.advantages, one.returns) == ([[0.25, 0.0], [0.5]], [[0.5, 0.5], [1.0]])
     assert one.by_token(one.returns) == [[0.0, 0.5, 0.0, 0.5], [0.0, 0.0]]
     assert explained([one]) == {"value_mean": 0.375}
     whole = Trajectory(rollout_id="b", group_id="b", reward=0.0, transitions=calls[1:])
     values = {"a0/0": [9.0, 0.25, 9.0, 0.5], "a0/1": [9.0, 0.5]}
-    white = estimates([some, whole], values, RAW)
+    white = estimates([some, whole], values, Gae(call_gamma=0.5, lam=1.0))
     assert white[0].advantages[0] == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
     assert (white[0].advantages[1], white[1].advantages) == ([0.0], [[0.0]])
 
 
 def test_a_call_earns_its_step_rewards_and_the_last_one_the_final_reward_too() -> None:
-    [one] = estimates([trajectory("a", 1.0, (1, 1), (0.5, 0.25))], {"a/0": [0.0], "a/1": [0.0]}, Critic(), False)
+    [one] = estimates(
+        [trajectory("a", 1.0, (1, 1), (0.5, 0.25))], {"a/0": [0.0], "a/1": [0.0]}, Gae(normalize_std=False)
+    )
     assert one.returns == [[0.5 + 0.95 * 1.25], [1.25]]
 
 
 def test_normalised_advantages_have_mean_0_and_deviation_1_over_tokens() -> None:
     long = [trajectory("a0", 1.0, (6,)), trajectory("a1", 0.0, (1,))]
-    found = estimates(long, {"a0/0": [0.5] * 6, "a1/0": [0.5]}, Critic(lam=1.0))
+    found = estimates(long, {"a0/0": [0.5] * 6, "a1/0": [0.5]}, Gae(lam=1.0))
     # six tokens of 0.5 and one of -0.5: mean 2.5 / 7, sample variance 1 / 7
     assert found[0].advantages == [[pytest.approx((0.5 - 2.5 / 7) * math.sqrt(7))] * 6]
     assert found[1].advantages == [[pytest.approx((-0.5 - 2.5 / 7) * math.sqrt(7))]]
@@ -104,10 +104,9 @@ def test_a_critic_that_knows_everything_explains_all_and_a_constant_nothing() ->
     assert explained([]) == {}
 
 
-@pytest.mark.parametrize("merge", [True, False])
-def test_a_plan_has_an_advantage_and_a_return_for_every_token(merge: bool) -> None:
-    critic = {"call_gamma": 0.5, "lam": 1.0, "clip": 0.2, "backbone_grad_scale": 0.5}
-    algorithm = LightningRL(advantage="gae", critic=critic, normalize_std=False, minibatches=1, merge=merge)
+def test_a_plan_has_an_advantage_and_a_return_for_every_token() -> None:
+    critic = Gae(call_gamma=0.5, lam=1.0, clip=0.2, backbone_grad_scale=0.5, normalize_std=False)
+    algorithm = LightningRL(advantage=critic, minibatches=1)
     plan = algorithm.plan([PAIR], seed=0, values=VALUES)
     [rows] = plan.minibatches
     tokens = {
@@ -125,7 +124,7 @@ def test_what_the_critic_says_decides_which_token_is_praised() -> None:
     """Kill switch: were values left out, one that expected the success and one that did not would be praised alike."""
 
     def advantages(first: float, second: float) -> list[float]:
-        plan = LightningRL(advantage="gae", minibatches=1, normalize_std=False, group_size=1).plan(
+        plan = LightningRL(advantage=Gae(normalize_std=False), minibatches=1, group_size=1).plan(
             [[trajectory("a", 1.0, (1, 1))]], seed=0, values={"a/0": [first], "a/1": [second]}
         )
         return sorted(row.advantages[-1] for row in plan.minibatches[0])
@@ -137,13 +136,13 @@ def test_what_the_critic_says_decides_which_token_is_praised() -> None:
 
 @pytest.mark.parametrize("change", [{"gamma": 0.5}, {"call_gamma": 0.5}, {"lam": 0.5}])
 def test_each_discount_changes_the_advantages(change: dict[str, float]) -> None:
-    found = estimates(PAIR, VALUES, Critic(lam=1.0), False)
-    other = estimates(PAIR, VALUES, Critic(**{"lam": 1.0, **change}), False)
+    found = estimates(PAIR, VALUES, Gae(lam=1.0, normalize_std=False))
+    other = estimates(PAIR, VALUES, Gae(**{"lam": 1.0, "normalize_std": False, **change}))
     assert found[0].advantages != other[0].advantages
 
 
 def test_a_solved_bonus_is_added_to_every_token() -> None:
-    algorithm = LightningRL(advantage="gae", normalize_std=False, solved_bonus=0.25, minibatches=1)
+    algorithm = LightningRL(advantage=Gae(normalize_std=False), solved_bonus=0.25, minibatches=1)
     plan = algorithm.plan([[trajectory("a", 1.0, (2,))]], 0, values={"a/0": [1.0, 1.0]})
     assert plan.minibatches[0][0].advantages[-2:] == [0.25, 0.25]
 
@@ -153,41 +152,6 @@ def test_gae_without_values_is_a_mistake_of_the_caller() -> None:
         LightningRL(advantage="gae").plan([PAIR], seed=0)
 
 
-def test_the_critic_s_settings_come_from_a_table_or_from_python() -> None:
-    assert LightningRL(advantage="gae").critic == Critic()
-    assert LightningRL(advantage="gae", critic={"lam": 0.5}) == LightningRL(advantage="gae", critic=Critic(lam=0.5))
-    assert LightningRL(advantage="gae", critic={"learning_rate": 0.5}).critic_learning_rate == 0.5
+def test_an_engine_keeps_a_value_head_for_a_critic_alone() -> None:
+    assert LightningRL(advantage=Gae(learning_rate=0.5)).critic_learning_rate == 0.5
     assert LightningRL().critic_learning_rate is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"critic": {}}, "algorithm.critic: has no effect with advantage = 'grpo'; expected 'gae'"),
-        (
-            {"advantage": "gae", "critic": {"lambda": 1.0}},
-            "algorithm.critic.lambda: no such setting; did you mean 'lam'?",
-        ),
-        ({"advantage": "gae", "critic": 3}, "algorithm.critic: expected a table, got 3"),
-        (
-            {"advantage": "gae", "critic": {"lam": 1.5}},
-            "algorithm.critic.lam: expected a number less than or equal to 1, got 1.5",
-        ),
-        (
-            {"advantage": "gae", "critic": {"backbone_grad_scale": -1}},
-            "algorithm.critic.backbone_grad_scale: expected a number greater than or equal to 0, got -1",
-        ),
-        (
-            {"advantage": "gae", "critic": {"clip": 0}},
-            "algorithm.critic.clip: expected a number greater than 0, got 0",
-        ),
-        (
-            {"advantage": "gae", "credit": "last"},
-            "algorithm.credit: 'last' has no effect with advantage = 'gae', whose critic gives credit",
-        ),
-    ],
-)
-def test_a_wrong_setting_of_the_critic_is_named(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        LightningRL(**settings)
-    assert str(caught.value) == sentence

@@ -13,6 +13,7 @@ import pytest
 from lookup_school import School
 
 from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.critic import Gae
 from agentlightning.demo.warm_start import warm_start
 
 pytestmark = pytest.mark.slow
@@ -25,19 +26,18 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo, ppo_clip": {},
     "grpo, gspo": {"loss": "gspo"},
     "grpo, cispo": {"loss": "cispo", "minibatches": 2},
-    "dr_grpo, ppo_clip": {"advantage": "dr_grpo", "aggregation": "fixed_length", "fixed_length": 30},
+    "dr_grpo, ppo_clip": {"advantage": "dr_grpo", "aggregation": {"type": "fixed_length", "length": 30}},
     "rloo, reinforce": {"advantage": "rloo", "loss": "reinforce", "minibatches": 1},
-    "reinforce, reinforce": {"advantage": "reinforce", "loss": "reinforce", "importance": "token"},
-    "reinforce_pp, ppo_clip": {"advantage": "reinforce_pp", "dual_clip": 3.0, "minibatches": 2},
+    "reinforce, reinforce": {"advantage": "reinforce", "loss": "reinforce", "correction": "importance"},
+    "reinforce_pp, ppo_clip": {"advantage": "reinforce_pp", "loss": {"dual_clip": 3.0}, "minibatches": 2},
     "reinforce_pp_baseline, ppo_clip": {
         "advantage": "reinforce_pp_baseline",
-        "ratio": "old_policy",
-        "importance": "token",
+        "correction": "importance",
         "epochs": 2,
         "minibatches": 2,
     },
     "maxrl, ppo_clip": {"advantage": "maxrl", "kl": 0.01, "entropy": 0.001},
-    "gae, ppo_clip": {"advantage": "gae", "critic": {"learning_rate": 0.003, "backbone_grad_scale": 0.3}},
+    "gae, ppo_clip": {"advantage": {"type": "gae", "learning_rate": 0.003, "backbone_grad_scale": 0.3}},
 }
 CREDIT: dict[str, float] = {
     "last": 0.1,  # what was asked for before the last call is left to chance
@@ -47,8 +47,6 @@ CREDIT: dict[str, float] = {
     ),
 }
 """What held-out success rises by at the least."""
-WITHOUT_STORE: dict[str, dict[str, Any]] = {"decisive": {"history": 0}}
-"""Settings of the rules that read earlier steps, which no store keeps here."""
 IN_CI = ("grpo, ppo_clip", "grpo, gspo", "rloo, reinforce", "gae, ppo_clip", "last", "learned")
 """The others are run by `make test-algorithms`."""
 
@@ -81,8 +79,7 @@ def test_each_advantage_and_loss_learns(name: str, warm: Path, tmp_path: Path) -
     "credit", [one if one in IN_CI else pytest.param(one, marks=pytest.mark.long) for one in CREDIT]
 )
 def test_each_credit_rule_learns(credit: str, warm: Path, tmp_path: Path) -> None:
-    settings = {"credit": credit, "credit_settings": WITHOUT_STORE.get(credit, {})}
-    before, after = learned(warm, tmp_path, settings | {"minibatches": 2 if credit == "last" else 4})
+    before, after = learned(warm, tmp_path, {"credit": credit} | {"minibatches": 2 if credit == "last" else 4})
     assert after >= before + CREDIT[credit]
 
 
@@ -94,8 +91,8 @@ def test_a_coin_teaches_nothing(warm: Path, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_critic_comes_to_explain_what_is_earned(warm: Path, tmp_path: Path) -> None:
-    critic = {"learning_rate": 0.01, "backbone_grad_scale": 1.0}
-    school = School(warm, tmp_path, LightningRL(advantage="gae", critic=critic, epochs=2))
+    critic = Gae(learning_rate=0.01, backbone_grad_scale=1.0)
+    school = School(warm, tmp_path, LightningRL(advantage=critic, epochs=2))
     explained = [school.step()["explained_variance"] for _ in range(2 * STEPS)]
     assert explained[0] == 0.0
     assert sum(explained[-3:]) / 3 > 0.03  # measured: .014 after 10 steps, .25 after 20; other machines round otherwise

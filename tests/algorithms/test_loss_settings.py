@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 
 from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.losses import FixedLength, Gspo, KlTerm, PpoClip
+from agentlightning.algorithms.settings import as_table
 from agentlightning.errors import ConfigError
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
 
 EFFECTS: dict[str, tuple[dict[str, Any], Any]] = {
     "name": ({"loss": "cispo"}, "cispo"),
-    "clip_low": ({"clip_low": 0.1}, 0.1),
-    "clip_high": ({"clip_high": 0.4}, 0.4),
-    "dual_clip": ({"dual_clip": 3.0}, 3.0),
-    "importance": ({"importance": "call", "ratio": "old_policy"}, "call"),
-    "importance_cap": ({"importance": "token", "importance_cap": 1.5}, 1.5),
-    "ratio_mask": ({"ratio_mask": "token"}, "token"),
-    "ratio_mask_low": ({"ratio_mask": "token", "ratio_mask_low": 0.8}, 0.8),
-    "ratio_mask_high": ({"ratio_mask": "token", "ratio_mask_high": 2.0}, 2.0),
-    "off_policy_kl": ({"off_policy_kl": 0.5}, 0.5),
+    "clip_low": ({"loss": {"clip_low": 0.1}}, 0.1),
+    "clip_high": ({"loss": {"type": "gspo", "clip_high": 0.4}}, 0.4),
+    "dual_clip": ({"loss": {"type": "ppo_clip", "dual_clip": 3.0}}, 3.0),
+    "importance": ({"correction": {"type": "importance", "level": "call"}}, "call"),
+    "importance_cap": ({"correction": {"type": "importance", "cap": 1.5}}, 1.5),
+    "ratio_mask": ({"correction": "ratio_mask"}, "token"),
+    "ratio_mask_low": ({"correction": {"type": "ratio_mask", "low": 0.8}}, 0.8),
+    "ratio_mask_high": ({"correction": {"type": "ratio_mask", "high": 2.0}}, 2.0),
+    "off_policy_kl": ({"correction": {"type": "off_policy_mask", "max_kl": 0.5}}, 0.5),
     "kl": ({"kl": 0.01}, 0.01),
-    "kl_estimator": ({"kl": 0.01, "kl_estimator": "k1"}, "k1"),
+    "kl_estimator": ({"kl": {"coefficient": 0.01, "estimator": "k1"}}, "k1"),
     "entropy": ({"entropy": 0.02}, 0.02),
-    "value": ({"advantage": "gae", "critic": {"backbone_grad_scale": 0.5}}, 0.5),
-    "value_clip": ({"advantage": "gae", "critic": {"clip": 0.2}}, 0.2),
+    "value": ({"advantage": {"type": "gae", "backbone_grad_scale": 0.5}}, 0.5),
+    "value_clip": ({"advantage": {"type": "gae", "clip": 0.2}}, 0.2),
 }
 
 
@@ -48,9 +51,8 @@ GROUP = [trajectory("a0", 1.0, 4, 1), trajectory("a1", 0.0, 2), trajectory("a2",
 
 
 def test_every_field_of_the_loss_is_listed_here() -> None:
-    assert set(EFFECTS) | {"settings", "code_hash"} == {
-        field.name for field in dataclasses.fields(Loss)
-    }  # of plug-ins: test_plugins.py
+    of_plugins = {"settings", "code_hash"}  # see test_plugins.py
+    assert set(EFFECTS) | of_plugins == {field.name for field in dataclasses.fields(Loss)}
 
 
 @pytest.mark.parametrize("field", EFFECTS)
@@ -65,7 +67,7 @@ def test_every_field_of_the_loss_is_a_setting(field: str) -> None:
 def test_a_loss_comes_with_the_bounds_of_its_paper(loss: Any, low: float, high: float) -> None:
     terms = LightningRL(loss=loss).loss_terms
     assert (terms.clip_low, terms.clip_high) == (low, high)
-    assert LightningRL(loss=loss, clip_low=0.0).loss_terms.clip_low == 0.0
+    assert LightningRL(loss={"type": loss, "clip_low": 0.0}).loss_terms.clip_low == 0.0  # type: ignore[arg-type]
 
 
 def test_only_a_kl_needs_a_reference() -> None:
@@ -83,20 +85,8 @@ def weights(rows: list[TrainingSequence], column: str) -> dict[str, set[float]]:
     return found
 
 
-def test_kl_and_entropy_are_aggregated_their_own_way() -> None:
-    algorithm = LightningRL(
-        minibatches=1, kl=0.1, kl_aggregation="rollout_mean", entropy=0.1, entropy_aggregation="sequence_mean"
-    )
-    [rows] = algorithm.plan([GROUP], seed=0).minibatches
-    assert weights(rows, "weights")["a0"] == {round(1 / 11, 9)}
-    assert weights(rows, "kl_weights")["a0"] == {round(1 / 20, 9)}
-    assert weights(rows, "entropy_weights")["a0"] == {round(1 / 20, 9), round(1 / 5, 9)}
-    [plain] = LightningRL(minibatches=1, kl=0.1, entropy=0.1).plan([GROUP], seed=0).minibatches
-    assert {row.kl_weights for row in plain} == {row.entropy_weights for row in plain} == {None}
-
-
 def test_a_fixed_length_weighs_every_token_alike_whatever_is_in_the_minibatch() -> None:
-    algorithm = LightningRL(minibatches=2, aggregation="fixed_length", fixed_length=10)
+    algorithm = LightningRL(minibatches=2, aggregation=FixedLength(length=10))
     for rows in algorithm.plan([GROUP], seed=0).minibatches:
         assert set().union(*weights(rows, "weights").values()) == {round(1 / 20, 9)}
 
@@ -124,74 +114,127 @@ def test_a_group_may_be_one_rollout_where_nothing_is_compared_within_it(advantag
 
 
 def test_reinforce_takes_several_updates_where_importance_corrects_for_the_earlier_ones() -> None:
-    assert LightningRL(loss="reinforce", importance="token", epochs=2).loss_terms.importance == "token"
+    assert LightningRL(loss="reinforce", correction="importance", epochs=2).loss_terms.importance == "token"
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "old_logprobs"),
     [
-        (
-            {"loss": "sft"},
-            "algorithm.loss: expected one of cispo, gspo, ppo_clip, reinforce, or file.py:name of your own, got 'sft'",
-        ),
-        ({"loss_settings": {"c": 1}}, "algorithm.loss_settings: has no effect with loss = 'ppo_clip', which has none"),
-        ({"epochs": 0}, "algorithm.epochs: expected a number greater than 0, got 0"),
-        (
-            {"loss": "reinforce", "minibatches": 1, "epochs": 2},
-            "algorithm.epochs: expected 1 with loss = 'reinforce' without importance, whose gradient holds for fresh "
-            "samples only, got 2",
-        ),
-        (
-            {"loss": "reinforce", "minibatches": 1, "clip_low": 0.2},
-            "algorithm.clip_low: has no effect with loss = 'reinforce'",
-        ),
-        (
-            {"loss": "reinforce", "minibatches": 1, "ratio": "old_policy"},
-            "algorithm.ratio: 'old_policy' has no effect with loss = 'reinforce', which has no ratio",
-        ),
-        ({"ratio": "old"}, "algorithm.ratio: expected 'rollout' or 'old_policy', got 'old'"),
-        ({"importance": "row"}, "algorithm.importance: expected 'token' or 'call', got 'row'"),
-        ({"ratio_mask": []}, "algorithm.ratio_mask: expected 'token' or 'call', got []"),
-        ({"kl": "0.1"}, "algorithm.kl: expected a valid number, got '0.1'"),
-        ({"kl": None}, "algorithm.kl: expected a valid number, got None"),
-        ({"kl_estimator": "k4"}, "algorithm.kl_estimator: expected 'k1', 'k2' or 'k3', got 'k4'"),
-        ({"kl_aggregation": "token_mean"}, "algorithm.kl_aggregation: has no effect with kl = 0"),
-        ({"entropy_aggregation": "token_mean"}, "algorithm.entropy_aggregation: has no effect with entropy = 0"),
-        (
-            {"aggregation": "fixed_length"},
-            "algorithm.fixed_length: expected a number of tokens, which the aggregation 'fixed_length' divides by",
-        ),
-        (
-            {"advantage": "dr_grpo"},
-            "algorithm.fixed_length: expected a number of tokens, which the aggregation 'fixed_length' divides by; it comes "
-            "with advantage = 'dr_grpo'",
-        ),
-        (
-            {"advantage": "dr_grpo", "loss": "gspo", "fixed_length": 10},
-            "algorithm.aggregation: expected one, since loss = 'gspo' comes with 'sequence_mean' and advantage = 'dr_grpo' "
-            "with 'fixed_length'",
-        ),
-        ({"fixed_length": 100}, "algorithm.fixed_length: has no effect without an aggregation 'fixed_length'"),
-        ({"clip_low": 1.5}, "algorithm.clip_low: expected a number less than or equal to 1, got 1.5"),
-        ({"ratio_mask_low": 1.0}, "algorithm.ratio_mask_low: expected a number less than 1, got 1.0"),
-        ({"ratio_mask_high": 1}, "algorithm.ratio_mask_high: expected a number greater than 1, got 1"),
-        ({"importance_cap": 0}, "algorithm.importance_cap: expected a number greater than 0, got 0"),
-        ({"off_policy_kl": -0.1}, "algorithm.off_policy_kl: expected a number greater than or equal to 0, got -0.1"),
-        ({"kl": -1.0}, "algorithm.kl: expected a number greater than or equal to 0, got -1.0"),
-        ({"kl": float("inf")}, "algorithm.kl: expected a finite number, got inf"),
-        ({"dual_clip": True}, "algorithm.dual_clip: expected a valid number, got True"),
-        ({"reward_weights": 3}, "algorithm.reward_weights: expected a table, got 3"),
-        (
-            {"credit": "grouped_gae", "credit_settings": {"baseline": "turn", "key": "keys.py:state"}},
-            "algorithm.credit_settings.key: has no effect with baseline = 'turn'",
-        ),
-        (
-            {"credit": "forked", "credit_settings": {"calls": 0, "choose": "variance"}},
-            "algorithm.credit_settings.choose: has no effect with calls = 0",
-        ),
+        ({}, False),
+        ({"correction": "old_policy"}, True),
+        ({"correction": "importance"}, True),  # of the ratio to the sampler it would be the square
+        ({"correction": "importance", "loss": "reinforce"}, False),
+        ({"correction": "ratio_mask"}, False),
     ],
 )
+def test_importance_sampling_takes_a_loss_s_ratio_to_the_old_policy(
+    settings: dict[str, Any], old_logprobs: bool
+) -> None:
+    assert LightningRL(**settings).old_logprobs is old_logprobs
+
+
+def test_a_name_a_table_and_an_object_are_one_setting() -> None:
+    given: list[Any] = ["gspo", {"type": "gspo"}, Gspo()]
+    assert [LightningRL(loss=one).loss for one in given] == [Gspo()] * 3
+    assert LightningRL(loss={"clip_high": 0.3}).loss == PpoClip(clip_high=0.3)  # type: ignore[arg-type]
+    assert [LightningRL(kl=one).kl for one in (0.1, KlTerm(coefficient=0.1))] == [KlTerm(coefficient=0.1)] * 2
+
+
+def test_a_table_of_plain_values_makes_the_same_algorithm() -> None:
+    one = LightningRL(loss=PpoClip(dual_clip=3.0), credit="gigpo", aggregation=FixedLength(length=3), kl=0.1)
+    assert LightningRL(**json.loads(json.dumps(as_table(one)))) == one
+
+
+RULES = "counterfactual, decisive, discounted, forked, gigpo, grouped_gae, judge, last, learned, step_rewards, tree, uniform"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"group_size": 1}, "group_size: expected a whole number of at least 2 with advantage = 'grpo', got 1"),
+    ({"group_size": True}, "group_size: expected a valid integer, got True"),
+    ({"minibatches": 0}, "minibatches: expected a number greater than 0, got 0"),
+    ({"epochs": 0}, "epochs: expected a number greater than 0, got 0"),
+    ({"dynamic_sampling": 1}, "dynamic_sampling: expected a valid boolean, got 1"),
+    ({"entropy": float("nan")}, "entropy: expected a finite number, got nan"),
+    ({"solved_bonus": -1}, "solved_bonus: expected a number greater than or equal to 0, got -1"),
+    ({"missing_reward": "zero"}, "missing_reward: expected 'drop', 'fail' or a number in its place, got 'zero'"),
+    ({"missing_reward": True}, "missing_reward: expected 'drop', 'fail' or a number in its place, got True"),
+    ({"reward_weights": {"answer": "1"}}, "reward_weights.answer: expected a valid number, got '1'"),
+    ({"reward_weights": 3}, "reward_weights: expected a table, got 3"),
+    ({"credit": "luck"}, f"credit: expected one of {RULES}, or file.py:name of your own, got 'luck'"),
+    ({"credit": 3}, "credit.type: expected a valid string, got 3"),
+    ({"credit": {"type": "uniform", "gamma": 0.5}}, "credit.gamma: no such setting; known here: none"),
+    ({"credit": {"type": "forked", "forks": 0}}, "credit.forks: expected a number greater than or equal to 1, got 0"),
+    (
+        {"advantage": "gea"},
+        "advantage: expected one of dr_grpo, grpo, maxrl, reinforce, reinforce_pp, reinforce_pp_baseline, rloo, "
+        "or file.py:name of your own, got 'gea'",
+    ),
+    (
+        {"advantage": {"type": "rloo", "normalize_std": False}},
+        "advantage.normalize_std: no such setting; 'rloo' has none",
+    ),
+    ({"advantage": {"type": "gae", "lambda": 1.0}}, "advantage.lambda: no such setting; did you mean 'lam'?"),
+    ({"advantage": {"type": "gae", "lam": 1.5}}, "advantage.lam: expected a number less than or equal to 1, got 1.5"),
+    ({"advantage": {"type": "gae", "clip": 0}}, "advantage.clip: expected a number greater than 0, got 0"),
+    (
+        {"advantage": "gae", "credit": "last"},
+        "credit: expected none with advantage = 'gae', whose critic is one, got 'last'",
+    ),
+    (
+        {"loss": "sft"},
+        "loss: expected one of cispo, gspo, ppo_clip, reinforce, or file.py:name of your own, got 'sft'",
+    ),
+    ({"loss": {"clip_low": 1.5}}, "loss.clip_low: expected a number less than or equal to 1, got 1.5"),
+    ({"loss": {"clip_high": float("inf")}}, "loss.clip_high: expected a finite number, got inf"),
+    ({"loss": {"dual_clip": True}}, "loss.dual_clip: expected a valid number, got True"),
+    (
+        {"loss": {"type": "gspo", "dual_clip": 3.0}},
+        "loss.dual_clip: no such setting; known here: type, clip_low, clip_high",
+    ),
+    ({"loss": {"type": "reinforce", "clip_low": 0.1}}, "loss.clip_low: no such setting; 'reinforce' has none"),
+    (
+        {"loss": "reinforce", "minibatches": 1, "epochs": 2},
+        "epochs: expected 1 with loss = 'reinforce' without importance sampling, whose gradient holds for fresh samples "
+        "only, got 2",
+    ),
+    (
+        {"correction": "old"},
+        "correction: expected one of 'old_policy', 'importance', 'ratio_mask', 'off_policy_mask', got 'old'",
+    ),
+    ({"correction": {"type": "importance", "level": "row"}}, "correction.level: expected 'token' or 'call', got 'row'"),
+    ({"correction": {"type": "importance", "cap": 0}}, "correction.cap: expected a number greater than 0, got 0"),
+    ({"correction": {"type": "ratio_mask", "low": 1.0}}, "correction.low: expected a number less than 1, got 1.0"),
+    ({"correction": {"type": "ratio_mask", "high": 1}}, "correction.high: expected a number greater than 1, got 1"),
+    ({"kl": "0.1"}, "kl.coefficient: expected a valid number, got '0.1'"),
+    ({"kl": None}, "kl.coefficient: expected a valid number, got None"),
+    ({"kl": -1.0}, "kl.coefficient: expected a number greater than or equal to 0, got -1.0"),
+    ({"kl": {"estimator": "k4"}}, "kl.estimator: expected 'k1', 'k2' or 'k3', got 'k4'"),
+    (
+        {"aggregation": "mean"},
+        "aggregation: expected one of fixed_length, rollout_mean, sequence_mean, token_mean, or file.py:name of your "
+        "own, got 'mean'",
+    ),
+    ({"aggregation": "fixed_length"}, "aggregation.length: is required"),
+    ({"rollouts": "forest"}, "rollouts: expected one of 'independent', 'tree', got 'forest'"),
+    ({"rollouts": {"type": "tree", "roots": 0}}, "rollouts.roots: expected a number greater than 0, got 0"),
+    (
+        {"rollouts": {"type": "tree", "branches": 2}},
+        "rollouts.branches: no such setting; known here: type, roots, rounds",
+    ),
+    (
+        {"rollouts": "tree", "group_size": 7},
+        "group_size: expected 2 × (1 + 1 × N) rollouts with 2 roots and 1 rounds, so 4, 6, …, got 7",
+    ),
+    ({"credit": "tree"}, "credit: 'tree' is the credit of rollouts = 'tree', which brings it along"),
+]
+
+
+@pytest.mark.parametrize(("settings", "sentence"), REFUSED)
 def test_a_wrong_setting_is_named_with_what_was_expected(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         LightningRL(**settings)
-    assert str(caught.value) == sentence
+    assert str(caught.value) == f"algorithm.{sentence}"
+
+
+@pytest.mark.parametrize("settings", [{"credit": "gigpo"}, {"advantage": "rloo"}])
+def test_trees_bring_their_credit_along_which_compares_by_groups(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.rollouts: 'tree' brings its credit along.* got '"):
+        LightningRL(rollouts="tree", **settings)

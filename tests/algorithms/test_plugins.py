@@ -14,6 +14,8 @@ import torch
 from test_reference_table import trajectory
 
 from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.losses import RatioMask
+from agentlightning.algorithms.settings import name_of
 from agentlightning.config.file import named_files
 from agentlightning.config.run import Config, parse_config
 from agentlightning.engines.corrections import Tokens
@@ -44,9 +46,7 @@ def advantages(algorithm: LightningRL) -> dict[str, list[float]]:
 
 
 def test_an_advantage_gets_the_groups_and_their_credits_and_its_settings() -> None:
-    algorithm = LightningRL(
-        advantage=own("median"), advantage_settings={"scale": 2.0}, minibatches=1, normalise_over="sampled"
-    )
+    algorithm = LightningRL(advantage={"type": own("median"), "scale": 2.0}, minibatches=1)  # type: ignore[arg-type]
     found = advantages(algorithm)  # medians 0.5 and 0.6
     assert found["a0"] == [1.0] * 5
     assert found["a1"] == [-1.0]
@@ -62,8 +62,7 @@ def test_the_advantage_of_the_example_leaves_out_what_a_credit_rule_leaves_out()
 
 def test_a_credit_rule_and_an_aggregation_are_combined_with_built_in_parts() -> None:
     algorithm = LightningRL(
-        credit=own("first"),
-        credit_settings={"others": 0.0},
+        credit={"type": own("first"), "others": 0.0},  # type: ignore[arg-type]
         advantage="reinforce",
         aggregation=own("root_length"),
         minibatches=1,
@@ -80,7 +79,7 @@ def test_a_credit_rule_and_an_aggregation_are_combined_with_built_in_parts() -> 
 def test_what_follows_the_last_call_with_an_advantage_is_computed_only_for_terms_of_all_calls(
     settings: dict[str, Any], tokens: int
 ) -> None:
-    table = {"credit": own("first"), "credit_settings": {"others": 0.0}, "advantage": "reinforce", **settings}
+    table = {"credit": {"type": own("first"), "others": 0.0}, "advantage": "reinforce", **settings}
     algorithm = LightningRL(minibatches=1, **table)
     [rows] = algorithm.plan(GROUPS, seed=0).minibatches
     assert sum(sum(row.mask) for row in rows if row.rollout_id == "a0") == tokens
@@ -106,7 +105,8 @@ def loss_and_gradient(loss: Loss) -> tuple[float, list[float], torch.Tensor]:
 
 def test_a_loss_of_one_s_own_has_weights_masks_and_a_gradient_as_the_others_have() -> None:
     """Ratios 1.25, 0.75 and 4, which the mask leaves out."""
-    algorithm = LightningRL(loss=own("sapo"), loss_settings={"negative": 2.0}, ratio_mask="call", ratio_mask_high=3.0)
+    sapo_loss: Any = {"type": own("sapo"), "negative": 2.0}
+    algorithm = LightningRL(loss=sapo_loss, correction=RatioMask(level="call", high=3.0))
     terms = algorithm.loss_terms
     assert terms.settings == {"positive": 1.0, "negative": 2.0}
     total, gradient, _ = loss_and_gradient(terms)
@@ -139,23 +139,17 @@ def test_what_a_loss_returns_is_checked(tmp_path: Path, body: str, sentence: str
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (
-            {"loss_settings": {"tau": 1.0}},
-            "algorithm.loss_settings.tau: no such setting; known here: positive, negative",
-        ),
-        (
-            {"loss_settings": {"positive": 0}},
-            "algorithm.loss_settings.positive: expected a number greater than 0, got 0",
-        ),
-        ({"clip_low": 0.1}, r"algorithm\.clip_low: has no effect with loss = '.*own_algorithm.py:sapo'"),
+        ({"tau": 1.0}, "algorithm.loss.tau: no such setting; known here: positive, negative"),
+        ({"positive": 0}, "algorithm.loss.positive: expected a number greater than 0, got 0"),
+        ({"clip_low": 0.1}, "algorithm.loss.clip_low: no such setting"),
     ],
 )
 def test_settings_of_a_loss_are_checked_at_start(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        algorithms_of(config(loss=own("sapo"), **settings))
+        algorithms_of(config(loss={"type": own("sapo"), **settings}))
 
 
-@pytest.mark.parametrize("setting", ["loss", "advantage", "aggregation", "credit", "name"])
+@pytest.mark.parametrize("setting", ["loss", "advantage", "aggregation", "credit", "type"])
 def test_a_plug_in_that_is_not_there_or_not_of_its_kind_is_refused_at_start(setting: str) -> None:
     with pytest.raises(ConfigError, match=r"there is no 'nobody'; there are .*HardTasks"):
         algorithms_of(config(**{setting: own("nobody")}))
@@ -190,7 +184,7 @@ def test_what_an_advantage_returns_is_checked(tmp_path: Path) -> None:
 
 
 def test_an_algorithm_is_a_class_with_settings_and_a_plan_of_its_own() -> None:
-    algorithm = algorithms_of(config(name=own("HardTasks"), too_easy=0.55, minibatches=1))["default"]
+    algorithm = algorithms_of(config(type=own("HardTasks"), too_easy=0.55, minibatches=1))["default"]
     plan = algorithm.plan(GROUPS, seed=0)  # the groups' means are 0.5 and 0.6
     assert {row.rollout_id for rows in plan.minibatches for row in rows} == {"a0", "a1"}
     assert plan.outcomes["b0"] == "zero_variance"
@@ -200,7 +194,7 @@ def test_an_algorithm_is_a_class_with_settings_and_a_plan_of_its_own() -> None:
     assert sampling.plan([unrewarded], seed=0).outcomes == {"a0": "trained", "a1": "trained", "a2": "invalid"}
     assert replace(sampling, too_easy=0.55).plan(GROUPS, seed=0).resample == ["b"]
     with pytest.raises(ConfigError, match=r"algorithm\.too_eazy: no such setting"):
-        algorithms_of(config(name=own("HardTasks"), too_eazy=0.5))
+        algorithms_of(config(type=own("HardTasks"), too_eazy=0.5))
 
 
 def test_functions_and_classes_are_given_from_python_and_found_again_by_their_file() -> None:
@@ -210,7 +204,7 @@ def test_functions_and_classes_are_given_from_python_and_found_again_by_their_fi
     algorithm = LightningRL(
         advantage=module.median, loss=module.sapo, aggregation=module.root_length, credit=module.first
     )
-    assert (algorithm.advantage, algorithm.loss) == (own("median"), own("sapo"))
+    assert (name_of(algorithm.advantage), name_of(algorithm.loss)) == (own("median"), own("sapo"))
     assert path_of_code(module.HardTasks, "name") == own("HardTasks")
     with pytest.raises(ConfigError, match="cannot be found again by another process"):
         LightningRL(loss=lambda logprobs, tokens: -logprobs)  # type: ignore[arg-type]
@@ -225,10 +219,11 @@ def test_an_installed_package_names_plug_ins_by_entry_point(tmp_path: Path, monk
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[agentlightning.losses]\nplain = their_losses:plain\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    terms = LightningRL(loss="plain", loss_settings={"c": 2.0}).loss_terms
+    terms = LightningRL(loss={"type": "plain", "c": 2.0}).loss_terms  # type: ignore[arg-type]
     found, _, _ = loss_and_gradient(terms)
     assert found == pytest.approx(2 * loss_and_gradient(Loss(name="reinforce"))[0])
     assert named_files(config(loss="plain")) == {"algorithm.loss": tmp_path / "their_losses.py"}
+    assert named_files(config(loss={"type": "plain"})) == {"algorithm.loss.type": tmp_path / "their_losses.py"}
     (info / "entry_points.txt").unlink()
     loss_and_gradient(terms)  # a learner looks it up with every piece of a micro-batch: packages are scanned once
 
@@ -253,8 +248,8 @@ def test_a_learner_refuses_a_loss_whose_file_was_edited_after_the_trainer_had_lo
     [
         ("    extra: int\n", r"algorithm\.extra: is required by '.*own.py:Own'"),
         ("    extra: Nowhere = 1\n", r"Own: an annotation of a setting cannot be resolved \(NameError: .*Nowhere"),
-        ("    def __post_init__(self):\n        raise ValueError('odd')\n", r"algorithm\.name: .*ValueError: odd"),
-        ("    def plan(self):\n        return None\n", r"algorithm\.name '.*own.py:Own'.*\(self, groups, seed, .*\)"),
+        ("    def __post_init__(self):\n        raise ValueError('odd')\n", r"algorithm\.type: .*ValueError: odd"),
+        ("    def plan(self):\n        return None\n", r"algorithm\.type '.*own.py:Own'.*\(self, groups, seed, .*\)"),
     ],
 )
 def test_what_is_wrong_with_a_class_is_said_at_start(tmp_path: Path, body: str, sentence: str) -> None:
@@ -265,13 +260,13 @@ def test_what_is_wrong_with_a_class_is_said_at_start(tmp_path: Path, body: str, 
         f"@dataclass(frozen=True, kw_only=True)\nclass Own(LightningRL):\n{body}"
     )
     with pytest.raises(ConfigError, match=sentence):
-        algorithms_of(config(name=f"{file}:Own"))
+        algorithms_of(config(type=f"{file}:Own"))
 
 
 def test_an_annotation_of_a_function_that_names_nothing_is_said_at_start(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text("def own(logprobs, tokens, *, scale: 'Nowhere' = 1):\n    return logprobs\n")
-    with pytest.raises(ConfigError, match=r"algorithm\.loss_settings: an annotation .* name 'Nowhere' is not defined"):
+    with pytest.raises(ConfigError, match=r"algorithm\.loss: an annotation .* name 'Nowhere' is not defined"):
         LightningRL(loss=f"{file}:own")
 
 

@@ -26,6 +26,7 @@ from reference_batch import (
 )
 
 from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.losses import FixedLength
 from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.losses import token_loss
 from agentlightning.training_types import Trajectory, Transition
@@ -59,7 +60,7 @@ def ours(advantage: str, loss: str, aggregation: str) -> tuple[float, dict[tuple
     """The loss of the batch through the plan and the engine's losses, and its gradient at each token's logprob."""
     settings: dict[str, Any] = {"advantage": advantage, "loss": loss, "aggregation": aggregation, "minibatches": 1}
     if aggregation == "fixed_length":
-        settings["fixed_length"] = FIXED_LENGTH
+        settings["aggregation"] = FixedLength(length=FIXED_LENGTH)
     values = {
         f"{name}/{call}": [VALUES[token] for token in TOKENS if token[:2] == (name, call)] for name, call in CALLS
     }

@@ -46,7 +46,7 @@ def test_a_reward_that_is_missing_or_no_finite_number_is_never_zero(value: float
     reason = "its reward format is missing or not a finite number"
     dropped = RewardPolicy(weights=WEIGHTS).settle([group])
     assert ([one.rollout_id for one in dropped.groups[0]], dropped.dropped) == (["b"], {"a": reason})
-    filled = RewardPolicy(weights=WEIGHTS, missing="fill", fill=0.5).settle([group])
+    filled = RewardPolicy(weights=WEIGHTS, missing=0.5).settle([group])
     assert ([one.reward for one in filled.groups[0]], filled.filled) == ([pytest.approx(1.1), pytest.approx(0.2)], 1)
     with pytest.raises(RewardError, match=f"rollout a: {reason}"):
         RewardPolicy(weights=WEIGHTS, missing="fail").settle([group])
@@ -55,13 +55,13 @@ def test_a_reward_that_is_missing_or_no_finite_number_is_never_zero(value: float
 def test_the_final_reward_itself_may_be_unknown() -> None:
     group = [rollout("a", math.nan), rollout("b", 1.0)]
     assert RewardPolicy().settle([group]).dropped.keys() == {"a"}
-    assert RewardPolicy(missing="fill", fill=-1.0).settle([group]).groups[0][0].reward == -1.0
+    assert RewardPolicy(missing=-1.0).settle([group]).groups[0][0].reward == -1.0
 
 
 def test_a_step_reward_that_is_no_number_is_no_reward_either() -> None:
     one = rollout("a", 1.0, {"format": math.nan})
     assert RewardPolicy().settle([[one]]).dropped.keys() == {"a"}
-    assert RewardPolicy(missing="fill", fill=0.0).settle([[one]]).groups[0][0].transitions[0].reward == 0.0
+    assert RewardPolicy(missing=0.0).settle([[one]]).groups[0][0].transitions[0].reward == 0.0
 
 
 def test_a_failed_rollout_has_the_reward_that_the_run_gives_for_it() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.critic import Critic
+from agentlightning.algorithms.critic import Gae
 from agentlightning.algorithms.selection import own_groups, selection
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.records import Call, Sampling
@@ -158,7 +158,7 @@ def test_step_rewards_of_context_are_earned_by_the_own_call_before_it() -> None:
 
 
 def test_a_critic_is_asked_for_own_calls_alone() -> None:
-    algorithm = LightningRL(advantage="gae", minibatches=1, group_size=1, critic=Critic(lam=1.0), normalize_std=False)
+    algorithm = LightningRL(advantage=Gae(lam=1.0, normalize_std=False), minibatches=1, group_size=1)
     group = [trajectory("a0", 1.0, "yn")]
     [[row]] = algorithm.plan([group], seed=0, values={"a0/0": [0.25]}).minibatches
     assert row.advantages[-1] == pytest.approx(0.75)

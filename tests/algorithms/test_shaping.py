@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.advantage import Grpo
+from agentlightning.algorithms.credit.gigpo import gigpo
 from agentlightning.algorithms.credit.step_rewards import returns_to_go
+from agentlightning.algorithms.critic import Gae
 from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.training_types import Trajectory, Transition
 
@@ -44,10 +47,10 @@ def test_each_call_gets_what_the_potential_changed_by() -> None:
 
 
 def test_the_discount_is_that_of_the_returns() -> None:
-    assert LightningRL(credit="step_rewards", credit_settings={"gamma": 0.5}).call_gamma == 0.5
+    assert LightningRL(credit={"type": "step_rewards", "gamma": 0.5}).call_gamma == 0.5
     assert LightningRL(credit="gigpo").call_gamma == 1.0  # it adds up a rollout's rewards without a discount
     assert LightningRL().call_gamma == 1.0
-    assert LightningRL(advantage="gae", critic={"call_gamma": 0.8}).call_gamma == 0.8
+    assert LightningRL(advantage=Gae(call_gamma=0.8)).call_gamma == 0.8
 
 
 def group_of_equal_rewards(reward: float) -> list[Trajectory]:
@@ -63,7 +66,7 @@ def group_of_equal_rewards(reward: float) -> list[Trajectory]:
 def test_equal_rewards_differ_by_no_rounding_error_of_what_shaping_added(credit: str) -> None:
     algorithm = LightningRL(credit=credit, group_size=4)
     groups = shaped_air([group_of_equal_rewards(1.0)])
-    undivided = replace(algorithm, normalize_std=False).advantages(groups[0])
+    undivided = replace(algorithm, advantage=Grpo(normalize_std=False)).advantages(groups[0])
     for found, expected in zip(algorithm.advantages(groups[0]), undivided, strict=True):
         assert found == pytest.approx(expected)
     failures = shaped_air([group_of_equal_rewards(0.0)])
@@ -71,10 +74,10 @@ def test_equal_rewards_differ_by_no_rounding_error_of_what_shaping_added(credit:
 
 
 def test_shaping_leaves_the_part_of_gigpo_that_compares_rollouts_as_it_is() -> None:
-    algorithm = LightningRL(credit="gigpo", credit_settings={"omega": 0.0}, group_size=4)
-    [group] = shaped_air([group_of_equal_rewards(1.0)], algorithm.call_gamma)
-    for row in algorithm.advantages(group):
-        assert row == pytest.approx([0.0] * 3, abs=1e-9)
+    [group] = shaped_air([group_of_equal_rewards(1.0)], LightningRL(credit="gigpo").call_gamma)
+    for one in gigpo(group):
+        assert one.score == pytest.approx(1.0)
+        assert one.values == [one.score] * 3
 
 
 @given(

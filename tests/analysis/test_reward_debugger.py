@@ -61,7 +61,7 @@ async def test_a_rule_whose_credit_is_a_difference_is_explained_by_the_numbers_t
     store: LightningStore,
 ) -> None:
     """Returns 1 and -0.2: mean 0.4, deviation 0.8485; the first call earned 0.6 more than expected, the last 0.5."""
-    settings = {"group_size": 2, "credit": "grouped_gae", "credit_settings": {"baseline": "turn", "lam": 1.0}}
+    settings = {"group_size": 2, "credit": {"type": "grouped_gae", "lam": 1.0}}
     earned = [
         Earned(group="a", reward=1.0, calls=(2, 3)),
         Earned(group="a", replica=1, reward=0.0, calls=(2, 3), step_rewards={0: -0.2}),
@@ -106,7 +106,7 @@ async def test_a_step_that_searched_for_prompts_is_explained_by_the_algorithm_th
         "trainer": {"steps": 2, "tasks_per_step": 1},
     }
     entry = {"from_step": 2, "group_size": 4}
-    algorithm = {"name": "random_search", "schedule": [entry | {"name": "lightning_rl"}]}
+    algorithm = {"name": "random_search", "schedule": [entry | {"type": "lightning_rl"}]}
     first, *_ = await made(store, algorithm=algorithm, **tables)
     found = await explain_rollout(store, first)
     assert [one.advantage for one in found.rollout.calls] == pytest.approx([GRPO[0]] * 2)
@@ -243,7 +243,7 @@ async def test_what_takes_a_model_is_refused_by_name(store: LightningStore) -> N
 
 async def test_a_rule_that_reads_earlier_steps_gets_them(store: LightningStore) -> None:
     await made(store)
-    found = await changed(store, credit="learned", credit_settings={"history": 2})
+    found = await changed(store, credit="decisive")
     assert {one.advantage_after is not None for one in found.calls} == {True}
 
 

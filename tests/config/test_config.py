@@ -134,10 +134,9 @@ def test_a_credit_rule_of_ones_own_is_found_from_anywhere_and_a_rules_name_is_no
     monkeypatch.chdir(tmp_path)
     for name in ("rules.py", "uniform"):
         (tmp_path / name).write_text("")
-    own = parse_file(tmp_path, {"credit": "rules.py:mine", "credit_settings": {"key": "rules.py:state", "n": 1}})
+    own = parse_file(tmp_path, {"credit": {"type": "rules.py:mine", "key": "rules.py:state", "n": 1}})
     assert own == {
-        "credit": f"{tmp_path}/rules.py:mine",
-        "credit_settings": {"key": f"{tmp_path}/rules.py:state", "n": 1},
+        "credit": {"type": f"{tmp_path}/rules.py:mine", "key": f"{tmp_path}/rules.py:state", "n": 1},
     }
     assert parse_file(tmp_path, {"credit": "uniform"}) == {"credit": "uniform"}
 

@@ -18,10 +18,11 @@ import typer
 from pydantic import BaseModel
 
 from agentlightning import errors, records, training_types
-from agentlightning.algorithms.critic import Critic
+from agentlightning.algorithms.credit.tree import RolloutTree
+from agentlightning.algorithms.critic import Gae
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.losses import Importance, OffPolicyMask, PpoClip, RatioMask
 from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.analysis.bottlenecks import RULES
 from agentlightning.cli.app import app
 from agentlightning.config.agent import AgentConfig, RewardConfig
@@ -64,10 +65,12 @@ def settings_tables() -> dict[str, dict[str, Any]]:
     tables: dict[str, dict[str, Any]] = {}
     for name, table in Config.model_fields.items():
         if name == "algorithm":
-            tables[name] = {"name": "lightning_rl", "schedule": None}
+            tables[name] = {"type": "lightning_rl", "schedule": None}
             tables[name] |= {field.name: field.default for field in dataclasses.fields(LightningRL)}
-            tables["algorithm.critic"] = {field.name: field.default for field in dataclasses.fields(Critic)}
-            tables["algorithm.tree"] = {field.name: field.default for field in dataclasses.fields(RolloutTree)}
+            parts = {"rollouts": [RolloutTree], "advantage": [Gae], "loss": [PpoClip]}
+            for part, kinds in (parts | {"correction": [Importance, RatioMask, OffPolicyMask]}).items():
+                known = {key: value for kind in kinds for key, value in defaults(kind).items() if key != "type"}
+                tables[f"algorithm.{part}"] = known
         elif name == "engine":
             tables |= {"engine": defaults(EngineConfig), "engine.optimizer": defaults(Muon)}
             tables["engine.sampler"] = defaults(VllmSampler) | defaults(VllmServerSampler)
@@ -287,12 +290,12 @@ def test_toml_snippets_hold_settings_that_exist(page: Path) -> None:
             assert set(settings) <= set(tables["policies.NAME"]), f"{page.name}: [policies.{name}]"
             for table in ("algorithm", "engine"):
                 assert set(settings.get(table, {})) <= set(tables[table]), f"{page.name}: [policies.{name}] {table}"
-        if (name := snippet.get("algorithm", {}).get("name")) in OFFLINE_ALGORITHMS:
+        if (name := snippet.get("algorithm", {}).get("type")) in OFFLINE_ALGORITHMS:
             own = {field.name for field in dataclasses.fields(OFFLINE_ALGORITHMS[name])}
             table = snippet.pop("algorithm")
             for entry in table.get("schedule", []):
                 assert set(entry) <= {"from_step", "learning_rate", *tables["algorithm"]}, f"{page.name}: schedule"
-            assert set(table) <= {"name", "schedule", *own}, f"{page.name}: [algorithm] of {name}"
+            assert set(table) <= {"type", "schedule", *own}, f"{page.name}: [algorithm] of {name}"
         for table, settings in snippet.items():
             assert set(settings) <= set(tables[table]), f"{page.name}: [{table}]"
 

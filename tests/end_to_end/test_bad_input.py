@@ -115,10 +115,10 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> N
         ),
         (["--set", "algorithm.gruop_size=4"], ["algorithm.gruop_size: no such setting"]),
         (
-            ["--set", "algorithm.dual_clip=1.1"],
+            ["--set", "algorithm.loss.dual_clip=1.1"],
             ["algorithm: dual_clip: expected a number above 1 + clip_high, got 1.1"],
         ),
-        (["--set", "algorithm.importance_cap=3"], ["algorithm: importance_cap has no effect without importance"]),
+        (["--set", "algorithm.importance_cap=3"], ["algorithm.importance_cap: no such setting"]),
         (["--set", "algorithm.critic.lam=0.9"], ["algorithm.critic: has no effect with advantage = 'grpo'"]),
         (["--set", "eval.every=2"], ["eval: has no effect without data.val"]),
         (["--tasks", "broken.jsonl"], ["broken.jsonl, line 2: not JSON"]),

@@ -35,7 +35,7 @@ path = "{{model}}"
 [data]
 from_run = "traces"
 [algorithm]
-name = "sft"
+type = "sft"
 [trainer]
 steps = {STEPS}
 tasks_per_step = 2

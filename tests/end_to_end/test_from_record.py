@@ -17,7 +17,7 @@ import pytest
 from command_line import Folder, until
 from teacher import teacher
 
-from agentlightning.algorithms.supervised import SFT
+from agentlightning.algorithms.offline import SFT
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
 from agentlightning.store.base import RolloutQuery

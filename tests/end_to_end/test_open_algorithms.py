@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm" / "own_algorithm.py"
 OWN = (
     "algorithm.loss=own_algorithm.py:sapo",
-    "algorithm.loss_settings={negative=1.1}",
+    "algorithm.loss.negative=1.1",
     "algorithm.advantage=own_algorithm.py:median",
     "algorithm.aggregation=own_algorithm.py:root_length",
     'algorithm.schedule=[{from_step=4, advantage="reinforce_pp", kl=0.01, loss="ppo_clip", learning_rate=5e-4}]',

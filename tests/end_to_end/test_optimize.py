@@ -56,7 +56,7 @@ val = "val.jsonl"
 [prompts.templates]
 system = "Answer."
 [algorithm]
-name = "apo"
+type = "apo"
 minibatch = 2
 beam_width = 1
 branch_factor = 2

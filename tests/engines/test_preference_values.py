@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentlightning.algorithms.preference import preference_values
+from agentlightning.algorithms.offline import preference_values
 from agentlightning.engines.preferences import preference_loss
 from agentlightning.training_types import Preference, PreferenceLoss, TrainingSequence
 

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from trace_samples import otlp
 
-from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.algorithms.preference import DPO, KTO
-from agentlightning.algorithms.supervised import RFT, SFT, Distill
+from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, Distill, OfflineAlgorithm
 from agentlightning.demo import tiny_model
 from agentlightning.errors import ConfigError, DataError
 from agentlightning.records import Reward

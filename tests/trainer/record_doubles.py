@@ -140,7 +140,7 @@ def config(name: str, *, evaluated: bool = False, **tables: Any) -> Config:
     table: dict[str, Any] = {
         "model": {"path": "m"},
         "data": {"from_run": SOURCE},
-        "algorithm": {"name": name},
+        "algorithm": {"type": name},
         "trainer": {"steps": STEPS, "tasks_per_step": 4, "learning_rate": 0.01, "checkpoint_every": 2},
         "eval": {"every": 2},
     }

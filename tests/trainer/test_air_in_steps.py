@@ -62,9 +62,7 @@ async def advantages(table: dict[str, Any], group: list[Trajectory]) -> list[lis
 async def test_rewards_are_differences_of_a_potential() -> None:
     # Φ of the last calls is -0.5 in a1 and a2: returns from the first calls are the final rewards alone, those from the last
     # calls [1, 0.5, 0.5]; the second reward of a2 is of the end, whose potential is 0.
-    plain = LightningRL(
-        credit="step_rewards", advantage="dr_grpo", aggregation="token_mean", minibatches=1, merge=False
-    )
+    plain = LightningRL(credit="step_rewards", advantage="dr_grpo", aggregation="token_mean", minibatches=1)
     plan, _ = await planner({"rules": RULES}, plain).plan_policy("default", 1, [GROUP])
     assert [one.credit for one in plan.calls] == pytest.approx([2 / 3, 1 / 3, -1 / 3, -1 / 6, -1 / 3, -1 / 6])
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithms.lightning_rl import UpdatePlan
-from agentlightning.algorithms.updates import CallSignal
+from agentlightning.algorithms.selection import CallSignal
 from agentlightning.records import JSON
 from agentlightning.trainer.credit_record import credit_example
 from agentlightning.training_types import Loss, Transition

@@ -13,6 +13,7 @@ import pytest
 from loop_doubles import answer
 
 from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.settings import NamedPart
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.records import Consumed, NewRollout, Resource, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -60,7 +61,7 @@ class Endpoint:
 
 
 def witness(store: LightningStore, folder: Path, endpoint: Endpoint) -> CreditInputReader:
-    algorithm = LightningRL(credit="judge", credit_settings=JUDGE)
+    algorithm = LightningRL(credit=NamedPart(type="judge", **JUDGE))
     transport = httpx.MockTransport(endpoint)
     return CreditInputReader(
         algorithm=algorithm, store=store, run_id="run", folder=folder / "judge", transport=transport
@@ -136,14 +137,14 @@ async def closed_step(store: LightningStore, step: int, rewards: tuple[float, fl
 
 def test_a_judge_without_an_address_or_key_stops_the_run_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
-    with pytest.raises(ConfigError, match=r"credit_settings\.url: is required with credit = 'judge'"):
+    with pytest.raises(ConfigError, match=r"credit\.url: is required with credit = 'judge'"):
         check_credit_inputs(LightningRL(credit="judge"))
     with pytest.raises(ConfigError, match=r"key_env: the variable JUDGE_KEY is not set"):
-        check_credit_inputs(LightningRL(credit="judge", credit_settings=JUDGE))
+        check_credit_inputs(LightningRL(credit=NamedPart(type="judge", **JUDGE)))
     check_credit_inputs(LightningRL())
 
 
 @pytest.mark.parametrize(("rule", "setting"), [("gigpo", "key"), ("learned", "features")])
 def test_code_of_a_rule_s_settings_that_is_not_there_stops_the_run_before_it_begins(rule: str, setting: str) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
-        check_credit_inputs(LightningRL(credit=rule, credit_settings={setting: "nowhere.py:state"}))
+        check_credit_inputs(LightningRL(credit=NamedPart(type=rule, **{setting: "nowhere.py:state"})))

@@ -15,6 +15,7 @@ from loop_doubles import EVERY, GROUP, STEPS, TASKS, Countdown, Crash, Crashing,
 
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.settings import NamedPart
 from agentlightning.records import Claim, NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -23,9 +24,7 @@ from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.training_types import Trajectory
 
 CALLS, FORKS = 2, 2
-FORKED = LightningRL(
-    group_size=GROUP, minibatches=1, credit="forked", credit_settings={"forks": FORKS, "calls": 1, "prior": 0.5}
-)
+FORKED = LightningRL(group_size=GROUP, minibatches=1, credit=NamedPart(type="forked", forks=FORKS, calls=1))
 
 
 @pytest.fixture
@@ -54,9 +53,7 @@ async def test_forks_of_a_step_are_in_no_batch_and_no_evaluation_and_change_what
         await loop(store, engine, tmp_path, algorithm=FORKED).run(resume=False)
     await store.create_run("test", {}, "plain")
     async with agents(store, CALLS, "plain", reward_of=reward_of):
-        await loop(
-            store, plain, tmp_path, "plain", algorithm=replace(FORKED, credit="uniform", credit_settings={})
-        ).run(resume=False)
+        await loop(store, plain, tmp_path, "plain", algorithm=replace(FORKED, credit="uniform")).run(resume=False)
     forks = await forks_of_run(store, "run")
     steps = await store.steps("run")
     assert Counter(one.step for one in forks) == dict.fromkeys(range(1, STEPS + 1), TASKS * GROUP * FORKS)
@@ -117,14 +114,6 @@ async def a_group(store: LightningStore) -> list[Trajectory]:
     return trajectories(done, await store.calls(ids), await store.rewards(ids))[0]
 
 
-async def test_groups_that_are_not_learned_from_are_not_forked(store: LightningStore) -> None:
-    group = await a_group(store)
-    assert (
-        await sampled(store, group, algorithm=replace(FORKED, group_size=3, incomplete_groups="drop"))
-    ).returns == {}
-    assert await forks_of_run(store, "run") == []
-
-
 async def sampled(
     store: LightningStore, group: list[Trajectory], on_failure: Literal["drop", "zero"] = "drop", **given: Any
 ) -> ForkReturns:
@@ -134,7 +123,7 @@ async def sampled(
         collector=given.get("collector", RolloutCollector(store, "run")),
         on_failure=on_failure,
     )
-    settings = {"forks": 2, "calls": 1, "choose": "surprise", "prior": 1.0}
+    settings = {"forks": 2, "calls": 1}
     return await sampler.sample(1, [group], settings)
 
 

@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from agentlightning.algorithms.advantage import Grpo
 from agentlightning.algorithms.credit import Evidence
-from agentlightning.algorithms.critic import Critic
+from agentlightning.algorithms.credit.tree import RolloutTree
+from agentlightning.algorithms.critic import Gae
 from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
-from agentlightning.algorithms.rollout_tree import RolloutTree
+from agentlightning.algorithms.losses import Cispo, FixedLength, Importance, KlTerm, PpoClip, RatioMask
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 from build import linked, transition
 
@@ -29,8 +31,8 @@ GROUP_SIZE = 4
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {},
-    "grpo, unscaled": {"normalize_std": False},
-    "dr_grpo": {"advantage": "dr_grpo", "fixed_length": 64},
+    "grpo, unscaled": {"advantage": Grpo(normalize_std=False)},
+    "dr_grpo": {"advantage": "dr_grpo", "aggregation": FixedLength(length=64)},
     "rloo": {"advantage": "rloo"},
     "reinforce": {"advantage": "reinforce", "loss": "reinforce", "minibatches": 1},
     "reinforce_pp": {"advantage": "reinforce_pp"},
@@ -39,32 +41,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "maxrl": {"advantage": "maxrl"},
     "gae": {"advantage": "gae"},
     "gae, clipped and discounted": {
-        "advantage": "gae",
-        "critic": Critic(gamma=0.99, call_gamma=0.9, lam=0.8, clip=0.2),
+        "advantage": Gae(gamma=0.99, call_gamma=0.9, lam=0.8, clip=0.2),
     },
     "gspo": {"loss": "gspo"},
-    "cispo": {"loss": "cispo", "clip_high": 3.0},
-    "ppo_clip, dual clip": {"dual_clip": 3.0},
-    "importance": {"ratio": "old_policy", "importance": "call", "importance_cap": 4.0},
-    "ratio mask": {"ratio_mask": "token", "ratio_mask_low": 0.8, "ratio_mask_high": 2.0},
+    "cispo": {"loss": Cispo(clip_high=3.0)},
+    "ppo_clip, dual clip": {"loss": PpoClip(dual_clip=3.0)},
+    "importance": {"correction": Importance(level="call", cap=4.0)},
+    "ratio mask": {"correction": RatioMask(low=0.8, high=2.0)},
     "sequence_mean": {"aggregation": "sequence_mean"},
     "rollout_mean": {"aggregation": "rollout_mean"},
-    "fixed_length": {"aggregation": "fixed_length", "fixed_length": 32},
-    "KL and entropy": {"kl": 0.02, "kl_estimator": "k2", "entropy": 0.01, "epochs": 2},
-    "discounted": {"credit": "discounted", "credit_settings": {"gamma": 0.8}},
+    "fixed_length": {"aggregation": FixedLength(length=32)},
+    "KL and entropy": {"kl": KlTerm(coefficient=0.02, estimator="k2"), "entropy": 0.01, "epochs": 2},
+    "discounted": {"credit": {"type": "discounted", "gamma": 0.8}},
     "last": {"credit": "last"},
-    "step_rewards": {"credit": "step_rewards", "credit_settings": {"gamma": 0.9}},
+    "step_rewards": {"credit": {"type": "step_rewards", "gamma": 0.9}},
     "gigpo": {"credit": "gigpo"},
-    "grouped_gae": {"credit": "grouped_gae", "credit_settings": {"lam": 0.9}},
+    "grouped_gae": {"credit": {"type": "grouped_gae", "lam": 0.9}},
     "counterfactual": {"credit": "counterfactual"},
-    "decisive": {"credit": "decisive", "credit_settings": {"hardness": 1.0}},
+    "decisive": {"credit": {"type": "decisive", "hardness": 1.0}},
     "learned": {"credit": "learned"},
     "judge": {"credit": "judge"},
     "forked": {"credit": "forked"},
-    "tree": {"rollouts": "tree", "tree": RolloutTree(roots=2, rounds=1)},
+    "tree": {"rollouts": RolloutTree(roots=2, rounds=1)},
     "dynamic sampling": {"dynamic_sampling": True},
     "solved bonus": {"solved_bonus": 0.1},
-    "missing rewards filled": {"missing_reward": "fill", "fill_reward": 0.0},
+    "missing rewards filled": {"missing_reward": 0.0},
     "weighted rewards": {"reward_weights": {"right": 1.0, "short": 0.25}},
     "rewards by agent": {"agent_reward_weights": {"solver": {"right": 1.0}, "checker": {"short": 1.0}}},
     "one agent of two": {"agents": ("solver",)},

@@ -97,7 +97,7 @@ GROUP = [trajectory("a0", 1.0), trajectory("a1", 0.0), trajectory("a2", 0.0)]
 
 async def test_old_and_reference_logprobs_are_asked_once_before_the_first_update() -> None:
     engine = TalkingEngine()
-    algorithm = LightningRL(ratio="old_policy", kl=0.1, epochs=2, minibatches=3)
+    algorithm = LightningRL(correction="old_policy", kl=0.1, epochs=2, minibatches=3)
     await update(engine, algorithm)
     verbs = [verb for verb, _ in engine.asked]
     assert verbs[:6] == ["logprobs", "reference_logprobs"] * 3
@@ -132,10 +132,9 @@ async def test_the_sampler_gap_is_the_divergence_before_the_steps_first_update()
     assert (metrics["kl"], metrics["ratio_max"], metrics["updates"]) == (pytest.approx(0.2), 3.0, 3.0)
 
 
-@pytest.mark.parametrize("merge", [True, False])
-async def test_the_critic_is_asked_for_every_sampled_token_of_every_call(merge: bool) -> None:
+async def test_the_critic_is_asked_for_every_sampled_token_of_every_call() -> None:
     engine = TalkingEngine()
-    algorithm = LightningRL(advantage="gae", merge=merge)
+    algorithm = LightningRL(advantage="gae")
     values = await critic_values(cast(Any, engine), "white", algorithm, [GROUP[:1], GROUP[1:]])
     expected = {f"a{number}/{place}": [10.0 + place, 20.0 + place] for number in range(3) for place in range(2)}
     assert values == expected
@@ -149,8 +148,8 @@ async def test_the_critic_is_asked_for_every_sampled_token_of_every_call(merge: 
         {},
         {"kl": 0.1},
         {"advantage": "gae"},
-        {"importance": "token", "ratio": "old_policy", "epochs": 2},
-        {"loss": "gspo", "entropy": 0.01, "off_policy_kl": 0.2},
+        {"correction": "importance", "epochs": 2},
+        {"loss": "gspo", "entropy": 0.01, "correction": {"type": "off_policy_mask", "max_kl": 0.2}},
     ],
 )
 def test_what_the_local_engine_can_do_passes(settings: dict[str, Any]) -> None:
@@ -160,15 +159,11 @@ def test_what_the_local_engine_can_do_passes(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "tables", "sentence"),
     [
-        ({"importance": "token"}, {}, "algorithm: importance with the loss 'ppo_clip' needs old logprobs"),
-        ({"importance_cap": 1.5}, {}, "importance_cap has no effect without importance"),
-        ({"dual_clip": 1.1}, {}, "dual_clip: expected a number above 1 \\+ clip_high"),
-        ({"loss": "gspo", "dual_clip": 3.0}, {}, "dual_clip has no effect with the loss 'gspo'"),
-        ({"kl_estimator": "k1"}, {}, "kl_estimator has no effect with kl = 0"),
+        ({"loss": {"dual_clip": 1.1}}, {}, "dual_clip: expected a number above 1 \\+ clip_high"),
         (
             {"loss": "reinforce", "minibatches": 1},
             {"trainer": {"max_staleness": 1}},
-            "algorithm.importance: expected 'token' or 'call'",
+            "algorithm.correction: expected 'importance'",
         ),
     ],
 )
@@ -180,7 +175,7 @@ def test_a_setting_without_effect_stops_the_run_before_it_begins(
 
 
 async def test_what_would_stop_training_stops_the_check_of_an_agent(tmp_path: Path) -> None:
-    wrong = config(algorithm={"importance_cap": 3.0})
-    with pytest.raises(ConfigError, match="algorithm: importance_cap has no effect without importance"):
+    wrong = config(algorithm={"loss": {"dual_clip": 1.1}})
+    with pytest.raises(ConfigError, match="algorithm: dual_clip: expected a number above"):
         await check_agent(wrong, RunFolder(tmp_path, "run"), Silent(), 1)
     assert not (tmp_path / "run").exists()

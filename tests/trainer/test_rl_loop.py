@@ -4,20 +4,24 @@ A `Crash` is raised at every verb that the run has. Whatever the point, the resu
 was never interrupted.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loop_doubles import EVERY, GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
 
+from agentlightning.algorithms.credit import Evidence, credit_rule
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.settings import NamedPart
 from agentlightning.errors import AgentError, ConflictError, LearnerLostError, NoCallsError
 from agentlightning.records import Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.loop import RLLoop
+from agentlightning.training_types import Trajectory
 
 
 @pytest.fixture
@@ -115,13 +119,19 @@ async def late(store: LightningStore, run: str) -> None:
         )
 
 
+@credit_rule("back", each="step", needs=("history",))
+def back(groups: Sequence[Sequence[Trajectory]], evidence: Evidence, *, history: int = 2) -> Any:
+    """A rule whose credit depends on what earlier steps earned."""
+    earlier = sum(one.reward for group in evidence.history for one in group)
+    return [[[one.reward * (2.0 + earlier)] * len(one.transitions) for one in group] for group in groups]
+
+
 @pytest.mark.parametrize("ticks", [11, 17, 25])
 @pytest.mark.parametrize("history", [0, 2])
 async def test_what_is_recorded_after_a_step_opened_is_not_learned_from_when_it_is_executed_again(
     store: LightningStore, tmp_path: Path, ticks: int, history: int
 ) -> None:
-    settings = {"history": history, "residual": 0.0}
-    algorithm = LightningRL(group_size=GROUP, minibatches=1, credit="learned", credit_settings=settings)
+    algorithm = LightningRL(group_size=GROUP, minibatches=1, credit=NamedPart(type=back.path, history=history))
     crashed = RememberingEngine()
     async with agents(store):
         with pytest.raises(Crash):  # in the engine, soon after an update
@@ -168,10 +178,8 @@ async def test_a_step_that_is_executed_again_learns_from_its_stored_pictures(
 async def test_a_rule_that_looks_at_earlier_steps_learns_the_same_after_a_crash(
     store: LightningStore, tmp_path: Path, ticks: int
 ) -> None:
-    algorithm = LightningRL(
-        group_size=GROUP, minibatches=1, credit="learned", credit_settings={"history": 2, "residual": 0.0}
-    )
-    alone = replace(algorithm, credit_settings={"residual": 0.0})
+    algorithm = LightningRL(group_size=GROUP, minibatches=1, credit=NamedPart(type=back.path, history=2))
+    alone = replace(algorithm, credit=NamedPart(type=back.path, history=0))
     async with agents(store):
         whole, forgetful = RememberingEngine(), RememberingEngine()
         await loop(store, whole, tmp_path / "whole", algorithm=algorithm).run(resume=False)

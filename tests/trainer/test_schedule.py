@@ -15,7 +15,8 @@ from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, Rememb
 from record_doubles import ComparingEngine
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.algorithms.supervised import SFT
+from agentlightning.algorithms.losses import PpoClip
+from agentlightning.algorithms.offline import SFT
 from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -36,15 +37,15 @@ def scheduled(
         "agent": {"run": "a.py:f"},
         "data": {"train": "t"} | (data or {}),
         "trainer": {"steps": STEPS, "tasks_per_step": TASKS, "learning_rate": 0.01} | (trainer or {}),
-        "algorithm": ({} if "name" in base else BASE) | base | ({"schedule": list(entries)} if entries else {}),
+        "algorithm": ({} if "type" in base else BASE) | base | ({"schedule": list(entries)} if entries else {}),
     }
     return schedules_of(parse_config(table))["default"]
 
 
-@pytest.mark.parametrize("base", [{}, {"name": "lightning_rl"}])
+@pytest.mark.parametrize("base", [{}, {"type": "lightning_rl"}])
 def test_a_search_for_prompts_is_no_part_of_a_schedule(base: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"'apo' searches for prompts and trains nothing: run it with agl optimize"):
-        scheduled({"from_step": 2, "name": "apo"}, **base)
+        scheduled({"from_step": 2, "type": "apo"}, **base)
 
 
 def with_schedule(made: RLLoop, schedule: list[ScheduledAlgorithm]) -> RLLoop:
@@ -115,7 +116,7 @@ class EitherEngine(ComparingEngine):
 
 
 def sft_first(store: Any, engine: Any, folder: Path, run: str) -> RLLoop:
-    schedule = scheduled({"from_step": 3, "name": "lightning_rl", **BASE}, data={"from_run": "source"}, name="sft")
+    schedule = scheduled({"from_step": 3, "type": "lightning_rl", **BASE}, data={"from_run": "source"}, type="sft")
     made = with_schedule(loop(store, engine, folder, run), schedule)
     offline = record_doubles.loop(store, engine, folder / "offline", SFT(held_out=0.2))
     offline.val, offline.metric_logger = [], made.metric_logger
@@ -165,7 +166,7 @@ async def test_demonstrations_first_then_reinforcement_learning_in_one_run(
         ),
         ([], {"schedule": []}, r"algorithm\.schedule: expected at least one entry; leave it out"),
         (
-            [{"from_step": 2, "name": "sft"}],
+            [{"from_step": 2, "type": "sft"}],
             {"data": {"from_run": "r"}, "trainer": {"max_staleness": 1}},
             r"trainer\.max_staleness: expected 0, since a part",
         ),
@@ -176,15 +177,15 @@ async def test_demonstrations_first_then_reinforcement_learning_in_one_run(
             {},
             r"schedule\[1\]\.learning_rate: expected a number greater than 0",
         ),
-        ([{"from_step": 2, "importance": "token"}], {}, r"schedule\[1\]: algorithm: importance with the loss"),
-        ([{"from_step": 2, "name": "sft"}], {}, "learns from recorded rollouts: name their run with data.from_run"),
+        ([{"from_step": 2, "loss": {"dual_clip": 1.1}}], {}, r"schedule\[1\]: algorithm: dual_clip: expected a number"),
+        ([{"from_step": 2, "type": "sft"}], {}, "learns from recorded rollouts: name their run with data.from_run"),
         (
             [{"from_step": 2, "kl": 0.1}],
             {"data": {"from_run": "r"}},
             r"data\.from_run: has no effect beside data\.train",
         ),
         (
-            [{"from_step": 2, "advantage": "gae", "critic": {"learning_rate": 0.1}}],
+            [{"from_step": 2, "advantage": {"type": "gae", "learning_rate": 0.1}}],
             {"advantage": "gae"},
             "the parts with a critic share it",
         ),
@@ -204,47 +205,13 @@ def test_the_engine_keeps_what_any_part_of_the_schedule_needs() -> None:
     assert not needs_of(scheduled()).reference
 
 
-def test_a_part_that_an_entry_names_anew_begins_without_the_settings_of_the_former() -> None:
+def test_a_part_that_an_entry_names_takes_the_place_of_the_former_with_its_settings() -> None:
     _, second = scheduled(
-        {"from_step": 2, "credit": "uniform", "loss": "gspo", "advantage": "rloo"},
-        credit="discounted",
-        credit_settings={"gamma": 0.5},
-        clip_low=0.1,
-        advantage="dr_grpo",
-        fixed_length=10,
-        entropy=0.1,
+        {"from_step": 2, "loss": "ppo_clip"}, loss={"clip_low": 0.1}, credit={"type": "discounted", "gamma": 0.5}
     )
-    algorithm = second.algorithm
-    assert isinstance(algorithm, LightningRL)
-    assert (algorithm.credit_settings, algorithm.clip_low, algorithm.fixed_length) == (None, None, None)
-    assert algorithm.entropy == 0.1
-
-
-@pytest.mark.parametrize(
-    ("base", "entry", "kept"),
-    [
-        ({"normalize_std": False}, {"advantage": "grpo"}, {"normalize_std": False}),
-        ({"clip_low": 0.1}, {"loss": "ppo_clip"}, {"clip_low": 0.1}),
-        ({"advantage": "dr_grpo", "fixed_length": 30}, {"advantage": "dr_grpo"}, {"fixed_length": 30}),
-        (
-            {"kl": 0.1, "kl_aggregation": "fixed_length", "fixed_length": 30},
-            {"advantage": "rloo"},
-            {"fixed_length": 30},
-        ),
-        (
-            {"advantage": "dr_grpo", "fixed_length": 30, "kl": 0.1, "kl_aggregation": "fixed_length"},
-            {"advantage": "rloo"},
-            {"fixed_length": 30},
-        ),
-        ({"advantage": "dr_grpo", "fixed_length": 30}, {"aggregation": "token_mean"}, {"fixed_length": None}),
-        ({"advantage": "dr_grpo", "fixed_length": 30}, {"aggregation": "fixed_length"}, {"fixed_length": 30}),
-    ],
-)
-def test_a_part_that_an_entry_names_as_it_was_keeps_its_settings(
-    base: dict[str, Any], entry: dict[str, Any], kept: dict[str, Any]
-) -> None:
-    _, second = scheduled({"from_step": 2, "entropy": 0.1} | entry, **base)
-    assert {name: getattr(second.algorithm, name) for name in kept} == kept
+    assert isinstance(second.algorithm, LightningRL)
+    assert second.algorithm.loss == PpoClip()
+    assert second.algorithm.rule_settings == {"gamma": 0.5}
 
 
 def test_an_entry_without_settings_returns_to_the_algorithm() -> None:
@@ -269,6 +236,6 @@ def test_a_policy_leaves_the_schedule_of_the_run_by_an_empty_one() -> None:
 
 
 def test_an_entry_of_another_name_has_none_of_the_algorithm_s_settings() -> None:
-    first, second = scheduled({"from_step": 3, "name": "sft"}, data={"from_run": "r"}, advantage="rloo")
+    first, second = scheduled({"from_step": 3, "type": "sft"}, data={"from_run": "r"}, advantage="rloo")
     assert first.config.algorithm["advantage"] == "rloo"
-    assert second.config.algorithm == {"name": "sft"}
+    assert second.config.algorithm == {"type": "sft"}

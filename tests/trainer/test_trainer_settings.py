@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.algorithms.preference import DPO
+from agentlightning.algorithms.offline import DPO
 from agentlightning.config.agent import RewardConfig
 from agentlightning.config.run import Config, TrainerConfig, parse_config
 from agentlightning.errors import AgentLightningError, ConfigError, ModelError, NotFoundError

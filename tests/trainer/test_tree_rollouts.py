@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from loop_doubles import EVERY, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, answer, loop
 
+from agentlightning.algorithms.credit.tree import RolloutTree
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.algorithms.rollout_tree import RolloutTree
 from agentlightning.config.run import parse_config
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import ConfigError
@@ -25,7 +25,7 @@ from agentlightning.training_types import Loss, TrainingSequence
 
 CALLS, SIZE, BRANCHES = 3, 6, 1
 FORM = RolloutTree(roots=2, rounds=2)
-TREES = LightningRL(group_size=SIZE, minibatches=1, rollouts="tree", tree=FORM)
+TREES = LightningRL(group_size=SIZE, minibatches=1, rollouts=FORM)
 
 
 class CallKeepingEngine(RememberingEngine):
@@ -109,7 +109,7 @@ async def test_a_run_killed_at_any_verb_forks_nothing_twice_and_ends_as_one_that
     store: LightningStore, tmp_path: Path, every: int
 ) -> None:
     steps = {"steps": 2, "tasks_per_step": 1}
-    trees = replace(TREES, group_size=3, tree=RolloutTree(roots=1, rounds=2))
+    trees = replace(TREES, group_size=3, rollouts=RolloutTree(roots=1, rounds=2))
     whole = RememberingEngine()
     async with agents(store, 2):
         await loop(store, whole, tmp_path, "run", (), trees, **steps).run(resume=False)
@@ -223,12 +223,8 @@ async def test_a_fork_whose_replay_ended_is_learned_from_as_a_rollout_of_its_own
     [
         ({"trainer": {"max_staleness": 1}}, "trainer.max_staleness: expected 0 with algorithm.rollouts = 'tree'"),
         (
-            {"algorithm": {"schedule": [{"from_step": 2, "rollouts": "independent", "tree": None}]}},
-            "algorithm.schedule: rollouts: are sampled in one way throughout a run, expected 'tree' with RolloutTree",
-        ),
-        (
-            {"algorithm": {"credit": "uniform"}},
-            "algorithm.credit: expected none with rollouts = 'tree'.* got 'uniform'",
+            {"algorithm": {"schedule": [{"from_step": 2, "rollouts": "independent"}]}},
+            "algorithm.schedule: rollouts: are sampled in one way throughout a run, expected 'tree' of 2 roots and 1 rounds",
         ),
     ],
 )

@@ -13,9 +13,7 @@ from agentlightning.adapters.sequences import merge
 from agentlightning.training_types import ImageInput, TrainingSequence, Trajectory
 
 
-def completion_rows(
-    trajectory: Trajectory, *, merged: bool = True, weights: Sequence[float] | None = None
-) -> list[TrainingSequence]:
+def completion_rows(trajectory: Trajectory, weights: Sequence[float] | None = None) -> list[TrainingSequence]:
     """The rows of one rollout, whose trained tokens are what the model wrote.
 
     weights: of each transition's tokens; None: 0. Rows are computed at temperature 1, whatever they were sampled at: the
@@ -24,7 +22,7 @@ def completion_rows(
     plain = [replace(transition, temperature=1.0) for transition in trajectory.transitions]
     nothing = [0.0] * len(plain)
     given = nothing if weights is None else weights
-    return merge(trajectory.rollout_id, plain, nothing, given, apart=not merged)
+    return merge(trajectory.rollout_id, plain, nothing, given)
 
 
 def mismatched_rows(completions: Sequence[Sequence[TrainingSequence]], longest: int) -> list[TrainingSequence]:

@@ -15,7 +15,9 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
+from agentlightning.algorithms.settings import AlgorithmPart
 from agentlightning.errors import RewardError
 
 PerToken = float | list[float]
@@ -24,6 +26,15 @@ Credits = Sequence[Sequence[float]]
 """One number per rollout and transition."""
 AdvantageRule = Callable[..., list[list[float]]]
 """(credits, reward by rollout, divide by the deviation?, shares) -> advantage by rollout and transition."""
+
+
+class Grpo(AlgorithmPart):
+    """Rewards compared within the group of a task; see `grpo`."""
+
+    type: Literal["grpo"] = "grpo"
+    normalize_std: bool = True
+    """Divide by the group's standard deviation."""
+
 
 EPSILON = 1e-4
 """Added to the deviation, as in TRL; without it a group of nearly equal rewards would have advantages without bound."""
@@ -54,11 +65,10 @@ def grpo(
 def dr_grpo(
     credits: Credits, rewards: Sequence[float], normalize_std: bool = True, shares: Credits | None = None
 ) -> list[list[float]]:
-    """credit - mean of the rewards: no division, which favours tasks that are nearly solved or nearly hopeless.
+    """`grpo` without division, which favours tasks that are nearly solved or hopeless: [1, 0, 0, 0] -> [0.75, -0.25, …].
 
     Liu et al. 2025, "Understanding R1-Zero-Like Training" (arXiv 2503.20783), section 3.2, "GRPO done right". Its
-    other half, a constant length in place of each completion's own, is an aggregation of the loss. [1, 0, 0, 0] -> [0.75,
-    -0.25, …].
+    other half, a constant length in place of each completion's own, is the aggregation fixed_length.
     """
     return grpo(credits, rewards, False, shares)
 
@@ -204,3 +214,5 @@ ADVANTAGES: Mapping[str, AdvantageRule] = MappingProxyType(
 )
 WHITENED = ("reinforce_pp", "reinforce_pp_baseline")
 """Advantages that `whiten_batch` normalises once all groups of a step have theirs."""
+ALONE = ("gae", "reinforce", "reinforce_pp")
+"""Advantages that do not compare the rollouts of a group, so that a group may be one rollout."""

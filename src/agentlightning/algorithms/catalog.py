@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from agentlightning.algorithms.advantage import ADVANTAGES
+from agentlightning.algorithms.advantage import Grpo
 from agentlightning.algorithms.credit import CREDIT
 from agentlightning.algorithms.credit.rule import Rule
+from agentlightning.algorithms.critic import Gae
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.algorithms.preference import DPO, KTO
+from agentlightning.algorithms.losses import Cispo, FixedLength, Gspo, PpoClip
+from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, Distill
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
-from agentlightning.algorithms.supervised import RFT, SFT, Distill
 from agentlightning.errors import AgentLightningError
 from agentlightning.runtime.code_loader import PluginKind, installed_plugins, is_code, load_plugin
 
-CLIP = ("clip_low", "clip_high")
 SOURCES: Mapping[PluginKind, Mapping[str, str]] = MappingProxyType(
     {
         "algorithm": {
@@ -75,17 +75,8 @@ SOURCES: Mapping[PluginKind, Mapping[str, str]] = MappingProxyType(
     }
 )
 """Source of every built-in part."""
-SETTINGS: Mapping[tuple[PluginKind, str], tuple[str, ...]] = MappingProxyType(
-    {
-        ("advantage", "grpo"): ("normalize_std",),
-        ("advantage", "gae"): ("normalize_std", "critic"),
-        ("loss", "ppo_clip"): (*CLIP, "dual_clip"),
-        ("loss", "gspo"): CLIP,
-        ("loss", "cispo"): CLIP,
-        ("aggregation", "fixed_length"): ("fixed_length",),
-    }
-)
-"""Settings of `[algorithm]` that belong to one built-in part alone."""
+TABLES = {kind.model_fields["type"].default: kind for kind in (Grpo, Gae, PpoClip, Gspo, Cispo, FixedLength)}
+"""Built-in parts with settings, by name."""
 CLASSES = (LightningRL, SFT, RFT, Distill, DPO, KTO, *PROMPT_ALGORITHMS.values())
 
 
@@ -118,7 +109,8 @@ def named_in(table: Mapping[str, Any]) -> Iterator[CatalogEntry]:
     seen: set[tuple[str, str]] = set()
     for part in (table, *(one for one in table.get("schedule", []) if isinstance(one, Mapping))):
         for kind in SOURCES:
-            name = part.get("name" if kind == "algorithm" else kind)
+            found = part.get("type" if kind == "algorithm" else kind)
+            name = found.get("type") if isinstance(found, Mapping) else found
             if isinstance(name, str) and is_code(name) and (kind, name) not in seen:
                 seen.add((kind, name))
                 yield _described(kind, name, "file")
@@ -139,8 +131,10 @@ def _built_in(kind: PluginKind, name: str) -> tuple[str, ...]:
         return settings_of(CREDIT[name])
     if kind == "algorithm":
         return settings_of(next(one for one in CLASSES if getattr(one, "name", "lightning_rl") == name))
-    assert kind != "advantage" or name in (*ADVANTAGES, "gae")
-    return SETTINGS.get((kind, name), ())
+    fields = TABLES[name].model_fields if name in TABLES else {}
+    return tuple(
+        one if field.is_required() else f"{one} = {field.default!r}" for one, field in fields.items() if one != "type"
+    )
 
 
 def settings_of(part: Any) -> tuple[str, ...]:

@@ -10,24 +10,25 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from typing import Literal
 
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from agentlightning.adapters.sequences import spread
 from agentlightning.algorithms.advantage import whiten_batch
-from agentlightning.algorithms.settings import UnitInterval, check_settings
+from agentlightning.algorithms.settings import AlgorithmPart, UnitInterval
 from agentlightning.training_types import Trajectory
 
 Values = Mapping[str, Sequence[float]]
 """Call id -> one number per sampled token: the critic's estimate of the state before that token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Critic:
-    """Settings of gae, the table `critic` of LightningRL."""
+class Gae(AlgorithmPart):
+    """The advantage that a critic gives: a value head of the engine, which learns with the policy."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
-
+    type: Literal["gae"] = "gae"
+    normalize_std: bool = True
+    """Normalise the advantages over the step's trained tokens."""
     learning_rate: NonNegativeFloat = 1e-3
     """Learning rate of the value head, with the schedule of the policy's own."""
     gamma: UnitInterval = 1.0
@@ -37,12 +38,9 @@ class Critic:
     lam: UnitInterval = 0.95
     """λ, at both levels: 1 trusts what was earned, 0 the critic's value of the next state."""
     clip: PositiveFloat | None = None
-    """An estimate that moved further than this within a step is not moved on. None: no bound."""
+    """An estimate that moved further than this within a step has no gradient. None: no bound."""
     backbone_grad_scale: NonNegativeFloat = 0.1
-    """The critic's gradient goes on into the policy's own layers times this; 0 leaves them alone."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, "algorithm.critic")
+    """The critic's gradient reaches the policy's own layers times this; 0 leaves them alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +64,8 @@ class Estimate:
         return [spread(call, mask) for call, mask in zip(numbers, self.masks, strict=True)]
 
 
-def estimates(
-    trajectories: Sequence[Trajectory], values: Values, critic: Critic, normalize: bool = True
-) -> list[Estimate]:
-    """Bi-level GAE of each rollout; with `normalize`, less the mean and over the deviation of all of them.
+def estimates(trajectories: Sequence[Trajectory], values: Values, critic: Gae) -> list[Estimate]:
+    """Bi-level GAE of each rollout; with `normalize_std`, less the mean and over the deviation of all of them.
 
     Schulman et al. 2016 and 2017 (PPO), as `bilevel_gae` says. A call earns the step rewards recorded on it, the last
     one the final reward, too. Statistics are over the trained tokens of the step, as in verl's PPO. Two rollouts of one
@@ -86,7 +82,7 @@ def estimates(
             earned, estimated, gamma=critic.gamma, call_gamma=critic.call_gamma, lam=critic.lam
         )
         found.append(Estimate(advantages=advantages, returns=returns, values=estimated, masks=masks, rewards=earned))
-    return _normalized(found) if normalize else found
+    return _normalized(found) if critic.normalize_std else found
 
 
 def gae(

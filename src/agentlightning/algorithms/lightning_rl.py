@@ -8,40 +8,55 @@ Source: Luo et al. 2025, "Agent Lightning: Train ANY AI Agents with Reinforcemen
 
 from __future__ import annotations
 
+import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, cast
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 
-from agentlightning.adapters.sequences import Aggregation, spread
-from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, rewards_to_go, whiten_batch
-from agentlightning.algorithms.agent_rewards import AgentRewards
-from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, TREE, check_combinations, loss_aggregation
-from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
+from agentlightning.adapters.sequences import Aggregation, merge, spread, token_weights, until_last_signal
+from agentlightning.algorithms.advantage import ADVANTAGES, ALONE, WHITENED, Grpo, PerToken, rewards_to_go, whiten_batch
+from agentlightning.algorithms.credit import Evidence, Rule, find_rule
 from agentlightning.algorithms.credit.rule import Credit, CreditRule
-from agentlightning.algorithms.critic import Critic, Values, estimates, explained
-from agentlightning.algorithms.plugins import plugin_advantages, plugin_settings
-from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
-from agentlightning.algorithms.rollout_tree import RolloutTree
-from agentlightning.algorithms.selection import own_credits, own_groups
-from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings, code_name
-from agentlightning.algorithms.step_stats import any_signal, step_stats, without_signal
-from agentlightning.algorithms.updates import CallSignal, Signal, call_signals, minibatches
-from agentlightning.errors import RewardError
+from agentlightning.algorithms.credit.tree import Independent, RolloutTree, trees_of
+from agentlightning.algorithms.critic import Gae, Values, estimates, explained
+from agentlightning.algorithms.losses import (
+    AGGREGATIONS,
+    LOSSES,
+    Cispo,
+    FixedLength,
+    Gspo,
+    Importance,
+    KlTerm,
+    OffPolicyMask,
+    OldPolicy,
+    PpoClip,
+    RatioMask,
+    loss_of,
+    takes_old_logprobs,
+)
+from agentlightning.algorithms.plugins import check_part, plugin_advantages, plugin_weights
+from agentlightning.algorithms.rewards import MissingReward, RewardPolicy, any_signal, step_stats, without_signal
+from agentlightning.algorithms.selection import (
+    AgentRewards,
+    CallSignal,
+    Signal,
+    call_signals,
+    own_credits,
+    own_groups,
+)
+from agentlightning.algorithms.settings import Choice, NamedPart, Names, Shorthand, check_settings, name_of
+from agentlightning.errors import ConfigError, RewardError
 from agentlightning.records import Outcome
-from agentlightning.runtime.code_loader import plugin_hash
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 
-
-def _rule_name(credit: object) -> str:
-    name = path_of(credit) if isinstance(credit, Rule) else code_name(credit)
-    if not isinstance(name, str):
-        raise ValueError("expected the name of a rule")
-    return name
+GAE = "gae"
+TREE = "tree"
+"""The credit rule of rollouts that are sampled as trees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +66,11 @@ class UpdatePlan:
     minibatches: list[list[TrainingSequence]]
     """One optimizer update each, epoch after epoch. The weights of the tokens that count in a minibatch sum to 1, except
     with fixed_length or a plug-in; rollouts without a signal, and calls after a row's last signal, may count and have no
-    row (`normalise_over`). A rollout is never split."""
+    row. A rollout is never split."""
     loss: Loss
     outcomes: dict[str, Outcome]
-    """Outcome of each rollout: trained, zero_variance where nothing could be learned from it, or invalid by a policy of the
-    settings."""
+    """Outcome of each rollout: trained, zero_variance where nothing could be learned from it, or invalid where its reward is
+    not known."""
     calls: list[CallSignal] = field(default_factory=list)
     """Signals of the usable rollouts' own calls, for the record of credit."""
     resample: list[str] = field(default_factory=list)
@@ -64,7 +79,7 @@ class UpdatePlan:
     """reward_mean, reward_std (sample, over rollouts), shares of groups: groups_with_signal (rewards differ), solved_groups
     and unsolved_groups (every rollout has the highest reward of all, or the lowest), turns (calls per rollout),
     tokens_sampled, tokens_trained (of rollouts with an advantage; KL and entropy may train others, too), sequences (rows of
-    an epoch), zero_variance (share of rollouts); where there are any: unrewarded and filled (rollouts), incomplete_groups;
+    an epoch), zero_variance (share of rollouts); if there are any, unrewarded and filled (rollouts);
     with gae value_mean and explained_variance; agents/NAME/reward_mean
     (with agent_reward_weights). All but the two counts of rollouts are of the policy's own calls and the
     rollouts that have any."""
@@ -79,137 +94,113 @@ class LightningRL:
     ``file.py:name`` of a call; the other calls are context. None: all calls."""
     group_size: PositiveInt = 8
     """Rollouts of one task that are compared with each other."""
-    credit: Annotated[str | Rule | CreditRule, BeforeValidator(_rule_name)] = "uniform"
-    """Credit rule: a name in `credit.CREDIT`, ``file.py:name`` of a custom rule, or the rule or function itself."""
-    credit_settings: Mapping[str, Any] | None = None
-    """The rule's own settings."""
-    rollouts: Literal["independent", "tree"] = "independent"
+    rollouts: Annotated[Independent | RolloutTree | str, Choice()] = "independent"
     """The way in which the rollouts of a group are sampled. tree: some begin it, the others are forked from them, share the
     calls before that place, and calls get the credit `tree`."""
-    tree: RolloutTree | None = None
-    """The form of the trees. None: the defaults of `RolloutTree` with rollouts = "tree"; otherwise there are none."""
-    advantage: CodeName = "grpo"
-    """A name in `advantage.ADVANTAGES`, gae (a critic says what each call and token added), or a plug-in
+    credit: Annotated[NamedPart | str | Rule | CreditRule, Shorthand("type")] = "uniform"
+    """Credit rule: a name in `credit.CREDIT`, ``file.py:name`` of a custom rule, or the rule or function itself; a table
+    holds the rule's own settings, too."""
+    advantage: Annotated[Grpo | Gae | NamedPart | str, Choice()] = "grpo"
+    """A name in `advantage.ADVANTAGES`, gae (a critic estimates what each call and token added), or a plug-in
     ``(groups, credits, *, settings)``; see `plugins.plugin_advantages`."""
-    advantage_settings: Mapping[str, Any] | None = None
-    """A plug-in's own settings."""
-    normalize_std: bool = True
-    """Divide advantages by the group's standard deviation (grpo), or normalise them over the step (gae)."""
-    critic: Critic | None = None
-    """Settings of gae. None: the defaults of `Critic` with gae; without gae it has none."""
     reward_weights: Mapping[str, float] | None = None
     """Weight of each reward by name: rollouts are rewarded by their weighted sum. None: by the one final reward."""
     agent_reward_weights: Mapping[str, Mapping[str, float]] | None = None
     """By agent, the weights of the rewards that make its own return, as `reward_weights` does for rollouts: white =
     {reward: 1}, black = {reward: -1} for both sides of a game that one policy plays. Each agent is compared with itself; see
-    `agent_rewards.AgentRewards`. Agents that have none get the rollout's reward."""
+    `selection.AgentRewards`. Agents that have none get the rollout's reward."""
     missing_reward: MissingReward = "drop"
-    """Treatment of a rollout with a reward that is missing, late or no finite number: drop, fill (`fill_reward`)
-    or fail."""
-    fill_reward: float | None = None
-    incomplete_groups: Literal["train", "drop", "fail"] = "train"
-    """Treatment of a group with fewer than group_size usable rollouts."""
+    """Treatment of a rollout with a reward that is missing, late or not finite: drop, fail, or a number in its place."""
     dynamic_sampling: bool = False
-    """Make up for groups from which nothing is learned (Yu et al. 2025, "DAPO", section 3.2)."""
+    """Replace groups from which nothing is learned (Yu et al. 2025, "DAPO", section 3.2); rollouts whose advantages are all
+    0 then count in no weight."""
     solved_bonus: NonNegativeFloat = 0.0
     """Adds solved_bonus × R to each advantage of a rollout: for rewards 0 and 1, that share of positive sample reinforcement
     (Zhu et al. 2025, arXiv 2506.01347, section 2), so that groups that are solved throughout are trained on, too; equally a
     baseline below the mean (Arnal et al. 2025, "Asymmetric REINFORCE", arXiv 2506.20520)."""
-    loss: CodeName = "ppo_clip"
-    """The loss of a token: a name in `LOSSES`, see docs/losses.md, or a plug-in ``(logprobs, tokens, *, settings)``, which
-    the learner loads. reinforce has no ratio: it takes one update per step, or `importance`."""
-    loss_settings: Mapping[str, Any] | None = None
-    """A plug-in's own settings."""
-    ratio: Literal["rollout", "old_policy"] = "rollout"
-    """Denominator of the loss's ratio: the recorded logprobs, or the trainer's own of before the step's first update,
-    one forward pass more; importance then corrects for the sampler."""
-    clip_low: UnitInterval | None = None
-    clip_high: NonNegativeFloat | None = None
-    """The ratio is clipped to [1 - clip_low, 1 + clip_high]. None: as in `CLIPS`."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    importance: Literal["token", "call"] | None = None
-    importance_cap: PositiveFloat = 2.0
-    ratio_mask: Literal["token", "call"] | None = None
-    ratio_mask_low: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    ratio_mask_high: Annotated[float, Field(gt=1)] = 5.0
-    off_policy_kl: NonNegativeFloat | None = None
-    """These seven, and the next two: as in `training_types.Loss`."""
-    kl: NonNegativeFloat = 0.0
-    """Coefficient of the KL to the reference: a term of the loss; with reinforce_pp, as in its paper, a reward per token."""
-    kl_estimator: Literal["k1", "k2", "k3"] | None = None
-    """None: k3, as in GRPO; k1 in the reward, which takes no other."""
-    kl_aggregation: Aggregation | None = None
-    """Loss aggregation of the KL term. None: that of the loss."""
+    loss: Annotated[PpoClip | Gspo | Cispo | NamedPart | str, Choice()] = "ppo_clip"
+    """The loss of a token, see docs/losses.md: ppo_clip, gspo, cispo, reinforce, or a plug-in
+    ``(logprobs, tokens, *, settings)``, which the learner loads. reinforce has no ratio: it takes one update per step, or
+    importance sampling."""
+    correction: Annotated[OldPolicy | Importance | RatioMask | OffPolicyMask | str | None, Choice()] = None
+    """Correction for samples of older weights, and of a sampler with other arithmetic. None: the loss's ratio alone, to the
+    recorded logprobs."""
+    kl: Annotated[KlTerm | float, Shorthand("coefficient")] = 0.0
+    """KL to the reference: its coefficient, or a table with its estimator."""
     entropy: NonNegativeFloat = 0.0
     """Coefficient of the entropy bonus."""
-    entropy_aggregation: Aggregation | None = None
-    """Loss aggregation of the entropy bonus. None: that of the loss."""
-    aggregation: CodeName | None = None
-    """Loss aggregation mode; see `adapters.sequences.token_weights`. None: as in `AGGREGATIONS`, else token_mean. Or a
-    plug-in ``(trajectories, *, settings)``; see `plugins.plugin_weights`."""
-    aggregation_settings: Mapping[str, Any] | None = None
-    """A plug-in's own settings."""
-    fixed_length: PositiveInt | None = None
-    """Tokens that a rollout counts for under an aggregation of that name."""
-    normalise_over: Literal["sampled", "informative"] | None = None
-    """Rollouts that count in the weights: all that were sampled for the step, as in verl and TRL, or those whose advantages
-    are not all 0, as in DAPO. None: sampled, and informative with dynamic_sampling, which replaces the others."""
+    aggregation: Annotated[FixedLength | NamedPart | str | None, Choice()] = None
+    """Loss aggregation mode; see `adapters.sequences.token_weights`. None: token_mean, with gspo sequence_mean, as in its
+    paper (equation 5). Or a plug-in ``(trajectories, *, settings)``; see `plugins.plugin_weights`."""
     minibatches: PositiveInt = 4
     """Optimizer updates an epoch; fewer where there are fewer rollouts to learn from. A rollout is never split."""
     epochs: PositiveInt = 1
     """Passes of a step over its rollouts."""
-    merge: bool = True
-    """Merge calls whose prompts continue each other into one row; False: one row per call. The gradient is the same."""
 
     def __post_init__(self) -> None:
         check_settings(self)
-        check_combinations(self)
-        if self.rollouts == "tree" and self.tree is None:
-            object.__setattr__(self, "tree", RolloutTree())
+        _check(self)
+
+    @property
+    def rule(self) -> Rule:
+        """The credit rule; of trees their own."""
+        return find_rule(TREE if self.tree is not None else name_of(self.credit))
+
+    @property
+    def rule_settings(self) -> dict[str, Any]:
+        """All settings of the credit rule, its defaults among them. A tree's part of an advantage is divided by deviations
+        where the group's part is."""
         if self.tree is not None:
-            object.__setattr__(self, "credit", TREE)
-        if self.advantage == GAE and self.critic is None:
-            object.__setattr__(self, "critic", Critic())
+            return {"normalize_std": self.divides}
+        return self.rule.settings(self.credit.settings if isinstance(self.credit, NamedPart) else {})
+
+    @property
+    def divides(self) -> bool:
+        """True where advantages are divided by the deviation of their group."""
+        return isinstance(self.advantage, Grpo) and self.advantage.normalize_std
+
+    @property
+    def tree(self) -> RolloutTree | None:
+        """The form of the trees; None where rollouts are independent."""
+        return self.rollouts if isinstance(self.rollouts, RolloutTree) else None
+
+    @property
+    def critic(self) -> Gae | None:
+        """The settings of the critic; None: there is none."""
+        return self.advantage if isinstance(self.advantage, Gae) else None
+
+    @property
+    def kl_term(self) -> KlTerm:
+        return self.kl if isinstance(self.kl, KlTerm) else KlTerm(coefficient=self.kl)
 
     @property
     def loss_terms(self) -> Loss:
         """The loss, as an engine takes it."""
-        plain = Loss()
-        low, high = CLIPS.get(self.loss, (plain.clip_low, plain.clip_high))
-        return Loss(
-            name=self.loss,
-            settings={} if self.loss in LOSSES else plugin_settings("loss", self.loss, self.loss_settings),
-            code_hash=None if self.loss in LOSSES else plugin_hash("loss", self.loss),
-            clip_low=low if self.clip_low is None else self.clip_low,
-            clip_high=high if self.clip_high is None else self.clip_high,
-            dual_clip=self.dual_clip,
-            importance=self.importance,
-            importance_cap=self.importance_cap,
-            ratio_mask=self.ratio_mask,
-            ratio_mask_low=self.ratio_mask_low,
-            ratio_mask_high=self.ratio_mask_high,
-            off_policy_kl=self.off_policy_kl,
-            kl=0.0 if self.kl_in_reward else self.kl,
-            kl_estimator=plain.kl_estimator if self.kl_in_reward else self.kl_estimator or plain.kl_estimator,
-            entropy=self.entropy,
-            value=None if self.critic is None else self.critic.backbone_grad_scale,
-            value_clip=None if self.critic is None else self.critic.clip,
-        )
+        terms = loss_of(self.loss, self.correction, KlTerm() if self.kl_in_reward else self.kl_term, self.entropy)
+        if self.critic is None:
+            return terms
+        return replace(terms, value=self.critic.backbone_grad_scale, value_clip=self.critic.clip)
+
+    @property
+    def old_logprobs(self) -> bool:
+        """True where ratios are to the trainer's own logprobs of before the step."""
+        return takes_old_logprobs(self.loss, self.correction)
 
     @property
     def loss_aggregation(self) -> str:
-        """The aggregation of the loss where none is given, too."""
-        return loss_aggregation(self.aggregation, self.loss, self.advantage)
+        """The name of the aggregation, of the default one, too."""
+        default = "sequence_mean" if isinstance(self.loss, Gspo) else "token_mean"
+        return default if self.aggregation is None else name_of(self.aggregation)
 
     @property
     def needs_reference(self) -> bool:
         """True where an engine must keep a frozen reference."""
-        return self.kl > 0
+        return self.kl_term.coefficient > 0
 
     @property
     def kl_in_reward(self) -> bool:
         """True where tokens are rewarded with -kl × log(policy / reference), which `plan` then needs."""
-        return self.kl > 0 and self.advantage == "reinforce_pp"
+        return self.needs_reference and name_of(self.advantage) == "reinforce_pp"
 
     @property
     def critic_learning_rate(self) -> float | None:
@@ -217,32 +208,23 @@ class LightningRL:
         return None if self.critic is None else self.critic.learning_rate
 
     @property
-    def counts_informative_only(self) -> bool:
-        """True where rollouts whose advantages are all 0 count in no weight."""
-        return self.dynamic_sampling if self.normalise_over is None else self.normalise_over == "informative"
-
-    @property
-    def rule_settings(self) -> dict[str, Any]:
-        """All settings of the credit rule, its defaults among them. A tree's part of an advantage is divided by deviations
-        where the group's part is."""
-        if self.tree is not None:
-            return {"normalize_std": self.advantage == "grpo" and self.normalize_std}
-        return find_rule(str(self.credit)).settings(self.credit_settings or {})
-
-    @property
     def call_gamma(self) -> float:
-        """Discount from call to call: the critic's, or the credit rule's where it has a setting gamma that discounts the
-        rewards by which rollouts are compared."""
+        """Discount from call to call: the critic's, or the credit rule's setting gamma."""
         if self.critic is not None:
             return self.critic.call_gamma
-        gamma = self.rule_settings.get("gamma") if find_rule(str(self.credit)).discounts_rollouts else None
+        gamma = self.rule_settings.get("gamma")
         return float(gamma) if isinstance(gamma, int | float) else 1.0
 
     @property
     def reads_steps(self) -> bool:
         """True where step rewards may make a difference to what is learned, as they may to any code of the user's own."""
-        own = type(self) is not LightningRL or self.advantage not in ADVANTAGES  # gae reads them, too
-        return own or find_rule(str(self.credit)).reads_steps
+        own = type(self) is not LightningRL or name_of(self.advantage) not in ADVANTAGES  # gae reads them, too
+        return own or self.rule.reads_steps
+
+    @property
+    def reward_policy(self) -> RewardPolicy:
+        """The rules by which the rollouts' rewards are settled."""
+        return RewardPolicy(weights=self.reward_weights or {}, missing=self.missing_reward)
 
     def plan(
         self,
@@ -254,8 +236,8 @@ class LightningRL:
     ) -> UpdatePlan:
         """The updates for these groups. `seed` decides which rollouts share a minibatch, and nothing else.
 
-        A rollout whose advantages are all 0 is zero_variance: it counts in the weights as `normalise_over` says, and only a
-        KL or entropy term has a gradient in it. `evidence` is what the credit rule asks for (`rule.needs`): a judge's
+        A rollout whose advantages are all 0 is zero_variance: only a KL or entropy term has a
+        gradient in it. `evidence` is what the credit rule asks for (`rule.needs`): a judge's
         scores, earlier groups. `values` are the critic's, for gae; `reference` are the reference's logprobs of sampled
         tokens, for a KL in the reward.
         """
@@ -286,7 +268,7 @@ class LightningRL:
 
     def settled(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
         """The groups with the rewards that are learned from, without the rollouts whose reward is not known."""
-        return self._rewards().settle(groups).groups
+        return self.reward_policy.settle(groups).groups
 
     def learned_groups(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
         """Those of the settled groups that `plan` learns from, before a judge is asked."""
@@ -305,38 +287,20 @@ class LightningRL:
     def _usable(
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence
     ) -> tuple[list[list[Trajectory]], dict[str, Outcome], dict[str, float]]:
-        """Groups with known rewards and as many rollouts as the settings ask for; the others' outcomes, and how many
-        they are."""
-        settled = self._rewards().settle(groups)
+        """Groups with known rewards; the others' outcomes, and how many they are."""
+        settled = self.reward_policy.settle(groups)
         unknown = set(settled.dropped) | self._agent_rewards().unknown(settled.groups)
-        if "scores" in find_rule(str(self.credit)).needs:
+        if "scores" in self.rule.needs:
             unscored = {one.rollout_id for group in settled.groups for one in group} - set(evidence.scores)
             if unscored and self.missing_reward != "drop":
                 raise RewardError(
                     f"rollout {min(unscored)}: the judge gave no score; only missing_reward = 'drop' allows that"
                 )
             unknown |= unscored
-        kept, short = [], 0
-        for group in settled.groups:
-            members = [trajectory for trajectory in group if trajectory.rollout_id not in unknown]
-            if len(members) < self.group_size and self.incomplete_groups != "train":
-                short += 1
-                if self.incomplete_groups == "fail":
-                    raise RewardError(
-                        f"algorithm.incomplete_groups: a group has {len(members)} of {self.group_size} usable rollouts"
-                    )
-                members = []
-            if members:
-                kept.append(members)
-        usable = {trajectory.rollout_id for group in kept for trajectory in group}
-        outcomes: dict[str, Outcome] = {
-            trajectory.rollout_id: "invalid"
-            for group in groups
-            for trajectory in group
-            if trajectory.rollout_id not in usable
-        }
-        counts = {"unrewarded": len(unknown), "filled": settled.filled, "incomplete_groups": short}
-        return kept, outcomes, {name: float(count) for name, count in counts.items() if count}
+        kept = [[one for one in group if one.rollout_id not in unknown] for group in settled.groups]
+        outcomes: dict[str, Outcome] = dict.fromkeys(unknown, "invalid")
+        counts = {"unrewarded": len(unknown), "filled": settled.filled}
+        return [*filter(None, kept)], outcomes, {name: float(count) for name, count in counts.items() if count}
 
     def _signals(
         self,
@@ -355,13 +319,13 @@ class LightningRL:
                 for call, numbers in zip(trajectory.transitions, penalties[trajectory.rollout_id], strict=True)
                 for number in compress(numbers, call.mask)
             ]
-            stats = {"ref_kl": statistics.fmean(flat) / self.kl} if flat else {}
+            stats = {"ref_kl": statistics.fmean(flat) / self.kl_term.coefficient} if flat else {}
             return found, stats
         if values is None:
             raise ValueError("values: gae needs the critic's value of every sampled token")
         groups = own_groups(groups)
         trajectories = [trajectory for group in groups for trajectory in group]
-        estimated = estimates(trajectories, values, self.critic, self.normalize_std)
+        estimated = estimates(trajectories, values, self.critic)
         signals = {}
         for trajectory, one in zip(trajectories, estimated, strict=True):
             solved = self.solved_bonus * trajectory.reward
@@ -385,9 +349,10 @@ class LightningRL:
             return {}
         if reference is None:
             raise ValueError("reference: a KL in the reward needs the reference's logprob of every sampled token")
+        scale = self.kl_term.coefficient
         return {
             trajectory.rollout_id: [
-                [self.kl * (now - ref) for now, ref in zip(call.logprobs, reference[call.call_id], strict=True)]
+                [scale * (now - ref) for now, ref in zip(call.logprobs, reference[call.call_id], strict=True)]
                 for call in trajectory.transitions
             ]
             for group in own_groups(groups)
@@ -401,20 +366,19 @@ class LightningRL:
         penalties: Mapping[str, Sequence[Sequence[float]]] = MappingProxyType({}),
     ) -> dict[str, Signal]:
         """Returns for each rollout one advantage per transition, or with penalties one per sampled token."""
-        rule = find_rule(str(self.credit))
-        credits = rule.credits(groups, evidence, self.rule_settings)
+        credits = self.rule.credits(groups, evidence, self.rule_settings)
         groups, credits = own_groups(groups), own_credits(groups, credits)
         trajectories = [trajectory for group in groups for trajectory in group]
-        if self.advantage in ADVANTAGES:
+        if isinstance(self.advantage, NamedPart) and self.advantage.type not in ADVANTAGES:
+            values = plugin_advantages(self.advantage, groups, credits)
+        else:
             within = [self._within(group, rollouts) for group, rollouts in zip(groups, credits, strict=True)]
             numbers = [row for rows in within for row in rows]
-            values: list[list[PerToken]] = [[*row] for row in numbers]
-        else:
-            values = plugin_advantages(self.advantage, self.advantage_settings, groups, credits)
+            values = [[*row] for row in numbers]
         if penalties:
             values = rewards_to_go(numbers, [penalties[trajectory.rollout_id] for trajectory in trajectories])
         flat = [credit for rollouts in credits for credit in rollouts]
-        if self.advantage in WHITENED:
+        if name_of(self.advantage) in WHITENED:
             values = _whitened(trajectories, values, [credit.left_out for credit in flat])
         return {
             trajectory.rollout_id: Signal(advantages=self._with_bonus(trajectory, credit, row), credit=credit)
@@ -431,7 +395,7 @@ class LightningRL:
         shares = None
         if any(credit.shares is not None for credit in credits):
             shares = [[1.0] * len(credit.values) if credit.shares is None else credit.shares for credit in credits]
-        return ADVANTAGES[self.advantage]([credit.values for credit in credits], scores, self.normalize_std, shares)
+        return ADVANTAGES[name_of(self.advantage)]([credit.values for credit in credits], scores, self.divides, shares)
 
     def _with_bonus(self, trajectory: Trajectory, credit: Credit, values: Sequence[PerToken]) -> list[PerToken]:
         solved = self.solved_bonus * trajectory.reward
@@ -441,10 +405,48 @@ class LightningRL:
         ]
 
     def _agent_rewards(self) -> AgentRewards:
-        return AgentRewards(self.agent_reward_weights or {}, self._rewards())
+        return AgentRewards(self.agent_reward_weights or {}, self.reward_policy)
 
-    def _rewards(self) -> RewardPolicy:
-        return RewardPolicy(weights=self.reward_weights or {}, missing=self.missing_reward, fill=self.fill_reward)
+
+def _check(settings: LightningRL) -> None:
+    """ConfigError for settings that do not go together."""
+    advantage, credit = name_of(settings.advantage), name_of(settings.credit)
+    check_part("advantage", settings.advantage, ADVANTAGES)
+    check_part("loss", settings.loss, LOSSES)
+    check_part("aggregation", settings.aggregation, AGGREGATIONS)
+    settings.rule_settings  # noqa: B018  an unknown setting is found here
+    if settings.group_size == 1 and advantage in ADVANTAGES and advantage not in ALONE:
+        raise ConfigError(
+            f"algorithm.group_size: expected a whole number of at least 2 with advantage = {advantage!r}, got 1"
+        )
+    if settings.critic is not None and credit != "uniform":
+        raise ConfigError(
+            f"algorithm.credit: expected none with advantage = 'gae', whose critic is one, got {credit!r}"
+        )
+    if settings.tree is not None:
+        if credit not in ("uniform", TREE) or advantage not in ("grpo", "dr_grpo"):
+            raise ConfigError(
+                "algorithm.rollouts: 'tree' brings its credit along, which compares calls with their tree and their group: "
+                f"expected no credit and an advantage of 'grpo' or 'dr_grpo', got {credit!r} and {advantage!r}"
+            )
+        settings.tree.branches(settings.group_size)
+    elif credit == TREE:
+        raise ConfigError("algorithm.credit: 'tree' is the credit of rollouts = 'tree', which brings it along")
+    if weights := settings.agent_reward_weights:
+        if idle := [agent for agent, own in weights.items() if not own]:
+            raise ConfigError(f"algorithm.agent_reward_weights.{idle[0]}: expected a weight of at least one reward")
+        if needs := settings.rule.needs:
+            raise ConfigError(
+                f"algorithm.agent_reward_weights: conflicts with credit = {credit!r}, which compares calls with "
+                f"{', '.join(needs)}, made of one reward per rollout"
+            )
+    if name_of(settings.loss) == "reinforce" and not isinstance(settings.correction, Importance):
+        for name in ("minibatches", "epochs"):
+            if getattr(settings, name) != 1:
+                raise ConfigError(
+                    f"algorithm.{name}: expected 1 with loss = 'reinforce' without importance sampling, whose gradient "
+                    f"holds for fresh samples only, got {getattr(settings, name)}"
+                )
 
 
 def _whitened(
@@ -464,3 +466,77 @@ def _whitened(
         [spread(value, mask) if isinstance(value, list) else value for value, mask in zip(row, of_row, strict=True)]
         for row, of_row in zip(white, masks, strict=True)
     ]
+
+
+def minibatches(
+    settings: LightningRL,
+    trajectories: Sequence[Trajectory],
+    signals: Mapping[str, Signal],
+    trained: Collection[str],
+    seed: int,
+) -> list[list[TrainingSequence]]:
+    """One minibatch per update, at most `settings.minibatches` an epoch; a rollout is never split.
+
+    Minibatches have the same number of rollouts whatever is learned from: those `trained` (ids) fill as few as they need,
+    are joined there by others, which count in the weights and have no gradient, and the rest is left out. Of 32 rollouts,
+    10 of them trained, in four minibatches: one of 8 of these, one of 2 and 6 others, and no third update. With dynamic
+    sampling those trained are what the step wanted, and make all minibatches. A KL or entropy term has a gradient in every
+    rollout: all minibatches are then made, of all rollouts that count.
+    """
+    counted = [one for one in trajectories if any(call.trained_tokens for call in one.transitions)]
+    parts = min(settings.minibatches, len(counted))
+    if settings.dynamic_sampling:  # the others were replaced: a step has as many updates however many they were
+        counted = [one for one in counted if one.rollout_id in trained]
+        parts = min(parts, len(counted))
+    everywhere = bool(settings.loss_terms.kl or settings.entropy or settings.critic)
+    whole = everywhere or settings.loss_terms.is_plugin  # which may have a gradient where the advantage is 0
+    dice = random.Random(seed)
+    trees = trees_of(counted) if settings.tree is not None else {}
+    found = []
+    for _ in range(settings.epochs):
+        dice.shuffle(counted)
+        if trees:  # side by side, since an engine may compute once what those of one minibatch begin with
+            places = {
+                number: place for place, number in enumerate(dict.fromkeys(trees[one.rollout_id] for one in counted))
+            }
+            counted.sort(key=lambda one: places[trees[one.rollout_id]])
+        if not everywhere:  # a stable sort: both kinds stay in random order
+            counted.sort(key=lambda one: one.rollout_id not in trained)
+        for part in range(parts):
+            share = counted[part * len(counted) // parts : (part + 1) * len(counted) // parts]
+            if rows := _minibatch(settings, share, signals, None if everywhere else trained):
+                rows = rows if whole else [*filter(None, map(until_last_signal, rows))]
+                found.append(rows)
+    return found
+
+
+def _weights(settings: LightningRL, trajectories: Sequence[Trajectory]) -> Sequence[Sequence[PerToken]]:
+    own, name = settings.aggregation, settings.loss_aggregation
+    if isinstance(own, NamedPart) and name not in AGGREGATIONS:
+        return plugin_weights(own, trajectories)
+    length = own.length if isinstance(own, FixedLength) else None
+    return token_weights(trajectories, cast(Aggregation, name), length)
+
+
+def _minibatch(
+    settings: LightningRL,
+    trajectories: Sequence[Trajectory],
+    signals: Mapping[str, Signal],
+    only: Collection[str] | None,
+) -> list[TrainingSequence]:
+    """The rows of the rollouts `only` (None: of all), with weights that count all."""
+    weights = _weights(settings, trajectories)
+    found: list[TrainingSequence] = []
+    for place, trajectory in enumerate(trajectories):
+        if only is not None and trajectory.rollout_id not in only:
+            continue
+        signal = signals[trajectory.rollout_id]
+        rows = merge(
+            trajectory.rollout_id,
+            trajectory.transitions,
+            signal.advantages,
+            weights[place],
+            signal.others,
+        )
+        found += [row for row in rows if any(row.mask)]
+    return found

@@ -1,4 +1,4 @@
-"""Plug-ins of LightningRL beside credit rules: advantages and aggregations that it calls, losses that the learner calls.
+"""Plug-ins of LightningRL besides credit rules: advantages and aggregations that it calls, losses that the learner calls.
 
 Each is a function whose keyword-only arguments are its settings, checked before anything starts; whatever it returns is
 checked before anything is trained on it. `code_loader` finds it: ``file.py:name``, ``package.module:name``, or an entry
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from agentlightning.algorithms.advantage import PerToken
 from agentlightning.algorithms.credit.rule import Credit
-from agentlightning.algorithms.settings import function_settings
+from agentlightning.algorithms.settings import NamedPart, function_settings
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.runtime.code_loader import check_signature, load_plugin
 from agentlightning.training_types import Trajectory
@@ -27,27 +27,34 @@ SIGNATURES: Mapping[FunctionKind, tuple[str, ...]] = MappingProxyType(
 """Positional arguments of each kind."""
 
 
-def plugin_settings(
-    kind: FunctionKind, name: str, given: Mapping[str, Any] | None, built_in: Collection[str] = ()
-) -> dict[str, Any]:
+def plugin_settings(kind: FunctionKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The plug-in's settings, checked as its function declares them. ConfigError, too, where there is no such function."""
-    function = load_plugin(kind, name, built_in)
+    function = load_plugin(kind, name, ())
     check_signature(function, SIGNATURES[kind], f"algorithm.{kind} {name!r}", settings=True)
-    return function_settings(function, given or {}, f"{kind}_settings")
+    return function_settings(function, given, kind)
+
+
+def check_part(kind: FunctionKind, part: object, built_in: Collection[str]) -> None:
+    """ConfigError where a part without a table of its own is neither built in nor code, or has a setting that it does not
+    know."""
+    if not isinstance(part, NamedPart):
+        return
+    if part.type not in built_in:
+        load_plugin(kind, part.type, built_in)
+        plugin_settings(kind, part.type, part.settings)
+    elif part.settings:
+        raise ConfigError(f"algorithm.{kind}.{next(iter(part.settings))}: no such setting; {part.type!r} has none")
 
 
 def plugin_advantages(
-    name: str,
-    given: Mapping[str, Any] | None,
-    groups: Sequence[Sequence[Trajectory]],
-    credits: Sequence[Sequence[Credit]],
+    part: NamedPart, groups: Sequence[Sequence[Trajectory]], credits: Sequence[Sequence[Credit]]
 ) -> list[list[PerToken]]:
     """``(groups, credits, *, settings)``: all groups of a step and the credit of each rollout's calls, to a list per group
     of a list per rollout of one number per call, or one per sampled token. Returns the rollouts of all groups."""
-    what = f"advantage {name!r}"
-    settings = plugin_settings("advantage", name, given)
+    what = f"advantage {part.type!r}"
+    settings = plugin_settings("advantage", part.type, part.settings)
     with boundary(what):
-        returned = load_plugin("advantage", name, ())(groups, credits, **settings)
+        returned = load_plugin("advantage", part.type, ())(groups, credits, **settings)
     _require(what, returned, len(groups), "groups")
     found: list[list[PerToken]] = []
     for group, rows in zip(groups, returned, strict=True):
@@ -56,15 +63,13 @@ def plugin_advantages(
     return found
 
 
-def plugin_weights(
-    name: str, given: Mapping[str, Any] | None, trajectories: Sequence[Trajectory]
-) -> list[list[PerToken]]:
+def plugin_weights(part: NamedPart, trajectories: Sequence[Trajectory]) -> list[list[PerToken]]:
     """``(trajectories, *, settings)``: the rollouts that count in a minibatch, to a list per rollout of one weight per call,
     for each of its sampled tokens, or one per token. The loss is the sum of weight × loss over tokens."""
-    what = f"aggregation {name!r}"
-    settings = plugin_settings("aggregation", name, given)
+    what = f"aggregation {part.type!r}"
+    settings = plugin_settings("aggregation", part.type, part.settings)
     with boundary(what):
-        returned = load_plugin("aggregation", name, ())(trajectories, **settings)
+        returned = load_plugin("aggregation", part.type, ())(trajectories, **settings)
     _require(what, returned, len(trajectories), "rollouts")
     return [_of_calls(what, trajectory, row) for trajectory, row in zip(trajectories, returned, strict=True)]
 
@@ -74,7 +79,7 @@ def own_code(algorithm: object) -> Iterator[None]:
     """Whatever an algorithm of the user's own raises becomes an AgentError that names its class."""
     kind = type(algorithm)
     ours = kind.__module__.startswith("agentlightning.")
-    with nullcontext() if ours else boundary(f"algorithm.name {kind.__name__!r}"):
+    with nullcontext() if ours else boundary(f"algorithm.type {kind.__name__!r}"):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Reward of a rollout: named rewards weighed into one number, and the treatment of a missing one.
+"""Reward of a rollout: named rewards weighed into one number, the treatment of a missing one, and a step's statistics.
 
 LightningRL applies it before credit. A reward is not known where the rollout has none, where it is no finite number,
 or where it came after the rollout had finished (the adapter leaves those out, so that a step that is executed again
@@ -8,16 +8,28 @@ is the same step).
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import Literal
+from itertools import accumulate, compress
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from agentlightning.errors import RewardError
+from agentlightning.records import Outcome
 from agentlightning.tracing.air import PREFIX as AIR
 from agentlightning.training_types import Trajectory
 
-MissingReward = Literal["drop", "fill", "fail"]
+
+def _missing(value: Any) -> Any:
+    if value in ("drop", "fail") or (isinstance(value, int | float) and math.isfinite(value) and value is not True):
+        return value
+    raise ValueError("expected 'drop', 'fail' or a number in its place")
+
+
+MissingReward = Annotated[Literal["drop", "fail"] | float, BeforeValidator(_missing)]
+"""Treatment of a rollout with a reward that is missing, late or not finite: drop it, fail the step, or take this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +51,7 @@ class RewardPolicy:
     """Weight of each reward by name: the reward is their weighted sum, for final and for step rewards. Empty: the settled
     reward. Rewards of AIR (``air.RULE``), which have weights already, count once where none is given here."""
     missing: MissingReward = "drop"
-    """A final reward that is not known drops its rollout, is filled with `fill`, or fails the step. A call without a step
-    reward earned none; one that is no finite number is treated as a final one."""
-    fill: float | None = None
+    """A call without a step reward earned none; one that is not finite is treated as a final one."""
 
     def settle(self, groups: Sequence[Sequence[Trajectory]]) -> Settled:
         """RewardError with `missing` = fail where a reward is not known.
@@ -59,7 +69,7 @@ class RewardPolicy:
                 reason = f"its reward {', '.join(unknown)} is missing or not a finite number"
                 if self.missing == "fail":
                     raise RewardError(
-                        f"rollout {trajectory.rollout_id}: {reason}; missing_reward = 'drop' or 'fill' goes on without it"
+                        f"rollout {trajectory.rollout_id}: {reason}; missing_reward = 'drop' or a number goes on without it"
                     )
                 if self.missing == "drop":
                     dropped[trajectory.rollout_id] = reason
@@ -109,8 +119,8 @@ class RewardPolicy:
     def _finite(self, value: float) -> float:
         if math.isfinite(value):
             return value
-        assert self.fill is not None  # settings are checked: only `fill` comes here
-        return self.fill
+        assert isinstance(self.missing, int | float)  # only a reward that is filled in comes here
+        return float(self.missing)
 
 
 def shaped_air(groups: Sequence[Sequence[Trajectory]], gamma: float = 1.0) -> list[list[Trajectory]]:
@@ -141,3 +151,50 @@ def _shaped(trajectory: Trajectory, gamma: float) -> Trajectory:
         rest |= {name: values[place] for name, values in shaped.items() if values[place]}
         transitions.append(replace(call, reward=sum(rest.values()), rewards=rest))
     return replace(trajectory, transitions=transitions)
+
+
+def step_stats(groups: Sequence[Sequence[Trajectory]], trained: Sequence[Trajectory]) -> dict[str, float]:
+    """The statistics of the usable groups and of the trajectories trained on; see `UpdatePlan.stats`."""
+    trajectories = [trajectory for group in groups for trajectory in group]
+    rewards = [trajectory.reward for trajectory in trajectories]
+    earned = [{trajectory.reward for trajectory in group} for group in groups if group]
+    least, best = min(rewards, default=0.0), max(rewards, default=0.0)
+    all_same_is_good = best > 0.0  # where every rollout of the step earns the same, there is nothing else to go by
+    alike = [next(iter(values)) for values in earned if len(values) == 1]
+    solved = sum(value == best and (best > least or all_same_is_good) for value in alike)
+    unsolved = sum(value == least and (best > least or not all_same_is_good) for value in alike)
+    count = max(1, len(trajectories))
+    names = sorted({name for trajectory in trajectories for name in trajectory.rewards} - {"reward"})
+    named = {name: [one.rewards[name] for one in trajectories if name in one.rewards] for name in names}
+    return {
+        "reward_mean": statistics.fmean(rewards) if rewards else 0.0,
+        "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
+        "groups_with_signal": 1.0 - len(alike) / len(earned) if earned else 0.0,
+        "solved_groups": solved / max(1, len(earned)),
+        "unsolved_groups": unsolved / max(1, len(earned)),
+        "turns": sum(len(trajectory.transitions) for trajectory in trajectories) / count,
+        "tokens_sampled": float(sum(map(_sampled, trajectories))),
+        "tokens_trained": float(sum(call.trained_tokens for trajectory in trained for call in trajectory.transitions)),
+        "zero_variance": 1.0 - len(trained) / count if trajectories else 0.0,
+    } | {f"rewards/{name}/mean": statistics.fmean(values) for name, values in named.items()}
+
+
+def without_signal(groups: Sequence[Sequence[Trajectory]], outcomes: Mapping[str, Outcome]) -> list[str]:
+    """The ids of the groups none of whose rollouts is trained on."""
+    return [
+        group[0].group_id
+        for group in groups
+        if group and all(outcomes[trajectory.rollout_id] != "trained" for trajectory in group)
+    ]
+
+
+def _sampled(trajectory: Trajectory) -> int:
+    return sum(len(transition.sampled_ids) for transition in trajectory.transitions)
+
+
+def any_signal(trajectory: Trajectory, advantages: Sequence[float | Sequence[float]]) -> bool:
+    """True where the advantage of a token that is trained is not 0."""
+    return any(
+        call.trained_tokens and (one if isinstance(one, int | float) else any(compress(one, call.mask)))
+        for call, one in zip(trajectory.transitions, advantages, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""Selection: which calls of a rollout a policy is trained on; the others stay in its trajectories as context.
+"""Selection: which calls of a rollout a policy is trained on, by what return each of its agents; the others are context.
 
 The trainer marks calls by `Selection`, LightningRL takes its own part of what is marked once credit has been given: a credit
 rule sees whole rollouts, so that what one agent earned is told from what the others did. Advantages, their statistics and
@@ -7,14 +7,17 @@ everything after them are over the policy's own calls, and over the rollouts in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from agentlightning.adapters.sequences import PerToken
 from agentlightning.algorithms.credit.rule import Credit
+from agentlightning.algorithms.rewards import RewardPolicy
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.records import Call
-from agentlightning.runner.user_code import load
-from agentlightning.training_types import Trajectory
+from agentlightning.runtime.code_loader import load_function
+from agentlightning.training_types import Trajectory, Transition
 
 Predicate = Callable[[Call], bool]
 
@@ -38,7 +41,7 @@ class Selection:
 
 
 def selection(policy: str, agents: Sequence[str] | None) -> Selection:
-    """`agents` of a policy, parsed: names, and predicates ``file.py:name`` over a `types.Call`.
+    """`agents` of a policy, parsed: names, and predicates ``file.py:name`` over a `records.Call`.
 
     ConfigError where a predicate cannot be loaded.
     """
@@ -104,7 +107,7 @@ def _own_credit(trajectory: Trajectory, credit: Credit) -> Credit:
 
 
 def _predicate(spec: str) -> Predicate:
-    function = load(spec, ("call",), "agents predicate")
+    function = load_function(spec, ("call",), "agents predicate")
 
     def predicate(call: Call) -> bool:
         with boundary(f"agents predicate {spec!r}"):
@@ -114,3 +117,165 @@ def _predicate(spec: str) -> Predicate:
         return selected
 
     return predicate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """The training signal of one rollout; every list has one entry per transition."""
+
+    advantages: Sequence[PerToken]
+    credit: Credit
+    """The credit that the advantages were made of."""
+    others: Mapping[str, Sequence[PerToken]] = field(default_factory=dict)
+    """Further columns of `training_types.TrainingSequence`, such as a critic's returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSignal:
+    """The training signal of one call of a usable rollout."""
+
+    rollout_id: str
+    reward: float
+    """The rollout's."""
+    call: Transition
+    credit: float
+    advantages: PerToken
+    share: float = 1.0
+    """The share of the group's baseline that the credit was compared with."""
+    bonus: float = 0.0
+    """The part of the advantages that the credit rule added as it is."""
+    score: float | None = None
+    """The number by which the rollout was compared with the others of its group. None: its reward."""
+    returns: PerToken | None = None
+    """The critic's targets."""
+
+
+def call_signals(trajectories: Sequence[Trajectory], signals: Mapping[str, Signal]) -> list[CallSignal]:
+    """The signals of all calls of these rollouts."""
+    return [
+        CallSignal(
+            rollout_id=one.rollout_id,
+            reward=one.reward,
+            call=call,
+            credit=credit,
+            advantages=advantages,
+            share=share,
+            bonus=bonus,
+            score=signal.credit.score,
+            returns=returns,
+        )
+        for one in trajectories
+        if (signal := signals[one.rollout_id])
+        for call, credit, share, bonus, advantages, returns in zip(
+            one.transitions,
+            signal.credit.values,
+            signal.credit.shares or [1.0] * len(one.transitions),
+            signal.credit.bonus or [0.0] * len(one.transitions),
+            signal.advantages,
+            signal.others.get("returns", [None] * len(one.transitions)),
+            strict=True,
+        )
+    ]
+
+
+Signals = tuple[dict[str, Signal], dict[str, float]]
+Groups = Sequence[Sequence[Trajectory]]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRewards:
+    """The weights by which the rewards of a rollout make the return of each agent."""
+
+    weights: Mapping[str, Mapping[str, float]]
+    """By agent; a call is of the agent whose name it has, else of the one whose name it asked for as its model. Calls of
+    others keep the rollout's own reward."""
+    policy: RewardPolicy
+    """The treatment of rewards that are missing."""
+
+    def unknown(self, groups: Groups) -> set[str]:
+        """The rollouts that have not all rewards of all agents. RewardError where that is to fail."""
+        return {rollout_id for agent in self.weights for rollout_id in self._rewards(agent).settle(groups).dropped}
+
+    def signals(self, groups: Groups, signals_of: Callable[[Groups], Signals]) -> Signals:
+        """The signal of every own call, from one round of `signals_of` for each agent, and the means of their metrics.
+
+        Liu et al. 2025, "SPIRAL: Self-Play on Zero-Sum Games Incentivizes Reasoning via Multi-Agent Multi-Turn Reinforcement
+        Learning" (arXiv 2506.24119), role-conditioned advantage estimation: a baseline for each role; here it is the mean
+        of the role's returns in the group in place of a moving average of them. Two games of one task that white won and
+        lost (1 and -1), black = {reward: -1}, dr_grpo: white's calls get [1, -1], black's [-1, 1].
+        """
+        if not self.weights:
+            return signals_of(groups)
+        names = [*self.weights, None] if _has_others(groups, self.weights) else [*self.weights]
+        parts = {agent: signals_of(self._part(groups, agent)) for agent in names}
+        joined = {
+            one.rollout_id: _joined(one, [self._of(call) for call in one.transitions], parts)
+            for group in own_groups(groups)
+            for one in group
+        }
+        stats = {name for _, found in parts.values() for name in found}
+        means = {
+            name: statistics.fmean(found[name] for _, found in parts.values() if name in found)
+            for name in sorted(stats)
+        }
+        return joined, means | self._means(groups)
+
+    def _rewards(self, agent: str) -> RewardPolicy:
+        return replace(self.policy, weights=self.weights[agent])
+
+    def _part(self, groups: Groups, agent: str | None) -> list[list[Trajectory]]:
+        """The groups as one agent is learned from: its own return, and the calls of all others as context."""
+        rewarded = groups if agent is None else self._rewards(agent).settle(groups).groups
+        return [
+            [
+                replace(
+                    one,
+                    transitions=[
+                        replace(call, trained=call.trained and self._of(call) == agent) for call in one.transitions
+                    ],
+                )
+                for one in group
+            ]
+            for group in rewarded
+        ]
+
+    def _of(self, call: Transition) -> str | None:
+        """The agent of a call; None where it is none of those that have weights."""
+        return next((name for name in (call.agent, call.model) if name in self.weights), None)
+
+    def _means(self, groups: Groups) -> dict[str, float]:
+        means = {}
+        for agent in self.weights:
+            rewards = [one.reward for group in own_groups(self._part(groups, agent)) for one in group]
+            if rewards:
+                means[f"agents/{agent}/reward_mean"] = statistics.fmean(rewards)
+        return means
+
+
+def _has_others(groups: Groups, weights: Mapping[str, object]) -> bool:
+    return any(
+        call.trained and call.agent not in weights and call.model not in weights
+        for group in groups
+        for one in group
+        for call in one.transitions
+    )
+
+
+def _joined(trajectory: Trajectory, agents: Sequence[str | None], parts: Mapping[str | None, Signals]) -> Signal:
+    """The signal of a rollout whose own calls are of these agents, call by call from that of its agent."""
+    given = {agent: parts[agent][0][trajectory.rollout_id] for agent in set(agents)}
+    places: dict[str | None, int] = dict.fromkeys(given, 0)
+    picked = []
+    for agent in agents:
+        picked.append((given[agent], places[agent]))
+        places[agent] += 1
+    first = next(iter(given.values()))
+    return Signal(
+        advantages=[one.advantages[place] for one, place in picked],
+        others={name: [one.others[name][place] for one, place in picked] for name in first.others},
+        credit=Credit(
+            values=[one.credit.values[place] for one, place in picked],
+            shares=[1.0 if one.credit.shares is None else one.credit.shares[place] for one, place in picked],
+            bonus=[0.0 if one.credit.bonus is None else one.credit.bonus[place] for one, place in picked],
+        ),
+    )

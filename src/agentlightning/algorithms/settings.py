@@ -1,6 +1,7 @@
-"""Checks of settings by their annotations: those of the algorithms and of credit rules.
+"""Settings of algorithms: parts that are one of several, and checks by annotations.
 
-Made from Python or from TOML, they are not converted on the way in: a text is no number. Knows no setting by name.
+An algorithm is a frozen dataclass whose fields are its settings; a field that is a choice with settings of its own holds a
+table (`AlgorithmPart`). Made from Python or from TOML, values are not converted: a text is no number. Knows no setting.
 """
 
 from __future__ import annotations
@@ -8,16 +9,98 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, create_model
+from pydantic_core import CoreSchema, core_schema
 
-from agentlightning.config.base import parse_settings
+from agentlightning.config.base import Table, Tagged, parse_settings
 from agentlightning.errors import ConfigError
 from agentlightning.runtime.code_loader import path_of_code
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+class AlgorithmPart(Table):
+    """A table of `[algorithm]`: the settings of one choice, whose name is `type`."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class NamedPart(AlgorithmPart):
+    """A choice that has no table here: a built-in one without settings, or code with the settings that it declares."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that are given."""
+        return dict(self.model_extra or {})
+
+
+class Choice(Tagged):
+    """Annotation of a setting that is one of several parts: ``Annotated[PpoClip | Gspo | NamedPart | str, Choice()]``.
+
+    A bare name or a function stands for the part with its defaults. With `NamedPart` in the union any other name is taken.
+    """
+
+    def kinds(self, union: Any) -> dict[str, type[BaseModel]]:
+        """The tables of the annotated union by their `type`; for "" the one of further names."""
+        tables = [kind for kind in get_args(union) if isinstance(kind, type) and issubclass(kind, AlgorithmPart)]
+        return {kind.model_fields["type"].default if kind is not NamedPart else "": kind for kind in tables}
+
+    def kind_of(self, union: Any, value: Any) -> str | None:
+        """The `type` of a value; "" where it has no table of its own."""
+        kinds = self.kinds(union)
+        tag = value.get("type", next(iter(kinds))) if isinstance(value, dict) else getattr(value, "type", None)
+        return tag if tag in kinds or "" not in kinds or not isinstance(tag, str) else ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {tag: handler.generate_schema(kind) for tag, kind in self.kinds(source).items()}
+        union = core_schema.tagged_union_schema(choices, lambda value: self.kind_of(source, value))
+        schema = core_schema.no_info_before_validator_function(_as_part, union)
+        return core_schema.nullable_schema(schema) if type(None) in get_args(source) else schema
+
+
+class Shorthand:
+    """Annotation of a setting that is one table, the first of the annotated union, or a bare value of its main setting."""
+
+    def __init__(self, main: str) -> None:
+        self._main = main
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def as_table(value: Any) -> Any:
+            return value if isinstance(value, Mapping | BaseModel) else {self._main: code_name(value)}
+
+        table = handler.generate_schema(get_args(source)[0])
+        return core_schema.no_info_before_validator_function(as_table, table)
+
+
+def _as_part(value: Any) -> Any:
+    """A name or a function as a table; a table whose `type` is a function with its name."""
+    if isinstance(value, Mapping):
+        return {**value, "type": code_name(value["type"])} if "type" in value else dict(value)
+    return value if isinstance(value, BaseModel | bool | int | float | list) else {"type": code_name(value)}
+
+
+def name_of(part: object) -> str:
+    """The name of a part of an algorithm that was made, whose parts are tables."""
+    return str(getattr(part, "type", part))
+
+
+def as_table(algorithm: DataclassInstance) -> dict[str, Any]:
+    """The settings as a table of plain values, as a configuration holds them; a part without settings is its name."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, NamedPart) and not value.settings:
+            return value.type
+        return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+
+    return {one.name: plain(getattr(algorithm, one.name)) for one in dataclasses.fields(algorithm)}
 
 
 def strict_table(fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
@@ -26,21 +109,26 @@ def strict_table(fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
     return create_model("Settings", __config__=strict, **dict[str, Any](fields))
 
 
+@lru_cache(maxsize=64)
+def _table_of(kind: type[DataclassInstance], where: str) -> type[BaseModel]:
+    hints = _hints(kind, f"{where}: {kind.__name__}")
+    return strict_table({one.name: (hints[one.name], ...) for one in dataclasses.fields(kind)})
+
+
 def check_settings(settings: DataclassInstance, where: str = "algorithm") -> None:
     """Check the fields of a frozen dataclass as it is made; a list that stands for a tuple becomes one, and so on.
 
     ConfigError, a sentence for each that is wrong.
     """
-    hints = _hints(type(settings), f"{where}: {type(settings).__name__}")
     given = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}
-    checked = parse_settings(strict_table({name: (hints[name], ...) for name in given}), given, where, ".")
+    checked = parse_settings(_table_of(type(settings), where), given, where, ".")
     for name in given:
         object.__setattr__(settings, name, getattr(checked, name))
 
 
 def function_settings(function: Callable[..., Any], given: Mapping[str, Any], setting: str) -> dict[str, Any]:
-    """`given` checked against the keyword-only arguments of a plug-in, which are its settings; those left out have their
-    defaults. ConfigError for an unknown or a wrong one. `setting` is the table's own name, such as loss_settings."""
+    """`given` checked against the keyword-only arguments of a function, which are its settings; those left out have their
+    defaults. ConfigError for an unknown or a wrong one. `setting` names the part, such as loss."""
     taken = {name: one for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY}
     annotations = {name: one.annotation for name, one in taken.items() if one.annotation is not one.empty}
     # Of these alone: other annotations may name what is imported for type checkers only.
@@ -69,7 +157,8 @@ def code_name(given: Any) -> Any:
     """A function or class of a file as the text that names it; for settings that may name code."""
     if isinstance(given, str) or not callable(given):
         return given
-    return path_of_code(given, "algorithm")
+    known = getattr(given, "path", None)
+    return path_of_code(given, "algorithm") if known is None else known
 
 
 def _names(given: Any) -> tuple[str, ...]:
@@ -79,6 +168,4 @@ def _names(given: Any) -> tuple[str, ...]:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-CodeName = Annotated[str, BeforeValidator(code_name)]
-"""A built-in name, that of an entry point, ``file.py:name``, or the function itself."""
 UnitInterval = Annotated[float, Field(strict=True, ge=0, le=1)]

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED
-from agentlightning.algorithms.combinations import GAE
-from agentlightning.algorithms.credit import Evidence, find_rule
+from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.plugins import own_code
-from agentlightning.algorithms.rewards import RewardPolicy
+from agentlightning.algorithms.settings import as_table, name_of
 from agentlightning.analysis.step_record import StepRecord, read_step
 from agentlightning.errors import ConfigError, InputError, NotFoundError
 from agentlightning.records import Outcome, Reward, RewardSource, Rollout
@@ -28,7 +27,6 @@ from agentlightning.runner.scoring import Score, Scorer
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_steps
 from agentlightning.trainer.data.rescore import RescoredRollout, Rescoring
-from agentlightning.trainer.policies import DEFAULTS, PART_SETTINGS
 from agentlightning.training_types import Trajectory
 
 REPLACED_SOURCES: frozenset[RewardSource] = frozenset({"return", "function", "output"})
@@ -203,13 +201,14 @@ async def what_if(
     compared = [one for one in calls if None not in (one.advantage_before, one.advantage_after)]
     size = math.fsum(max(abs(one.advantage_before or 0.0), abs(one.advantage_after or 0.0)) for one in compared)
     turned = [one for one in compared if _sign(one.advantage_before) != _sign(one.advantage_after)]
-    differ = [name for name in DEFAULTS if getattr(record.algorithm, name) != getattr(changed, name)]
+    was, now = as_table(record.algorithm), as_table(changed)
+    differ = [name for name in was if was[name] != now[name]]
     return WhatIfReport(
         run_id=run_id,
         step=step,
         policy=record.policy,
-        before={name: getattr(record.algorithm, name) for name in differ},
-        after={name: getattr(changed, name) for name in differ},
+        before={name: was[name] for name in differ},
+        after={name: now[name] for name in differ},
         rewards={key: (before[key].reward if key in before else None, one.reward) for key, one in after.items()},
         outcomes={key: (before[key].outcome if key in before else None, one.outcome) for key, one in after.items()},
         calls=calls,
@@ -223,15 +222,13 @@ async def what_if(
 def changed_algorithm(algorithm: LightningRL, change: RewardChange) -> LightningRL:
     """The algorithm with the change; a part that is named anew has its own defaults. ConfigError where it is wrong."""
     changes: dict[str, Any] = {}
-    for part, name in (("credit", change.credit), ("advantage", change.advantage)):
-        if name is not None and name != getattr(algorithm, part):
-            changes |= {setting: DEFAULTS[setting] for setting in PART_SETTINGS[part]} | {part: name}
-    if "credit" in changes and algorithm.tree is not None:  # another rule sees its rollouts as if they shared nothing
-        changes |= {"rollouts": "independent", "tree": None}
-    if change.advantage is not None:
-        changes["aggregation"] = algorithm.loss_aggregation  # another advantage is no other aggregation of the loss
-    if change.credit_settings is not None:
-        changes["credit_settings"] = dict(change.credit_settings)
+    if change.advantage is not None and change.advantage != name_of(algorithm.advantage):
+        changes["advantage"] = change.advantage
+    rule = algorithm.rule.path if change.credit is None else change.credit
+    if rule != algorithm.rule.path or change.credit_settings is not None:
+        changes["credit"] = {"type": rule, **(change.credit_settings or {})}
+        if algorithm.tree is not None:  # another rule sees its rollouts as if they shared nothing
+            changes["rollouts"] = "independent"
     if change.weights is not None:
         changes["reward_weights"] = dict(change.weights)
     if not changes and change.scorer is None:
@@ -267,10 +264,7 @@ def _planned(
 ) -> dict[str, RolloutAdvantage]:
     with own_code(algorithm):
         plan = algorithm.plan(groups, seed=0, evidence=evidence)
-    policy = RewardPolicy(
-        weights=algorithm.reward_weights or {}, missing=algorithm.missing_reward, fill=algorithm.fill_reward
-    )
-    rewards = {one.rollout_id: one.reward for group in policy.settle(groups).groups for one in group}
+    rewards = {one.rollout_id: one.reward for group in algorithm.settled(groups) for one in group}
     calls: dict[str, list[CallAdvantage]] = {}
     scores = {one.rollout_id: one.score for one in plan.calls if one.score is not None}
     for one in plan.calls:
@@ -304,7 +298,7 @@ def _planned(
 
 
 def _engine_part(algorithm: LightningRL) -> str | None:
-    if algorithm.advantage == GAE:
+    if algorithm.critic is not None:
         return "advantage: 'gae' takes a critic's values"
     return (
         "kl: with reinforce_pp every token is rewarded by the reference's log-probability"
@@ -395,7 +389,7 @@ async def consuming_step(store: LightningStore, rollout: Rollout) -> int | None:
 def _in_words(
     record: StepRecord, trajectory: Trajectory, own: RolloutAdvantage, members: Sequence[RolloutAdvantage]
 ) -> list[str]:
-    algorithm, rule = record.algorithm, find_rule(str(record.algorithm.credit))
+    algorithm, rule, advantage = record.algorithm, record.algorithm.rule, name_of(record.algorithm.advantage)
     lines = [_reward_line(algorithm, trajectory, own.reward)]
     compared = [(one.reward, one.score) for one in members if one.reward is not None and one.score is not None]
     rewards, scores = [reward for reward, _ in compared], [score for _, score in compared]
@@ -415,9 +409,9 @@ def _in_words(
         + f"credit {call.credit:.4g}{_compared_with(algorithm, call)}"
         for call in own.calls
     ]
-    formula = _summary(ADVANTAGES[algorithm.advantage]) if algorithm.advantage in ADVANTAGES else "a plug-in"
-    lines.append(f"advantage {algorithm.advantage}: {formula}")
-    if algorithm.advantage in WHITENED:
+    formula = _summary(ADVANTAGES[advantage]) if advantage in ADVANTAGES else "a plug-in"
+    lines.append(f"advantage {advantage}: {formula}")
+    if advantage in WHITENED:
         lines.append("  then (value - mean) / standard deviation, over all sampled tokens of the step")
     if algorithm.solved_bonus:
         lines.append(f"  and solved_bonus × reward: {algorithm.solved_bonus:g} × {own.reward or 0.0:g}")
@@ -452,7 +446,8 @@ def _spread(values: Sequence[float]) -> str:
 
 def _compared_with(algorithm: LightningRL, call: CallAdvantage) -> str:
     """Words for a credit from which not the whole mean of the group is subtracted; none for advantages without a mean."""
-    if call.share == 1 or algorithm.advantage not in ADVANTAGES or algorithm.advantage in WITHOUT_MEAN:
+    advantage = name_of(algorithm.advantage)
+    if call.share == 1 or advantage not in ADVANTAGES or advantage in WITHOUT_MEAN:
         return ""
     return f", from which {f'{call.share:.4g} of the' if call.share else 'no'} mean is subtracted"
 

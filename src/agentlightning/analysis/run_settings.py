@@ -5,6 +5,7 @@ Comparisons of runs and suggestions draw on it. Pure.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from typing import Any, TypeGuard
 
 import orjson
 
+from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.settings import as_table
+from agentlightning.errors import AgentLightningError
 from agentlightning.records import JSON, Run
-from agentlightning.trainer.policies import DEFAULTS
 
 SEED = "trainer.seed"
 IGNORED = frozenset({"store.url", "engine.listen", "engine.advertise", "engine.sampler.weights", "monitor.tags"})
@@ -43,12 +46,14 @@ class SettingDifference:
 def flat_settings(config: JSON) -> FlatSettings:
     """The settings of a run by dotted name, the defaults of LightningRL included: a record has only what was given.
 
-    >>> flat_settings({"trainer": {"steps": 5}, "algorithm": {"name": "sft"}})
-    {'trainer.steps': 5, 'algorithm.name': 'sft'}
+    >>> flat_settings({"trainer": {"steps": 5}, "algorithm": {"type": "sft"}})
+    {'trainer.steps': 5, 'algorithm.type': 'sft'}
     """
     algorithm = config.get("algorithm")
-    if isinstance(algorithm, Mapping) and algorithm.get("name", "lightning_rl") == "lightning_rl":
-        config = {**config, "algorithm": {"name": "lightning_rl", **DEFAULTS, **algorithm}}
+    if isinstance(algorithm, Mapping) and algorithm.get("type", "lightning_rl") == "lightning_rl":
+        given = {name: value for name, value in algorithm.items() if name not in ("type", "schedule")}
+        with contextlib.suppress(AgentLightningError):  # of an algorithm that cannot be made any more, what was given
+            config = {**config, "algorithm": {"type": "lightning_rl", **algorithm, **as_table(LightningRL(**given))}}
     found = _flat(config, "").items()
     return {name: value for name, value in found if name not in IGNORED and not name.startswith(IGNORED_TABLES)}
 

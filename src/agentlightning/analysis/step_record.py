@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentlightning.algorithms.credit import Evidence, find_rule
+from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.algorithms.selection import selection
@@ -49,16 +49,16 @@ class StepRecord:
 
     async def evidence(self, store: LightningStore, algorithm: LightningRL) -> Evidence:
         """The inputs of the algorithm's credit rule besides the groups. ConfigError where they are in no store."""
-        needs = find_rule(str(algorithm.credit)).needs
+        rule = algorithm.rule
+        needs = rule.needs
         if "scores" in needs:
             raise ConfigError(
-                f"credit: {algorithm.credit!r} asks a model about every group, and its answers are in no store; expected a "
+                f"credit: {rule.name!r} asks a model about every group, and its answers are in no store; expected a "
                 "rule of recorded rewards"
             )
-        if "fork_returns" in needs and algorithm.credit != self.algorithm.credit:
+        if "fork_returns" in needs and rule != self.algorithm.rule:
             raise ConfigError(
-                f"credit: {algorithm.credit!r} needs forks that were sampled for the step; expected a rule of recorded "
-                "rewards"
+                f"credit: {rule.name!r} needs forks that were sampled for the step; expected a rule of recorded rewards"
             )
         reader = CreditInputReader(
             algorithm=algorithm,
@@ -127,7 +127,7 @@ def _algorithm(config: Config, policy: str | None, step: int) -> tuple[str, Conf
         part = next(one for _, one in parts if not searches(one) and issubclass(algorithm_class(one), LightningRL))
     kind = algorithm_class(part)
     if not issubclass(kind, LightningRL):
-        raise ConfigError(f"step {step}: was trained by {part.algorithm['name']!r}, which gives calls no credit")
+        raise ConfigError(f"step {step}: was trained by {part.algorithm['type']!r}, which gives calls no credit")
     return alias, part, make_algorithm(part, kind)
 
 

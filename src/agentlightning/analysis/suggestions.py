@@ -34,7 +34,7 @@ MAX_RUNS = 1000
 """Runs of a store that are looked at, the newest."""
 NEAREST = 5
 IDENTITY = (
-    *("model.path", "data.train", "data.val", "data.from_run", "algorithm.name"),
+    *("model.path", "data.train", "data.val", "data.from_run", "algorithm.type"),
     *("agent.run", "agent.command", "agent.reward"),
 )
 """Settings in which comparable runs agree."""

@@ -97,7 +97,7 @@ def train(
 
     url = one_store(store, server)
     options = {"data.train": tasks, "data.val": val, "agent.reward": reward, "model.path": model}
-    given = _given(agent, options | {"algorithm.name": algorithm, "data.from_run": from_run or None})
+    given = _given(agent, options | {"algorithm.type": algorithm, "data.from_run": from_run or None})
     if run is not None:
         if resume is not None:
             raise ConfigError("--run: starts a run or goes on with it; give --run or --resume, not both")
@@ -171,7 +171,7 @@ def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: s
     """The configuration of a new run, of the file, else of the run of --from-run, and the options given."""
     from agentlightning.config.file import load_config
 
-    from_run, algorithm = given.get("data.from_run"), given.get("algorithm.name")
+    from_run, algorithm = given.get("data.from_run"), given.get("algorithm.type")
     if algorithm not in (None, "lightning_rl") and file is None and not from_run:
         raise ConfigError(f"--algorithm {algorithm}: give --from-run RUN to train on, or a file with data.from_run")
     if from_run and file is None:

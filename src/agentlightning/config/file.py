@@ -20,7 +20,7 @@ from agentlightning.runtime.code_loader import SETTINGS, installed_plugins
 PATHS = re.compile(
     r"/(model/path|agent/(run|reward(/\d+)?(/run)?)|data/(train|val)|air/rules/[^/]+/run|policies/[^/]+/model|optimize/grammar)"
 )
-CODE = re.compile(r"(/policies/[^/]+)?(/engine/name|/algorithm(/schedule/\d+)?/([^/]+|\w+_settings/[^/]+|agents/\d+))")
+CODE = re.compile(r"(/policies/[^/]+)?(/engine/name|/algorithm(/schedule/\d+)?/([^/]+(/[^/]+)?|agents/\d+))")
 """Settings that may name code, ``file.py:name``; there, a plain word is the name of a rule and never a file."""
 
 
@@ -34,7 +34,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping
         table = _anchored(read_toml(path), path.parent)
     for name, value in (given or {}).items():
         algorithm = table.get("algorithm")
-        if name == "algorithm.name" and isinstance(algorithm, dict) and algorithm.get("name", "lightning_rl") != value:
+        if name == "algorithm.type" and isinstance(algorithm, dict) and algorithm.get("type", "lightning_rl") != value:
             del table["algorithm"]  # what the file says is of another algorithm
         _set(table, name, value)
     for override in overrides:
@@ -77,7 +77,9 @@ def _module_in(name: str, value: str) -> str | None:
     if ":" in value:
         return value.partition(":")[0]
     table = "engine" if "/engine/" in name else "algorithm"
-    kinds = [kind for kind, setting in SETTINGS.items() if setting == f"{table}.{name.rpartition('/')[2]}"]
+    *_, above, last = name.split("/")
+    setting = above if last == "type" and above != table and not above.isdigit() else last
+    kinds = [kind for kind, known in SETTINGS.items() if known == f"{table}.{setting}"]
     entry = installed_plugins(kinds[0]).get(value) if kinds else None
     return None if entry is None or entry.module.startswith("agentlightning.") else entry.module
 

@@ -172,7 +172,7 @@ class Config(Table):
     agent: AgentConfig = AgentConfig()
     data: DataConfig
     algorithm: dict[str, Any] = Field({})
-    """The algorithm's own settings; `name` picks it (default lightning_rl), `schedule` holds what differs from a step on.
+    """The algorithm's own settings; `type` picks it (default lightning_rl), `schedule` holds what differs from a step on.
     The algorithm checks them."""
     trainer: TrainerConfig = TrainerConfig()
     eval: EvalConfig = EvalConfig()

@@ -6,15 +6,13 @@ connection, 429, 5xx) is asked again.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agentlightning.adapters.judging import JudgeReply
 from agentlightning.errors import EngineError
 from agentlightning.records import JSON
 from agentlightning.runtime.backoff import Backoff
@@ -24,15 +22,6 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 5
 """Requests for one completion."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeReply:
-    """Completion of a judge, and its usage."""
-
-    text: str
-    prompt_tokens: int = 0
-    sampled_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,27 +67,6 @@ def transport_errors() -> tuple[type[Exception], ...]:
 def bearer(key_env: str | None) -> dict[str, str]:
     """The header with the key in this variable of the environment; none where no variable is named."""
     return {} if key_env is None else {"Authorization": f"Bearer {os.environ[key_env]}"}
-
-
-def values_of(key: str, text: str) -> Iterator[Any]:
-    """Reads the value of `key` in each JSON object of a judge's text, the last first.
-
-    >>> list(values_of("score", 'First {"score": 8}, no: {"score": 0.8}'))
-    [0.8, 8]
-    """
-    for found in reversed(re.findall(r"\{[^{}]*\}", text)):
-        with contextlib.suppress(json.JSONDecodeError):
-            yield json.loads(found).get(key)
-
-
-def is_score(value: Any) -> bool:
-    """True for a number from 0 to 1."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-def json_lines(messages: Iterable[JSON]) -> str:
-    """Messages as a judge is shown them, one per line."""
-    return "\n".join(json.dumps(message, ensure_ascii=False, sort_keys=True) for message in messages)
 
 
 def _reply(url: str, answer: httpx.Response) -> JudgeReply:

@@ -13,13 +13,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agentlightning.adapters.judging import is_score, json_lines, values_of
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.agent import RewardConfig
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.attempt import CURRENT
-from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer, is_score, json_lines, values_of
+from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.result import RolloutResult
 from agentlightning.runner.scoring import FINAL, Score

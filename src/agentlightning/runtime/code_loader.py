@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -35,7 +35,7 @@ GROUPS: dict[PluginKind, str] = {
 }
 """Entry-point group of each kind of plug-in."""
 SETTINGS: dict[PluginKind, str] = {kind: f"algorithm.{kind}" for kind in GROUPS} | {
-    "algorithm": "algorithm.name",
+    "algorithm": "algorithm.type",
     "engine": "engine.name",
 }
 """The setting that names each kind of plug-in."""
@@ -113,6 +113,18 @@ def load_code(spec: str, what: str) -> Any:
     source, _, name = spec.rpartition(":")
     module = load_file(Path(source), what) if source.endswith(".py") else load_module(source, what)
     return value_of(module, name, spec, what)
+
+
+def load_function(spec: str, parameters: tuple[str, ...], what: str) -> Callable[..., Any]:
+    """The function ``file.py:name`` or ``package.module:name``, which takes these arguments by position.
+
+    ConfigError where it does not exist or its signature does not fit; AgentError where importing it raises.
+    """
+    if not is_code(spec):
+        raise ConfigError(f"{what} {spec!r}: expected file.py:name or package.module:name")
+    value = load_code(spec, what)
+    check_signature(value, parameters, f"{what} {spec!r}")
+    return value  # type: ignore[no-any-return]
 
 
 def check_signature(value: Any, parameters: tuple[str, ...], label: str, *, settings: bool = False) -> None:

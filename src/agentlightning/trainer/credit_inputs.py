@@ -21,15 +21,16 @@ from typing import Any, Literal
 import httpx
 
 from agentlightning.adapters.trajectories import trajectories
-from agentlightning.algorithms.credit import CREDIT, Evidence, find_rule
+from agentlightning.algorithms.credit import CREDIT, Evidence
 from agentlightning.algorithms.credit.forked import call_estimates, chosen_calls
 from agentlightning.algorithms.credit.judge import judge_groups
+from agentlightning.algorithms.credit.rule import HISTORY
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.errors import ConfigError
 from agentlightning.records import FINAL_STATES, Call, NewRollout, Rollout, Step
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
-from agentlightning.runner.user_code import load
+from agentlightning.runtime.code_loader import load_function
 from agentlightning.runtime.disk import open_private
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.forks import calls_before, forks_of, replay_ended
@@ -88,11 +89,7 @@ class ForkSampler:
     ) -> ForkReturns:
         """Samples around the chosen calls of these groups, by the settings of the rule, and waits until all has finished."""
         groups = self.algorithm.learned_groups(groups)
-        chosen = {
-            one.rollout_id: chosen_calls(one, group, settings["calls"], settings["choose"])
-            for group in groups
-            for one in group
-        }
+        chosen = {one.rollout_id: chosen_calls(one, settings["calls"]) for group in groups for one in group}
         places = await self._places([one for group in groups for one in group], chosen)
         wanted = [
             replace(fork, kind="credit", group_id=place.group_id, mode="eval", step=step, priority=PRIORITY)
@@ -104,7 +101,7 @@ class ForkSampler:
         variances = [
             call.variance
             for group in groups
-            for one, calls in zip(group, call_estimates(group, found.returns, settings["prior"]), strict=True)
+            for one, calls in zip(group, call_estimates(group, found.returns), strict=True)
             if one.rollout_id in found.returns
             for call in calls
         ]
@@ -207,11 +204,11 @@ class CreditInputReader:
 
     async def gather(self, step: int, groups: Sequence[Sequence[Trajectory]]) -> tuple[Evidence, dict[str, float]]:
         """The evidence for `step`, and what it cost."""
-        rule = find_rule(str(self.algorithm.credit))
+        rule = self.algorithm.rule
         settings = self.algorithm.rule_settings
         evidence, cost = Evidence(), dict[str, float]()
         if "history" in rule.needs:
-            evidence = replace(evidence, history=await self._history(step, settings["history"]))
+            evidence = replace(evidence, history=await self._history(step, settings.get("history", HISTORY)))
         if "fork_returns" in rule.needs:
             sampled = await self._fork_sampler().sample(step, groups, settings)
             evidence, cost = replace(evidence, fork_returns=sampled.returns), cost | sampled.metrics
@@ -267,23 +264,23 @@ class CreditInputReader:
 
 def check_credit_inputs(algorithm: LightningRL) -> None:
     """ConfigError where the credit rule needs what this process cannot give; AgentError where code that it names fails."""
-    rule, settings = find_rule(str(algorithm.credit)), algorithm.rule_settings
+    rule, settings = algorithm.rule, algorithm.rule_settings
     if rule.name in CREDIT:  # in a rule of somebody's own the names may mean something else
         for name, what in (("key", "key function"), ("features", "feature function")):
             if settings.get(name) is not None:
-                load(settings[name], ("transition",), what)
+                load_function(settings[name], ("transition",), what)
     if "scores" not in rule.needs:
         return
     if settings["url"] is None:
         raise ConfigError(
-            f"algorithm.credit_settings.url: is required with credit = {algorithm.credit!r}: https://HOST/v1 of the judge"
+            f"algorithm.credit.url: is required with credit = {rule.name!r}: https://HOST/v1 of the judge"
         )
     if settings["key_env"] is not None and not os.environ.get(settings["key_env"]):
-        raise ConfigError(f"algorithm.credit_settings.key_env: the variable {settings['key_env']} is not set")
+        raise ConfigError(f"algorithm.credit.key_env: the variable {settings['key_env']} is not set")
 
 
 def _asked(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in ("model", "instructions", "attempts")}
+    return {name: settings[name] for name in ("model", "instructions")}
 
 
 @dataclass(frozen=True)

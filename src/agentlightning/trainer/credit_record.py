@@ -15,7 +15,7 @@ from statistics import fmean
 
 from agentlightning.adapters.sequences import PerToken
 from agentlightning.algorithms.lightning_rl import UpdatePlan
-from agentlightning.algorithms.updates import CallSignal
+from agentlightning.algorithms.selection import CallSignal
 from agentlightning.records import JSON, CallCredit
 from agentlightning.store.base import LightningStore
 from agentlightning.store.codec import portions

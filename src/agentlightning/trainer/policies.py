@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from agentlightning.algorithms.combinations import loss_aggregation
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.config.policies import trained_policies
@@ -23,15 +21,6 @@ from agentlightning.errors import ConfigError
 from agentlightning.records import JSON, Resource
 from agentlightning.store.base import LightningStore
 
-PART_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "credit": ("credit_settings",),
-        "advantage": ("advantage_settings", "critic", "normalize_std"),
-        "loss": ("loss_settings", "clip_low", "clip_high", "dual_clip"),
-        "aggregation": ("aggregation_settings",),
-    }
-)
-"""Settings that belong to a part of the algorithm."""
 ADDRESS = frozenset({"listen", "advertise"})
 OF_LEARNING = (
     *("learner", "optimizer", "lora_rank", "dropout", "packing", "gradient_checkpointing", "max_tokens_per_microbatch"),
@@ -39,7 +28,6 @@ OF_LEARNING = (
 )
 """Settings of [engine] that say how a model learns, or where one sampler listens: whatever is sampled alone has them of
 nobody else."""
-DEFAULTS: Mapping[str, Any] = MappingProxyType({one.name: one.default for one in fields(LightningRL)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +80,7 @@ def schedule_configs(config: Config) -> list[tuple[int, Config]]:
     """The first step and the configuration of each part of the schedule: [algorithm], then the entries of
     ``[[algorithm.schedule]]``, each of which replaces settings of [algorithm] one by one until the next one.
 
-    An entry of another `name` has none of [algorithm]'s settings; a part that it names anew has none of the former's.
+    An entry of another `type` has none of [algorithm]'s settings.
     ConfigError where an entry is none.
     """
     base = {name: value for name, value in config.algorithm.items() if name != "schedule"}
@@ -115,9 +103,9 @@ def schedule_configs(config: Config) -> list[tuple[int, Config]]:
             raise ConfigError(f"{where}.schedule: no such setting; a schedule has one level")
         trainer = config.trainer.model_dump()
         trainer["learning_rate"] = own.pop("learning_rate", trainer["learning_rate"])
-        renamed = own.get("name", base.get("name", "lightning_rl")) != base.get("name", "lightning_rl")
+        renamed = own.get("type", base.get("type", "lightning_rl")) != base.get("type", "lightning_rl")
         changes = {
-            "algorithm": own if renamed else _kept(base, own) | own,
+            "algorithm": own if renamed else base | own,
             "trainer": parse_settings(TrainerConfig, trainer, where, "."),
         }
         found.append((start, config.model_copy(update=changes)))
@@ -180,26 +168,6 @@ def sampling_table(trained: Config, engine: Mapping[str, Any]) -> dict[str, Any]
     if "weights" in kept["sampler"]:
         kept["sampler"] = {**kept["sampler"], "weights": "reload"}
     return table | {"engine": kept | dict(engine)}
-
-
-def _kept(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of [algorithm] that an entry leaves in effect: a part that it names anew begins without the former's."""
-    gone = {
-        setting
-        for part, settings in PART_SETTINGS.items()
-        if part in own and own[part] != base.get(part, DEFAULTS[part])
-        for setting in settings
-    }
-    if _divides_by_length(base) and not _divides_by_length({**base, **own}):
-        gone.add("fixed_length")
-    return {name: value for name, value in base.items() if name not in gone}
-
-
-def _divides_by_length(table: Mapping[str, Any]) -> bool:
-    """True where an aggregation that [algorithm] names, or its loss or advantage comes with, is fixed_length."""
-    whole = {**DEFAULTS, **table}
-    of_loss = loss_aggregation(whole["aggregation"], str(whole["loss"]), str(whole["advantage"]))
-    return "fixed_length" in (of_loss, whole["kl_aggregation"], whole["entropy_aggregation"])
 
 
 def with_models(config: Config, folders: Mapping[str, Path]) -> Config:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from agentlightning.algorithms.rollout_tree import RolloutTree
+from agentlightning.algorithms.credit.tree import RolloutTree
 from agentlightning.config.run import TrainerConfig
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import NoCallsError

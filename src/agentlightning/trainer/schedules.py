@@ -12,6 +12,7 @@ from itertools import pairwise
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.selection import selection
+from agentlightning.algorithms.settings import name_of
 from agentlightning.config.run import Config
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.setup import EngineNeeds
@@ -67,7 +68,7 @@ def check_air(config: Config, algorithms: Mapping[str, LightningRL]) -> None:
     """ConfigError, or AgentError from a rule of the user's own, where AIR is configured wrongly or would be ignored."""
     load_air(config.air.model_dump())
     if config.air.rules and not any(one.reads_steps for one in algorithms.values()):
-        credit = next(iter(algorithms.values())).credit
+        credit = name_of(next(iter(algorithms.values())).credit)
         raise ConfigError(
             f"air: has no effect on learning, since credit = {credit!r} ignores step rewards; take algorithm.credit = "
             "'step_rewards' or 'gigpo'"
@@ -127,7 +128,8 @@ def _check_trees(config: Config) -> None:
 
 
 def _sampled(algorithm: LightningRL) -> str:
-    return repr(algorithm.rollouts) if algorithm.tree is None else f"'tree' with {algorithm.tree}"
+    tree = algorithm.tree
+    return "'independent'" if tree is None else f"'tree' of {tree.roots} roots and {tree.rounds} rounds"
 
 
 def online_algorithms(schedule: Sequence[ScheduledAlgorithm]) -> list[LightningRL]:
@@ -140,7 +142,7 @@ def needs_of(schedule: Sequence[ScheduledAlgorithm]) -> EngineNeeds:
     rates = {one.critic_learning_rate for one in online_algorithms(schedule)} - {None}
     if len(rates) > 1:
         raise ConfigError(
-            "algorithm.schedule: critic.learning_rate: the parts with a critic share it; expected one rate"
+            "algorithm.schedule: advantage.learning_rate: the parts with a critic share it; expected one rate"
         )
     return EngineNeeds(
         reference=any(part.algorithm.needs_reference for part in schedule),
@@ -169,14 +171,10 @@ def algorithm_of(config: Config) -> LightningRL:
     kind = algorithm_class(config)
     if not issubclass(kind, LightningRL):
         raise ConfigError(
-            f"algorithm.name: {config.algorithm['name']!r} is not for data.train, expected lightning_rl or a class "
+            f"algorithm.type: {config.algorithm['type']!r} is not for data.train, expected lightning_rl or a class "
             "derived from LightningRL; it learns from recorded rollouts: name their run with data.from_run"
         )
     algorithm = make_algorithm(config, kind)
-    if algorithm.tree is not None and config.algorithm.get("credit") == "uniform":  # the default alone gives way
-        raise ConfigError(
-            "algorithm.credit: expected none with rollouts = 'tree', whose calls get the credit of their tree, got 'uniform'"
-        )
     selection(DEFAULT_POLICY, algorithm.agents)  # a predicate that cannot be loaded is found here
     check_credit_inputs(algorithm)
     return algorithm

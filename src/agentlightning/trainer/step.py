@@ -23,6 +23,7 @@ from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
 from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.algorithms.selection import own_groups, selection
+from agentlightning.algorithms.settings import name_of
 from agentlightning.config.run import Config
 from agentlightning.engines.base import Engine, Metrics
 from agentlightning.engines.setup import EngineNeeds
@@ -90,7 +91,7 @@ async def _by_call(
         rows = []
         for trajectory in group:
             calls, count = trajectory.transitions, len(trajectory.transitions)
-            rows.append(merge(trajectory.rollout_id, calls, range(count), [0.0] * count, apart=not algorithm.merge))
+            rows.append(merge(trajectory.rollout_id, calls, range(count), [0.0] * count))
         values = iter(await forward([row for of_rollout in rows for row in of_rollout], policy))
         for trajectory, of_rollout in zip(group, rows, strict=True):
             by_transition = by_call(of_rollout, [next(values) for _ in of_rollout])
@@ -104,7 +105,7 @@ async def _with_logprobs(
     """The minibatches with the trainer's own and the reference's logprobs from before the first update, where the loss
     asks for them."""
     passes = {}
-    if algorithm.ratio == "old_policy":
+    if algorithm.old_logprobs:
         passes["old_logprobs"] = engine.logprobs
     if algorithm.loss_terms.kl:
         passes["ref_logprobs"] = engine.reference_logprobs
@@ -126,14 +127,14 @@ def check_fit(algorithm: LightningRL, config: Config) -> None:
     needs = EngineNeeds(reference=algorithm.needs_reference, critic_learning_rate=algorithm.critic_learning_rate)
     support = engine_support(config, needs)
     try:
-        check_loss(support, algorithm.loss_terms, old_logprobs=algorithm.ratio == "old_policy")
+        check_loss(support, algorithm.loss_terms, old_logprobs=algorithm.old_logprobs)
     except ConfigError as error:
         raise ConfigError(f"algorithm: {error}") from error
     if algorithm.kl_in_reward and not support.reference:
         raise ConfigError(f"algorithm.kl: the engine {support.engine!r} keeps no reference; expected kl = 0")
-    if config.trainer.max_staleness and algorithm.loss == "reinforce" and algorithm.importance is None:
+    if config.trainer.max_staleness and name_of(algorithm.loss) == "reinforce" and algorithm.correction is None:
         raise ConfigError(
-            "algorithm.importance: expected 'token' or 'call' with loss = 'reinforce' and trainer.max_staleness above 0, "
+            "algorithm.correction: expected 'importance' with loss = 'reinforce' and trainer.max_staleness above 0, "
             "whose rollouts an older policy sampled, got none"
         )
 

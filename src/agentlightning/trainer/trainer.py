@@ -16,6 +16,7 @@ import orjson
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
+from agentlightning.algorithms.settings import as_table
 from agentlightning.config.agent import RewardConfig
 from agentlightning.config.base import Table
 from agentlightning.config.run import Config, parse_config
@@ -350,8 +351,8 @@ def _whole_algorithm(config: Config) -> JSON:
 
 
 def _algorithm_table(algorithm: LightningRL | OfflineAlgorithm) -> dict[str, Any]:
-    named = {} if type(algorithm) is LightningRL else {"name": name_of(algorithm)}
-    return named | dataclasses.asdict(algorithm)
+    named = {} if type(algorithm) is LightningRL else {"type": name_of(algorithm)}
+    return named | as_table(algorithm)
 
 
 def _policy_table(own: Mapping[str, Any]) -> dict[str, Any]:

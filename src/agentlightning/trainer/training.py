@@ -235,7 +235,7 @@ class Training:
             sources=self._config.data.from_run,
             folder=self._folder,
             tokenizer=model,
-            longest=max_row_tokens(model, algorithm.longest),
+            longest=max_row_tokens(model),
             note=self._progress.note,
             file=file,
         )
@@ -297,7 +297,7 @@ class Training:
 def _name(config: Config) -> str:
     """Name of a run that was given none, as lists of runs show it."""
     if config.offline:
-        return f"{config.algorithm['name']} from {', '.join(config.data.from_run)}"
+        return f"{config.algorithm['type']} from {', '.join(config.data.from_run)}"
     return Path(config.agent.run).name if config.agent.run is not None else str(config.agent.command)
 
 

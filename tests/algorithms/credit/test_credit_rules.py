@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import CREDIT, Credit, Evidence
+from agentlightning.algorithms.credit.step_rewards import returns_to_go
 from agentlightning.training_types import Trajectory
 
 
@@ -29,9 +31,8 @@ def values(name: str, group: list[Trajectory], **settings: Any) -> list[list[flo
 
 def advantages(name: str, group: list[Trajectory], **settings: Any) -> list[list[float]]:
     """Under dr_grpo, so that numbers stay in units of the reward."""
-    return LightningRL(credit=name, credit_settings=settings, advantage="dr_grpo", aggregation="token_mean").advantages(
-        group
-    )
+    part: Any = {"type": name, **settings}
+    return LightningRL(credit=part, advantage="dr_grpo").advantages(group)
 
 
 def test_uniform_gives_every_call_the_reward() -> None:
@@ -53,22 +54,17 @@ def test_discounted_halves_credit_with_each_call_before_the_end() -> None:
 def test_step_rewards_compare_what_was_still_earned_from_a_call_on() -> None:
     group = [trajectory("a", 0.0, "xy", steps=[1.0, 0.0]), trajectory("b", 0.0, "zy", steps=[0.0, 0.0])]
     assert advantages("step_rewards", group) == [[0.5, 0.0], [-0.5, 0.0]]
-    # all with the mean of the rollouts' totals, 0.5
-    assert advantages("step_rewards", group, compare="rollout") == [[0.5, -0.5], [-0.5, -0.5]]
 
 
 def test_a_final_reward_that_the_steps_add_up_to_counts_once() -> None:
     group = [trajectory("a", 1.0, "xy", steps=[0.75, 0.25]), trajectory("b", 0.25, "z", steps=[0.25])]
-    assert values("step_rewards", group, compare="rollout", final=0.0) == [[1.0, 0.25], [0.25]]
     # means of the calls: (1 + .25) / 2, and .25 / 2, since the rollout that ended earned nothing more
     assert advantages("step_rewards", group, final=0.0) == [[0.375, 0.125], [-0.375]]
-    assert values("step_rewards", group, compare="rollout", final=0.5) == [[1.5, 0.75], [0.375]]
     assert [one.score for one in credit("step_rewards", group, final=0.0)] == [1.0, 0.25]
 
 
 def test_returns_to_go_are_discounted_once_a_call() -> None:
-    group = [trajectory("a", 1.0, "xyz", steps=[0.5, 0.0, 0.0])]
-    assert values("step_rewards", group, gamma=0.5, compare="rollout") == [[0.75, 0.5, 1.0]]
+    assert returns_to_go(trajectory("a", 1.0, "xyz", steps=[0.5, 0.0, 0.0]), 0.5) == [0.75, 0.5, 1.0]
 
 
 def test_a_rollout_that_ended_keeps_its_final_reward_in_later_means() -> None:
@@ -82,17 +78,17 @@ def test_gigpo_compares_calls_of_one_state_by_hand() -> None:
         pytest.approx([0.5**0.5], abs=1e-5),
         pytest.approx([-(0.5**0.5)], abs=1e-5),
     ]
-    assert advantages("gigpo", group, normalize_std=False, omega=0.5) == [[0.75], [-0.75]]
 
 
-def test_gigpo_steps_are_those_of_its_authors() -> None:
+def test_gigpo_steps_are_those_of_its_authors(monkeypatch: pytest.MonkeyPatch) -> None:
     # gigpo_step_norm_reward of RAGEN's copy of verl-agent, epsilon 1e-6, discounted returns with γ = 0.9
+    monkeypatch.setattr(sys.modules["agentlightning.algorithms.credit.gigpo"], "GAMMA", 0.9)
     group = [
         trajectory("a", 1.0, "123", states="sab"),
         trajectory("b", 0.0, "45", states="sa"),
         trajectory("c", 0.5, "678", states="sbs"),
     ]
-    steps = [value for one in credit("gigpo", group, gamma=0.9) for value in one.bonus or []]
+    steps = [value for one in credit("gigpo", group) for value in one.bonus or []]
     assert steps == pytest.approx(
         [1.1412066, 0.7071057, 0.7071050, -1.2833898, -0.7071057, -0.0710916, -0.7071050, 0.2132747], abs=1e-6
     )
@@ -138,8 +134,6 @@ def test_judge_takes_the_scores_for_rewards() -> None:
     evidence = Evidence(scores={"a": 0.9, "b": 0.1})
     [[first, second]] = rule.credits([group], evidence, rule.settings({}))
     assert (first.values, first.score, second.values) == ([0.9, 0.9], 0.9, [0.1])
-    [[both, _]] = rule.credits([group[::-1]], evidence, rule.settings({"weight": 0.5, "reward_weight": 2.0}))
-    assert both.values == [pytest.approx(2.05)]
 
 
 ALL = sorted(CREDIT)
@@ -239,9 +233,7 @@ def test_each_rule_tells_calls_apart_that_uniform_credit_does_not(name: str, gro
     assert any(not math.isclose(row[0], row[-1], abs_tol=1e-6) for row in trained(name, group))
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"), [("discounted", {"gamma": 1.0}), ("step_rewards", {}), ("gigpo", {"omega": 0.0})]
-)
+@pytest.mark.parametrize(("name", "settings"), [("discounted", {"gamma": 1.0}), ("step_rewards", {})])
 def test_at_its_limit_a_rule_is_uniform_credit(name: str, settings: dict[str, Any]) -> None:
     group = [trajectory("a", 1.0, "xyz"), trajectory("b", 0.0, "x"), trajectory("c", 0.5, "yy")]
     for one, other in zip(advantages(name, group, **settings), advantages("uniform", group), strict=True):

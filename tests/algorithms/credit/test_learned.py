@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from credit_trajectories import trajectory
 
-from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import CREDIT, Evidence
-from agentlightning.errors import AgentError, ConfigError
+from agentlightning.errors import AgentError
 from agentlightning.training_types import Trajectory
 
 
-def values(groups: list[list[Trajectory]], history: list[list[Trajectory]] | None = None, **settings: Any) -> Any:
+def values(groups: list[list[Trajectory]], **settings: Any) -> Any:
     rule = CREDIT["learned"]
-    credits = rule.credits(groups, Evidence(history=history or []), rule.settings(settings))
+    credits = rule.credits(groups, Evidence(), rule.settings(settings))
     return [[one.values for one in group] for group in credits]
 
 
@@ -29,7 +28,7 @@ def lottery(seed: int, count: int = 8, calls: int = 4) -> list[Trajectory]:
 
 def test_one_call_that_tells_all_is_credited_with_all() -> None:
     group = [trajectory("a", 1.0, "1"), trajectory("b", 0.0, "2")]
-    [[first, second]] = values([group], ridge=1e-9)
+    [[first, second]] = values([group])
     assert (first, second) == ([pytest.approx(0.5)], [pytest.approx(-0.5)])
 
 
@@ -47,14 +46,6 @@ def test_the_call_that_decides_gets_the_credit() -> None:
     assert by_call[1] > 5 * max(by_call[0], by_call[2], by_call[3])
 
 
-def test_earlier_steps_sharpen_the_head() -> None:
-    def others(history: list[list[Trajectory]]) -> float:
-        [rows] = values([lottery(99, 4)], history)
-        return statistics.fmean(abs(row[place]) for row in rows for place in (0, 2, 3))
-
-    assert others([lottery(seed) for seed in range(16)]) < 0.5 * others([])
-
-
 def test_the_same_evidence_gives_the_same_credit() -> None:
     groups = [lottery(seed) for seed in range(4)]
     assert values(groups) == values(groups)
@@ -69,7 +60,7 @@ def test_features_of_ones_own_are_used(tmp_path: Path) -> None:
     file = tmp_path / "features.py"
     file.write_text("def first(transition):\n    return {'first': float(transition.sampled_ids[0] == 120)}\n")
     group = [trajectory("a", 1.0, "x"), trajectory("b", 0.0, "y")]
-    [[first, second]] = values([group], features=f"{file}:first", ridge=1e-9)
+    [[first, second]] = values([group], features=f"{file}:first")
     assert (first, second) == ([pytest.approx(0.5)], [pytest.approx(-0.5)])
 
 
@@ -78,8 +69,3 @@ def test_a_feature_function_that_fails_is_named(tmp_path: Path) -> None:
     file.write_text("def broken(transition):\n    return {'x': float('nan')}\n")
     with pytest.raises(AgentError, match=r"broken_features\.py:broken': expected finite numbers"):
         values([[trajectory("a", 1.0, "x")]], features=f"{file}:broken")
-
-
-def test_a_ridge_of_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"credit_settings\.ridge: expected a number greater than 0"):
-        LightningRL(credit="learned", credit_settings={"ridge": 0.0})

@@ -9,6 +9,7 @@ from credit_trajectories import trajectory
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import CREDIT, credit_rule
+from agentlightning.algorithms.settings import NamedPart, name_of
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.training_types import Trajectory
 
@@ -29,15 +30,15 @@ def thrice(trajectory, group, *, times: int = 3):
 def test_a_plain_function_is_a_rule_by_its_place_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "plain_rule.py"
     file.write_text(PLAIN)
-    own = LightningRL(credit=f"{file}:thrice", credit_settings={"times": 2}, advantage="reinforce")
+    own = LightningRL(credit=NamedPart(type=f"{file}:thrice", times=2), advantage="reinforce")
     assert own.advantages(GROUP) == [[2.0, 2.0], [0.0]]
 
 
 def test_a_decorated_function_is_a_rule_and_is_found_again_by_its_place() -> None:
-    own = LightningRL(credit=first, credit_settings={"weight": 0.5}, advantage="reinforce")
+    own = LightningRL(credit=NamedPart(type=first.path, weight=0.5), advantage="reinforce")
     assert own.advantages(GROUP) == [[0.5, 0.0], [0.0]]
-    assert own.credit == f"{__file__}:first"
-    assert LightningRL(credit=own.credit, advantage="reinforce").advantages(GROUP) == [[1.0, 0.0], [0.0]]
+    assert name_of(LightningRL(credit=first).credit) == f"{__file__}:first"
+    assert LightningRL(credit=first, advantage="reinforce").advantages(GROUP) == [[1.0, 0.0], [0.0]]
 
 
 def half(trajectory: Trajectory, group: list[Trajectory], *, share: float = 0.5) -> list[float]:
@@ -45,9 +46,9 @@ def half(trajectory: Trajectory, group: list[Trajectory], *, share: float = 0.5)
 
 
 def test_a_plain_function_is_given_from_python_as_it_is() -> None:
-    own = LightningRL(credit=half, credit_settings={"share": 0.25}, advantage="reinforce")
-    assert own.credit == f"{__file__}:half"
-    assert own.advantages(GROUP) == [[0.25, 0.25], [0.0]]
+    own = LightningRL(credit=half, advantage="reinforce")
+    assert name_of(own.credit) == f"{__file__}:half"
+    assert own.advantages(GROUP) == [[0.5, 0.5], [0.0]]
 
 
 def test_a_rule_of_the_library_given_as_itself_is_its_name() -> None:
@@ -66,14 +67,14 @@ def test_a_rule_inside_a_function_cannot_be_found_again() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"wieght": 1.0}, "credit_settings.wieght: no such setting; did you mean 'weight'?"),
-        ({"weight": "much"}, "credit_settings.weight: expected a valid number"),
-        ({"weight": float("inf")}, "credit_settings.weight: expected a finite number"),
+        ({"wieght": 1.0}, "credit.wieght: no such setting; did you mean 'weight'?"),
+        ({"weight": "much"}, "credit.weight: expected a valid number"),
+        ({"weight": float("inf")}, "credit.weight: expected a finite number"),
     ],
 )
 def test_a_wrong_setting_of_a_rule_is_named(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        LightningRL(credit=first, credit_settings=given)
+        LightningRL(credit=NamedPart(type=first.path, **given))
     assert sentence in str(caught.value)
 
 

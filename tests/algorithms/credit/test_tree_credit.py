@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.advantage import grpo
-from agentlightning.algorithms.credit.tree import tree, trees_of
-from agentlightning.algorithms.rollout_tree import RolloutTree
-from agentlightning.errors import ConfigError
+from agentlightning.algorithms.advantage import Grpo, grpo
+from agentlightning.algorithms.credit.tree import RolloutTree, tree, trees_of
 from agentlightning.training_types import Trajectory
 
-TREE = LightningRL(group_size=3, minibatches=1, rollouts="tree", tree=RolloutTree(roots=1))
-PLAIN = replace(TREE, normalize_std=False)
+TREE = LightningRL(group_size=3, minibatches=1, rollouts=RolloutTree(roots=1))
+PLAIN = replace(TREE, advantage=Grpo(normalize_std=False))
 
 
 def fork(name: str, of: Trajectory, calls: int, reward: float, actions: str) -> Trajectory:
@@ -51,7 +49,7 @@ def test_each_comparison_is_divided_by_the_deviation_of_its_own_returns() -> Non
 
 
 def test_dr_grpo_divides_neither_comparison_by_deviations() -> None:
-    assert replace(TREE, advantage="dr_grpo", fixed_length=64).advantages([A, B, C]) == PLAIN.advantages([A, B, C])
+    assert replace(TREE, advantage="dr_grpo").advantages([A, B, C]) == PLAIN.advantages([A, B, C])
 
 
 def test_forks_of_forks_share_what_these_had_replayed() -> None:
@@ -144,31 +142,7 @@ def test_each_sampled_call_is_trained_once_an_epoch_and_a_tree_stays_together(
     assert sum(one != other for one, other in pairwise(order)) == len(set(order)) - 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"group_size": 1}, "group_size: expected a whole number of at least 2 .* got 1"),
-        ({"group_size": 7}, r"group_size: expected 2 × \(1 \+ 1 × N\) with tree .* so 4, 6, …, got 7"),
-        ({"group_size": 2}, "group_size: expected .* so 4, 6, …, got 2"),
-        ({"tree": RolloutTree(roots=2, rounds=2)}, "rounds = 2 }, so 6, 10, …, got 8"),
-        ({"credit": "gigpo"}, "credit: expected none with rollouts = 'tree'.* got 'gigpo'"),
-        ({"advantage": "rloo"}, "advantage: expected 'grpo' or 'dr_grpo' with rollouts = 'tree'.* got 'rloo'"),
-        ({"advantage": "gae"}, "advantage: expected 'grpo' or 'dr_grpo'"),
-        ({"credit_settings": {"normalize_std": False}}, "credit_settings: expected none with rollouts = 'tree'"),
-        ({"rollouts": "independent", "tree": RolloutTree()}, "tree: has no effect with rollouts = 'independent'"),
-        ({"rollouts": "independent", "credit": "tree"}, "credit: 'tree' is the credit of rollouts = 'tree'"),
-        ({"rollouts": "forest"}, "rollouts"),
-        ({"tree": {"roots": 0}}, "roots"),
-        ({"tree": {"branches": 2}}, "branches"),
-    ],
-)
-def test_settings_that_do_not_go_with_trees_are_refused_by_name(settings: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        LightningRL(**{"rollouts": "tree", **settings})  # type: ignore[arg-type]
-
-
 def test_trees_bring_their_credit_and_a_form_along() -> None:
     one = LightningRL(rollouts="tree")
-    assert (one.credit, one.tree) == ("tree", RolloutTree(roots=2, rounds=1))
-    assert replace(one, minibatches=2).credit == "tree"
-    assert LightningRL(rollouts="tree", tree={"roots": 4}).tree == RolloutTree(roots=4)  # type: ignore[arg-type]
+    assert (one.rule.name, one.tree) == ("tree", RolloutTree(roots=2, rounds=1))
+    assert replace(one, minibatches=2).rule.name == "tree"

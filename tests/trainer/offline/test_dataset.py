@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from record_doubles import GROUP, SOURCE, TASKS, dataset, record, recorded_with
 
-from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.algorithms.preference import DPO
-from agentlightning.algorithms.supervised import RFT, SFT, Distill
+from agentlightning.algorithms.offline import DPO, RFT, SFT, Distill, OfflineAlgorithm
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.records import NewRollout
 from agentlightning.store.base import LightningStore
@@ -163,7 +161,4 @@ async def test_a_record_that_was_pruned_meanwhile_is_an_error_that_says_so(
 
 def test_the_models_context_bounds_rows(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 64}}))
-    assert max_row_tokens(tmp_path, None) == 64
-    assert max_row_tokens(tmp_path, 32) == 32
-    with pytest.raises(ConfigError, match=r"algorithm\.longest: the model's context holds 64 tokens, got 65"):
-        max_row_tokens(tmp_path, 65)
+    assert max_row_tokens(tmp_path) == 64

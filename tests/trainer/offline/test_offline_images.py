@@ -11,9 +11,7 @@ import pytest
 from PIL import Image
 from record_doubles import SOURCE, STEPS, ComparingEngine, loop, record
 
-from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.algorithms.preference import DPO, KTO
-from agentlightning.algorithms.supervised import SFT
+from agentlightning.algorithms.offline import DPO, KTO, SFT, OfflineAlgorithm
 from agentlightning.demo import tiny_model, tiny_vision
 from agentlightning.engines.local.learner import Learner
 from agentlightning.records import ImageSpan

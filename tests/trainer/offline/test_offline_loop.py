@@ -8,9 +8,7 @@ import pytest
 from loop_doubles import EVERY, Countdown, Crash, Crashing, agents
 from record_doubles import STEPS, ComparingEngine, loop, record
 
-from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.algorithms.preference import DPO, KTO
-from agentlightning.algorithms.supervised import RFT, SFT
+from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, OfflineAlgorithm
 from agentlightning.errors import DataError, LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -52,7 +50,7 @@ async def test_each_step_is_one_update_and_the_held_out_loss_comes_before_betwee
     assert engine.served == []  # nobody asks it
 
 
-@pytest.mark.parametrize("algorithm", [SFT(), RFT(aggregation="rollout_mean")])
+@pytest.mark.parametrize("algorithm", [SFT(), RFT()])
 async def test_the_weights_of_a_batch_sum_to_1_and_only_what_the_model_wrote_is_trained(
     store: LightningStore, tmp_path: Path, algorithm: OfflineAlgorithm
 ) -> None:
@@ -93,7 +91,7 @@ async def test_the_held_out_loss_of_imitation_is_the_mean_over_tokens(store: Lig
 async def test_the_held_out_loss_of_preferences_begins_where_policy_and_reference_are_one(
     store: LightningStore, tmp_path: Path
 ) -> None:
-    await finished(store, tmp_path, KTO(held_out=0.2, chosen_weight=1.0, rejected_weight=1.0))
+    await finished(store, tmp_path, KTO(held_out=0.2))
     first, *_, last = rows(tmp_path, "eval/loss")
     assert (first["eval/loss"], first["eval/margin"]) == (0.5, 0.0)
     # All answers are as much more likely as the mismatched ones, which are the baseline.

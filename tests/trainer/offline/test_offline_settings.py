@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from record_doubles import config
 
-from agentlightning.algorithms.preference import DPO, KTO
-from agentlightning.algorithms.supervised import RFT, SFT, Distill
+from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, Distill
 from agentlightning.config.run import parse_config, run_record
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, ConfigError
@@ -39,13 +38,13 @@ def test_an_agent_is_still_needed_where_rollouts_are_sampled() -> None:
 
 @pytest.mark.parametrize("name", ["lightning_rl"])
 def test_an_algorithm_that_samples_does_not_learn_from_the_record(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"algorithm\.name: '{name}' does not learn from recorded rollouts"):
+    with pytest.raises(ConfigError, match=rf"algorithm\.type: '{name}' does not learn from recorded rollouts"):
         offline_algorithm(config(name))
 
 
 @pytest.mark.parametrize("name", OFFLINE_ALGORITHMS)
 def test_an_algorithm_of_the_record_is_refused_where_rollouts_are_sampled(name: str) -> None:
-    table = {"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}, "algorithm": {"name": name}}
+    table = {"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}, "algorithm": {"type": name}}
     with pytest.raises(ConfigError, match=r"name their run with data\.from_run"):
         algorithm_of(parse_config(table))
 
@@ -98,7 +97,7 @@ SAMPLING_SETTINGS = {
 def test_what_a_run_takes_over_from_the_one_it_learns_from_makes_a_configuration() -> None:
     tables = inherited(run_record(parse_config(SAMPLING_SETTINGS)))
     tables["data"]["from_run"] = "RUN"
-    taken = parse_config({**tables, "algorithm": {"name": "dpo"}})
+    taken = parse_config({**tables, "algorithm": {"type": "dpo"}})
     assert offline_algorithm(taken) == DPO()
     assert (taken.model.path, taken.model.max_tokens, taken.agent.workers) == ("/models/m", 50, 3)
     assert (taken.data.val, taken.eval.every) == ("v.jsonl", 2)
@@ -110,7 +109,7 @@ def test_without_held_out_tasks_no_agent_is_taken_over() -> None:
     without = SAMPLING_SETTINGS | {"data": {"train": "t"}, "eval": {}}
     tables = inherited(run_record(parse_config(without)))
     tables["data"]["from_run"] = "RUN"
-    taken = parse_config({**tables, "algorithm": {"name": "sft"}})
+    taken = parse_config({**tables, "algorithm": {"type": "sft"}})
     assert not taken.agent.given
     assert offline_algorithm(taken) == SFT()
 

@@ -48,7 +48,7 @@ def config(texts: Mapping[str, Any] | None = None, **optimize: Any) -> Config:
             "model": {"path": "m"},
             "agent": {"run": "a.py:f"},
             "data": {"train": "t", "val": "v"},
-            "algorithm": {"name": "a.py:Search"},
+            "algorithm": {"type": "a.py:Search"},
             "prompts": {"templates": texts or {"system": START}},
             "external": {
                 "writer": {

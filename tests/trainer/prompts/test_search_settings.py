@@ -19,7 +19,7 @@ TABLE: dict[str, Any] = {
     "model": {"path": "m"},
     "agent": {"run": "a.py:f"},
     "data": {"train": "t", "val": "v"},
-    "algorithm": {"name": "apo", "beam_width": 2},
+    "algorithm": {"type": "apo", "beam_width": 2},
     "prompts": {"templates": {"system": "Answer {question}."}},
     "external": {"writer": {"url": "https://h/v1", "models": ["w-1"]}},
     "optimize": {"model": "writer"},
@@ -34,7 +34,7 @@ def changed(**tables: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PROMPT_ALGORITHMS)
 def test_each_search_is_made_by_its_name(name: str) -> None:
-    assert type(prompt_algorithm(parse_config(changed(algorithm={"name": name})))) is PROMPT_ALGORITHMS[name]
+    assert type(prompt_algorithm(parse_config(changed(algorithm={"type": name})))) is PROMPT_ALGORITHMS[name]
 
 
 def test_settings_of_the_search_are_those_of_algorithm() -> None:
@@ -44,13 +44,13 @@ def test_settings_of_the_search_are_those_of_algorithm() -> None:
 @pytest.mark.parametrize("name", PROMPT_ALGORITHMS)
 def test_training_with_a_search_says_which_command_runs_it(name: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"algorithm\.name: '{name}' searches for prompts .*: run it with agl optimize"
+        ConfigError, match=rf"algorithm\.type: '{name}' searches for prompts .*: run it with agl optimize"
     ):
-        algorithm_class(parse_config(changed(algorithm={"name": name})))
+        algorithm_class(parse_config(changed(algorithm={"type": name})))
 
 
 def test_a_search_with_a_training_algorithm_says_which_command_runs_that() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.name: expected a search .*got 'lightning_rl'; agl train runs"):
+    with pytest.raises(ConfigError, match=r"algorithm\.type: expected a search .*got 'lightning_rl'; agl train runs"):
         prompt_algorithm(parse_config(changed(algorithm={})))
 
 
@@ -64,7 +64,7 @@ def test_an_own_search_is_found_in_its_file(tmp_path: Path) -> None:
         "    async def search(self, run, seed):\n"
         "        return SearchResult(best=run.seed, mean=None, reason='done')\n"
     )
-    own = parse_config(changed(algorithm={"name": f"{tmp_path}/own.py:Own", "rounds": 3}))
+    own = parse_config(changed(algorithm={"type": f"{tmp_path}/own.py:Own", "rounds": 3}))
     assert getattr(prompt_algorithm(own), "rounds", None) == 3
     with pytest.raises(ConfigError, match="run it with agl optimize"):
         algorithm_class(own)
@@ -75,7 +75,7 @@ def test_an_own_search_is_found_in_its_file(tmp_path: Path) -> None:
     [
         ({"optimize": None}, "optimize.model: is required"),
         ({"data": {"train": "t"}}, "data.val: is required"),
-        ({"algorithm": {"name": "apo", "group_size": 8}}, "algorithm.group_size: no such setting of 'apo'"),
+        ({"algorithm": {"type": "apo", "group_size": 8}}, "algorithm.group_size: no such setting of 'apo'"),
         ({"trainer": {"steps": 5}}, "trainer.steps: has no effect on a search"),
         ({"eval": {"every": 5}}, "eval: has no effect on a search"),
         ({"agent": {"run": "a.py:f", "on_failure": "zero"}}, "agent.on_failure: has no effect on a search"),

@@ -20,9 +20,9 @@ from agentlightning.algorithms.credit.outcome import discounted, last, uniform
 from agentlightning.algorithms.credit.rule import SIGNATURES, Credit, Evidence, Rule, credit_rule
 from agentlightning.algorithms.credit.step_rewards import step_rewards
 from agentlightning.algorithms.credit.tree import tree
-from agentlightning.runtime.code_loader import check_signature, load_plugin, path_of_code
+from agentlightning.runtime.code_loader import check_signature, load_plugin
 
-__all__ = ["CREDIT", "Credit", "Evidence", "Rule", "credit_rule", "find_rule", "path_of"]
+__all__ = ["CREDIT", "Credit", "Evidence", "Rule", "credit_rule", "find_rule"]
 
 CREDIT: Mapping[str, Rule] = MappingProxyType(
     {
@@ -54,10 +54,3 @@ def find_rule(name: str) -> Rule:
     rule = found if isinstance(found, Rule) else Rule(name, found)
     check_signature(rule.function, SIGNATURES[rule.each], f"credit rule {name!r}", settings=True)
     return rule
-
-
-def path_of(rule: Rule) -> str:
-    """The text that names `rule` in a configuration, so that a run can be resumed by another process."""
-    if CREDIT.get(rule.name) is rule:
-        return rule.name
-    return path_of_code(rule.function, "algorithm.credit")

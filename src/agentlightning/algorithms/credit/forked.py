@@ -12,22 +12,21 @@ since all rollouts of a group began in it.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, pairwise
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field
 
-from agentlightning.algorithms.credit.keys import observation_key
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.training_types import Trajectory, Transition
 
-Choice = Literal["surprise", "variance"]
 Returns = Mapping[str, Sequence[float]]
 """Returns of the forks that sampled from a call of a rollout on, by the call's id."""
 MAX_FORKS = 64
+PRIOR = 1.0
+"""Returns by which a value is drawn to the group's mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,41 +37,35 @@ class ForkEstimate:
     variance: float
 
 
-@credit_rule("forked", each="step", needs=("fork_returns",), reads_steps=False, idle=("choose", "calls", 0))
+@credit_rule("forked", each="step", needs=("fork_returns",), reads_steps=False)
 def forked(
     groups: Sequence[Sequence[Trajectory]],
     evidence: Evidence,
     *,
     forks: Annotated[int, Field(ge=1, le=MAX_FORKS)] = 4,
     calls: Annotated[int, Field(ge=0)] = 2,
-    choose: Choice = "surprise",
-    prior: NonNegativeFloat = 1.0,
 ) -> list[list[Credit]]:
     """V(state after the call) - V(state before it), where V is the mean of n returns from that state, the rollout's own
-    among them, drawn to the group's mean: (n × mean + prior × group's mean) / (n + prior).
+    among them, drawn to the group's mean by one more: (n × mean + group's mean) / (n + 1).
 
     V of the first state is the group's mean, V after the last call the rollout's return. Calls between two states with a
     value share the difference equally, so that the credits of a rollout add up to its return less the group's mean.
 
     A rollout of three calls with return 1 in a group with mean 0.5, forks from its second call with returns 1, 0, 0 and from
-    its third with 1, 1, 1; prior = 0: V = 0.5, 0.5, 1, 1, so the calls get 0, 0.5, 0. With prior = 1 the values are
-    (2 + 0.5) / 5 = 0.5 and (4 + 0.5) / 5 = 0.9: 0, 0.4, 0.1.
+    its third with 1, 1, 1: the values are (2 + 0.5) / 5 = 0.5 and (4 + 0.5) / 5 = 0.9, so the calls get 0, 0.4, 0.1.
 
-    The other settings are for whoever samples: `forks` of each state before and after `calls` chosen calls of a rollout (0:
-    all of them), chosen by `choose`.
+    The settings are for whoever samples: `forks` of each state before and after `calls` chosen calls of a rollout (0: all).
     """
     return [
         [
             Credit(values=[one.value for one in row], shares=[0.0] * len(row))
-            for row in call_estimates(group, evidence.fork_returns, prior)
+            for row in call_estimates(group, evidence.fork_returns)
         ]
         for group in groups
     ]
 
 
-def call_estimates(
-    group: Sequence[Trajectory], returns: Mapping[str, Returns], prior: float
-) -> list[list[ForkEstimate]]:
+def call_estimates(group: Sequence[Trajectory], returns: Mapping[str, Returns]) -> list[list[ForkEstimate]]:
     """The advantage of each call of each rollout of a group. returns: by rollout.
 
     Variances take the two states of a difference for independent, and the group's mean that values are drawn to for exact.
@@ -81,30 +74,25 @@ def call_estimates(
         return []
     rewards = [one.reward for one in group]
     first = _estimate(rewards, 0.0, 0.0)
-    return [_differences(one, returns.get(one.rollout_id, {}), first, prior) for one in group]
+    return [_differences(one, returns.get(one.rollout_id, {}), first) for one in group]
 
 
-def chosen_calls(trajectory: Trajectory, group: Sequence[Trajectory], calls: int, choose: Choice) -> list[Transition]:
-    """The calls around which to fork, the most promising first: at most `calls` of those that are trained, 0: all.
-
-    surprise: those of the highest mean negative log-probability of the sampled tokens, in nats. variance: those before
-    which the returns of the group's rollouts that were told the same (`observation_key`) varied most; of a state that no
-    other rollout was in, the variance is the whole group's.
-    """
+def chosen_calls(trajectory: Trajectory, calls: int) -> list[Transition]:
+    """The calls around which to fork, those of the highest mean negative log-probability of the sampled tokens first: at
+    most `calls` of those that are trained, 0: all."""
     trained = [one for one in trajectory.transitions if one.trained and one.trained_tokens]
-    score = {one.call_id: _surprise(one) for one in trained} if choose == "surprise" else _variances(trained, group)
-    ordered = sorted(trained, key=lambda one: (-score[one.call_id], one.call_id))
+    ordered = sorted(trained, key=lambda one: (-_surprise(one), one.call_id))
     return ordered[:calls] if calls else ordered
 
 
-def _differences(trajectory: Trajectory, returns: Returns, first: ForkEstimate, prior: float) -> list[ForkEstimate]:
+def _differences(trajectory: Trajectory, returns: Returns, first: ForkEstimate) -> list[ForkEstimate]:
     # By id, that is in the order in which they began, as a fork counts them; transitions are in the order of their ends.
     order = sorted(range(len(trajectory.transitions)), key=lambda place: trajectory.transitions[place].call_id)
     ids = [trajectory.transitions[place].call_id for place in order]
     states = [(0, first)]
     for place, call_id in enumerate(ids):
         if place and (found := returns.get(call_id)):
-            states.append((place, _estimate([trajectory.reward, *found], prior, first.value)))
+            states.append((place, _estimate([trajectory.reward, *found], PRIOR, first.value)))
     states.append((len(ids), ForkEstimate(trajectory.reward, 0.0)))
     calls = [first] * len(ids)
     for (start, before), (end, after) in pairwise(states):
@@ -125,13 +113,3 @@ def _estimate(returns: Sequence[float], prior: float, towards: float) -> ForkEst
 
 def _surprise(transition: Transition) -> float:
     return -statistics.fmean(compress(transition.logprobs, transition.mask))
-
-
-def _variances(transitions: Sequence[Transition], group: Sequence[Trajectory]) -> dict[str, float]:
-    seen: defaultdict[Hashable, dict[str, float]] = defaultdict(dict)
-    for one in group:
-        for transition in one.transitions:
-            seen[observation_key(transition)][one.rollout_id] = one.reward
-    whole = statistics.pvariance([one.reward for one in group])
-    told = {one.call_id: list(seen[observation_key(one)].values()) for one in transitions}
-    return {call_id: statistics.pvariance(found) if len(found) > 1 else whole for call_id, found in told.items()}

@@ -11,29 +11,21 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 
-from pydantic import NonNegativeFloat
-
 from agentlightning.algorithms.credit.keys import prompt_key, user_key
 from agentlightning.algorithms.credit.rule import Credit, credit_rule
 from agentlightning.algorithms.credit.step_rewards import returns_to_go
-from agentlightning.algorithms.settings import UnitInterval
 from agentlightning.training_types import Trajectory, Transition
 
+GAMMA = 0.95
+"""Discount within a state's calls, the authors'; rollouts are compared without one."""
 STEP_EPSILON = 1e-6
 """Added to a deviation, as in the authors' code (verl-agent)."""
 
 
-@credit_rule("gigpo", each="group", discounts_rollouts=False)  # it discounts within a state's calls alone
-def gigpo(
-    group: Sequence[Trajectory],
-    *,
-    omega: NonNegativeFloat = 1.0,
-    gamma: UnitInterval = 0.95,
-    normalize_std: bool = True,
-    key: str | None = None,
-) -> list[Credit]:
-    """The rollout's reward with its step rewards for each transition (A_episode), plus ω × (G - mean) / deviation
-    over the calls of its anchor state (A_step).
+@credit_rule("gigpo", each="group")
+def gigpo(group: Sequence[Trajectory], *, key: str | None = None) -> list[Credit]:
+    """The rollout's reward with its step rewards for each transition (A_episode), plus (G - mean) / deviation over the calls
+    of its anchor state (A_step): the authors' ω = 1.
 
     G is the discounted return (equation 5), the deviation the sample one. An anchor that one call alone has seen adds
     0. Two one-call rollouts from one prompt with rewards 1 and 0: G = [1, 0], mean 0.5, deviation 0.7071: A_step =
@@ -41,14 +33,13 @@ def gigpo(
     an anchor.
     """
     state = prompt_key if key is None else user_key(key)
-    returns = [returns_to_go(trajectory, gamma) for trajectory in group]
-    steps = _step_advantages(group, returns, state, normalize_std)
+    returns = [returns_to_go(trajectory, GAMMA) for trajectory in group]
+    steps = _step_advantages(group, returns, state)
     totals = [
         trajectory.reward + sum(transition.reward for transition in trajectory.transitions) for trajectory in group
     ]
     return [
-        Credit(values=[total] * len(step), bonus=[omega * value for value in step], score=total)
-        for total, step in zip(totals, steps, strict=True)
+        Credit(values=[total] * len(step), bonus=step, score=total) for total, step in zip(totals, steps, strict=True)
     ]
 
 
@@ -56,7 +47,6 @@ def _step_advantages(
     group: Sequence[Trajectory],
     returns: Sequence[Sequence[float]],
     state: Callable[[Transition], Hashable],
-    normalize_std: bool,
 ) -> list[list[float]]:
     anchors: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for rollout, trajectory in enumerate(group):
@@ -68,7 +58,7 @@ def _step_advantages(
             continue
         earned = [returns[rollout][place] for rollout, place in members]
         mean = statistics.mean(earned)
-        scale = statistics.stdev(earned) + STEP_EPSILON if normalize_std else 1.0
+        scale = statistics.stdev(earned) + STEP_EPSILON
         for (rollout, place), value in zip(members, earned, strict=True):
             steps[rollout][place] = (value - mean) / scale
     return steps

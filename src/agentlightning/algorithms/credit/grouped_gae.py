@@ -12,7 +12,6 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from typing import Literal
 
 from agentlightning.algorithms.credit.keys import Key, observation_key, user_key
 from agentlightning.algorithms.credit.rule import Credit, credit_rule
@@ -22,40 +21,30 @@ from agentlightning.algorithms.settings import UnitInterval
 from agentlightning.training_types import Trajectory
 
 
-@credit_rule("grouped_gae", each="group", idle=("key", "baseline", "turn"))
-def grouped_gae(
-    group: Sequence[Trajectory],
-    *,
-    gamma: UnitInterval = 1.0,
-    lam: UnitInterval = 0.95,
-    baseline: Literal["state", "turn"] = "state",
-    key: str | None = None,
-) -> list[Credit]:
-    """Â_t = δ_t + γλ Â_{t+1} with δ_t = r_t + γ V_{t+1} - V_t; the last call earns the final reward, too.
+@credit_rule("grouped_gae", each="group")
+def grouped_gae(group: Sequence[Trajectory], *, lam: UnitInterval = 0.95, key: str | None = None) -> list[Credit]:
+    """Â_t = δ_t + λ Â_{t+1} with δ_t = r_t + V_{t+1} - V_t, γ = 1; the last call earns the final reward, too.
 
-    `baseline`: V is the mean return of the group's calls in the same state, by `key` (a function ``file.py:name`` of a
-    transition; default: the task and the last observation), or of its t-th calls. By turn and with λ = 1 these are
-    `step_rewards`.
+    V is the mean return of the group's calls in the same state, by `key` (a function ``file.py:name`` of a transition;
+    default: the task and the last observation), in a state that one rollout alone has seen of its t-th calls.
 
-    Two rollouts of two calls with rewards 1 and 0, γ = 1, λ = 0.5, by turn: V = [0.5, 0.5], δ = [0, 0.5] and [0, -0.5],
-    Â = [0.25, 0.5] and [-0.25, -0.5].
+    Two rollouts of two calls in states of their own with rewards 1 and 0, λ = 0.5: V = [0.5, 0.5], δ = [0, 0.5] and
+    [0, -0.5], Â = [0.25, 0.5] and [-0.25, -0.5].
     """
-    returns = [returns_to_go(trajectory, gamma) for trajectory in group]
-    values = _values(group, returns, None if baseline == "turn" else observation_key if key is None else user_key(key))
+    returns = [returns_to_go(trajectory, 1.0) for trajectory in group]
+    values = _values(group, returns, observation_key if key is None else user_key(key))
     credits = []
     for trajectory, earned, expected in zip(group, returns, values, strict=True):
         rewards = [transition.reward for transition in trajectory.transitions]
         rewards[-1] += trajectory.reward
-        advantages, _ = gae(rewards, expected, gamma, lam)
+        advantages, _ = gae(rewards, expected, 1.0, lam)
         credits.append(Credit(values=advantages, shares=[0.0] * len(advantages), score=earned[0]))
     return credits
 
 
-def _values(group: Sequence[Trajectory], returns: Sequence[Sequence[float]], state: Key | None) -> list[list[float]]:
+def _values(group: Sequence[Trajectory], returns: Sequence[Sequence[float]], state: Key) -> list[list[float]]:
     means = mean_returns(group, returns)
     values = [means[: len(earned)] for earned in returns]
-    if state is None:
-        return values
     visits: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for rollout, trajectory in enumerate(group):
         for place, transition in enumerate(trajectory.transitions):

@@ -14,17 +14,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol, TypeVar
+from typing import Protocol
 
-from pydantic import Field
-
+from agentlightning.adapters.judging import JudgeReply, is_score, json_lines, values_of
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.errors import ConfigError
 from agentlightning.prefill import with_completion
 from agentlightning.records import JSON
-from agentlightning.runner.chat_endpoint import JudgeReply, is_score, json_lines, values_of
 from agentlightning.training_types import Trajectory
 
 INSTRUCTIONS = (
@@ -36,9 +34,8 @@ MAX_CONCURRENCY = 8
 """Groups that are judged at a time."""
 STATS = ("judge/requests", "judge/cached", "judge/unusable", "judge/prompt_tokens", "judge/sampled_tokens")
 """judge/unusable counts completions."""
-
-
-T = TypeVar("T")
+ATTEMPTS = 3
+"""Requests for one usable answer."""
 
 
 class Ask(Protocol):
@@ -68,29 +65,21 @@ def judge(
     groups: Sequence[Sequence[Trajectory]],
     evidence: Evidence,
     *,
-    weight: Annotated[float, Field(gt=0)] = 1.0,
-    reward_weight: Annotated[float, Field(ge=0)] = 0.0,
     url: str | None = None,
     key_env: str | None = None,
     model: str = "judge",
     instructions: str = INSTRUCTIONS,
-    attempts: Annotated[int, Field(ge=1, le=10)] = 3,
 ) -> list[list[Credit]]:
-    """weight × score + reward_weight × R for each transition: scores [0.9, 0.1] with default weights stay [0.9, 0.1].
+    """The score for each transition: of two rollouts with scores 0.9 and 0.1 the calls get 0.9 and 0.1.
 
-    The other settings are for whoever asks: `url` is the judge's, up to its /v1, `key_env` names the environment
-    variable with its key, and an answer that cannot be read is asked for again, `attempts` times in all.
+    The settings are for whoever asks: `url` is the judge's, up to its /v1, `key_env` names the environment variable with
+    its key.
     """
-    credits = []
-    for group in groups:
-        totals = [weight * evidence.scores[one.rollout_id] + reward_weight * one.reward for one in group]
-        credits.append(
-            [
-                Credit(values=[total] * len(one.transitions), score=total)
-                for one, total in zip(group, totals, strict=True)
-            ]
-        )
-    return credits
+    scores = evidence.scores
+    return [
+        [Credit(values=[scores[one.rollout_id]] * len(one.transitions), score=scores[one.rollout_id]) for one in group]
+        for group in groups
+    ]
 
 
 async def judge_groups(
@@ -100,14 +89,13 @@ async def judge_groups(
     *,
     model: str = "judge",
     instructions: str = INSTRUCTIONS,
-    attempts: int = 3,
 ) -> Judged:
-    """Ask for the scores of every group. An answer that cannot be read is asked for again, `attempts` times in all."""
+    """Ask for the scores of every group. An answer that cannot be read is asked for again, ATTEMPTS times in all."""
     gate = asyncio.Semaphore(MAX_CONCURRENCY)
 
     async def one(group: Sequence[Trajectory]) -> Judged:
         async with gate:
-            return await _judge(group, ask, cache, model, instructions, attempts)
+            return await _judge(group, ask, cache, model, instructions)
 
     judged = await asyncio.gather(*(one(group) for group in groups if group))
     stats = dict.fromkeys(STATS, 0.0)
@@ -117,9 +105,7 @@ async def judge_groups(
     return Judged(scores={key: value for part in judged for key, value in part.scores.items()}, stats=stats)
 
 
-async def _judge(
-    group: Sequence[Trajectory], ask: Ask, cache: Cache, model: str, instructions: str, attempts: int
-) -> Judged:
+async def _judge(group: Sequence[Trajectory], ask: Ask, cache: Cache, model: str, instructions: str) -> Judged:
     texts = [_text(trajectory) for trajectory in group]
     # Equal attempts are shown once, in an order that depends on their content: neither place nor number tells them apart.
     distinct = sorted({json.dumps(text, sort_keys=True) for text in texts}, key=_hash)
@@ -127,7 +113,7 @@ async def _judge(
         return Judged(scores={trajectory.rollout_id: 0.5 for trajectory in group})
     stats = dict.fromkeys(STATS, 0.0)
     request = _request([json.loads(text) for text in distinct], model, instructions)
-    scores = await usable_answer(request, ask, cache, attempts, lambda reply: read_scores(reply, len(distinct)), stats)
+    scores = await _usable_scores(request, ask, cache, len(distinct), stats)
     if scores is None:
         return Judged(scores={}, stats=stats)
     by_text = dict(zip(distinct, scores, strict=True))
@@ -135,14 +121,11 @@ async def _judge(
     return Judged(scores={one.rollout_id: score for one, score in zip(group, values, strict=True)}, stats=stats)
 
 
-async def usable_answer(
-    request: JSON, ask: Ask, cache: Cache, attempts: int, read: Callable[[str], T | None], stats: dict[str, float]
-) -> T | None:
-    """Returns what `read` finds in the first answer in which it finds something, of `attempts` at most; None where in none.
-
-    Counts into `stats`, by the names of `STATS`. An answer is kept before it is read.
-    """
-    for attempt in range(attempts):
+async def _usable_scores(
+    request: JSON, ask: Ask, cache: Cache, count: int, stats: dict[str, float]
+) -> list[float] | None:
+    """The scores of the first answer that gives each of `count` attempts one; an answer is kept before it is read."""
+    for attempt in range(ATTEMPTS):
         key = _hash(json.dumps([request, attempt], sort_keys=True))
         text = await cache.get(key)
         if text is None:
@@ -154,7 +137,7 @@ async def usable_answer(
             stats["judge/sampled_tokens"] += reply.sampled_tokens
         else:
             stats["judge/cached"] += 1
-        found = read(text)
+        found = read_scores(text, count)
         if found is not None:
             return found
         stats["judge/unusable"] += 1
@@ -162,7 +145,7 @@ async def usable_answer(
 
 
 def read_scores(text: str, count: int) -> list[float] | None:
-    """The scores of a reply, None where it does not give each of `count` attempts or calls one number from 0 to 1.
+    """The scores of a reply, None where it does not give each of `count` attempts one number from 0 to 1.
 
     >>> read_scores('The second is better. {"scores": [0.2, 0.9]}', 2)
     [0.2, 0.9]

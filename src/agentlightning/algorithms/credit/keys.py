@@ -10,7 +10,7 @@ from typing import Any
 
 from agentlightning.adapters.compaction import summary_texts
 from agentlightning.errors import ConfigError, boundary
-from agentlightning.runner.user_code import load
+from agentlightning.runtime.code_loader import load_function
 from agentlightning.training_types import Trajectory, Transition
 
 Key = Callable[[Transition], Hashable]
@@ -45,7 +45,7 @@ def answer_key(transition: Transition) -> Hashable:
 
 def user_key(spec: str) -> Key:
     """The key function that ``file.py:name`` names. ConfigError where there is none; AgentError where it fails."""
-    function = load(spec, ("transition",), "key function")
+    function = load_function(spec, ("transition",), "key function")
 
     def key(transition: Transition) -> Hashable:
         with boundary(f"key function {spec!r}"):

@@ -7,8 +7,8 @@ predicted return from before the call to the prompt of the next one, so that wha
 that led there; and what the head leaves unexplained is spread evenly, so that a rollout's credits add up to its reward
 (return equivalence). Everything is relative to the group: rewards and features less their means.
 
-It has no state and no randomness: the head is fitted anew for each step, to that step's groups and to earlier ones
-that are handed in, so that a step that is executed again gets the same credit.
+It has no state and no randomness: the head is fitted to the groups of each step, so that a step that is executed again gets
+the same credit.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithms.credit.keys import places, prompt_key
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.errors import AgentError, MissingExtraError, boundary
-from agentlightning.runner.user_code import load
+from agentlightning.runtime.code_loader import load_function
 from agentlightning.training_types import Trajectory, Transition
 
 if TYPE_CHECKING:
     import numpy
 
+RIDGE = 1.0
+"""λ of the regression."""
+COLUMNS = 4096
+"""Features of the head: others are hashed to them."""
 Features = tuple[Any, Any]
 """A call's features, sparse: columns and values, as arrays. A column may stand there more than once."""
 
@@ -40,31 +42,25 @@ Part = tuple[bytes, Sequence[int], float]
 """A name, ids, and the value that each of them has as a feature of that name."""
 
 
-@credit_rule("learned", each="step", needs=("history",), reads_steps=False)
+@credit_rule("learned", each="step", reads_steps=False)
 def learned(
     groups: Sequence[Sequence[Trajectory]],
     evidence: Evidence,
     *,
-    ridge: Annotated[float, Field(gt=0)] = 1.0,
-    residual: Annotated[float, Field(ge=0, le=1)] = 1.0,
-    columns: Annotated[int, Field(ge=16, le=65536)] = 4096,
     features: str | None = None,
-    history: Annotated[int, Field(ge=0)] = 0,
 ) -> list[list[Credit]]:
-    """The head's score of a call, less its average over the group's calls in that state, plus a part of the rest.
+    """The head's score of a call, less its average over the group's calls in that state, plus an equal part of the rest.
 
-    With `residual` = 1 the credits of a rollout add up to R - mean R. A call is described by its completion and the tokens
+    The credits of a rollout add up to R - mean R. A call is described by its completion and the tokens
     of it, in its place (agent or number) and in its state (its prompt; relative to the other calls in that state), and by
-    what the next prompt adds, all hashed to `columns`. `features` names a function ``file.py:name`` from a transition to
-    {name: number} in their stead. `history` is how many earlier steps are fitted, too.
+    what the next prompt adds, all hashed to COLUMNS. `features` names a function ``file.py:name`` from a transition to
+    {name: number} in their stead.
 
     Two one-call rollouts with rewards 1 and 0 and one feature each, ridge → 0: the head says 0.5 and -0.5.
     """
-    known = [*evidence.history, *groups]
-    described = _describe(known, features, columns)
-    head = _fit(known, described, columns, ridge)
-    scores = described.scores(head)
-    return [_redistribute(group, scores[len(evidence.history) + index], residual) for index, group in enumerate(groups)]
+    described = _describe(groups, features)
+    scores = described.scores(_fit(groups, described))
+    return [_redistribute(group, rows) for group, rows in zip(groups, scores, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,7 @@ class _Described:
         ]
 
 
-def _redistribute(group: Sequence[Trajectory], scores: Sequence[Sequence[float]], residual: float) -> list[Credit]:
+def _redistribute(group: Sequence[Trajectory], scores: Sequence[Sequence[float]]) -> list[Credit]:
     by_place: defaultdict[Hashable, list[float]] = defaultdict(list)
     for trajectory, numbers in zip(group, scores, strict=True):
         for place, number in zip(places(trajectory), numbers, strict=True):
@@ -112,17 +108,15 @@ def _redistribute(group: Sequence[Trajectory], scores: Sequence[Sequence[float]]
     credits = []
     for trajectory, numbers in zip(group, scores, strict=True):
         values = [number - usual[place] for place, number in zip(places(trajectory), numbers, strict=True)]
-        left = residual * (trajectory.reward - mean - math.fsum(values)) / len(values)
+        left = (trajectory.reward - mean - math.fsum(values)) / len(values)
         credits.append(Credit(values=[value + left for value in values], shares=[0.0] * len(values)))
     return credits
 
 
-def _fit(
-    groups: Sequence[Sequence[Trajectory]], described: _Described, columns: int, ridge: float
-) -> numpy.ndarray[Any, Any]:
+def _fit(groups: Sequence[Sequence[Trajectory]], described: _Described) -> numpy.ndarray[Any, Any]:
     """The head's weights; O(rollouts² × columns), or O(columns² × rollouts) where that is less."""
     numpy = _numpy()
-    sums = numpy.zeros((sum(map(len, groups)), columns))
+    sums = numpy.zeros((sum(map(len, groups)), COLUMNS))
     rewards = numpy.zeros(len(sums))
     start = 0
     for number, group in enumerate(groups):
@@ -135,19 +129,19 @@ def _fit(
         sums[rows] -= sums[rows].mean(axis=0)
         rewards[rows] -= rewards[rows].mean()
         start += len(group)
-    if len(sums) <= columns:
-        gram = sums @ sums.T + ridge * numpy.eye(len(sums))
+    if len(sums) <= COLUMNS:
+        gram = sums @ sums.T + RIDGE * numpy.eye(len(sums))
         return sums.T @ numpy.linalg.solve(gram, rewards)  # type: ignore[no-any-return]
-    return numpy.linalg.solve(sums.T @ sums + ridge * numpy.eye(columns), sums.T @ rewards)  # type: ignore[no-any-return]
+    return numpy.linalg.solve(sums.T @ sums + RIDGE * numpy.eye(COLUMNS), sums.T @ rewards)  # type: ignore[no-any-return]
 
 
-def _describe(groups: Sequence[Sequence[Trajectory]], spec: str | None, columns: int) -> _Described:
+def _describe(groups: Sequence[Sequence[Trajectory]], spec: str | None) -> _Described:
     if spec is not None:
-        plain = [[_own_features(spec, trajectory, columns) for trajectory in group] for group in groups]
+        plain = [[_own_features(spec, trajectory) for trajectory in group] for group in groups]
         stateless: list[list[list[Hashable]]] = [[[None for _ in calls] for calls in group] for group in plain]
         return _Described(plain, plain, stateless, {})
-    plain = [[_in_place(trajectory, columns) for trajectory in group] for group in groups]
-    relative = [[[_in_state(one, columns) for one in rollout.transitions] for rollout in group] for group in groups]
+    plain = [[_in_place(trajectory) for trajectory in group] for group in groups]
+    relative = [[[_in_state(one) for one in rollout.transitions] for rollout in group] for group in groups]
     states = [[[prompt_key(one) for one in rollout.transitions] for rollout in group] for group in groups]
     members: defaultdict[Hashable, list[Features]] = defaultdict(list)
     for known, found in zip(states, relative, strict=True):
@@ -158,15 +152,15 @@ def _describe(groups: Sequence[Sequence[Trajectory]], spec: str | None, columns:
     means = {}
     for state, calls in members.items():
         if len(calls) > 1:
-            means[state] = numpy.zeros(columns)
+            means[state] = numpy.zeros(COLUMNS)
             for call in calls:
                 _add(means[state], call)
             means[state] /= len(calls)
     return _Described(plain, relative, states, means)
 
 
-def _own_features(spec: str, trajectory: Trajectory, columns: int) -> list[Features]:
-    function = load(spec, ("transition",), "feature function")
+def _own_features(spec: str, trajectory: Trajectory) -> list[Features]:
+    function = load_function(spec, ("transition",), "feature function")
     described = []
     for transition in trajectory.transitions:
         with boundary(f"feature function {spec!r}"):
@@ -174,11 +168,11 @@ def _own_features(spec: str, trajectory: Trajectory, columns: int) -> list[Featu
             if not all(math.isfinite(value) for value in named.values()):
                 raise AgentError(f"feature function {spec!r}: expected finite numbers, got {dict(named)!r:.80}")
             parts = [(f"own {name}".encode(), [0], float(value)) for name, value in named.items()]
-            described.append(_hashed(parts, columns))
+            described.append(_hashed(parts))
     return described
 
 
-def _in_place(trajectory: Trajectory, columns: int) -> list[Features]:
+def _in_place(trajectory: Trajectory) -> list[Features]:
     """The completion of each call, and what the next prompt shows in its place."""
     described = []
     following: list[Transition | None] = [*trajectory.transitions[1:], None]
@@ -188,7 +182,7 @@ def _in_place(trajectory: Trajectory, columns: int) -> list[Features]:
         if after is not None:
             shown = _shown(transition, after)
             parts += [(b"all shown" + where + array("q", shown).tobytes(), [0], 1.0), _tokens(b"shown" + where, shown)]
-        described.append(_hashed(parts, columns))
+        described.append(_hashed(parts))
     return described
 
 
@@ -200,8 +194,8 @@ def _shown(transition: Transition, after: Transition) -> list[int]:
     return [token for token in after.prompt_ids if token not in known]
 
 
-def _in_state(transition: Transition, columns: int) -> Features:
-    return _hashed(_answer(b"state" + repr(prompt_key(transition)).encode(), transition), columns)
+def _in_state(transition: Transition) -> Features:
+    return _hashed(_answer(b"state" + repr(prompt_key(transition)).encode(), transition))
 
 
 def _answer(where: bytes, transition: Transition) -> list[Part]:
@@ -215,7 +209,7 @@ def _tokens(name: bytes, ids: Sequence[int]) -> Part:
     return name, tokens, 1.0 / math.sqrt(max(1, len(tokens)))
 
 
-def _hashed(parts: Sequence[Part], columns: int) -> Features:
+def _hashed(parts: Sequence[Part]) -> Features:
     """Feature hashing with signs (Weinberger et al. 2009): features that share a column cancel on average.
 
     A part's name is hashed once, and its ids are mixed with that (splitmix64, Steele et al. 2014).
@@ -229,7 +223,7 @@ def _hashed(parts: Sequence[Part], columns: int) -> Features:
         mixed = (mixed ^ (mixed >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
         mixed = mixed ^ (mixed >> numpy.uint64(31))
-        where.append((mixed >> numpy.uint64(1)) % numpy.uint64(columns))
+        where.append((mixed >> numpy.uint64(1)) % numpy.uint64(COLUMNS))
         what.append(numpy.where(mixed & numpy.uint64(1), value, -value))
     if not where:
         return numpy.zeros(0, dtype=numpy.int64), numpy.zeros(0)

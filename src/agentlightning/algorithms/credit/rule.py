@@ -14,9 +14,12 @@ from typing import Any, Literal
 
 from agentlightning.algorithms.settings import function_settings
 from agentlightning.errors import ConfigError, boundary
+from agentlightning.runtime.code_loader import path_of_code
 from agentlightning.training_types import Trajectory
 
 Each = Literal["trajectory", "group", "step"]
+HISTORY = 4
+"""Earlier steps that a rule of `needs` "history" is given where it has no setting of that name."""
 SCORE_DIGITS = 10
 """Decimals of a score that are compared: step rewards that add up to 0, as shaping ones do, leave rounding errors, which
 would be all that equal rewards differ by, and what advantages are divided by."""
@@ -75,26 +78,22 @@ class Rule:
     each: Each = "trajectory"
     needs: tuple[str, ...] = ()
     """Parts that the evidence must hold, by name; `trainer.credit_inputs` gathers each by settings of the rule:
-    "scores" (url, key_env, model, instructions, attempts), "history" (history: steps), "fork_returns" (forks, calls)."""
+    "scores" (url, key_env, model, instructions), "history" (history: steps, else HISTORY), "fork_returns" (forks, calls)."""
     reads_steps: bool = True
     """True where step rewards make a difference to it."""
-    discounts_rollouts: bool = True
-    """False where a setting `gamma` does not discount the rewards that a rollout as a whole is compared by."""
-    idle: tuple[str, str, object] | None = None
-    """A setting that has no effect beside another of this value."""
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         return self.function(*args, **settings)
 
+    @property
+    def path(self) -> str:
+        """The text that names the rule in a configuration, so that another process finds it."""
+        ours = self.function.__module__.startswith("agentlightning.")
+        return self.name if ours else path_of_code(self.function, "algorithm.credit")
+
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """`given` checked against the function's keyword-only arguments. ConfigError for an unknown or a wrong one, and for
-        one without effect beside another."""
-        settings = function_settings(self.function, given, "credit_settings")
-        if self.idle is not None:
-            idle, beside, value = self.idle
-            if given.get(idle) is not None and given.get(beside) == value:
-                raise ConfigError(f"algorithm.credit_settings.{idle}: has no effect with {beside} = {value!r}")
-        return settings
+        """`given` checked against the function's keyword-only arguments. ConfigError for an unknown or a wrong one."""
+        return function_settings(self.function, given, "credit")
 
     def credits(
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence, settings: Mapping[str, Any]
@@ -150,8 +149,6 @@ def credit_rule(
     needs: tuple[str, ...] = (),
     *,
     reads_steps: bool = True,
-    discounts_rollouts: bool = True,
-    idle: tuple[str, str, object] | None = None,
 ) -> Callable[[CreditRule], Rule]:
     """Make a function a credit rule; its keyword-only arguments become settings, checked by their annotations.
 
@@ -161,7 +158,7 @@ def credit_rule(
     """
 
     def make(function: CreditRule) -> Rule:
-        return Rule(name, function, each, needs, reads_steps, discounts_rollouts, idle)
+        return Rule(name, function, each, needs, reads_steps)
 
     return make
 

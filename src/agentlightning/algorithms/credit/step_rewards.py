@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Literal
 
 from pydantic import NonNegativeFloat
 
@@ -47,10 +46,9 @@ def step_rewards(
     group: Sequence[Trajectory],
     *,
     gamma: UnitInterval = 1.0,
-    compare: Literal["call", "rollout"] = "call",
     final: NonNegativeFloat = 1.0,
 ) -> list[Credit]:
-    """Returns-to-go G_t. `compare`: each with the mean of the group's t-th calls, or all with the mean of the rollouts' G_0.
+    """Returns-to-go G_t, each compared with the mean of the group's t-th calls.
 
     `final`: how much the final reward counts besides; 0 where it is the sum of the step rewards, and would count twice.
 
@@ -60,8 +58,6 @@ def step_rewards(
     """
     returns = [returns_to_go(trajectory, gamma, final) for trajectory in group]
     scores = [earned[0] for earned in returns]
-    if compare == "rollout":
-        return [Credit(values=earned, score=score) for earned, score in zip(returns, scores, strict=True)]
     means = mean_returns(group, returns, final)
     return [
         Credit(

@@ -12,10 +12,61 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import PositiveInt
 
 from agentlightning.algorithms.advantage import grpo
 from agentlightning.algorithms.credit.rule import Credit, credit_rule
+from agentlightning.algorithms.settings import AlgorithmPart
+from agentlightning.errors import ConfigError
 from agentlightning.training_types import Trajectory
+
+
+class Independent(AlgorithmPart):
+    """Rollouts of a group that share nothing but their task."""
+
+    type: Literal["independent"] = "independent"
+
+
+class RolloutTree(AlgorithmPart):
+    """Rollouts of a group that are sampled as trees: some begin it, the others are forked from them and share the calls
+    before that place. M roots, and in each of L rounds N forks in each tree, make M × (1 + L × N) rollouts.
+
+    The trainer samples by these numbers; calls get the credit `tree`.
+    """
+
+    type: Literal["tree"] = "tree"
+    roots: PositiveInt = 2
+    """Independent rollouts that begin a group: the paper's M."""
+    rounds: PositiveInt = 1
+    """Times that each tree is forked, once all its rollouts have finished: the paper's L."""
+
+    def branches(self, group_size: int) -> int:
+        """Rollouts that a round adds to each tree, the paper's N. ConfigError where a group cannot be shared out so.
+
+        >>> RolloutTree(roots=2, rounds=1).branches(8), RolloutTree(roots=2, rounds=3).branches(8)
+        (3, 1)
+        """
+        forks, rest = divmod(group_size, self.roots)
+        branches, more = divmod(forks - 1, self.rounds)
+        if rest or more or branches < 1:
+            least, more = (self.roots * (1 + self.rounds * each) for each in (1, 2))
+            raise ConfigError(
+                f"algorithm.group_size: expected {self.roots} × (1 + {self.rounds} × N) rollouts with {self.roots} roots "
+                f"and {self.rounds} rounds, so {least}, {more}, …, got {group_size}"
+            )
+        return branches
+
+    def replicas(self, tree: int, group_size: int) -> list[int]:
+        """The numbers, in their group, of a tree's rollouts in the order in which they are sampled, its root first.
+
+        >>> RolloutTree(roots=2, rounds=1).replicas(1, 8)
+        [1, 5, 6, 7]
+        """
+        forks = self.rounds * self.branches(group_size)
+        first = self.roots + tree * forks
+        return [tree, *range(first, first + forks)]
 
 
 @credit_rule("tree", each="group", reads_steps=False)

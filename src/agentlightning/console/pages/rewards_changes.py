@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from agentlightning.algorithms.advantage import ADVANTAGES
-from agentlightning.algorithms.combinations import TREE
 from agentlightning.algorithms.credit import CREDIT
+from agentlightning.algorithms.lightning_rl import TREE
 from agentlightning.algorithms.selection import is_predicate
 from agentlightning.analysis.reward_debugger import (
     CallChange,

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from agentlightning.adapters.conversations import conversations, preference_row
 from agentlightning.adapters.trajectories import JUDGE, named_rewards
-from agentlightning.algorithms.offline import Candidate, by_task
-from agentlightning.algorithms.preference import pairs
+from agentlightning.algorithms.offline import Candidate, by_task, pairs
 from agentlightning.errors import NotFoundError
 from agentlightning.records import JSON, Call, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery

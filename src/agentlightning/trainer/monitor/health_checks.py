@@ -211,8 +211,8 @@ def entropy_gone(history: History) -> str | None:
         return None
     return (
         f"entropy fell from {before:.3g} to {now:.3g} nats per token while tasks are left unsolved: rollouts of a task "
-        "become the same, and nothing new is tried; raise algorithm.clip_high or algorithm.entropy (0.001 to 0.01), lower "
-        "trainer.learning_rate, and go back to a checkpoint from before"
+        "become the same, and nothing new is tried; raise algorithm.loss.clip_high or algorithm.entropy (0.001 to 0.01), "
+        "lower trainer.learning_rate, and go back to a checkpoint from before"
     )
 
 
@@ -243,12 +243,12 @@ def sampler_gap(history: History) -> str | None:
     told = f"sampler and learner disagree by {gap:.3g} nats per token before the first update: "
     if history.lasting("rollout/staleness_mean") > 0:
         return told + (
-            "rollouts are older than the correction can bear; lower trainer.max_staleness, or take algorithm.importance or "
-            "algorithm.ratio_mask"
+            "rollouts are older than the correction can bear; lower trainer.max_staleness, or take algorithm.correction = "
+            "'importance' or 'ratio_mask'"
         )
     return told + (
         "they compute differently; take the same engine.dtype (float32) and engine.dropout = 0 for both, or "
-        "algorithm.importance = 'token'"
+        "algorithm.correction = 'importance'"
     )
 
 

@@ -85,7 +85,6 @@ METRICS: Mapping[str, str] = {
     "rollout/broken_spans": "spans of these rollouts that were repaired or lost; by cause: rollout/broken_spans/CAUSE",
     "rollout/unrewarded": "rollouts dropped because a reward is missing or not finite",
     "rollout/filled": "rollouts whose reward was filled in",
-    "rollout/incomplete_groups": "groups with fewer than group_size usable rollouts",
     "rollout/staleness_mean": "training steps between sampling and learning, mean over the rollouts",
     "rollout/staleness_max": "the largest of them",
     "rollout/mixed_versions": "share of rollouts that were sampled by more than one version",

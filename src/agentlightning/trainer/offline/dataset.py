@@ -20,10 +20,9 @@ import orjson
 from agentlightning.adapters.conversations import TRACE_PROTOCOL
 from agentlightning.adapters.preferences import completion_rows
 from agentlightning.adapters.trajectories import named_rewards, trajectories
-from agentlightning.algorithms.offline import Candidate, Example, OfflineAlgorithm
+from agentlightning.algorithms.offline import Candidate, Distill, Example, OfflineAlgorithm
 from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.selection import selection
-from agentlightning.algorithms.supervised import Distill
 from agentlightning.engines.models import context_length
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.records import Call, Resource, Rollout
@@ -139,8 +138,7 @@ class OfflineDataset:
             found, reasons = [*found, *self._own(sampled, selected, more)], reasons | more
         kept = []
         for one in found:
-            longest = max(len(row.tokens) for row in completion_rows(one, merged=self.algorithm.merge))
-            if longest <= self.longest:
+            if max(len(row.tokens) for row in completion_rows(one)) <= self.longest:
                 kept.append(one)
             else:
                 reasons[one.rollout_id] = f"a row has more than {self.longest} tokens"
@@ -206,14 +204,11 @@ class OfflineDataset:
         return None
 
 
-def max_row_tokens(model: Path, longest: int | None, setting: str = "algorithm.longest") -> int:
-    """Most tokens of a row: what the model's context holds, or fewer. ConfigError where the setting asks for more."""
+def max_row_tokens(model: Path) -> int:
+    """Most tokens of a row: what the model's context holds."""
     table: dict[str, Any] = orjson.loads((model / "config.json").read_bytes())
     table = table.get("text_config") or table
-    context = context_length(type("ModelConfig", (), table))
-    if longest is not None and longest > context:
-        raise ConfigError(f"{setting}: the model's context holds {context} tokens, got {longest}")
-    return longest or context
+    return context_length(type("ModelConfig", (), table))
 
 
 def _candidate(trajectory: Trajectory, task: str) -> Candidate:

@@ -15,10 +15,14 @@ from typing import ClassVar
 
 from agentlightning.adapters.preferences import completion_rows, mismatched_rows
 from agentlightning.adapters.sequences import token_weights
-from agentlightning.algorithms.offline import Example, OfflineAlgorithm
+from agentlightning.algorithms.offline import (
+    Example,
+    OfflineAlgorithm,
+    PreferenceAlgorithm,
+    SupervisedAlgorithm,
+    preference_values,
+)
 from agentlightning.algorithms.plugins import own_code
-from agentlightning.algorithms.preference import PreferenceAlgorithm, preference_values
-from agentlightning.algorithms.supervised import SupervisedAlgorithm
 from agentlightning.engines.base import DEFAULT_POLICY, Metrics
 from agentlightning.errors import DataError
 from agentlightning.records import JSON, Step
@@ -89,7 +93,7 @@ class OfflineLoop(TrainingLoop):
         """One update on these examples."""
         found = await self._trajectories(batch)
         if isinstance(self.algorithm, SupervisedAlgorithm):
-            rows = self._weighed([found[one.wanted] for one in batch if one.wanted is not None], self.algorithm)
+            rows = self._weighed([found[one.wanted] for one in batch if one.wanted is not None])
             update = await self.engine.forward_backward(rows, self.algorithm.loss)
         else:
             mismatched, examples = await self._preferences(batch, found)
@@ -97,13 +101,13 @@ class OfflineLoop(TrainingLoop):
         update["tokens_trained"] = update.pop("tokens")
         return update | await self.engine.optim_step(learning_rate, self.config.trainer.grad_clip)
 
-    def _weighed(self, trajectories: Sequence[Trajectory], algorithm: SupervisedAlgorithm) -> list[TrainingSequence]:
+    def _weighed(self, trajectories: Sequence[Trajectory]) -> list[TrainingSequence]:
         """Rows whose token weights sum to 1."""
-        weights = token_weights(trajectories, algorithm.aggregation)
+        weights = token_weights(trajectories, "token_mean")
         return [
             row
             for trajectory, of_calls in zip(trajectories, weights, strict=True)
-            for row in completion_rows(trajectory, merged=algorithm.merge, weights=of_calls)
+            for row in completion_rows(trajectory, weights=of_calls)
         ]
 
     async def _preferences(
@@ -111,7 +115,7 @@ class OfflineLoop(TrainingLoop):
     ) -> tuple[list[TrainingSequence], list[Preference]]:
         """Mismatched completions and the examples, with reference logprobs on every row."""
         named = [name for example in batch for name in (example.wanted, example.unwanted) if name is not None]
-        answers = {name: completion_rows(found[name], merged=self.algorithm.merge) for name in dict.fromkeys(named)}
+        answers = {name: completion_rows(found[name]) for name in dict.fromkeys(named)}
         mismatched: list[TrainingSequence] = []
         if self.preference_loss.name == "kto":
             mismatched = mismatched_rows(list(answers.values()), self.dataset.longest)
@@ -172,7 +176,7 @@ class OfflineLoop(TrainingLoop):
         for start in range(0, len(self.held_out), HELD_OUT_BATCH):
             self.progress.phase("held-out loss", start, len(self.held_out))
             found = await self._trajectories(self.held_out[start : start + HELD_OUT_BATCH])
-            rows = [row for one in found.values() for row in completion_rows(one, merged=self.algorithm.merge)]
+            rows = [row for one in found.values() for row in completion_rows(one)]
             for row, values in zip(rows, await self.engine.logprobs(rows), strict=True):
                 total -= sum(value for value, trained in zip(values, row.mask, strict=True) if trained)
                 tokens += sum(row.mask)

@@ -12,11 +12,18 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.algorithms.preference import DPO, KTO, PreferenceAlgorithm
+from agentlightning.algorithms.offline import (
+    DPO,
+    KTO,
+    RFT,
+    SFT,
+    Distill,
+    OfflineAlgorithm,
+    PreferenceAlgorithm,
+    SupervisedAlgorithm,
+)
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS, PromptAlgorithm
 from agentlightning.algorithms.selection import selection
-from agentlightning.algorithms.supervised import RFT, SFT, Distill, SupervisedAlgorithm
 from agentlightning.config.run import Config, EvalConfig, ModelConfig
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.support import Support, check_loss, check_preference_loss
@@ -44,7 +51,7 @@ def offline_algorithm(config: Config) -> OfflineAlgorithm:
     kind = algorithm_class(config)
     if not issubclass(kind, OfflineAlgorithm):
         raise ConfigError(
-            f"algorithm.name: {config.algorithm.get('name', ONLINE)!r} does not learn from recorded rollouts "
+            f"algorithm.type: {config.algorithm.get('name', ONLINE)!r} does not learn from recorded rollouts "
             f"(data.from_run); expected one of {', '.join(OFFLINE_ALGORITHMS)}"
         )
     algorithm = make_algorithm(config, kind)
@@ -52,29 +59,29 @@ def offline_algorithm(config: Config) -> OfflineAlgorithm:
         _check_ignored(config)
     if not config.data.from_run:
         raise ConfigError(
-            f"algorithm.name: {config.algorithm['name']!r} learns from recorded rollouts: name their run with data.from_run"
+            f"algorithm.type: {config.algorithm['type']!r} learns from recorded rollouts: name their run with data.from_run"
         )
     selection(DEFAULT_POLICY, algorithm.agents)  # a predicate that cannot be loaded is found here
     return algorithm
 
 
 def algorithm_class(config: Config) -> type[LightningRL | OfflineAlgorithm]:
-    """The class that `algorithm.name` names: a built-in one, or a plug-in: a dataclass derived from LightningRL, from
+    """The class that `algorithm.type` names: a built-in one, or a plug-in: a dataclass derived from LightningRL, from
     SupervisedAlgorithm or from PreferenceAlgorithm, whose fields are its settings."""
-    name = config.algorithm.get("name", ONLINE)
+    name = config.algorithm.get("type", ONLINE)
     if name == ONLINE:
         return LightningRL
     if name in OFFLINE_ALGORITHMS:
         return OFFLINE_ALGORITHMS[name]
     if not isinstance(name, str):
-        raise ConfigError(f"algorithm.name: expected a name, got {name!r}")
+        raise ConfigError(f"algorithm.type: expected a name, got {name!r}")
     found = None if name in PROMPT_ALGORITHMS else load_plugin("algorithm", name, (ONLINE, *OFFLINE_ALGORITHMS))
     if found is None or (isinstance(found, type) and issubclass(found, PromptAlgorithm)):
-        raise ConfigError(f"algorithm.name: {name!r} searches for prompts and trains nothing: run it with agl optimize")
+        raise ConfigError(f"algorithm.type: {name!r} searches for prompts and trains nothing: run it with agl optimize")
     bases = (LightningRL, SupervisedAlgorithm, PreferenceAlgorithm)
     if not (isinstance(found, type) and issubclass(found, bases) and dataclasses.is_dataclass(found)):
         raise ConfigError(
-            f"algorithm.name: {name!r}: expected a dataclass derived from LightningRL, SupervisedAlgorithm or "
+            f"algorithm.type: {name!r}: expected a dataclass derived from LightningRL, SupervisedAlgorithm or "
             f"PreferenceAlgorithm, got {getattr(found, '__name__', type(found).__name__)}"
         )
     if issubclass(found, LightningRL):
@@ -88,24 +95,24 @@ def _check_plan(kind: type[LightningRL], name: str) -> None:
         signature.bind(None, [], seed=0, evidence=None, values=None, reference=None)
     except TypeError as cause:
         raise ConfigError(
-            f"algorithm.name {name!r}: plan: expected to be callable as (self, groups, seed, evidence, values, reference), "
+            f"algorithm.type {name!r}: plan: expected to be callable as (self, groups, seed, evidence, values, reference), "
             f"but its signature is {signature}"
         ) from cause
 
 
 def make_algorithm(config: Config, kind: type[AnyAlgorithm]) -> AnyAlgorithm:
     """The algorithm, a `kind`, with the configured settings. ConfigError for one that it has not or lacks."""
-    given = config.algorithm.get("name", ONLINE)
-    table = {name: value for name, value in config.algorithm.items() if name not in ("name", "schedule")}
+    given = config.algorithm.get("type", ONLINE)
+    table = {name: value for name, value in config.algorithm.items() if name not in ("type", "schedule")}
     known = {setting.name: setting for setting in dataclasses.fields(kind) if setting.init}
     for setting in table:
         if setting not in known:
-            of = f" of {given!r}" if "name" in config.algorithm else ""
+            of = f" of {given!r}" if "type" in config.algorithm else ""
             raise ConfigError(f"algorithm.{setting}: no such setting{of}; known here: {', '.join(known) or 'none'}")
     for name, one in known.items():
         if name not in table and one.default is one.default_factory is dataclasses.MISSING:
             raise ConfigError(f"algorithm.{name}: is required by {given!r}")
-    with boundary(f"algorithm.name: {given!r}", ConfigError):
+    with boundary(f"algorithm.type: {given!r}", ConfigError):
         return kind(**table)
 
 
@@ -116,7 +123,7 @@ def name_of(algorithm: LightningRL | OfflineAlgorithm) -> str:
         return ONLINE
     if isinstance(algorithm, OfflineAlgorithm) and OFFLINE_ALGORITHMS.get(algorithm.name) is kind:
         return algorithm.name
-    return path_of_code(kind, "algorithm.name")
+    return path_of_code(kind, "algorithm.type")
 
 
 def check_offline(algorithm: OfflineAlgorithm, support: Support) -> None:

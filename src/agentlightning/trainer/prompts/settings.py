@@ -31,8 +31,8 @@ def prompt_algorithm(config: Config) -> PromptAlgorithm:
 
 
 def searches(config: Config) -> bool:
-    """True where `algorithm.name` names a search for prompts."""
-    name = config.algorithm.get("name")
+    """True where `algorithm.type` names a search for prompts."""
+    name = config.algorithm.get("type")
     if not isinstance(name, str) or not is_code(name):
         return name in PROMPT_ALGORITHMS
     found = load_plugin("algorithm", name, PROMPT_ALGORITHMS)
@@ -49,9 +49,9 @@ def check_budget(optimize: OptimizeConfig, val: Sequence[JSON]) -> None:
 
 
 def _made(config: Config) -> PromptAlgorithm:
-    name = config.algorithm.get("name")
+    name = config.algorithm.get("type")
     kind = _algorithm_class(name)
-    table = {setting: value for setting, value in config.algorithm.items() if setting != "name"}
+    table = {setting: value for setting, value in config.algorithm.items() if setting != "type"}
     known = [one.name for one in dataclasses.fields(kind) if one.init]
     for setting in table:
         if setting not in known:
@@ -60,7 +60,7 @@ def _made(config: Config) -> PromptAlgorithm:
             )
     if config.optimize is not None and config.optimize.grammar is not None:
         scripted_model(Path(config.optimize.grammar))  # read before anything starts
-    with boundary(f"algorithm.name: {name!r}", ConfigError):
+    with boundary(f"algorithm.type: {name!r}", ConfigError):
         return kind(**table)
 
 
@@ -68,7 +68,7 @@ def _algorithm_class(name: object) -> type[PromptAlgorithm]:
     known = ", ".join(PROMPT_ALGORITHMS)
     if not isinstance(name, str) or not (name in PROMPT_ALGORITHMS or is_code(name)):
         raise ConfigError(
-            f"algorithm.name: expected a search for prompts, one of {known}, or file.py:name of your own, got "
+            f"algorithm.type: expected a search for prompts, one of {known}, or file.py:name of your own, got "
             f"{name or 'lightning_rl'!r}; agl train runs the others"
         )
     if name in PROMPT_ALGORITHMS:
@@ -76,7 +76,7 @@ def _algorithm_class(name: object) -> type[PromptAlgorithm]:
     found = load_plugin("algorithm", name, PROMPT_ALGORITHMS)
     if not (isinstance(found, type) and issubclass(found, PromptAlgorithm) and dataclasses.is_dataclass(found)):
         raise ConfigError(
-            f"algorithm.name: {name!r}: expected a dataclass derived from PromptAlgorithm, got "
+            f"algorithm.type: {name!r}: expected a dataclass derived from PromptAlgorithm, got "
             f"{getattr(found, '__name__', type(found).__name__)}"
         )
     return found
