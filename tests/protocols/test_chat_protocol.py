@@ -102,7 +102,6 @@ def test_what_would_change_sampling_is_collected_with_its_value(given: dict[str,
         ({"temperature": 2.1}, "temperature"),
         ({"top_p": "1"}, "top_p"),
         ({"presence_penalty": "a"}, "presence_penalty"),
-        ({"metadata": "a"}, "metadata"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -216,7 +215,7 @@ message = st.fixed_dictionaries(
 
 
 @given(
-    data=requests(*chat.UNSUPPORTED_PARAMS, *chat.WITHOUT_EFFECT),
+    data=requests(*chat.UNSUPPORTED_PARAMS, "metadata", "store"),
     messages=st.lists(message, min_size=1, max_size=2) | anything(),
     trained=st.booleans(),
 )

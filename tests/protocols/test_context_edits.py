@@ -9,15 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.protocols.base import ApiError
-from agentlightning.protocols.context_edits import CLEARED_RESULT, ClearThinking, ClearToolUses, apply_edits
-from agentlightning.protocols.edit_fields import parse_edits
+from agentlightning.protocols.context_edits import (
+    CLEARED_RESULT,
+    ClearThinking,
+    ClearToolUses,
+    apply_edits,
+    parse_edits,
+)
 
 TOOLS = "clear_tool_uses_20250919"
 THINKING = "clear_thinking_20251015"
 
 
 def read(*edits: Any) -> Any:
-    return parse_edits({"context_management": {"edits": list(edits)}})
+    return parse_edits({"edits": list(edits)})
 
 
 def tool_turn(number: int, tool: str = "search", reasoning: str | None = None) -> list[dict[str, Any]]:
@@ -77,7 +82,7 @@ def test_an_edit_is_read(edit: Any, understood: Any) -> None:
     assert read(edit) == ((understood,), {})
 
 
-@pytest.mark.parametrize("given", [{}, {"context_management": None}, {"context_management": {"edits": []}}])
+@pytest.mark.parametrize("given", [None, {}, {"edits": []}])
 def test_a_request_without_edits_has_none(given: Any) -> None:
     assert parse_edits(given) == ((), {})
 

@@ -177,9 +177,8 @@ def test_every_field_that_the_sdk_documents_stands_in_a_table_here() -> None:
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
-def test_what_changes_nothing_is_accepted_and_its_kind_is_checked(name: str) -> None:
+def test_what_changes_nothing_is_accepted(name: str) -> None:
     assert parse(**{name: NO_EFFECT[name]}) == parse(**{name: None}) == parse()
-    assert (refusal(**{name: 1}).param or "").startswith(name)
 
 
 def test_effort_is_collected_and_the_format_beside_it_is_a_grammar() -> None:

@@ -166,16 +166,14 @@ def test_every_field_that_the_sdk_documents_stands_in_a_table_here() -> None:
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
-def test_what_changes_nothing_is_accepted_and_its_kind_is_checked(name: str) -> None:
+def test_what_changes_nothing_is_accepted(name: str) -> None:
     given, plain = parse(**{name: NO_EFFECT[name]}), parse()
     assert (given.unsupported, given.messages, given.logprobs) == ({}, plain.messages, False)
-    assert refusal(**{name: "x" if name in ("max_tool_calls", "store", "metadata") else 1.5}).param == name
 
 
 @pytest.mark.parametrize("name", COLLECTED)
 def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> None:
     assert parse(**{name: COLLECTED[name]}).unsupported == {name: COLLECTED[name]}
-    assert refusal(**{name: [1]}).param == name
 
 
 @pytest.mark.parametrize(
@@ -195,7 +193,6 @@ def test_values_that_ask_for_nothing_else_are_accepted(given: dict[str, Any]) ->
 @pytest.mark.parametrize("name", REASONING)
 def test_each_wish_about_reasoning_is_collected(name: str) -> None:
     assert parse(reasoning={name: REASONING[name]}).unsupported == {f"reasoning.{name}": REASONING[name]}
-    assert refusal(reasoning={name: 1}).param == f"reasoning.{name}"
 
 
 def test_effort_and_verbosity_are_accepted_and_recorded() -> None:
@@ -239,7 +236,6 @@ def test_what_would_make_it_another_response_is_refused(name: str) -> None:
         ({"include": "all"}, "include"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_obfuscation": 1}}, "stream_options.include_obfuscation"),
         ({"temperature": 2.1}, "temperature"),
         ({"top_p": 1.1}, "top_p"),
         ({"reasoning": "low"}, "reasoning"),

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from typing import Protocol as Interface
 
 import orjson
 
-from agentlightning.protocols.context_edits import ContextEdit
 from agentlightning.records import JSON
+
+if TYPE_CHECKING:
+    from agentlightning.protocols.context_edits import ContextEdit
 
 MAX_NESTING = 64
 """Levels of nesting that a request may have: what reads it is recursive."""

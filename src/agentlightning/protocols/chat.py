@@ -9,9 +9,11 @@ those of the engines behind it, which would change what is sampled.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import orjson
+from msgspec import Meta, Struct
 
 from agentlightning.prefill import PREFILL
 from agentlightning.protocols import decoding, fields, openai_shapes
@@ -27,7 +29,7 @@ from agentlightning.protocols.base import (
     ToolDelta,
     assistant_message,
 )
-from agentlightning.protocols.fields import ENGINE_PARAMS, ENGINE_WITHOUT_EFFECT, UnsupportedParam, expected
+from agentlightning.protocols.fields import ENGINE_PARAMS, expected
 from agentlightning.protocols.images import NO_AUDIO, details, image_part, take_images
 from agentlightning.records import JSON, REASONING_CLEARED
 
@@ -38,16 +40,10 @@ MARKS = (PREFILL, REASONING_CLEARED)
 
 ROLES = ("assistant", "developer", "system", "tool", "user")
 
-UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
-    **ENGINE_PARAMS,
-    "best_of": UnsupportedParam(int, (1,)),
-    "audio": UnsupportedParam(dict),
-    "modalities": UnsupportedParam(list, (["text"],)),
-    "moderation": UnsupportedParam(dict),
-    "web_search_options": UnsupportedParam(dict),
-    "chat_template": UnsupportedParam(str),
-    "thinking": UnsupportedParam(dict),
-}
+UNSUPPORTED_PARAMS: Mapping[str, tuple[Any, ...]] = {
+    **ENGINE_PARAMS, "best_of": (1,), "audio": (), "modalities": (["text"],), "moderation": (), "web_search_options": (),
+    "chat_template": (), "thinking": (),
+}  # fmt: skip
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
 
 LEGACY = {
@@ -56,86 +52,106 @@ LEGACY = {
 }
 """Fields that others have replaced."""
 
-NOT_APPLIED: dict[str, type] = {"reasoning_effort": str, "verbosity": str}
+NOT_APPLIED = ("reasoning_effort", "verbosity", *fields.NOT_APPLIED)
 """Fields that no trained policy has a setting for; they are recorded."""
 
-TEMPLATE_VARIABLES: dict[str, type] = {"documents": list, "enable_thinking": bool}
-"""Variables of chat templates that engines take as fields of the request, too."""
 
-REASONING: dict[str, UnsupportedParam] = {
-    "max_tokens": UnsupportedParam(int),
-    "enabled": UnsupportedParam(bool, (True,)),
-}
-"""Fields of OpenRouter's `reasoning` that ask for more or less thinking than the policy's own."""
+class Reasoning(Struct):
+    """OpenRouter's `reasoning`."""
 
-WITHOUT_EFFECT: dict[str, type] = {
-    "metadata": dict,
-    "prediction": dict,
-    "prompt_cache_key": str,
-    "prompt_cache_options": dict,
-    "prompt_cache_retention": str,
-    "safety_identifier": str,
-    "service_tier": str,
-    "store": bool,
-    "user": str,
-}
-"""Fields that change nothing of what is sampled."""
+    exclude: fields.Flag = None
+    effort: fields.Text = None
+
+
+REASONING: Mapping[str, tuple[Any, ...]] = {"max_tokens": (), "enabled": (True,)}
+"""Those of its fields that ask for more or less thinking than the policy's own."""
+
+
+class ChatRequest(fields.IdsRequest, kw_only=True):
+    messages: list[JSON] | None = None
+    max_tokens: fields.Positive = None
+    max_completion_tokens: fields.Positive = None
+    logprobs: fields.Flag = None
+    top_logprobs: fields.Alternatives = None
+    parallel_tool_calls: fields.Flag = None
+    continue_final_message: fields.Flag = None
+    add_generation_prompt: fields.Flag = None
+    include_reasoning: fields.Flag = None
+    reasoning: fields.Record = None
+    reasoning_effort: fields.Text = None
+    verbosity: fields.Text = None
+    documents: list[Any] | None = None
+    enable_thinking: fields.Flag = None
 
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     if not trained:
         return _external_request(data)
-    fields.check_kinds(data, WITHOUT_EFFECT)
-    tools, other_tools = fields.tools(data)
-    parse_tools, tool_call = tool_choice(data, tools)
-    logprobs = fields.boolean(data, "logprobs")
-    messages, images = take_images(_messages(data))
-    continues, generation_prompt = _continuation(data)
+    asked = fields.read(ChatRequest, data)
+    if not asked.messages:
+        raise expected("a list of at least one message", data.get("messages"), "messages")
+    tools, other_tools = _tools(asked.tools)
+    parse_tools, tool_call = tool_choice(data.get("tool_choice"), tools)
+    messages, images = take_images(
+        [
+            message
+            if len(message) == 2 and message.get("role") in ROLES and isinstance(message.get("content"), str)
+            else _message(message, f"messages[{index}]")  # most are plain: nothing else can be wrong with them
+            for index, message in enumerate(asked.messages)
+        ]
+    )
+    continues, generation_prompt = _continuation(asked)
     messages = fields.begun(messages) if continues else messages
-    stream = fields.boolean(data, "stream")
-    reasoning = fields.record(data, "reasoning") or {}
+    reasoning = asked.reasoning or {}
+    shows_reasoning = asked.include_reasoning is not False
+    if reasoning:
+        shows_reasoning = shows_reasoning and not fields.read(Reasoning, reasoning, "reasoning").exclude
+    usage = openai_shapes.usage_options(asked)
     return CompletionRequest(
-        model=fields.text(data, "model"),
+        model=asked.model or "",
         messages=messages,
         images=images,
         tools=tools,
         parse_tools=parse_tools,
-        one_tool_call=not fields.boolean(data, "parallel_tool_calls", default=True),
-        max_tokens=_max_tokens(data),
-        stop=fields.stops(data),
-        stop_ids=fields.stop_token_ids(data),
-        include_stop=fields.boolean(data, "include_stop_str_in_output"),
-        n=_count(data),
-        echoed=_last_text(messages) if fields.boolean(data, "echo") else "",
-        seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
-        logprobs=logprobs,
-        top_logprobs=_top_logprobs(data, logprobs),
-        **fields.token_options(data, stream),
-        stream=stream,
-        include_usage=openai_shapes.include_usage(data, stream),
-        continuous_usage=openai_shapes.continuous_usage(data),
-        include_reasoning=fields.boolean(data, "include_reasoning", default=True)
-        and not fields.boolean(reasoning, "exclude", at="reasoning"),
+        one_tool_call=asked.parallel_tool_calls is False,
+        max_tokens=_max_tokens(asked),
+        stop=fields.stops(asked.stop),
+        include_stop=bool(asked.include_stop_str_in_output),
+        n=asked.n or 1,
+        echoed=_last_text(messages) if asked.echo else "",
+        seed=asked.seed,
+        logprobs=bool(asked.logprobs),
+        top_logprobs=_top_logprobs(asked),
+        **fields.token_options(asked),
+        stream=bool(asked.stream),
+        include_usage=bool(usage.include_usage),
+        continuous_usage=bool(usage.include_usage and usage.continuous_usage_stats),
+        include_reasoning=shows_reasoning,
         forced=fields.forced(data),
         refused={
             **{name: LEGACY[name] for name in fields.given(data, LEGACY, neutral=(None, [], "auto", "none"))},
-            **fields.reserved_variables(data),
+            **fields.reserved_variables(asked.chat_template_kwargs),
             **fields.engine_refused(data),
         },
-        template_kwargs={**_template_variables(data), **fields.template_kwargs(data)},
+        template_kwargs={
+            **fields.given(data, ("documents", "enable_thinking"), neutral=(None, [])),
+            **(asked.chat_template_kwargs or {}),
+        },
         not_applied={
-            **fields.not_applied(data, {**NOT_APPLIED, **ENGINE_WITHOUT_EFFECT}),
-            **fields.not_applied(reasoning, {"effort": str}, "reasoning"),
+            **fields.not_applied(data, NOT_APPLIED),
+            **fields.not_applied(reasoning, ("effort",), "reasoning"),
             **details(images),
         },
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
-            **{f"reasoning.{name}": value for name, value in fields.unsupported(reasoning, REASONING).items()},
+            **fields.unsupported(reasoning, REASONING, "reasoning"),
             **generation_prompt,
             **other_tools,
         },
-        grammar=decoding.combined(tool_call, decoding.content(data), decoding.structured_outputs(data)),
-        logits=decoding.logits(data),
+        grammar=decoding.combined(
+            tool_call, decoding.content(asked.response_format), decoding.structured_outputs(data)
+        ),
+        logits=decoding.logits(asked),
     )
 
 
@@ -227,34 +243,43 @@ reader = ChatReader
 # --- parsing ------------------------------------------------------------------------------------------------------------
 
 
+class _ExternalMessage(Struct):
+    role: str
+    content: str | list[Any] | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _ExternalChat(fields.ExternalRequest):
+    messages: list[_ExternalMessage] | None = None
+
+
 def _external_request(data: JSON) -> CompletionRequest:
-    """The recorded fields of a request that is passed on as it is: its validation is left to the external model to
-    judge."""
-    options = data.get("stream_options")
-    tools = data.get("tools")
+    """The recorded fields of a request that is passed on as it is: all else is left to the external model to judge."""
+    options, tools = data.get("stream_options"), data.get("tools")
+    asked = fields.read(_ExternalChat, {**data, "tools": None})
     return CompletionRequest(
-        model=fields.text(data, "model"),
-        messages=_external_messages(data),
+        model=asked.model or "",
+        messages=data.get("messages") or [],
         tools=[tool for tool in tools if isinstance(tool, dict)] or None if isinstance(tools, list) else None,
-        stream=fields.boolean(data, "stream"),
+        stream=bool(asked.stream),
         include_usage=bool(isinstance(options, dict) and options.get("include_usage")),
     )
 
 
-def _external_messages(data: JSON) -> list[JSON]:
-    messages = fields.items(data, "messages")
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise expected('an object with a "role"', message, where)
-        fields.check_kind(message, "content", (str, list), where)
-        fields.check_kind(message, "tool_calls", list, where)
-    return messages
+def _tools(given: list[Any] | None) -> tuple[list[JSON] | None, JSON]:
+    """Function tools (None where there are none), and the tools that are no functions, by path."""
+    if not given:
+        return None, {}
+    functions, others = fields.split_tools(given)
+    for where, tool in functions.items():
+        if tool.get("function") is None:
+            raise expected('{"type": "function", "function": {"name": …}}', tool, where)
+        fields.read(fields.FunctionTool, tool["function"], f"{where}.function")
+    return list(functions.values()) or None, others
 
 
-def tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
+def tool_choice(value: Any, tools: list[JSON] | None) -> tuple[bool, JSON]:
     """(tool calls are parsed, `tool_call` of the grammar)."""
-    value = data.get("tool_choice")
     if value == "none":
         return False, {}
     known = value in (None, "auto", "required") or (
@@ -264,13 +289,14 @@ def tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
         raise expected(
             '"auto", "none", "required", or an object of type "function" or "allowed_tools"', value, "tool_choice"
         )
+    if tools is None and value in (None, "auto"):
+        return False, {}
     return tools is not None, decoding.tool_call(value, tools)
 
 
-def _continuation(data: JSON) -> tuple[bool, JSON]:
+def _continuation(asked: ChatRequest) -> tuple[bool, JSON]:
     """(the completion continues the last message, `add_generation_prompt` where that is not honoured), as vLLM has them."""
-    continues = fields.boolean(data, "continue_final_message")
-    opens = fields.boolean(data, "add_generation_prompt", default=True)
+    continues, opens = bool(asked.continue_final_message), asked.add_generation_prompt is not False
     if continues and opens:
         raise ApiError(
             "continue_final_message: expected add_generation_prompt: false with it, since no message is opened",
@@ -286,14 +312,8 @@ def _last_text(messages: list[JSON]) -> str:
     return content if isinstance(content, str) else "\n".join(part.get("text") or "" for part in content)
 
 
-def _template_variables(data: JSON) -> JSON:
-    fields.check_kinds(data, TEMPLATE_VARIABLES)
-    return fields.given(data, TEMPLATE_VARIABLES, neutral=(None, []))
-
-
-def _max_tokens(data: JSON) -> int | None:
-    newer = fields.whole(data, "max_completion_tokens", 1)
-    older = fields.whole(data, "max_tokens", 1)
+def _max_tokens(asked: ChatRequest) -> int | None:
+    newer, older = asked.max_completion_tokens, asked.max_tokens
     if newer is not None and older is not None and newer != older:
         raise ApiError(
             f"max_tokens: the older name of max_completion_tokens; expected one of them, got {older} and {newer}",
@@ -302,53 +322,51 @@ def _max_tokens(data: JSON) -> int | None:
     return newer if newer is not None else older
 
 
-def _count(data: JSON) -> int:
-    count = fields.whole(data, "n", 1, fields.MAX_CHOICES)
-    return 1 if count is None else count
-
-
-def _top_logprobs(data: JSON, logprobs: bool) -> int:
-    count = fields.alternatives(data, "top_logprobs") or 0
-    if count and not logprobs:
+def _top_logprobs(asked: ChatRequest) -> int:
+    if asked.top_logprobs and not asked.logprobs:
         raise ApiError('top_logprobs: only allowed where "logprobs" is true', param="top_logprobs")
-    return count
+    return asked.top_logprobs or 0
 
 
-def _messages(data: JSON) -> list[JSON]:
-    messages = fields.items(data, "messages")
-    if not messages:
-        raise expected("a list of at least one message", data.get("messages"), "messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+class _Function(Struct):
+    name: str
+    arguments: Annotated[str, Meta(description="a JSON object as a string")]
 
 
-def _message(given: Any, where: str) -> JSON:
+class _ToolCall(Struct):
+    function: _Function
+    id: fields.Text = None
+
+
+class ChatMessage(Struct):
+    """The fields of a message that are read; its content may hold images."""
+
+    role: Annotated[
+        Literal["assistant", "developer", "system", "tool", "user"],
+        Meta(description="one of assistant, developer, system, tool, user"),
+    ]
+    tool_call_id: fields.Text = None
+    reasoning_content: fields.Text = None
+    name: fields.Text = None
+    refusal: fields.Text = None
+    tool_calls: list[JSON] | None = None
+
+
+def _message(given: JSON, where: str) -> JSON:
     """The message, if it is one; a refusal that it repeats is its content."""
-    if not isinstance(given, dict):
-        raise expected("an object", given, where)
-    message: JSON = given
-    role = message.get("role")
-    if role not in ROLES:
-        raise expected(f"one of {', '.join(ROLES)}", role, "role", where)
-    if len(message) == 2 and isinstance(message.get("content"), str):
-        return message  # most are so: nothing else can be wrong with them
-    content = _content(message.get("content"), f"{where}.content", images=role in ("user", "tool"))
-    message = {name: value for name, value in message.items() if name not in MARKS}
+    read = fields.read(ChatMessage, given, where)
+    message = {name: value for name, value in given.items() if name not in MARKS}
     if "content" in message:
-        message["content"] = content
-    for name in ("tool_call_id", "reasoning_content", "name", "refusal"):
-        fields.check_kind(message, name, str, where)
-    for name, instead in (
-        ("function_call", "use tool_calls"),
-        ("audio", NO_AUDIO),
-    ):
+        message["content"] = _content(message["content"], f"{where}.content", images=read.role in ("user", "tool"))
+    for name, instead in (("function_call", "use tool_calls"), ("audio", NO_AUDIO)):
         if message.get(name) is not None:
             raise fields.refused(f"{where}.{name}", f"not supported; {instead}")
-    for index, call in enumerate(fields.items(message, "tool_calls", where)):
+    for index, call in enumerate(read.tool_calls or ()):
         _check_tool_call(call, f"{where}.tool_calls[{index}]")
-    if message.get("reasoning_content") is None and isinstance(message.get("reasoning"), str):
+    if read.reasoning_content is None and isinstance(message.get("reasoning"), str):
         message["reasoning_content"] = message["reasoning"]
-    if message.get("refusal") and not message.get("content"):
-        message["content"] = message["refusal"]
+    if read.refusal and not message.get("content"):
+        message["content"] = read.refusal
     return message
 
 
@@ -372,15 +390,10 @@ def _part(part: Any, where: str, images: bool) -> JSON:
     return found
 
 
-def _check_tool_call(call: Any, where: str) -> None:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or call.get("type", "function") != "function":
+def _check_tool_call(call: JSON, where: str) -> None:
+    if not isinstance(call.get("function"), dict) or call.get("type", "function") != "function":
         raise expected('{"id", "type": "function", "function": {"name", "arguments"}}', call, where)
-    fields.check_kind(call, "id", str, where)
-    for name in ("name", "arguments"):
-        if not isinstance(function.get(name), str):
-            what = "a string" if name == "name" else "a JSON object as a string"
-            raise expected(what, function.get(name), name, f"{where}.function")
+    fields.read(_ToolCall, call, where)
 
 
 # --- building -----------------------------------------------------------------------------------------------------------

@@ -24,16 +24,13 @@ from agentlightning.protocols.base import (
     EventStream,
     TokenLogprob,
 )
-from agentlightning.protocols.fields import ENGINE_PARAMS, ENGINE_WITHOUT_EFFECT, UnsupportedParam, expected
+from agentlightning.protocols.fields import expected
 from agentlightning.protocols.openai_shapes import shown
 from agentlightning.records import JSON
 
 NAME = "completions"
 
-UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
-    **ENGINE_PARAMS,
-    "suffix": UnsupportedParam(str, ("",)),
-}
+UNSUPPORTED_PARAMS = {**fields.ENGINE_PARAMS, "suffix": ("",)}
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
 
 DEFAULT_MAX_TOKENS = 16
@@ -44,43 +41,48 @@ NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
 """Beginning of the refusal of an empty prompt, in vLLM's words."""
 
 
+class CompletionsRequest(fields.IdsRequest, kw_only=True):
+    max_tokens: fields.Whole = None
+    logprobs: fields.Alternatives = None
+    best_of: fields.Choices = None
+
+
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     if not trained:
+        given = fields.read(fields.ExternalRequest, {**data, "tools": None})
+        options = data.get("stream_options")
         return CompletionRequest(
-            model=fields.text(data, "model"),
+            model=given.model or "",
             messages=[fields.user_message(data, "prompt")],
-            stream=fields.boolean(data, "stream"),
-            include_usage=_asks_usage(data.get("stream_options")),
+            stream=bool(given.stream),
+            include_usage=isinstance(options, dict) and options.get("include_usage") is True,
         )
-    fields.check_kind(data, "user", str)
-    repeats_prompt = fields.boolean(data, "echo")
-    limit = fields.whole(data, "max_tokens", 0 if repeats_prompt else 1)
-    count = fields.whole(data, "n", 1, fields.MAX_CHOICES) or 1
-    alternatives = fields.alternatives(data, "logprobs")
-    stream = fields.boolean(data, "stream")
+    asked = fields.read(CompletionsRequest, data)
+    if asked.max_tokens == 0 and not asked.echo:
+        raise expected("a whole number of at least 1", 0, "max_tokens")
+    usage = openai_shapes.usage_options(asked)
     return CompletionRequest(
-        model=fields.text(data, "model"),
+        model=asked.model or "",
         messages=[],
         prompt=_prompt(data.get("prompt")),
-        repeats_prompt=repeats_prompt,
-        max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
-        stop=fields.stops(data),
-        stop_ids=fields.stop_token_ids(data),
-        include_stop=fields.boolean(data, "include_stop_str_in_output"),
-        n=count,
-        seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
-        logprobs=alternatives is not None,
-        top_logprobs=alternatives or 0,
-        **fields.token_options(data, stream),
-        stream=stream,
-        include_usage=openai_shapes.include_usage(data, stream),
-        continuous_usage=openai_shapes.continuous_usage(data),
+        repeats_prompt=bool(asked.echo),
+        max_tokens=DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
+        stop=fields.stops(asked.stop),
+        include_stop=bool(asked.include_stop_str_in_output),
+        n=asked.n or 1,
+        seed=asked.seed,
+        logprobs=asked.logprobs is not None,
+        top_logprobs=asked.logprobs or 0,
+        **fields.token_options(asked),
+        stream=bool(asked.stream),
+        include_usage=bool(usage.include_usage),
+        continuous_usage=bool(usage.include_usage and usage.continuous_usage_stats),
         forced=fields.forced(data),
         refused=fields.engine_refused(data),
-        not_applied=fields.not_applied(data, ENGINE_WITHOUT_EFFECT),
-        unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_best_of(data, count)},
-        grammar=decoding.combined({}, decoding.content(data), decoding.structured_outputs(data)),
-        logits=decoding.logits(data),
+        not_applied=fields.not_applied(data, fields.NOT_APPLIED),
+        unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_best_of(asked)},
+        grammar=decoding.combined({}, decoding.content(asked.response_format), decoding.structured_outputs(data)),
+        logits=decoding.logits(asked),
     )
 
 
@@ -133,16 +135,12 @@ reader = TextCompletionReader
 # --- parsing ------------------------------------------------------------------------------------------------------------
 
 
-def _asks_usage(options: Any) -> bool:
-    return isinstance(options, dict) and options.get("include_usage") is True
-
-
 def _prompt(value: Any) -> str | list[int]:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
         value = value[0]
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, list) and value and all(fields.is_kind(one, int) for one in value):
+    if isinstance(value, list) and value and all(type(one) is int for one in value):
         if not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
             raise ApiError(f"prompt: expected token ids from 0 to {MAX_TOKEN_ID}", param="prompt")
         return value
@@ -150,14 +148,14 @@ def _prompt(value: Any) -> str | list[int]:
     raise refusal if value else ApiError(f"{NO_PROMPT} {refusal.message}", param="prompt")
 
 
-def _best_of(data: JSON, count: int) -> JSON:
-    """The number of samples from which the best `count` are to be chosen, where it is more."""
-    among = fields.whole(data, "best_of", 1, fields.MAX_CHOICES)
-    if among is None or among == count:
+def _best_of(asked: CompletionsRequest) -> JSON:
+    """The number of samples from which the best `n` are to be chosen, where it is more."""
+    count = asked.n or 1
+    if asked.best_of is None or asked.best_of == count:
         return {}
-    if among < count:
-        raise expected(f"at least n, which is {count}", among, "best_of")
-    return {"best_of": among}
+    if asked.best_of < count:
+        raise expected(f"at least n, which is {count}", asked.best_of, "best_of")
+    return {"best_of": asked.best_of}
 
 
 # --- building -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from agentlightning.protocols import fields, sse
 from agentlightning.protocols.base import (
@@ -67,11 +68,30 @@ def messages_of(contents: Any, trained: bool) -> list[JSON]:
 
 def text_of(content: JSON, where: str, trained: bool) -> Any:
     """The text of a content; its parts, where an external model reads others."""
-    parts = [_part(part, f"{where}.parts[{at}]") for at, part in enumerate(fields.items(content, "parts", where))]
+    parts = [
+        _part(part, f"{where}.parts[{at}]") for at, part in enumerate(fields.read(_Parts, content, where).parts or ())
+    ]
     for at, part in enumerate(parts):
         if trained and not _is_text(part):
             raise _not_text(part, f"{where}.parts[{at}]")
     return _joined(parts)
+
+
+class _Parts(Struct):
+    parts: list[Any] | None = None
+
+
+class _FunctionCall(Struct):
+    id: fields.Text = None
+    name: fields.Text = None
+    args: fields.Record = None
+
+
+class _FunctionResponse(Struct):
+    id: fields.Text = None
+    name: fields.Text = None
+    response: fields.Record = None
+    parts: list[Any] | None = None
 
 
 class _History:
@@ -91,7 +111,7 @@ class _History:
         role = content.get("role") or "user"
         if role not in ROLES:
             raise expected("user or model", role, "role", where)
-        given = enumerate(fields.items(content, "parts", where))
+        given = enumerate(fields.read(_Parts, content, where).parts or ())
         parts = [(_part(part, f"{where}.parts[{at}]"), f"{where}.parts[{at}]") for at, part in given]
         if role == "model":
             self._add_model(parts)
@@ -118,12 +138,11 @@ class _History:
 
     def _call(self, part: JSON, where: str) -> JSON:
         where = f"{where}.functionCall"
-        call = camel_keys(_record(part["functionCall"], where))
-        name = fields.text(call, "name", at=where)
-        call_id = fields.optional_text(call, "id", where) or f"call_{self._calls}"
+        call = fields.read(_FunctionCall, camel_keys(_record(part["functionCall"], where)), where)
+        name, call_id = call.name or "", call.id or f"call_{self._calls}"
         self._calls += 1
         self._unanswered.append((call_id, name))
-        arguments = arguments_text(fields.record(call, "args", where) or {})
+        arguments = arguments_text(call.args or {})
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _add_user(self, parts: list[tuple[JSON, str]]) -> None:
@@ -140,17 +159,15 @@ class _History:
 
     def _result(self, part: JSON, where: str) -> JSON:
         where = f"{where}.functionResponse"
-        given = camel_keys(_record(part["functionResponse"], where))
-        name = fields.text(given, "name", at=where)
-        result = fields.record(given, "response", where) or {}
-        inner = fields.items(given, "parts", where)
+        given = fields.read(_FunctionResponse, camel_keys(_record(part["functionResponse"], where)), where)
+        result, inner = given.response or {}, given.parts or []
         if self._trained:
             places = [f"{where}.parts[{at}]" for at in range(len(inner))]
             inner = [_image(_part(one, place), place) for one, place in zip(inner, places, strict=True)]
         text = _result_text(result)
         message: JSON = {
             "role": "tool",
-            "tool_call_id": self._answered(fields.optional_text(given, "id", where), name),
+            "tool_call_id": self._answered(given.id, given.name or ""),
             "content": _joined([{"text": text}, *inner]) if inner else text,
         }
         if "error" in result and "output" not in result:

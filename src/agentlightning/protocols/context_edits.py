@@ -1,6 +1,6 @@
 """Context edits: what `context_management` of Anthropic Messages clears from a conversation before the model reads it.
 
-Driven by the gateway, which can count the tokens of a prompt; edit_fields.py reads them from a request. An edit replaces
+Read by the Messages parser and driven by the gateway, which can count the tokens of a prompt. An edit replaces
 old tool results by a placeholder, or takes old thinking out; it never removes a message. Requests come whole each time, and
 are edited anew each time: the same conversation is always edited alike. Pure.
 """
@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from msgspec import Meta, Struct
+
+from agentlightning.protocols import fields
 from agentlightning.records import JSON, REASONING_CLEARED
 
 CLEAR_TOOL_USES = "clear_tool_uses_20250919"
@@ -143,3 +147,87 @@ def _thinking_turns(messages: list[JSON]) -> list[list[int]]:
             turns[-1].append(at)
             begins = False
     return turns
+
+
+# --- reading ------------------------------------------------------------------------------------------------------------
+
+
+class _Amount(Struct):
+    type: Literal["input_tokens", "tool_uses"]
+    value: Annotated[int, Meta(ge=0, le=fields.MAX_INTEGER)]
+
+
+class _Uses(Struct):
+    type: Annotated[Literal["tool_uses"], Meta(description="tool_uses")]
+    value: Annotated[int, Meta(ge=0, le=fields.MAX_INTEGER)]
+
+
+class _Tokens(Struct):
+    type: Annotated[Literal["input_tokens"], Meta(description="input_tokens")]
+    value: Annotated[int, Meta(ge=0, le=fields.MAX_INTEGER)]
+
+
+class _Turns(Struct):
+    type: Annotated[Literal["thinking_turns"], Meta(description="thinking_turns")]
+    value: Annotated[int, Meta(ge=1, le=fields.MAX_INTEGER)]
+
+
+Tool = Annotated[str, Meta(description="the name of a tool")]
+
+
+class _ToolUsesEdit(Struct):
+    trigger: _Amount | None = None
+    keep: _Uses | None = None
+    clear_at_least: _Tokens | None = None
+    exclude_tools: list[Tool] | None = None
+    clear_tool_inputs: bool | list[Tool] | None = None
+
+
+class _ThinkingEdit(Struct):
+    keep: _Turns | None = None
+
+
+class _Edits(Struct):
+    edits: list[JSON] | None = None
+
+
+def parse_edits(given: JSON | None) -> tuple[tuple[ContextEdit, ...], JSON]:
+    """The edits of a request's `context_management`, and those that the gateway does not know, by their path."""
+    known: list[ContextEdit] = []
+    unknown: JSON = {}
+    edits = fields.read(_Edits, given or {}, "context_management").edits or []
+    if len(edits) > MAX_EDITS:
+        raise fields.expected(f"at most {MAX_EDITS} edits", len(edits), "context_management.edits")
+    for index, edit in enumerate(edits):
+        where = f"context_management.edits[{index}]"
+        if edit.get("type") == CLEAR_TOOL_USES:
+            known.append(_tool_uses(fields.read(_ToolUsesEdit, edit, where)))
+        elif edit.get("type") == CLEAR_THINKING:
+            known.append(_thinking(edit, where))
+        else:
+            unknown[where] = edit
+    return tuple(known), unknown
+
+
+def _tool_uses(edit: _ToolUsesEdit) -> ClearToolUses:
+    trigger, inputs = edit.trigger, edit.clear_tool_inputs
+    by_uses = trigger is not None and trigger.type == "tool_uses"
+    tokens = TRIGGER_TOKENS if trigger is None else trigger.value
+    return ClearToolUses(
+        trigger_tokens=None if by_uses else tokens,
+        trigger_uses=tokens if by_uses else None,
+        keep=edit.keep.value if edit.keep else KEPT_TOOL_USES,
+        clear_at_least=edit.clear_at_least.value if edit.clear_at_least else 0,
+        exclude=frozenset(edit.exclude_tools or ()),
+        clear_inputs=frozenset(inputs) if isinstance(inputs, list) else bool(inputs),
+    )
+
+
+def _thinking(edit: JSON, where: str) -> ClearThinking:
+    keep = edit.get("keep")
+    if keep == "all" or (isinstance(keep, dict) and keep.get("type") == "all"):
+        return ClearThinking(keep=None)
+    if isinstance(keep, str):
+        raise fields.expected('"all" or {"type": "thinking_turns", "value": …}', keep, "keep", where)
+    turns = fields.read(_ThinkingEdit, edit, where).keep
+    return ClearThinking(keep=turns.value if turns else KEPT_THINKING_TURNS)

@@ -13,17 +13,15 @@ Kinds of content: json_schema (schema), json_object, regex (pattern), choice (ch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import orjson
+from msgspec import Meta, Struct
 
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import ApiError, check_parts
-from agentlightning.protocols.fields import expected
+from agentlightning.protocols.fields import SampledRequest, expected
 from agentlightning.records import JSON
-
-MAX_BIASED = 1024
-"""Tokens that `logit_bias` and `allowed_token_ids` may name; OpenAI's own bound is 300."""
-
-MIN_REPETITION_PENALTY = 0.01
 
 STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 """Fields of vLLM's `structured_outputs`, of which a request has one."""
@@ -44,57 +42,69 @@ GUIDED = {
 """Older names of vLLM, and those of SGLang and llama.cpp, for what `structured_outputs` says."""
 
 
-def logits(data: JSON) -> JSON:
+_LOGITS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "min_tokens", "ignore_eos")
+
+
+def logits(asked: SampledRequest) -> JSON:
     """Penalties, `logit_bias`, `top_k`, `min_p` and vLLM's bounds on tokens, where they are not neutral."""
-    found: JSON = {
-        "presence_penalty": fields.number(data, "presence_penalty", -2, 2),
-        "frequency_penalty": fields.number(data, "frequency_penalty", -2, 2),
-        "repetition_penalty": _repetition(data),
-        "min_p": fields.number(data, "min_p", 0, 1),
-        "top_k": top_k(data),
-        "logit_bias": _logit_bias(data),
-        "min_tokens": fields.whole(data, "min_tokens"),
-        "ignore_eos": fields.boolean(data, "ignore_eos"),
-        "allowed_token_ids": _allowed_token_ids(data),
-    }
-    neutral = {"repetition_penalty": 1.0}
-    return {name: value for name, value in found.items() if value and value != neutral.get(name)}
+    found: JSON = {name: value for name in _LOGITS if (value := getattr(asked, name))}
+    if found.get("repetition_penalty") == 1:
+        del found["repetition_penalty"]
+    if (top_k := asked.top_k) is not None and top_k > 0:
+        found["top_k"] = top_k
+    if asked.logit_bias and (bias := _logit_bias(asked.logit_bias)):
+        found["logit_bias"] = bias
+    if (ids := asked.allowed_token_ids) is not None:
+        if not 0 < len(ids) <= fields.MAX_BIASED:
+            raise expected(f"1 to {fields.MAX_BIASED} token ids", ids, "allowed_token_ids")
+        found["allowed_token_ids"] = sorted(set(ids))
+    return found
 
 
-def top_k(data: JSON) -> int | None:
-    """The number of likeliest tokens that are drawn from; None where it is all of them (0, -1)."""
-    value = fields.whole(data, "top_k", -1)
-    return value if value is not None and value > 0 else None
+class Format(Struct):
+    """A form of the content; Chat has the schema one level deeper."""
+
+    type: Annotated[Literal["text", "json_object", "json_schema"], Meta(description="text, json_object or json_schema")]
+    schema: fields.Record = None
+    description: fields.Text = None
+    json_schema: fields.Record = None
 
 
-def content(data: JSON, name: str = "response_format", at: str = "") -> JSON:
+class _Schema(Struct):
+    schema: fields.Record = None
+    description: fields.Text = None
+
+
+def content(value: JSON | None, path: str = "response_format") -> JSON:
     """``content`` of the grammar by a format as the OpenAI protocols have it, or Anthropic's; empty for text."""
-    value = fields.record(data, name, at)
-    if value is None or value.get("type") == "text":
+    if value is None:
         return {}
-    path = f"{at}.{name}" if at else name
-    if value.get("type") == "json_object":
+    form = fields.read(Format, value, path)
+    if form.type == "text":
+        return {}
+    if form.type == "json_object":
         return {"content": {"kind": "json_object", "field": path}}
-    if value.get("type") != "json_schema":
-        raise expected("text, json_object or json_schema", value.get("type"), "type", path)
-    holder, where = value, path
-    if "schema" not in value and value.get("json_schema") is not None:  # Chat has it one level deeper
-        where = f"{path}.json_schema"
-        holder = fields.record(value, "json_schema", path) or {}
-    schema = fields.record(holder, "schema", where) or {}  # OpenAI's may be left out: any JSON
-    shown: JSON = {"kind": "json_schema", "schema": schema, "field": path}
-    if description := fields.optional_text(holder, "description", where):
-        shown["description"] = description
+    holder: Format | _Schema = form
+    if "schema" not in value and form.json_schema is not None:
+        holder = fields.read(_Schema, form.json_schema, f"{path}.json_schema")
+    shown: JSON = {
+        "kind": "json_schema",
+        "schema": holder.schema or {},
+        "field": path,
+    }  # OpenAI's may be left out: any JSON
+    if holder.description:
+        shown["description"] = holder.description
     return {"content": shown}
 
 
 def structured_outputs(data: JSON) -> JSON:
     """``content`` of the grammar by vLLM's `structured_outputs` or the older fields; empty where there is none."""
-    given = fields.record(data, "structured_outputs")
+    given = data.get("structured_outputs")
+    named = [name for name in GUIDED if name in data]
+    if given is None and not named:
+        return {}
     found = [] if given is None else _structured(given)
-    for name, kind in GUIDED.items():
-        if data.get(name) not in (None, False):
-            found.append(_content(kind, data, name, name))
+    found += [_content(GUIDED[name], data, name, name) for name in named if data[name] not in (None, False)]
     if len(found) > 1:
         raise ApiError(
             f"{found[1]['field']}: expected one grammar in a request, and {found[0]['field']} gives one",
@@ -120,7 +130,7 @@ def _structured(given: JSON) -> list[JSON]:
 def _content(kind: str, data: JSON, name: str, path: str) -> JSON:
     value = data[name]
     if kind == "json":
-        schema = fields.json_object(value) if isinstance(value, str) else value
+        schema = _json_object(value) if isinstance(value, str) else value
         if not isinstance(schema, dict):
             raise expected("a JSON schema", value, path)
         check_parts(schema, path)
@@ -216,28 +226,20 @@ def _names(tools: list[JSON] | None) -> list[str]:
     return [tool["function"]["name"] for tool in tools or ()]
 
 
-def _repetition(data: JSON) -> float | None:
-    """Of a smaller one a logit may become infinite: it is divided by the penalty."""
-    return fields.number(data, "repetition_penalty", MIN_REPETITION_PENALTY, 100)
-
-
-def _allowed_token_ids(data: JSON) -> list[int] | None:
-    if data.get("allowed_token_ids") is None:
+def _json_object(text: str) -> JSON | None:
+    """The object that a text is the JSON of; None where it is none."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
         return None
-    ids = fields.token_ids(data, "allowed_token_ids")
-    if not 0 < len(ids) <= MAX_BIASED:
-        raise expected(f"1 to {MAX_BIASED} token ids", ids, "allowed_token_ids")
-    return sorted(set(ids))
+    return value if isinstance(value, dict) else None
 
 
-def _logit_bias(data: JSON) -> Mapping[str, float]:
+def _logit_bias(given: Mapping[str, float]) -> Mapping[str, float]:
     """By token id as text, as JSON has it."""
-    given = fields.record(data, "logit_bias") or {}
-    if len(given) > MAX_BIASED:
-        raise ApiError(f"logit_bias: expected at most {MAX_BIASED} tokens, got {len(given)}", param="logit_bias")
-    for token, bias in given.items():
+    if len(given) > fields.MAX_BIASED:
+        raise ApiError(f"logit_bias: expected at most {fields.MAX_BIASED} tokens, got {len(given)}", param="logit_bias")
+    for token in given:
         if not token.isdecimal() or not token.isascii() or len(token) > 10:
             raise expected("token ids as keys", token, "logit_bias")
-        if not fields.is_kind(bias, float) or not -100 <= bias <= 100:
-            raise expected("a number from -100 to 100", bias, token, "logit_bias")
-    return {str(int(token)): float(bias) for token, bias in given.items() if bias}
+    return {str(int(token)): bias for token, bias in given.items() if bias}

@@ -7,10 +7,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
+
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import short
 from agentlightning.protocols.images import image_part
 from agentlightning.records import JSON
+
+
+class _Document(Struct):
+    title: fields.Text = None
+    context: fields.Text = None
+
+
+class _Source(Struct):
+    source: fields.Record = None
+
+
+class _TextSource(Struct):
+    data: fields.Text = None
 
 
 def document_parts(block: JSON, where: str) -> list[JSON] | None:
@@ -19,10 +34,12 @@ def document_parts(block: JSON, where: str) -> list[JSON] | None:
     if kind == "search_result":
         names, content, path = ("title", "source"), block.get("content"), f"{where}.content"
     elif kind == "document":
+        fields.read(_Source, block, where)
         names, (content, path) = ("title", "context"), _of_source(block, where)
     else:
         return None
-    heads = [f"{name}: {value}\n" for name in names if (value := fields.optional_text(block, name, where))]
+    fields.read(_Document, block, where)
+    heads = [f"{name}: {block[name]}\n" for name in names if isinstance(block.get(name), str) and block[name]]
     return [_text(f"<{kind}>\n{''.join(heads)}"), *_parts(content, path), _text(f"\n</{kind}>\n")]
 
 
@@ -43,9 +60,9 @@ def citations(data: JSON) -> JSON:
 
 def _of_source(block: JSON, where: str) -> tuple[Any, str]:
     """The content of a document, and its path."""
-    source = fields.record(block, "source", where) or {}
+    source = block.get("source") or {}
     if source.get("type") == "text":
-        return fields.text(source, "data", f"{where}.source"), f"{where}.source.data"
+        return fields.read(_TextSource, source, f"{where}.source").data or "", f"{where}.source.data"
     if source.get("type") == "content":
         return source.get("content"), f"{where}.source.content"
     raise fields.refused(

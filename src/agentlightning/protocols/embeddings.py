@@ -15,10 +15,10 @@ NAME = "embeddings"
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     """The request in a body, for the record. Raises ApiError where it is for the trained policy."""
-    model = fields.text(data, "model")
     if trained:
         raise _no_embeddings()
-    return CompletionRequest(model=model, messages=[fields.user_message(data, "input")])
+    asked = fields.read(fields.ExternalRequest, {**data, "tools": None, "stream": None})
+    return CompletionRequest(model=asked.model or "", messages=[fields.user_message(data, "input")])
 
 
 def body(request: CompletionRequest, completion: Completion) -> bytes:

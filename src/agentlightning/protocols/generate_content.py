@@ -9,9 +9,11 @@ labels and service tiers are accepted without effect. Unknown fields are passed 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import orjson
+from msgspec import Meta, Struct
 
 from agentlightning.protocols import decoding, fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream
@@ -23,7 +25,7 @@ from agentlightning.protocols.content_parts import (
     response,
     text_of,
 )
-from agentlightning.protocols.fields import UnsupportedParam, expected
+from agentlightning.protocols.fields import expected
 from agentlightning.protocols.images import RESOLUTIONS, details, take_images
 from agentlightning.records import JSON
 
@@ -32,28 +34,10 @@ NAME = "generate_content"
 CONFIG = "generationConfig"
 CALLING = "functionCallingConfig"
 
-UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
-    "responseFormat": UnsupportedParam(dict),
-    "responseModalities": UnsupportedParam(list, ([], ["TEXT"])),
-    "speechConfig": UnsupportedParam(dict),
-    "imageConfig": UnsupportedParam(dict),
-}
+UNSUPPORTED_PARAMS: Mapping[str, tuple[Any, ...]] = {
+    "responseFormat": (), "responseModalities": ([], ["TEXT"]), "speechConfig": (), "imageConfig": (),
+}  # fmt: skip
 """Fields of `generationConfig` that ask for another distribution than the trained policy's own."""
-
-CONFIG_WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
-    "audioTimestamp": bool,
-    "enableEnhancedCivicAnswers": bool,
-    "modelConfig": dict,
-    "routingConfig": dict,
-}
-WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
-    "labels": dict,
-    "modelArmorConfig": dict,
-    "safetySettings": list,
-    "serviceTier": str,
-    "store": bool,
-}
-"""Fields that change nothing of what is sampled."""
 
 REFUSED = ("cachedContent",)
 """Fields for services that stand before Google's models, without which the response would be another."""
@@ -78,42 +62,89 @@ def with_route(data: JSON, model: str, streamed: bool) -> JSON:
     return {**data, "model": model, "stream": streamed}
 
 
+class GenerateRequest(fields.ExternalRequest, rename="camel"):
+    system_instruction: fields.Record = None
+    generation_config: fields.Record = None
+    tool_config: fields.Record = None
+
+
+class GenerationConfig(Struct, rename="camel"):
+    temperature: fields.Temperature = None
+    top_p: fields.Share = None
+    top_k: fields.Whole = None
+    seed: fields.Seed = None
+    candidate_count: fields.Choices = None
+    max_output_tokens: fields.Positive = None
+    stop_sequences: Annotated[list[fields.Word], Meta(description="a list of strings, none empty")] | None = None
+    presence_penalty: fields.Penalty = None
+    frequency_penalty: fields.Penalty = None
+    response_logprobs: fields.Flag = None
+    logprobs: fields.Alternatives = None
+    response_mime_type: fields.Text = None
+    response_schema: fields.Record = None
+    response_json_schema: fields.Record = None
+    media_resolution: (
+        Annotated[
+            Literal[RESOLUTIONS], Meta(description=f"one of {', '.join(RESOLUTIONS)}")  # type: ignore[valid-type]
+        ]
+        | None
+    ) = None
+    thinking_config: fields.Record = None
+
+
+class ThinkingConfig(Struct, rename="camel"):
+    include_thoughts: fields.Flag = None
+
+
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     data = camel_keys(data)
-    messages, images = take_images(_instruction(data, trained) + messages_of(data.get("contents"), trained))
+    asked = fields.read(GenerateRequest, data)
+    system = asked.system_instruction
+    instruction = [] if system is None else [
+        {"role": "system", "content": text_of(system, "systemInstruction", trained)}
+    ]  # fmt: skip
+    messages, images = take_images(instruction + messages_of(data.get("contents"), trained))
     if not trained:
         return CompletionRequest(
-            model=fields.text(data, "model"),
-            messages=messages,
-            tools=_external_tools(data),
-            stream=fields.boolean(data, "stream"),
+            model=asked.model or "", messages=messages, tools=_external_tools(asked.tools), stream=bool(asked.stream)
         )
-    fields.check_kinds(data, WITHOUT_EFFECT)
-    config = camel_keys(fields.record(data, CONFIG) or {})
-    _check_kinds(config, CONFIG_WITHOUT_EFFECT, CONFIG)
-    tools, provider_tools = _tools(data)
-    parse_tools, tool_call = _tool_choice(data, tools)
-    logprobs = fields.boolean(config, "responseLogprobs", at=CONFIG)
+    given = camel_keys(asked.generation_config or {})
+    config = fields.read(GenerationConfig, given, CONFIG)
+    tools, provider_tools = _tools(asked.tools)
+    parse_tools, tool_call = _tool_choice(asked.tool_config, tools)
+    if config.logprobs and not config.response_logprobs:
+        raise ApiError(f'{CONFIG}.logprobs: only allowed where "responseLogprobs" is true', param=f"{CONFIG}.logprobs")
+    thinking = fields.read(ThinkingConfig, camel_keys(config.thinking_config or {}), f"{CONFIG}.thinkingConfig")
+    forced = {"temperature": config.temperature, "top_p": config.top_p}
+    logits = {
+        "presence_penalty": config.presence_penalty,
+        "frequency_penalty": config.frequency_penalty,
+        "top_k": config.top_k,
+    }
+    resolution = config.media_resolution not in (None, RESOLUTIONS[0])
     return CompletionRequest(
-        model=fields.text(data, "model"),
+        model=asked.model or "",
         messages=messages,
         images=images,
         tools=tools,
         parse_tools=parse_tools,
-        max_tokens=fields.whole(config, "maxOutputTokens", 1, at=CONFIG),
-        stop=_stops(config),
-        n=_count(config),
-        seed=fields.whole(config, "seed", -fields.MAX_INTEGER - 1, at=CONFIG),
-        logprobs=logprobs,
-        top_logprobs=_top_logprobs(config, logprobs),
-        stream=fields.boolean(data, "stream"),
-        forced=_forced(config),
-        not_applied={**_resolution(config), **details(images, "mediaResolution")},
+        max_tokens=config.max_output_tokens,
+        stop=fields.bounded(config.stop_sequences, f"{CONFIG}.stopSequences", fields.MAX_STOPS),
+        n=config.candidate_count or 1,
+        seed=config.seed,
+        logprobs=bool(config.response_logprobs),
+        top_logprobs=config.logprobs or 0,
+        stream=bool(asked.stream),
+        forced={name: value for name, value in forced.items() if value is not None},
+        not_applied={
+            **({f"{CONFIG}.mediaResolution": config.media_resolution} if resolution else {}),
+            **details(images, "mediaResolution"),
+        },
         refused=fields.services(data, REFUSED),
-        unsupported={**_unsupported(config), **provider_tools},
+        unsupported={**fields.unsupported(given, UNSUPPORTED_PARAMS, CONFIG), **provider_tools},
         grammar=decoding.combined(tool_call, _format(config)),
-        logits=_logits(config),
-        echo={"_thoughts": _shows_thoughts(config)},
+        logits={name: value for name, value in logits.items() if value},
+        echo={"_thoughts": bool(thinking.include_thoughts)},
     )
 
 
@@ -143,10 +174,14 @@ def error(refusal: ApiError) -> bytes:
 reader = CandidateReader
 
 
+class _CountRequest(Struct, rename="camel"):
+    generate_content_request: fields.Record = None
+
+
 def count_request(data: JSON) -> JSON:
     """The request whose tokens POST models/{name}:countTokens counts: the body itself, or the one that it holds."""
     data = camel_keys(data)
-    inner = fields.record(data, "generateContentRequest")
+    inner = fields.read(_CountRequest, data).generate_content_request
     return data if inner is None else inner
 
 
@@ -185,23 +220,27 @@ def _model(name: str) -> JSON:
 # --- parsing ------------------------------------------------------------------------------------------------------------
 
 
-def _instruction(data: JSON, trained: bool) -> list[JSON]:
-    given = fields.record(data, "systemInstruction")
-    if given is None:
-        return []
-    return [{"role": "system", "content": text_of(given, "systemInstruction", trained)}]
+class _Declarations(Struct, rename="camel"):
+    function_declarations: list[Any] | None = None
 
 
-def _tools(data: JSON) -> tuple[list[JSON] | None, JSON]:
+class _Declaration(Struct, rename="camel"):
+    name: Annotated[str, Meta(min_length=1, description="the name of a function")]
+    description: fields.Text = None
+    parameters: fields.Record = None
+    parameters_json_schema: fields.Record = None
+
+
+def _tools(tools: list[Any] | None) -> tuple[list[JSON] | None, JSON]:
     """(functions in the form of Chat Completions, the provider's own tools by their paths)."""
     functions: list[JSON] = []
     others: JSON = {}
-    for index, tool in enumerate(fields.items(data, "tools")):
+    for index, tool in enumerate(tools or ()):
         where = f"tools[{index}]"
         if not isinstance(tool, dict):
             raise expected('{"functionDeclarations": […]}', tool, where)
         given = camel_keys(tool)
-        for at, one in enumerate(fields.items(given, "functionDeclarations", where)):
+        for at, one in enumerate(fields.read(_Declarations, given, where).function_declarations or ()):
             functions.append(_function(one, f"{where}.functionDeclarations[{at}]"))
         for name, value in given.items():
             if name != "functionDeclarations" and value is not None:
@@ -212,25 +251,21 @@ def _tools(data: JSON) -> tuple[list[JSON] | None, JSON]:
 def _function(declared: Any, where: str) -> JSON:
     if not isinstance(declared, dict):
         raise expected('{"name": …, "parameters": …}', declared, where)
-    given = camel_keys(declared)
-    if not fields.text(given, "name", at=where):
-        raise expected("the name of a function", given.get("name"), "name", where)
-    function: JSON = {"name": given["name"]}
-    if (description := fields.optional_text(given, "description", where)) is not None:
-        function["description"] = description
-    parameters = fields.record(given, "parameters", where)
-    schema = fields.record(given, "parametersJsonSchema", where)
-    if schema is not None:
-        function["parameters"] = schema
-    elif parameters is not None:
-        function["parameters"] = _json_schema(parameters)
+    given = fields.read(_Declaration, camel_keys(declared), where)
+    function: JSON = {"name": given.name}
+    if given.description is not None:
+        function["description"] = given.description
+    if given.parameters_json_schema is not None:
+        function["parameters"] = given.parameters_json_schema
+    elif given.parameters is not None:
+        function["parameters"] = _json_schema(given.parameters)
     return {"type": "function", "function": function}
 
 
-def _external_tools(data: JSON) -> list[JSON] | None:
+def _external_tools(tools: list[Any] | None) -> list[JSON] | None:
     """Tools for the record of an external call: functions in the one form, all else as it is."""
     result: list[JSON] = []
-    for tool in fields.items(data, "tools"):
+    for tool in tools or ():
         declared = camel_keys(tool).get("functionDeclarations") if isinstance(tool, dict) else None
         named = [one for one in declared if isinstance(one, dict)] if isinstance(declared, list) else []
         if named:
@@ -281,28 +316,34 @@ def _inner_schema(value: Any) -> Any:
     return _json_schema(value) if isinstance(value, dict) else value
 
 
-def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
+class _ToolConfig(Struct, rename="camel"):
+    function_calling_config: fields.Record = None
+
+
+class _Calling(Struct, rename="camel"):
+    mode: Annotated[
+        Literal["MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", "VALIDATED"], Meta(description="AUTO, ANY, NONE or VALIDATED")
+    ] | None = None  # fmt: skip
+    allowed_function_names: list[Any] | None = None
+
+
+def _tool_choice(given: JSON | None, tools: list[JSON] | None) -> tuple[bool, JSON]:
     """(function calls are parsed, `tool_call` of the grammar)."""
-    config = camel_keys(fields.record(data, "toolConfig") or {})
-    value = camel_keys(fields.record(config, CALLING, "toolConfig") or {})
+    config = fields.read(_ToolConfig, camel_keys(given or {}), "toolConfig")
     path = f"toolConfig.{CALLING}"
-    mode = fields.optional_text(value, "mode", path)
-    allowed = fields.items(value, "allowedFunctionNames", path)
-    if mode not in (None, "MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", "VALIDATED"):
-        raise expected("AUTO, ANY, NONE or VALIDATED", mode, "mode", path)
+    calling = fields.read(_Calling, camel_keys(config.function_calling_config or {}), path)
+    mode = calling.mode
     if mode == "NONE":
         return False, {}
     if mode == "ANY" or (mode == "VALIDATED" and tools is not None):
-        call = decoding.forced_call(allowed or None, tools, path)
+        call = decoding.forced_call(calling.allowed_function_names or None, tools, path)
         return True, {"required": mode == "ANY", "names": call["names"], "field": path}  # several calls may come
     return tools is not None, {}
 
 
-def _format(config: JSON) -> JSON:
+def _format(config: GenerationConfig) -> JSON:
     """``content`` of the grammar by the schema or the type of the response."""
-    kind = fields.optional_text(config, "responseMimeType", CONFIG)
-    google = fields.record(config, "responseSchema", CONFIG)
-    schema = fields.record(config, "responseJsonSchema", CONFIG)
+    kind, google, schema = config.response_mime_type, config.response_schema, config.response_json_schema
     if schema is not None or google is not None:
         name = "responseJsonSchema" if schema is not None else "responseSchema"
         shown = schema if schema is not None else _json_schema(google or {})
@@ -324,65 +365,3 @@ def _choices(schema: JSON, name: str) -> list[str]:
     if not isinstance(found, list) or not found or not all(isinstance(one, str) and one for one in found):
         raise expected("an enum of texts, none empty, beside text/x.enum", found, f"{name}.enum", CONFIG)
     return found
-
-
-def _logits(config: JSON) -> JSON:
-    found = {
-        "presence_penalty": fields.number(config, "presencePenalty", -2, 2, at=CONFIG),
-        "frequency_penalty": fields.number(config, "frequencyPenalty", -2, 2, at=CONFIG),
-        "top_k": fields.whole(config, "topK", 0, at=CONFIG),
-    }
-    return {name: value for name, value in found.items() if value}
-
-
-def _stops(config: JSON) -> tuple[str, ...]:
-    given = fields.items(config, "stopSequences", CONFIG)
-    if not all(isinstance(one, str) and one for one in given):
-        raise expected("a list of strings, none empty", given, "stopSequences", CONFIG)
-    return tuple(fields.bounded(given, "stopSequences", fields.MAX_STOPS, CONFIG))
-
-
-def _count(config: JSON) -> int:
-    return fields.whole(config, "candidateCount", 1, fields.MAX_CHOICES, at=CONFIG) or 1
-
-
-def _top_logprobs(config: JSON, logprobs: bool) -> int:
-    count = fields.whole(config, "logprobs", 0, fields.MAX_TOP_LOGPROBS, at=CONFIG) or 0
-    if count and not logprobs:
-        raise ApiError(f'{CONFIG}.logprobs: only allowed where "responseLogprobs" is true', param=f"{CONFIG}.logprobs")
-    return count
-
-
-def _forced(config: JSON) -> JSON:
-    given = {
-        "temperature": fields.number(config, "temperature", 0, 2, at=CONFIG),
-        "top_p": fields.number(config, "topP", 0, 1, at=CONFIG),
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _unsupported(config: JSON) -> JSON:
-    for name, param in UNSUPPORTED_PARAMS.items():
-        fields.check_kind(config, name, param.kind, CONFIG)
-    return {f"{CONFIG}.{name}": value for name, value in fields.unsupported(config, UNSUPPORTED_PARAMS).items()}
-
-
-def _resolution(config: JSON) -> JSON:
-    """The size in which images are to be read, where the request says one: the model's processor has its own."""
-    given = config.get("mediaResolution")
-    if given not in (None, *RESOLUTIONS):
-        raise expected(f"one of {', '.join(RESOLUTIONS)}", given, "mediaResolution", CONFIG)
-    return {} if given in (None, RESOLUTIONS[0]) else {f"{CONFIG}.mediaResolution": given}
-
-
-def _shows_thoughts(config: JSON) -> bool:
-    thinking = camel_keys(fields.record(config, "thinkingConfig", CONFIG) or {})
-    path = f"{CONFIG}.thinkingConfig"
-    fields.check_kind(thinking, "thinkingBudget", int, path)
-    fields.check_kind(thinking, "thinkingLevel", str, path)
-    return fields.boolean(thinking, "includeThoughts", at=path)
-
-
-def _check_kinds(data: JSON, kinds: dict[str, type | tuple[type, ...]], at: str) -> None:
-    for name, kind in kinds.items():
-        fields.check_kind(data, name, kind, at)

@@ -13,14 +13,15 @@ A tool call's arguments are an object here, which the sampled text need not be: 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import orjson
+from msgspec import Meta, Struct
 
 from agentlightning.protocols import decoding, fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream, short
+from agentlightning.protocols.context_edits import parse_edits
 from agentlightning.protocols.documents import citations, document_parts
-from agentlightning.protocols.edit_fields import parse_edits
 from agentlightning.protocols.fields import expected
 from agentlightning.protocols.images import image_part, take_images
 from agentlightning.protocols.message_blocks import (
@@ -34,19 +35,6 @@ from agentlightning.protocols.message_blocks import (
 from agentlightning.records import JSON
 
 NAME = "messages"
-
-WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
-    "metadata": dict,
-    "service_tier": str,
-    "inference_geo": str,
-    "cache_control": dict,
-    "diagnostics": dict,
-    "speed": str,
-    "billing_policy": dict,
-    "fallbacks": (list, str),
-    "fallback_credit_token": (str, dict),
-}
-"""Fields that change nothing of what is sampled; what a model is to do that declines to answer never comes to pass."""
 
 UNSUPPORTED_PARAMS = {**fields.ENGINE_PARAMS, **fields.SAMPLING_PARAMS, **fields.TOKEN_PARAMS}
 """Fields of other APIs that Anthropic's refuses as unknown."""
@@ -68,59 +56,99 @@ ERROR_TYPES = {
 }
 
 
+class Thinking(Struct):
+    type: Annotated[Literal["enabled", "disabled", "adaptive"], Meta(description="enabled, adaptive or disabled")]
+    display: Annotated[Literal["summarized", "omitted"], Meta(description="summarized or omitted")] | None = None
+
+
+class ToolChoice(Struct):
+    type: Annotated[Literal["auto", "any", "tool", "none"], Meta(description="auto, any, tool or none")]
+    name: fields.Text = None
+    disable_parallel_tool_use: fields.Flag = None
+
+
+class MessagesRequest(fields.ExternalRequest, kw_only=True):
+    max_tokens: Annotated[int, Meta(ge=1, le=fields.MAX_INTEGER)]
+    messages: list[Any] | None = None
+    stop_sequences: fields.Stops = None
+    temperature: fields.Share = None
+    top_p: fields.Share = None
+    top_k: fields.TopK = None
+    thinking: Thinking | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: fields.Record = None
+    output_format: fields.Record = None
+    context_management: fields.Record = None
+    chat_template_kwargs: fields.Record = None
+
+
+class _Effort(Struct):
+    effort: fields.Text = None
+    format: fields.Record = None
+
+
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
-    messages, images = take_images(_messages(data, trained))
     if not trained:
+        external = fields.read(fields.ExternalRequest, data)
         return CompletionRequest(
-            model=fields.text(data, "model"),
-            messages=messages,
-            tools=[_tool(tool) for tool in fields.items(data, "tools") if isinstance(tool, dict)] or None,
-            stream=fields.boolean(data, "stream"),
+            model=external.model or "",
+            messages=take_images(_messages(data, trained))[0],
+            tools=[_tool(tool) for tool in external.tools or () if isinstance(tool, dict)] or None,
+            stream=bool(external.stream),
         )
-    fields.check_kinds(data, WITHOUT_EFFECT)
-    limit = fields.whole(data, "max_tokens", 1)
-    if limit is None:
-        raise expected("a whole number of at least 1", None, "max_tokens")
-    formats = _formats(data)
+    asked = fields.read(MessagesRequest, data)
+    messages, images = take_images(_messages(data, trained))
+    output = fields.read(_Effort, asked.output_config or {}, "output_config")
+    formats = [
+        decoding.content(output.format, "output_config.format"),
+        decoding.content(asked.output_format, "output_format"),
+    ]
     if messages[-1]["role"] == "assistant":
         messages = fields.begun(messages)
         if any(formats):
             raise fields.refused(
                 "output_config.format", "expected the last message to be the user's: the answer is JSON as a whole"
             )
-    thinking, omitted = _thinking(data)
-    tools, other_tools = _tools(data)
-    parse_tools, one_call, tool_call = _tool_choice(data, tools)
-    edits, unknown_edits = parse_edits(data)
-    effort, output_config = _output_config(data)
+    tools, other_tools = _tools(asked.tools)
+    parse_tools, one_call, tool_call = _tool_choice(asked.tool_choice, tools)
+    edits, unknown_edits = parse_edits(asked.context_management)
+    thinking = asked.thinking
     return CompletionRequest(
-        include_reasoning=thinking,
-        model=fields.text(data, "model"),
+        include_reasoning=thinking is not None and thinking.type != "disabled",
+        model=asked.model or "",
         messages=messages,
         images=images,
         tools=tools,
         parse_tools=parse_tools,
         one_tool_call=one_call,
-        max_tokens=limit,
-        stop=fields.stops(data, "stop_sequences"),
-        stream=fields.boolean(data, "stream"),
-        forced=fields.forced(data, hottest=1),
-        not_applied=effort,
+        max_tokens=asked.max_tokens,
+        stop=fields.stops(asked.stop_sequences, "stop_sequences"),
+        stream=bool(asked.stream),
+        forced=fields.forced(data),
+        not_applied=fields.not_applied(asked.output_config, ("effort",), "output_config"),
         context_edits=edits,
-        refused={**fields.services(data, REFUSED), **fields.reserved_variables(data), **fields.engine_refused(data)},
-        template_kwargs=fields.template_kwargs(data),
+        refused={
+            **fields.services(data, REFUSED),
+            **fields.reserved_variables(asked.chat_template_kwargs),
+            **fields.engine_refused(data),
+        },
+        template_kwargs=asked.chat_template_kwargs or {},
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
             **fields.given(data, (*decoding.GUIDED, *NOT_OURS)),
             **other_tools,
-            **output_config,
-            **_examples(data),
+            **{
+                f"output_config.{name}": value
+                for name, value in (asked.output_config or {}).items()
+                if name not in ("effort", "format") and value is not None
+            },
+            **_examples(asked.tools),
             **citations(data),
             **unknown_edits,
         },
         grammar=decoding.combined(tool_call, *formats),
-        logits={} if (top_k := decoding.top_k(data)) is None else {"top_k": top_k},
-        echo={OMITTED: omitted},
+        logits={"top_k": asked.top_k} if asked.top_k is not None and asked.top_k > 0 else {},
+        echo={OMITTED: thinking is not None and thinking.display == "omitted"},
     )
 
 
@@ -179,8 +207,30 @@ def _model(name: str, created_s: int) -> JSON:
 # --- parsing ------------------------------------------------------------------------------------------------------------
 
 
+class _Messages(Struct):
+    messages: list[Any] | None = None
+
+
+class _ToolResult(Struct):
+    tool_use_id: fields.Text = None
+    is_error: fields.Flag = None
+
+
+class _ToolUse(Struct):
+    id: fields.Text = None
+    name: fields.Text = None
+    input: fields.Record = None
+
+
+class ToolDefinition(Struct):
+    name: Annotated[str, Meta(min_length=1, description="the name of a tool")]
+    description: fields.Text = None
+    input_schema: fields.Record = None
+    strict: fields.Flag = None
+
+
 def _messages(data: JSON, trained: bool) -> list[JSON]:
-    given = fields.items(data, "messages")
+    given = fields.read(_Messages, data).messages or []
     if not given and trained:
         raise expected("a list of at least one message", data.get("messages"), "messages")
     result: list[JSON] = []
@@ -221,13 +271,13 @@ def _user(message: JSON, where: str, trained: bool) -> list[JSON]:
         path = f"{where}.content[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "tool_result":
-            content = part.get("content")
+            content, given = part.get("content"), fields.read(_ToolResult, part, path)
             result = {
                 "role": "tool",
-                "tool_call_id": fields.text(part, "tool_use_id", at=path),
+                "tool_call_id": given.tool_use_id or "",
                 "content": "" if content is None else _content(content, f"{path}.content", trained),
             }
-            if fields.boolean(part, "is_error", at=path):
+            if given.is_error:
                 result["is_error"] = True
             results.append(result)
         else:
@@ -265,13 +315,9 @@ def _assistant(message: JSON, where: str, trained: bool) -> JSON:
 
 
 def _tool_use(part: JSON, where: str) -> JSON:
-    name = fields.text(part, "name", at=where)
-    given = fields.record(part, "input", where)
-    return {
-        "id": fields.text(part, "id", at=where),
-        "type": "function",
-        "function": {"name": name, "arguments": arguments_text(given or {})},
-    }
+    given = fields.read(_ToolUse, part, where)
+    function = {"name": given.name or "", "arguments": arguments_text(given.input or {})}
+    return {"id": given.id or "", "type": "function", "function": function}
 
 
 def _content(value: Any, where: str, trained: bool, text_only: bool = False) -> Any:
@@ -310,31 +356,27 @@ def _not_text(part: Any, where: str) -> ApiError:
     return fields.refused(where, f"expected {what}, got {short(part)}")
 
 
-def _tools(data: JSON) -> tuple[list[JSON] | None, JSON]:
+def _tools(given: list[Any] | None) -> tuple[list[JSON] | None, JSON]:
     """Functions in the form of Chat Completions, and the tools that Anthropic runs itself, by path."""
     result: list[JSON] = []
     others: JSON = {}
-    for index, tool in enumerate(fields.items(data, "tools")):
+    for index, tool in enumerate(given or ()):
         where = f"tools[{index}]"
         if not isinstance(tool, dict) or not isinstance(tool.get("type", ""), str | None):
             raise expected('{"name", "description", "input_schema"}', tool, where)
         if tool.get("type") not in (None, "custom"):
             others[where] = tool
             continue
-        if not fields.text(tool, "name", at=where):
-            raise expected("the name of a tool", tool.get("name"), "name", where)
-        fields.check_kind(tool, "description", str, where)
-        fields.check_kind(tool, "input_schema", dict, where)
-        fields.check_kind(tool, "strict", bool, where)
+        fields.read(ToolDefinition, tool, where)
         result.append(_tool(tool))
     return result or None, others
 
 
-def _examples(data: JSON) -> JSON:
+def _examples(given: list[Any] | None) -> JSON:
     """The inputs that tools give as examples: Anthropic puts them into the prompt, chat templates have no place for them."""
     return {
         f"tools[{index}].input_examples": tool["input_examples"]
-        for index, tool in enumerate(fields.items(data, "tools"))
+        for index, tool in enumerate(given or ())
         if tool.get("input_examples")
     }
 
@@ -351,49 +393,14 @@ def _tool(tool: JSON) -> JSON:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, bool, JSON]:
+def _tool_choice(given: ToolChoice | None, tools: list[JSON] | None) -> tuple[bool, bool, JSON]:
     """(tool calls are parsed, at most one is allowed, `tool_call` of the grammar)."""
-    value = fields.record(data, "tool_choice")
-    if value is None:
+    if given is None:
         return tools is not None, False, decoding.strict(tools)
-    kind = value.get("type")
-    if kind not in ("auto", "any", "tool", "none"):
-        raise expected("auto, any, tool or none", kind, "type", "tool_choice")
-    one_call = fields.boolean(value, "disable_parallel_tool_use", at="tool_choice")
-    if kind == "none":
+    if given.type == "none":
         return False, False, {}
-    if kind == "auto":
+    one_call = bool(given.disable_parallel_tool_use)
+    if given.type == "auto":
         return tools is not None, one_call, decoding.strict(tools)
-    names = [fields.text(value, "name", at="tool_choice")] if kind == "tool" else None
+    names = [given.name or ""] if given.type == "tool" else None
     return tools is not None, one_call, decoding.forced_call(names, tools)
-
-
-def _formats(data: JSON) -> list[JSON]:
-    """The fields for the form of the content: `output_config.format`, and its older name."""
-    config = fields.record(data, "output_config") or {}
-    return [decoding.content(config, "format", "output_config"), decoding.content(data, "output_format")]
-
-
-def _output_config(data: JSON) -> tuple[JSON, JSON]:
-    """(the effort, which changes nothing; what would change the response), by path."""
-    given = fields.record(data, "output_config") or {}
-    effort = fields.optional_text(given, "effort", "output_config")
-    others = {
-        f"output_config.{name}": value
-        for name, value in given.items()
-        if name not in ("effort", "format") and value is not None
-    }
-    return {} if effort is None else {"output_config.effort": effort}, others
-
-
-def _thinking(data: JSON) -> tuple[bool, bool]:
-    """(the response has blocks of the model's thinking, they are empty)."""
-    value = fields.record(data, "thinking")
-    if value is None:
-        return False, False
-    if value.get("type") not in ("enabled", "disabled", "adaptive"):
-        raise expected("enabled, adaptive or disabled", value.get("type"), "type", "thinking")
-    display = fields.optional_text(value, "display", "thinking")
-    if display not in (None, "summarized", "omitted"):
-        raise expected("summarized or omitted", display, "display", "thinking")
-    return value["type"] != "disabled", display == "omitted"

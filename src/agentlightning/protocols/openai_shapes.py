@@ -22,22 +22,13 @@ def error(refusal: ApiError) -> bytes:
     return orjson.dumps({"error": told})
 
 
-def include_usage(data: JSON, streamed: bool) -> bool:
-    """True where a chunk with the token counts is requested; stream options without a stream are refused, as OpenAI does."""
-    options = fields.record(data, "stream_options")
-    if options is None:
-        return False
-    if not streamed:
+def usage_options(asked: fields.IdsRequest) -> fields.StreamOptions:
+    """The chunks with token counts that are requested; stream options without a stream are refused, as OpenAI does."""
+    if asked.stream_options is None:
+        return fields.StreamOptions()
+    if not asked.stream:
         raise ApiError('stream_options: only allowed where "stream" is true', param="stream_options")
-    fields.check_kind(options, "include_obfuscation", bool, "stream_options")
-    return fields.boolean(options, "include_usage", at="stream_options")
-
-
-def continuous_usage(data: JSON) -> bool:
-    """True where every chunk is to have the token counts, as vLLM streams them; only with `include_usage`."""
-    options = fields.record(data, "stream_options") or {}
-    wanted = fields.boolean(options, "continuous_usage_stats", at="stream_options")
-    return wanted and fields.boolean(options, "include_usage", at="stream_options")
+    return fields.read(fields.StreamOptions, asked.stream_options, "stream_options")
 
 
 def usage(completion: Completion) -> JSON:

@@ -9,13 +9,15 @@ record: `previous_response_id`, items that refer to it and GET responses/ID find
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import orjson
+from msgspec import Struct
 
 from agentlightning.protocols import chat, decoding, fields, openai_shapes
 from agentlightning.protocols.base import Completion, CompletionRequest, EventStream, call_id, short
-from agentlightning.protocols.fields import UnsupportedParam, expected
+from agentlightning.protocols.fields import expected
 from agentlightning.protocols.images import details, image_part, take_images
 from agentlightning.protocols.response_events import ResponseEvents
 from agentlightning.protocols.response_items import (
@@ -32,35 +34,13 @@ from agentlightning.records import JSON, Call
 
 NAME = "responses"
 
-UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
-    "moderation": UnsupportedParam(dict),
-    "max_tokens": UnsupportedParam(int),
-    "max_completion_tokens": UnsupportedParam(int),
-    **fields.CHOICE_PARAMS,
-    **fields.ENGINE_PARAMS,
+UNSUPPORTED_PARAMS: Mapping[str, tuple[Any, ...]] = {
+    "moderation": (), "max_tokens": (), "max_completion_tokens": (), **fields.CHOICE_PARAMS, **fields.ENGINE_PARAMS,
     **fields.TOKEN_PARAMS,
-}
+}  # fmt: skip
 """Fields that ask for another prompt or another distribution than the trained policy's own, or that are of other APIs."""
 
-WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
-    "access_programs": dict,
-    "image": dict,
-    "max_tool_calls": int,
-    "metadata": dict,
-    "prompt_cache_key": str,
-    "prompt_cache_options": dict,
-    "prompt_cache_retention": str,
-    "safety_identifier": str,
-    "service_tier": str,
-    "store": bool,
-    "user": str,
-}
-"""Fields that change nothing of what is sampled."""
-
-REASONING: dict[str, UnsupportedParam] = {
-    "context": UnsupportedParam(str, ("auto",)),
-    "mode": UnsupportedParam(str, ("standard",)),
-}
+REASONING: Mapping[str, tuple[Any, ...]] = {"context": ("auto",), "mode": ("standard",)}
 """Fields of `reasoning` that ask for another prompt or more thinking than the policy's own."""
 
 NOT_OURS = ("context_management",)
@@ -76,58 +56,93 @@ INCLUDED = (LOGPROBS, SEALED_REASONING)
 """Members of `include` that are honoured."""
 
 
+class Reasoning(Struct):
+    effort: fields.Text = None
+    summary: fields.Text = None
+    generate_summary: fields.Text = None
+
+
+class TextForm(Struct):
+    format: fields.Record = None
+    verbosity: fields.Text = None
+
+
+class ResponsesRequest(fields.SampledRequest, kw_only=True):
+    instructions: fields.Text = None
+    previous_response_id: fields.Text = None
+    max_output_tokens: fields.Positive = None
+    top_logprobs: fields.Alternatives = None
+    parallel_tool_calls: fields.Flag = None
+    include: list[Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    reasoning: Reasoning | None = None
+    text: TextForm | None = None
+    metadata: fields.Record = None
+    stream_options: fields.Record = None
+
+
+class ExternalResponsesRequest(fields.ExternalRequest):
+    instructions: fields.Text = None
+    previous_response_id: fields.Text = None
+
+
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     given = data
-    data, folds = flatten(data) if trained else (data, {})
-    messages, images = take_images(_instructions(data) + _messages(data, trained))
     if not trained:
+        external = fields.read(ExternalResponsesRequest, data)
         return CompletionRequest(
-            model=fields.text(data, "model"),
-            messages=messages,
-            tools=[_tool(tool) for tool in fields.items(data, "tools") if isinstance(tool, dict)] or None,
-            stream=fields.boolean(data, "stream"),
-            previous_id=_previous(data),
+            model=external.model or "",
+            messages=take_images(_instructions(external.instructions) + _messages(data, trained))[0],
+            tools=[_tool(tool) for tool in external.tools or () if isinstance(tool, dict)] or None,
+            stream=bool(external.stream),
+            previous_id=_previous(external.previous_response_id),
         )
-    fields.check_kinds(data, WITHOUT_EFFECT)
-    tools, other_tools = _tools(data)
-    parse_tools, tool_call = chat.tool_choice(data, tools)
-    included = _included(data)
-    top_logprobs = fields.alternatives(data, "top_logprobs") or 0
-    _check_stream_options(data)
+    data, folds = flatten(data)
+    asked = fields.read(ResponsesRequest, data)
+    messages, images = take_images(_instructions(asked.instructions) + _messages(data, trained))
+    tools, other_tools = _tools(asked.tools)
+    parse_tools, tool_call = chat.tool_choice(data.get("tool_choice"), tools)
+    included = [one for one in asked.include or () if one in INCLUDED]  # others only built-in tools could add
+    reasoning, form = data.get("reasoning"), asked.text or TextForm()
     return CompletionRequest(
-        model=fields.text(data, "model"),
+        model=asked.model or "",
         messages=messages,
         images=images,
         tools=tools,
         parse_tools=parse_tools,
-        one_tool_call=not fields.boolean(data, "parallel_tool_calls", default=True),
-        max_tokens=fields.whole(data, "max_output_tokens", 1),
-        stop=fields.stops(data),
-        include_stop=fields.boolean(data, "include_stop_str_in_output"),
-        seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
-        logprobs=LOGPROBS in included or top_logprobs > 0,
-        top_logprobs=top_logprobs,
-        stream=fields.boolean(data, "stream"),
+        one_tool_call=asked.parallel_tool_calls is False,
+        max_tokens=asked.max_output_tokens,
+        stop=fields.stops(asked.stop),
+        include_stop=bool(asked.include_stop_str_in_output),
+        seed=asked.seed,
+        logprobs=LOGPROBS in included or bool(asked.top_logprobs),
+        top_logprobs=asked.top_logprobs or 0,
+        stream=bool(asked.stream),
         forced=fields.forced(data),
         not_applied={
-            **_not_applied(data),
-            **fields.not_applied(data, fields.ENGINE_WITHOUT_EFFECT),
+            **fields.not_applied(reasoning, ("effort",), "reasoning"),
+            **fields.not_applied(data.get("text"), ("verbosity",), "text"),
+            **fields.not_applied(data, fields.NOT_APPLIED),
             **details(images),
         },
-        truncates=_truncates(data),
-        refused={**fields.services(data, REFUSED), **fields.reserved_variables(data), **fields.engine_refused(data)},
-        template_kwargs=fields.template_kwargs(data),
+        truncates=asked.truncation == "auto",
+        refused={
+            **fields.services(data, REFUSED),
+            **fields.reserved_variables(asked.chat_template_kwargs),
+            **fields.engine_refused(data),
+        },
+        template_kwargs=asked.chat_template_kwargs or {},
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
             **fields.given(data, NOT_OURS),
             **other_tools,
-            **_reasoning(data),
+            **fields.unsupported(reasoning or {}, REASONING, "reasoning"),
         },
         grammar=decoding.combined(
-            tool_call, decoding.content(data.get("text") or {}, "format", "text"), decoding.structured_outputs(data)
+            tool_call, decoding.content(form.format, "text.format"), decoding.structured_outputs(data)
         ),
-        logits=decoding.logits(data),
-        previous_id=_previous(data),
+        logits=decoding.logits(asked),
+        previous_id=_previous(asked.previous_response_id),
         echo={**echoed(given), **({"include": included} if included else {}), FOLDS: folds},
     )
 
@@ -155,15 +170,33 @@ reader = ResponseReader
 # --- parsing ------------------------------------------------------------------------------------------------------------
 
 
-def _previous(data: JSON) -> str | None:
-    given = fields.optional_text(data, "previous_response_id")
+def _previous(given: str | None) -> str | None:
     return None if given is None else call_id(given)
 
 
-def _instructions(data: JSON) -> list[JSON]:
+def _instructions(given: str | None) -> list[JSON]:
     """The instructions as a message that says what it is: it holds for this request only."""
-    given = fields.optional_text(data, "instructions")
     return [] if given is None else [{"role": "system", "content": given, "instructions": True}]
+
+
+class _FunctionCall(Struct):
+    name: str
+    call_id: str
+    arguments: str
+
+
+class _ReasoningItem(Struct):
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: fields.Text = None
+
+
+class _CallOutput(Struct):
+    call_id: fields.Text = None
+
+
+class _Compaction(Struct):
+    encrypted_content: fields.Text = None
 
 
 def _messages(data: JSON, trained: bool) -> list[JSON]:
@@ -199,15 +232,12 @@ def _is_assistants(item: JSON, where: str, trained: bool) -> bool:
         _check_content(item.get("content"), f"{where}.content", trained)
         return True
     if kind == "function_call":
-        for name in ("name", "call_id", "arguments"):
-            if not isinstance(item.get(name), str):
-                raise expected("a string", item.get(name), name, where)
+        fields.read(_FunctionCall, item, where)
         return True
     if kind == "reasoning":
+        fields.read(_ReasoningItem, item, where)
         for name in ("summary", "content"):
-            fields.check_kind(item, name, list, where)
             _check_content(item.get(name) or [], f"{where}.{name}", trained)
-        fields.check_kind(item, "encrypted_content", str, where)
         return True
     return False
 
@@ -222,7 +252,7 @@ def _message(item: JSON, where: str, trained: bool) -> JSON:
     if kind == "function_call_output":
         return {
             "role": "tool",
-            "tool_call_id": fields.text(item, "call_id", at=where),
+            "tool_call_id": fields.read(_CallOutput, item, where).call_id or "",
             "content": _content(item.get("output"), f"{where}.output", trained),
         }
     if trained:
@@ -260,11 +290,11 @@ def _check_content(content: Any, where: str, trained: bool) -> None:
             raise expected("an object", part, f"{where}[{index}]")
 
 
-def _tools(data: JSON) -> tuple[list[JSON] | None, JSON]:
+def _tools(given: list[Any] | None) -> tuple[list[JSON] | None, JSON]:
     """Functions in the form of Chat Completions, and the tools that are none, by path."""
-    functions, others = fields.split_tools(data)
+    functions, others = fields.split_tools(given)
     for where, tool in functions.items():
-        fields.check_function(tool, where)
+        fields.read(fields.FunctionTool, tool, where)
     return [_tool(tool) for tool in functions.values()] or None, others
 
 
@@ -274,39 +304,3 @@ def _tool(tool: JSON) -> JSON:
         return tool
     kept = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
-
-
-def _included(data: JSON) -> list[Any]:
-    """The extra fields that `include` requests; those that only built-in tools could add are passed over."""
-    return [one for one in fields.items(data, "include") if one in INCLUDED]
-
-
-def _not_applied(data: JSON) -> JSON:
-    """Effort and verbosity, which no trained policy has a setting for."""
-    reasoning, text = fields.record(data, "reasoning") or {}, fields.record(data, "text") or {}
-    return {
-        **fields.not_applied(reasoning, {"effort": str}, "reasoning"),
-        **fields.not_applied(text, {"verbosity": str}, "text"),
-    }
-
-
-def _truncates(data: JSON) -> bool:
-    given = fields.optional_text(data, "truncation")
-    if given not in (None, "auto", "disabled"):
-        raise expected("auto or disabled", given, "truncation")
-    return given == "auto"
-
-
-def _reasoning(data: JSON) -> JSON:
-    given = fields.record(data, "reasoning")
-    if given is None:
-        return {}
-    for name in (*REASONING, "summary", "generate_summary"):
-        fields.check_kind(given, name, str, "reasoning")
-    return {f"reasoning.{name}": value for name, value in fields.unsupported(given, REASONING).items()}
-
-
-def _check_stream_options(data: JSON) -> None:
-    options = fields.record(data, "stream_options")
-    if options is not None:
-        fields.check_kind(options, "include_obfuscation", bool, "stream_options")

@@ -7,57 +7,71 @@ The route is ours, so a field that it does not know is refused rather than passe
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import orjson
+from msgspec import Meta, Struct
 
 from agentlightning.protocols import completions, decoding, fields, openai_shapes, sse
 from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, Delta, EventStream
-from agentlightning.protocols.fields import ENGINE_PARAMS, expected
 from agentlightning.records import JSON
 
 NAME = "tokens"
+
+Ids = Annotated[
+    list[fields.TokenId], Meta(min_length=1, description=f"a list of token ids from 0 to {2**31 - 1}, not empty")
+]
+
+
+class TokensRequest(fields.IdsRequest, kw_only=True):
+    prompt_ids: Ids
+    max_tokens: fields.Positive = None
+
+
+class ScoringRequest(Struct):
+    """The body of ``POST /v1/tokens/logprobs``."""
+
+    token_ids: Ids
+    model: fields.Text = None
+
 
 FIELDS = frozenset(
     {
         "model", "prompt_ids", "n", "max_tokens", "stop", "stop_token_ids", "seed", "stream", "prompt_logprobs",
         "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-        "logit_bias", "structured_outputs", *ENGINE_PARAMS,
+        "logit_bias", "structured_outputs", *fields.ENGINE_PARAMS,
     }
 )  # fmt: skip
 
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     """The request in a body. Raises ApiError; external models have no such route."""
-    model = fields.text(data, "model")
     if not trained:
         raise fields.refused("model", "external models take no token ids; name the policy that is trained")
-    for name in data.keys() - FIELDS:
-        raise ApiError(f"{name}: not known; known are {', '.join(sorted(FIELDS))}", param=name)
-    stream = fields.boolean(data, "stream")
+    check_known(data, FIELDS)
+    asked = fields.read(TokensRequest, data)
     return CompletionRequest(
-        model=model,
+        model=asked.model or "",
         messages=[],
-        prompt=token_ids(data, "prompt_ids"),
-        max_tokens=fields.whole(data, "max_tokens", 1),
-        stop=fields.stops(data),
-        stop_ids=fields.stop_token_ids(data),
-        n=fields.whole(data, "n", 1, fields.MAX_CHOICES) or 1,
-        seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
+        prompt=asked.prompt_ids,
+        max_tokens=asked.max_tokens,
+        stop=fields.stops(asked.stop),
+        n=asked.n or 1,
+        seed=asked.seed,
         logprobs=True,
-        stream=stream,
+        stream=bool(asked.stream),
         forced=fields.forced(data),
-        unsupported=fields.unsupported(data, ENGINE_PARAMS),
+        unsupported=fields.unsupported(data, fields.ENGINE_PARAMS),
         grammar=decoding.combined({}, decoding.structured_outputs(data)),
-        logits=decoding.logits(data),
-        **{**fields.token_options(data, stream), "return_token_ids": True},
+        logits=decoding.logits(asked),
+        **{**fields.token_options(asked), "return_token_ids": True},
     )
 
 
-def token_ids(data: JSON, name: str) -> list[int]:
-    """A list of token ids that is not empty."""
-    ids = fields.items(data, name)
-    if not ids or not all(fields.is_kind(one, int) and 0 <= one <= completions.MAX_TOKEN_ID for one in ids):
-        raise expected(f"a list of token ids from 0 to {completions.MAX_TOKEN_ID}, not empty", data.get(name), name)
-    return ids
+def check_known(data: JSON, names: frozenset[str]) -> None:
+    """Refuses fields that the route does not know."""
+    for name in data.keys() - names:
+        raise ApiError(f"{name}: not known; known are {', '.join(sorted(names))}", param=name)
 
 
 def body(request: CompletionRequest, completion: Completion) -> bytes:

@@ -17,10 +17,8 @@ from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.prompt_scores import prompt_table, prompt_tokens, token_logprobs
 from agentlightning.protocols import fields, tokens
-from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, Delta
+from agentlightning.protocols.base import Completion, CompletionRequest, Delta
 from agentlightning.records import JSON
-
-FIELDS = ("model", "token_ids")
 
 
 class PromptScoring:
@@ -31,9 +29,9 @@ class PromptScoring:
 
     async def answer(self, data: JSON, attempt: TrackedAttempt, admission: Admission, reply: AgentResponse) -> None:
         """Answer one request for log-probabilities. Raises ApiError and the errors of engines."""
-        for name in data.keys() - set(FIELDS):
-            raise ApiError(f"{name}: not known; known are {', '.join(FIELDS)}", param=name)
-        model, ids = fields.text(data, "model"), tokens.token_ids(data, "token_ids")
+        tokens.check_known(data, frozenset(("model", "token_ids")))
+        asked = fields.read(tokens.ScoringRequest, data)
+        model, ids = asked.model or "", asked.token_ids
         policy = await self._engine_router.policy(attempt.rollout, model)
         scored = await self.score(policy, ids, 0, attempt, admission)
         await reply.whole(200, tokens.logprobs_body(model or policy.model, token_logprobs(scored, ids)))
