@@ -57,8 +57,6 @@ async def test_fields_of_scheduling_are_accepted_and_recorded(house: House) -> N
         assert (await post(house, claim, route, **given)).status_code == 200
         [call] = await house.store.calls([claim.rollout.id])
         assert call.overridden_params == given
-    answer = await post(house, claim, "chat/completions", priority="high")
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
 
 
 @pytest.mark.parametrize("stream", [False, True])
