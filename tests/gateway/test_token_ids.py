@@ -149,9 +149,7 @@ async def test_the_whole_vocabulary_is_refused_with_the_bound(house: House) -> N
     body = {"model": "policy", "prompt": "hi", "logprobs": -1}
     answer = await house.http().post(f"{path(await house.claim())}/v1/completions", json=body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == (
-        "logprobs: expected a whole number from 0 to 20, got -1"
-    )
+    assert answer.json()["error"]["message"] == ("logprobs: expected a whole number from 0 to 20, got -1")
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])
