@@ -7,7 +7,7 @@ it still instruments), each with tracing off and on. What tracing leaves behind,
 
     ours           in the store: the agent (node) of every call, a span of every tool; the calls are recorded anyway
     agentops       at a receiver on loopback: a span of every node, with the call's messages, and one of every tool
-    openinference  ours with agent.instrument = ["langchain"]: on top, that package's spans of graph, node and call
+    openinference  ours with agent.trace = ["langchain"]: on top, that package's spans of graph, node and call
 
 Blocks of steps of all contestants alternate in a random order. From one round to the next the machine's mood changes, so
 figures are differences within a round, their median over rounds: of the process's CPU time for a step (added_ms: what an
@@ -88,7 +88,7 @@ async def measure(folder: Path, effort: Effort) -> dict[str, float | None]:
         contestants: dict[str, Workers | Peer] = {
             "off": await Workers.start(bench, "plain", {"trace": False}),
             "ours": await Workers.start(bench, "traced", {}),
-            "openinference": await Workers.start(bench, "traced", {"instrument": ["langchain"]}),
+            "openinference": await Workers.start(bench, "traced", {"trace": ["langchain"]}),
         }
         contestants["off again"] = contestants["off"]
         if (AGENTOPS / ".installed").exists():

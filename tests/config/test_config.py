@@ -40,8 +40,8 @@ def test_an_unknown_table_is_an_error_that_lists_the_known_ones() -> None:
 def test_a_wrong_type_names_the_setting_and_what_was_given() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.steps: .*integer.*, got 'many'"):
         parse_config(LEAST | {"trainer": {"steps": "many"}})
-    with pytest.raises(ConfigError, match=r"agent\.instrument: expected a list, got 'langchain'"):
-        parse_config(LEAST | {"agent": {"run": "agent.py:solve", "instrument": "langchain"}})
+    with pytest.raises(ConfigError, match=r"agent\.labels: expected a table, got 'langchain'"):
+        parse_config(LEAST | {"agent": {"run": "agent.py:solve", "labels": "langchain"}})
 
 
 def test_every_problem_is_told_at_once() -> None:
@@ -59,20 +59,6 @@ def test_a_configuration_that_was_written_down_can_be_read_again() -> None:
     for table in (LEAST, LEAST | {"data": {"train": "t", "val": "v"}, "eval": {"every": 5}}):
         config = parse_config(table | {"store": {"url": "memory://"}})
         assert parse_config(json.loads(config_text(config))) == config
-
-
-@pytest.mark.parametrize(
-    ("agent", "may"),
-    [
-        ({"run": "a.py:f"}, False),
-        ({"command": "node agent.js"}, True),
-        ({"command": "node agent.js", "reward": "r.py:f"}, False),
-        ({"command": "node agent.js", "allow_posted_rewards": False}, False),
-        ({"run": "a.py:f", "allow_posted_rewards": True}, True),
-    ],
-)
-def test_a_run_says_whether_its_agents_may_set_rewards(agent: dict[str, object], may: bool) -> None:
-    assert run_record(parse_config(LEAST | {"agent": agent}))["agent"]["allow_posted_rewards"] is may
 
 
 def test_a_number_must_be_finite() -> None:
@@ -190,11 +176,7 @@ def test_settings_of_an_engine_that_do_not_go_together_are_refused(engine: dict[
 @pytest.mark.parametrize(
     ("agent", "sentence"),
     [
-        (
-            {"run": "a.py:f", "trace": False, "instrument": ["langchain"]},
-            "instrument: has no effect with trace = false",
-        ),
-        ({"command": "node a.js", "instrument": ["langchain"]}, "instrument: has no effect on a command"),
+        ({"command": "node a.js", "trace": ["langchain"]}, "trace: has no effect on a command"),
         ({"run": "a.py:f", "labels": {"gpu": "no"}}, "labels: have no effect on workers that are started here"),
         ({"command": "node a.js", "trace": False}, "trace: has no effect on a command"),
     ],

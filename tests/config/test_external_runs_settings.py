@@ -44,8 +44,8 @@ def test_an_external_model_may_answer_to_every_name_where_nothing_is_trained() -
         ({"model": {"path": "external:hosted", "max_tokens": 5}}, r"max_tokens: has no effect on an external model"),
         ({"engine": {"device": "cpu"}}, r"engine: has no effect with model\.path = 'external:hosted'"),
         (
-            {"agent": {"run": "a.py:f", "structured": "context_only"}},
-            r"agent\.structured: has no effect with model\.path",
+            {"agent": {"run": "a.py:f", "unsupported_params": "drop"}},
+            r"agent\.unsupported_params: has no effect with model\.path",
         ),
         ({"policies": {"a": {}}}, r"policies: has no effect with model\.path"),
         ({"policies": {"a": {"model": "external:hosted"}}, "model": {}}, r"policies(\.a\.model)?: .*external:hosted"),

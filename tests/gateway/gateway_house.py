@@ -58,7 +58,7 @@ class House:
 
     async def start(self) -> House:
         self.secret = await self.store.signing_secret()
-        self.run_id = (await self.store.create_run("test", {"agent": {"allow_posted_rewards": True}})).id
+        self.run_id = (await self.store.create_run("test", {"agent": {"reward": []}})).id
         await self.serve_policy()
         self.app = self.gateway()
         return self

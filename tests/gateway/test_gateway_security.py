@@ -49,13 +49,13 @@ def bearer(key: str) -> dict[str, str]:
 # --- keys of attempts -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [{}, {"agent": {}}, {"agent": {"allow_posted_rewards": False}}, {"agent": 3}])
+@pytest.mark.parametrize("config", [{}, {"agent": {}}, {"agent": {"reward": [{"run": "a.py:f"}]}}, {"agent": 3}])
 async def test_an_agent_sets_no_reward_unless_the_run_says_so(house: House, config: dict[str, Any]) -> None:
     house.run_id = (await house.store.create_run("strict", config)).id
     claim = await house.claim()
     reply = await house.http().post("/v1/reward", json={"value": 1}, headers=bearer(claim.key))
     assert reply.status_code == 403
-    assert "agent.allow_posted_rewards" in reply.json()["error"]["message"]
+    assert "it has a reward function" in reply.json()["error"]["message"]
     assert await house.store.rewards([claim.rollout.id]) == []
 
 

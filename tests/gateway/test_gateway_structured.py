@@ -224,7 +224,7 @@ async def test_a_run_whose_engine_cannot_rebuild_masks_refuses_by_name(house: Ho
     reply = await answered(house, claim, response_format=FORMAT, top_k=3)
     assert (reply["status"], reply["error"]["param"]) == (400, "response_format")
     assert "response_format, top_k" in reply["error"]["message"]
-    assert "context_only" in reply["error"]["message"]
+    assert "unsupported_params" in reply["error"]["message"]
 
 
 async def test_or_says_on_the_call_that_nothing_is_learned_from_it(house: House) -> None:
@@ -233,20 +233,3 @@ async def test_or_says_on_the_call_that_nothing_is_learned_from_it(house: House)
     await answered(house, claim, response_format=FORMAT)
     await answered(house, claim)
     assert [call.decoding.get("untrained") for call in await calls_of(house, claim)] == [True, None]
-
-
-async def test_the_schema_is_shown_to_the_model_and_later_turns_still_continue(house: House) -> None:
-    await house.serve_policy(show_schema=True)
-    claim = await house.claim()
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "what is it like?"}]
-    for turn in range(3):
-        reply = await answered(house, claim, messages=messages, response_format=FORMAT)
-        messages += [reply["choices"][0]["message"], {"role": "user", "content": f"and {turn}?"}]
-    prompts = [house.renderer.decode(one["token_ids"], special=True) for one in house.engine.requests]
-    assert [prompt.count('"additionalProperties":false') for prompt in prompts] == [1, 2, 3]
-    calls = await calls_of(house, claim)
-    assert [call.continuation for call in calls] == ["first_turn", "continued", "continued"]
-    again = house.gateway()
-    body = {"model": "policy", "messages": messages, "response_format": FORMAT}
-    await house.http(again).post(f"{path(claim)}/v1/chat/completions", json=body)
-    assert (await calls_of(house, claim))[-1].continuation == "continued"

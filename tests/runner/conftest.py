@@ -18,7 +18,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 async def bench(server: Server) -> AsyncIterator[Bench]:
     async with LightningStoreClient(server.url, KEY) as store:
-        run = await store.create_run("runner", {"agent": {"allow_posted_rewards": True}})
+        run = await store.create_run("runner", {"agent": {"reward": []}})
         bench = Bench(server, store, run.id)
         yield bench
         for process in bench.processes:

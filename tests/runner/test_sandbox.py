@@ -397,7 +397,7 @@ async def test_a_worker_runs_agents_in_the_sandbox_that_the_run_asks_for(
     server: Server, bench: Bench, tmp_path: Path
 ) -> None:
     boxed("sh", server.url, tmp_path)
-    config = {"agent": {"allow_posted_rewards": True}}
+    config = {"agent": {"reward": []}}
     config["sandbox"] = {"type": "bubblewrap", "readable": [str(tmp_path)]}
     bench.run_id = (await bench.store.create_run("boxed", config)).id
     source = """

@@ -159,7 +159,7 @@ async def test_an_agents_own_tracer_provider_goes_on_and_its_spans_come_here_too
     [
         ({"trace": False}, set()),
         ({}, {"own"}),
-        ({"instrument": ["langchain"]}, {"own", "LangGraph", "writer"}),
+        ({"trace": ["langchain"]}, {"own", "LangGraph", "writer"}),
     ],
 )
 async def test_the_runs_configuration_says_what_is_traced(
@@ -196,7 +196,7 @@ async def solve(task, llm):
 async def test_an_instrumentation_that_is_not_installed_ends_the_worker_with_its_package(
     bench: Bench, tmp_path: Path
 ) -> None:
-    bench.run_id = (await bench.store.create_run("traced", {"agent": {"instrument": ["crewai"]}})).id
+    bench.run_id = (await bench.store.create_run("traced", {"agent": {"trace": ["crewai"]}})).id
     process = bench.worker_process("--agent", bench.file(tmp_path, GRAPH), stderr=subprocess.PIPE)
     _, told = await asyncio.to_thread(process.communicate, timeout=DEADLINE_S)
     assert process.returncode == 2

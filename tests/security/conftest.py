@@ -40,7 +40,7 @@ async def scene(server: ServerProcess, tokenizer: Path) -> AsyncIterator[Scene]:
     renderer = Renderer(tokenizer)
     engine = await ScriptedEngine(lambda _: [*renderer.encode("It is sunny."), END], tokenizer=tokenizer).start()
     async with LightningStoreClient(server.url, SERVER_KEY) as store:
-        run = await store.create_run("attacked", {"agent": {"allow_posted_rewards": True}})
+        run = await store.create_run("attacked", {"agent": {"reward": []}})
         value = {"model": "policy", "endpoints": [engine.url], "tokenizer": str(tokenizer), "seed": 7}
         value["api"] = "generate"
         await store.put_resources([Resource(run_id=run.id, name="default", kind="policy", value=value)])

@@ -71,7 +71,7 @@ def test_no_workers_here_and_a_key_that_nobody_knows_is_refused(model: Path, mon
 
 
 def test_an_instrumentation_that_is_not_installed_is_refused_before_anything_starts(model: Path) -> None:
-    asked = config(str(model), instrument=("nothing_of_the_kind",))
+    asked = config(str(model), trace=("nothing_of_the_kind",))
     with pytest.raises(ConfigError, match="pip install openinference-instrumentation-nothing-of-the-kind"):
         Processes(asked, RunFolder(model.parent / "runs", "run"))
 

@@ -93,13 +93,14 @@ def own_config(folder: RunFolder, settings: Sequence[str], store: str | None) ->
 def reward_scorer(function: str, threads: Executor) -> Scorer:
     """The scorer that --with names. ConfigError where it cannot be loaded."""
     from agentlightning.config.file import load_config
-    from agentlightning.runner.llm_judge import endpoint_judge
+    from agentlightning.runner.llm_judge import external_judge
     from agentlightning.runner.scoring import load_scorers
 
-    specs = load_config(Path(function)).agent.reward_specs if function.endswith(".toml") else [function]
+    config = load_config(Path(function)) if function.endswith(".toml") else None
+    specs = [function] if config is None else config.agent.reward_specs
     if not specs:
         raise ConfigError(f"{function}: its [agent] has no reward function")
-    return load_scorers(specs, threads, endpoint_judge)
+    return load_scorers(specs, threads, external_judge({} if config is None else config.external))
 
 
 def print_columns(console: Console, rows: Sequence[Sequence[str]]) -> None:

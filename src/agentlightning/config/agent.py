@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -26,20 +25,11 @@ class RewardConfig(Table):
     """A program, split into words as a shell would: the rollout as JSON on its standard input, and as the last line that
     it prints the reward, or an object of rewards by name."""
     judge: str | None = None
-    """A model to ask for a score from 0 to 1: an external model or a policy of the run, or with `url`
-    one of that endpoint's."""
-    url: str | None = None
-    """Base URL of an OpenAI-compatible endpoint, with its /v1. None: the run's own gateway."""
-    key_env: str | None = None
-    """Variable of the workers' environment with the key of `url`; None: no key is sent."""
+    """A model to ask for a score from 0 to 1: an external model or a policy of the run."""
     instructions: str | None = None
     """Criteria for the judge; None: the rollout reached the task's goal."""
-    temperature: float | None = Field(None, ge=0)
-    """Sampling temperature of the judge; None: the endpoint's own."""
     weight: float = 1.0
     """Factor of this reward in the sum of several; its own record is without it."""
-    timeout_s: float = Field(60.0, gt=0)
-    """Seconds for one score. The attempt's own time counts as well."""
 
     @property
     def label(self) -> str:
@@ -53,20 +43,8 @@ class RewardConfig(Table):
     def _one_kind(self) -> Self:
         if sum(kind is not None for kind in (self.run, self.command, self.judge)) != 1:
             raise ValueError("give one of run (file.py:name), command (a program) and judge (a model)")
-        ignored: dict[str, object] = {"url": self.url, "key_env": self.key_env, "instructions": self.instructions}
-        ignored |= {"temperature": self.temperature}
-        for name in (name for name, value in ignored.items() if value is not None and self.judge is None):
-            raise ValueError(f"{name}: has no effect without judge")
-        if self.run is not None and self.timeout_s != RewardConfig.model_fields["timeout_s"].default:
-            raise ValueError("timeout_s: has no effect with run; agent.timeout_s bounds it")
-        if self.key_env is not None and self.url is None:
-            raise ValueError("key_env: has no effect without url; the gateway has the keys of external models")
-        if self.key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
-            raise ValueError(  # what was given is repeated nowhere: somebody may have pasted a key
-                "key_env: expected the name of an environment variable, such as OPENAI_API_KEY, not the key"
-            )
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError("url: expected http(s)://HOST/v1")
+        if self.instructions is not None and self.judge is None:
+            raise ValueError("instructions: has no effect without judge")
         return self
 
 
@@ -100,21 +78,15 @@ class AgentConfig(Table):
     max_attempts: int = Field(2, ge=1)
     on_failure: Literal["drop", "zero"] = "drop"
     """A rollout that failed all its attempts: left out, or reward 0."""
-    allow_posted_rewards: bool | None = None
-    """An attempt's key may set rewards at the gateway; None: only for a command without a reward function."""
-    trace: bool = True
-    """Function agents: name the agent (node, role) of each call, and record the OpenTelemetry spans that its code makes."""
-    instrument: tuple[str, ...] = ()
-    """Function agents: instrumentations to switch on in every worker, by name (langchain, openai_agents) or package: any
-    that is installed of OpenInference's and OpenTelemetry's."""
+    trace: bool | tuple[str, ...] = True
+    """Function agents: name the agent (node, role) of each call, and record the OpenTelemetry spans that its code makes. A
+    list also switches instrumentations on in every worker, by name (langchain, openai_agents) or package: any that is
+    installed of OpenInference's and OpenTelemetry's."""
     unsupported_params: Literal["error", "drop"] = "error"
     """Treatment of a call that asks for sampling no trainer could account for (bad_words, typical_p, a grammar that cannot
-    be made): error: refused with a sentence; drop: sampled without it. What was asked for is recorded with the call."""
-    structured: Literal["mask", "context_only"] = "mask"
-    """Use that training makes of calls with a grammar, penalties or cuts: mask: learned from under the same mask, which an
-    engine must be able to rebuild (others refuse such calls); context_only: nothing is learned from them."""
-    show_schema: bool = False
-    """A form that a call asks for (a JSON schema, a choice) is also written into the prompt, after its last message."""
+    be made): error: refused with a sentence; drop: sampled without it. What was asked for is recorded with the call. Calls
+    with a grammar, penalties or cuts are learned from under the same mask; where the engine cannot rebuild masks, error
+    refuses them and drop learns nothing from them."""
 
     @property
     def reward_specs(self) -> list[str]:
@@ -124,6 +96,11 @@ class AgentConfig(Table):
             one.run if one.run is not None and alone else one.model_dump_json(exclude_defaults=True)
             for one in (one.model_copy(update={} if alone else {"name": one.label}) for one in self.reward)
         ]
+
+    @field_validator("trace", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("reward", mode="before")
     @classmethod
@@ -140,6 +117,11 @@ class AgentConfig(Table):
         return value
 
     @property
+    def instrumentations(self) -> tuple[str, ...]:
+        """Names of the instrumentations that `trace` switches on."""
+        return () if isinstance(self.trace, bool) else self.trace
+
+    @property
     def given(self) -> bool:
         """True where there is an agent: offline training needs one only to be evaluated."""
         return self.run is not None or self.command is not None
@@ -148,11 +130,9 @@ class AgentConfig(Table):
     def _nothing_ignored(self) -> Self:
         if self.labels and self.workers:
             raise ValueError("labels: have no effect on workers that are started here; expected workers = 0")
-        if self.instrument and not self.trace:
-            raise ValueError("instrument: has no effect with trace = false; expected no instrumentation")
-        if self.command is not None and (self.instrument or not self.trace):
+        if self.command is not None and self.trace is not True:
             raise ValueError(
-                f"{'instrument' if self.instrument else 'trace'}: has no effect on a command, which is traced by what its "
-                "environment says (OTEL_EXPORTER_OTLP_ENDPOINT is set for it)"
+                "trace: has no effect on a command, which is traced by what its environment says "
+                "(OTEL_EXPORTER_OTLP_ENDPOINT is set for it)"
             )
         return self

@@ -31,7 +31,7 @@ from agentlightning.config.sandbox import NoSandbox, SandboxConfig
 DEFAULT_STORE = "sqlite:///runs/agl.db"
 TAG = r"[^\s\x00-\x1f]{1,64}"
 """A word: searches go by words."""
-POLICY_SETTINGS = ("unsupported_params", "structured", "show_schema")
+POLICY_SETTINGS = ("unsupported_params",)
 """Settings of [agent] for calls that a policy answers."""
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
@@ -293,11 +293,8 @@ def parse_config(table: dict[str, Any], where: str = "configuration") -> Config:
 
 def run_record(config: Config) -> dict[str, Any]:
     """The configuration as a store keeps it with the run: what depends on other settings is decided; without passwords."""
-    agent = config.agent
     table = config.model_dump(mode="json")
     table["store"]["url"] = without_password(absolute_url(config.store.url))
-    if agent.allow_posted_rewards is None:
-        table["agent"]["allow_posted_rewards"] = agent.command is not None and not agent.reward
     return table
 
 

@@ -85,14 +85,9 @@ class Project:
         return {variable: sorted(hosts) for variable, hosts in sorted(found.items())}
 
     @property
-    def worker_keys(self) -> tuple[str, ...]:
-        """Variables with the keys of judges, which workers ask themselves."""
-        return tuple(sorted({one.key_env for one in self.config.agent.reward if one.key_env is not None}))
-
-    @property
     def trainer_keys(self) -> tuple[str, ...]:
         """Variables of the trainer alone: keys of its trackers, of credit rules, of alerts."""
-        others = {self.sampler_key, *self.external_hosts, *self.worker_keys}
+        others = {self.sampler_key, *self.external_hosts}
         return tuple(sorted(secret_variables(self.config.model_dump()) - others))
 
     @property

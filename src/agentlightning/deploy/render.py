@@ -95,8 +95,7 @@ def _environment() -> Environment:
 def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
     """Everything that templates may name."""
     config, external = project.config, project.external_hosts
-    own_endpoints = any(one.url is not None for one in config.agent.reward)
-    asked = sorted({*external, *project.worker_keys, *project.trainer_keys})
+    asked = sorted({*external, *project.trainer_keys})
     found = version("agentlightning")
     sampler_hosts = hosts.samplers(project)
     keys = {"sampler_key": project.sampler_key, "sampler_hosts": sampler_hosts, "external": external}
@@ -121,8 +120,6 @@ def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
         "gpus": config.engine.learner.processes if isinstance(config.engine.learner, FsdpLearner) else 1,
         "workers": max(config.agent.workers, 1),
         "concurrency": config.agent.concurrency,
-        "agents_online": own_endpoints,
-        "worker_keys": project.worker_keys,
         "trainer_keys": project.trainer_keys,
         "asked_keys": asked,
         "image_names": ["server", "agent", "trainer", *(["vllm"] if project.uses_vllm else [])],

@@ -215,12 +215,12 @@ class AttemptCache:
         return known
 
     async def may_reward(self, attempt: TrackedAttempt) -> bool:
-        """True where the run lets its agents set rewards: its ``agent.allow_posted_rewards``, fixed for good."""
+        """True where the run lets its agents set rewards: it has no reward function, which is fixed for good."""
         run_id = attempt.rollout.run_id
         if run_id not in self._rewarding:
             found = await self._store.runs([run_id])
             agent = found[0].config.get("agent") if found else None
-            self._rewarding[run_id] = isinstance(agent, dict) and agent.get("allow_posted_rewards") is True
+            self._rewarding[run_id] = isinstance(agent, dict) and agent.get("reward") == []
             _bound(self._rewarding, self._limit)
         return self._rewarding[run_id]
 

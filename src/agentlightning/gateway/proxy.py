@@ -266,7 +266,7 @@ class Proxy:
     async def _reward(self, attempt: TrackedAttempt, body: bytes, reply: AgentResponse) -> None:
         if not await self._attempts.may_reward(attempt):
             raise ApiError(
-                "this run takes no rewards from its agents; agent.allow_posted_rewards = true lets them",
+                "this run takes no rewards from its agents: it has a reward function",
                 status=403,
                 type="permission_error",
                 code="rewards_not_allowed",

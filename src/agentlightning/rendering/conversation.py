@@ -112,14 +112,8 @@ class Conversation:
 
     # --- before a call ----------------------------------------------------------------------------------------------
 
-    def plan(self, view: RequestView, note: str | None = None) -> PromptPlan:
-        """The exact prompt of a request. Raises RenderError where the model's template refuses the messages.
-
-        A `note` is rendered at the end of the last message. It is part of this prompt's tokens, which later turns continue,
-        and of no message: the agent, which does not send it again, continues the call all the same.
-        """
-        if note is not None:
-            view = _with_note(view, note)
+    def plan(self, view: RequestView) -> PromptPlan:
+        """The exact prompt of a request. Raises RenderError where the model's template refuses the messages."""
         known, node = self._sampled.longest_path(view.roles, view.hashes)
         cause: ForkCause | None = None
         lost = 0
@@ -147,8 +141,7 @@ class Conversation:
             fork_cause=cause,
             untrained_tokens=lost,
             prompt_text=text,
-            # Later renderings have this request's messages without the note.
-            head=(len(text), fingerprint(text)) if whole and note is None else None,
+            head=(len(text), fingerprint(text)) if whole else None,
             images=images,
         )
 
@@ -445,15 +438,6 @@ def _step(digests: list[Digest], roles: str, answer: JSON, external: bool, begun
         return Turn(digests, roles, {}, answer_digests(answer, verbatim))
     answer = normal(with_completion([] if begun is None else [begun], answer)[-1])
     return Turn(digests, roles, answer, answer_digests(answer, digest))
-
-
-def _with_note(view: RequestView, note: str) -> RequestView:
-    at = view.history - 1
-    if at < 0:  # nothing stands before the message that is continued
-        return view
-    last = view.normal[at]
-    before = f"{last['content']}\n\n" if last.get("content") else ""
-    return replace(view, normal=[*view.normal[:at], {**last, "content": before + note}, *view.normal[at + 1 :]])
 
 
 def _with_answers(view: list[JSON], node: CallNode) -> list[JSON]:

@@ -223,11 +223,11 @@ def _forget(*names: str) -> None:
 def _trace_agents(options: argparse.Namespace, config: Mapping[str, Any]) -> bool:
     """Returns whether the run's agents are traced, as its configuration in the store says: workers anywhere do alike."""
     table = config.get("agent")
-    told = {name: table[name] for name in ("trace", "instrument") if name in table} if isinstance(table, dict) else {}
+    told = {name: table[name] for name in ("trace",) if name in table} if isinstance(table, dict) else {}
     agent = parse_settings(AgentConfig, told, "agent")
-    if agent.trace:
+    if agent.trace is not False:
         trace_agents(agent, options.server)
-    return agent.trace
+    return agent.trace is not False
 
 
 def _end_now(code: int, guardian: Guardian) -> NoReturn:

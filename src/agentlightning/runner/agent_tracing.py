@@ -23,11 +23,11 @@ def trace_agents(agent: AgentConfig, server_url: str) -> None:
     """
     load_installed_adapters()
     ContextPropagator(server_url).install()
-    if agent.instrument:
+    if agent.instrumentations:
         from agentlightning.tracing.instrumentations import enable, find
         from agentlightning.tracing.tracer import Tracer, install
 
-        found = find(agent.instrument)
+        found = find(agent.instrumentations)
         enable(found, install(Tracer(current_spans)))
     else:
         ImportHook({"opentelemetry.trace": _trace}).start()

@@ -1,8 +1,8 @@
 """A model as reward function: it is shown the task and what the agent did, and gives a score from 0 to 1.
 
 After LLM-as-a-judge, single answer grading (Zheng et al. 2023, arXiv 2306.05685, section 3.1). Driven as any other
-scorer (`scoring.py`). Without an endpoint of its own it asks through the attempt's gateway, which knows external models and
-their keys, under an agent name of its own (`JUDGE`): those calls are in the record, and nothing learns from them.
+scorer (`scoring.py`). In a worker it asks through the attempt's gateway, which knows external models and their keys, under
+the agent name `JUDGE`: those calls are in the record, and nothing learns from them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from agentlightning.adapters.judging import is_score, json_lines, values_of
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.agent import RewardConfig
+from agentlightning.config.external import ExternalModelConfig
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import llm_for
@@ -23,7 +25,7 @@ from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.result import RolloutResult
-from agentlightning.runner.scoring import FINAL, Score
+from agentlightning.runner.scoring import FINAL, SCORE_TIMEOUT_S, Score
 from agentlightning.store.feedback import feedback_text
 
 INSTRUCTIONS = (
@@ -52,9 +54,9 @@ class JudgeScorer:
         """EngineError where the judge cannot be reached; RewardError where its answers hold no score, or come too
         late."""
         try:
-            return await asyncio.wait_for(self._ask(self._request(task, result)), self.config.timeout_s)
+            return await asyncio.wait_for(self._ask(self._request(task, result)), SCORE_TIMEOUT_S)
         except TimeoutError:
-            raise RewardError(f"the judge took longer than its {self.config.timeout_s:g} s") from None
+            raise RewardError(f"the judge took longer than its {SCORE_TIMEOUT_S:g} s") from None
 
     async def _ask(self, request: JSON) -> Score:
         ask, text = self.endpoint(), ""
@@ -69,14 +71,13 @@ class JudgeScorer:
         shown = result.conversations or [[{"role": "assistant", "content": result.answer}]]
         parts = [f"<conversation>\n{json_lines(one)}\n</conversation>" for one in shown]
         content = f"<task>\n{json.dumps(task, ensure_ascii=False)}\n</task>\n{chr(10).join(parts)}\n{ENDING}"
-        request: JSON = {
+        return {
             "model": self.config.judge,
             "messages": [
                 {"role": "system", "content": self.config.instructions or INSTRUCTIONS},
                 {"role": "user", "content": content},
             ],
         }
-        return request if self.config.temperature is None else request | {"temperature": self.config.temperature}
 
 
 def read_judgement(text: str) -> float | None:
@@ -89,25 +90,31 @@ def read_judgement(text: str) -> float | None:
 
 
 def gateway_judge(server_url: str, model: str, connections: ConnectionPool) -> Callable[[RewardConfig], JudgeScorer]:
-    """For workers: the judge at its own endpoint, else through the gateway as the attempt whose code asks."""
+    """For workers: the judge through the gateway, as the attempt whose code asks."""
 
     def through_gateway() -> ChatEndpoint:
         llm = llm_for(CURRENT.get().claim, server_url, model, connections)
         headers = {"Authorization": f"Bearer {llm.api_key}", "x-agl-agent": JUDGE}
         return ChatEndpoint(llm.http_client, llm.base_url, headers)
 
-    return lambda config: JudgeScorer(config, through_gateway) if config.url is None else endpoint_judge(config)
+    return lambda config: JudgeScorer(config, through_gateway)
 
 
-def endpoint_judge(config: RewardConfig) -> JudgeScorer:
-    """The judge at the URL of its configuration. ConfigError where it has none, or its key is not in the
-    environment."""
-    url = config.url
-    if url is None:
-        raise ConfigError("reward.url: is required here: no gateway answers for an attempt that has ended")
-    if config.key_env is not None and not os.environ.get(config.key_env):
-        raise ConfigError(f"reward.key_env: the variable {config.key_env} is not set")
-
+def external_judge(models: Mapping[str, ExternalModelConfig]) -> Callable[[RewardConfig], JudgeScorer]:
+    """For attempts that have ended, which no gateway answers for: the judge is asked directly, as an external model."""
     connections = ConnectionPool(trust_env=True)
-    headers = bearer(config.key_env)  # read now: a worker takes it out of its environment before agents run
-    return JudgeScorer(config, lambda: ChatEndpoint(connections.async_client(), url, headers))
+
+    def judge(config: RewardConfig) -> JudgeScorer:
+        name = str(config.judge)
+        found = next((one for one in models.values() if any(fnmatchcase(name, each) for each in one.models)), None)
+        if found is None:
+            raise ConfigError(
+                f"reward.judge: {name!r} is no external model; no gateway answers for an attempt that has ended, so give "
+                "a TOML file whose [external.NAME] has it"
+            )
+        if found.key_env is not None and not os.environ.get(found.key_env):
+            raise ConfigError(f"external.key_env: the variable {found.key_env} is not set")
+        url, headers = found.url, bearer(found.key_env)
+        return JudgeScorer(config, lambda: ChatEndpoint(connections.async_client(), url, headers))
+
+    return judge

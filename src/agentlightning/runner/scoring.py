@@ -33,6 +33,8 @@ from agentlightning.store.rules import reward_number
 FINAL = "reward"
 STEPS = "steps"
 WORDS = "feedback"
+SCORE_TIMEOUT_S = 60.0
+"""For one score by a program or a judge; the attempt's own time counts as well."""
 MAX_OUTPUT_BYTES = 1024 * 1024
 """Of a program's output, from its end, that is read."""
 MAX_SHOWN_CHARACTERS = 2000
@@ -143,7 +145,7 @@ class CommandScorer:
     line that it prints is the score as JSON, as in `read_score`."""
 
     arguments: Sequence[str]
-    timeout_s: float
+    timeout_s: float = SCORE_TIMEOUT_S
 
     async def score(self, task: JSON, result: RolloutResult) -> Score:
         given = orjson.dumps(as_json(task, result), default=str)
@@ -252,7 +254,7 @@ def load_scorer(spec: str, threads: Executor, judge: Callable[[RewardConfig], Sc
         return load_scorer(config.run, threads, judge)
     if config.command is None:
         return judge(config)
-    return CommandScorer(arguments=split_command(config.command, "reward.command"), timeout_s=config.timeout_s)
+    return CommandScorer(arguments=split_command(config.command, "reward.command"))
 
 
 def _reward_config(spec: str) -> RewardConfig:

@@ -35,7 +35,7 @@ def enable(found: Iterable[EntryPoint], provider: Any) -> None:
             instrumentor.instrument(tracer_provider=provider, raise_exception_on_conflict=True)
         except Exception as cause:  # of somebody else's package: whatever it raises, it does not run
             raise ConfigError(
-                f"agent.instrument: {_package(entry)} cannot instrument {entry.name!r} here: {cause}"
+                f"agent.trace: {_package(entry)} cannot instrument {entry.name!r} here: {cause}"
             ) from cause
 
 
@@ -46,7 +46,7 @@ def _one(name: str, installed: list[EntryPoint]) -> EntryPoint:
             return entry
     known = ", ".join(sorted({entry.name for entry in installed})) or "none"
     raise ConfigError(
-        f"agent.instrument: no instrumentation named {name!r} is installed; install it with: pip install "
+        f"agent.trace: no instrumentation named {name!r} is installed; install it with: pip install "
         f"openinference-instrumentation-{_dashed(name)} (or opentelemetry-instrumentation-{_dashed(name)}); "
         f"installed are {known}"
     )

@@ -284,8 +284,8 @@ class Processes:
         for package in ("fastapi", "structlog"):  # the first alone comes with other extras, too
             if self._server is None and importlib.util.find_spec(package) is None:
                 raise MissingExtraError(package, "server")
-        if self._config.agent.instrument and self._config.agent.workers:
-            find_instrumentations(self._config.agent.instrument)
+        if self._config.agent.workers:
+            find_instrumentations(self._config.agent.instrumentations)
         self._check_sandbox()
         if self._server is None:
             check_keys(self._config)
@@ -452,13 +452,14 @@ def policy_value(
         "unsupported_params": config.agent.unsupported_params,
         "structured": _structured(config, support),
         "images": support.images,
-        "show_schema": config.agent.show_schema,
     }
 
 
 def _structured(config: Config, support: Support) -> str:
     """The treatment of calls with a grammar, penalties or cuts, for the gateways."""
-    return "refuse" if config.agent.structured == "mask" and not support.masks else config.agent.structured
+    if support.masks:
+        return "mask"
+    return "context_only" if config.agent.unsupported_params == "drop" else "refuse"
 
 
 def engine_setup(config: Config, needs: EngineNeeds, **given: Any) -> EngineSetup:

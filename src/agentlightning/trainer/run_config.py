@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from agentlightning.config.run import Config, parse_config, run_record
+from agentlightning.config.run import Config, parse_config
 from agentlightning.records import Run
 from agentlightning.store.open import existing_store
 from agentlightning.store.scan import find_run
@@ -30,8 +30,4 @@ async def _recorded(run_id: str, store: str) -> Config:
 def recorded_config(run: Run, store: str | None = None) -> Config:
     """The configuration that a store keeps with the run; `store`: the URL in its place, since the record has no password."""
     table = {**run.config, "store": {} if store is None else {"url": store}}
-    agent = table.get("agent", {})
-    config = parse_config({**table, "agent": {**agent, "allow_posted_rewards": None}}, f"run {run.id}")
-    if run_record(config)["agent"] == agent:  # what a record has decided was not given by anybody
-        return config
     return parse_config(table, f"run {run.id}")

@@ -25,7 +25,6 @@ from agentlightning.gateway.policy.decoding import (
     decoding_of,
     recorded,
     request_digest,
-    schema_note,
     with_forced,
 )
 from agentlightning.gateway.policy.engine_client import PromptLogprob
@@ -144,7 +143,7 @@ class PolicyCalls:
             found = await self._scoring.echoed(policy, request, found, attempt, admission)
             await send_recorded(wire, request, found, reply)
             return
-        plan = _planned(conversation, request, view, schema_note(request) if policy.show_schema else None)
+        plan = _planned(conversation, request, view)
         try:
             decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, attempt, overridden_params)
             admission.begin()
@@ -430,12 +429,10 @@ def _count(conversation: Conversation, request: CompletionRequest, view: Request
     return len(plan.prompt_ids)
 
 
-def _planned(
-    conversation: Conversation, request: CompletionRequest, view: RequestView, note: str | None = None
-) -> PromptPlan:
+def _planned(conversation: Conversation, request: CompletionRequest, view: RequestView) -> PromptPlan:
     if request.prompt is not None:
         return conversation.plan_prompt(request.prompt)
-    return conversation.plan(view, note)
+    return conversation.plan(view)
 
 
 def _seed(policy: Policy, attempt: TrackedAttempt, plan: PromptPlan, request: CompletionRequest, index: int) -> int:

@@ -56,8 +56,8 @@ async def decoding_of(
         return {}
     _check_bounds(request)
     if policy.structured == "refuse":
-        why = "the run's engine cannot account for it in learning; say so, or leave it out of training: "
-        why += 'agent.structured = "context_only"'
+        why = "the run's engine cannot account for it in learning; leave it out, or leave it out of training: "
+        why += 'agent.unsupported_params = "drop"'
         _refuse_or_drop(policy, overridden_params, asked, why)
         return {}
     if policy.logprobs == "raw" and policy.structured == "mask":
@@ -140,21 +140,6 @@ def request_digest(request: CompletionRequest) -> str:
 def asked_fields(request: CompletionRequest) -> JSON:
     """The fields that ask for something, with what they ask."""
     return {**{part["field"]: part for part in request.grammar.values()}, **request.logits}
-
-
-def schema_note(request: CompletionRequest) -> str | None:
-    """A sentence for the prompt that tells the model of the content's form; None where none is asked for."""
-    content = request.grammar.get("content")
-    if content is None or content["kind"] == "lark":
-        return None
-    if content["kind"] == "json_schema":
-        said = f"{content['description']}\n" if content.get("description") else ""
-        return f"{said}Answer with JSON of this schema:\n{orjson.dumps(content['schema']).decode()}"
-    if content["kind"] == "json_object":
-        return "Answer with a JSON object."
-    if content["kind"] == "choice":
-        return f"Answer with one of: {', '.join(content['choices'])}"
-    return f"Answer with text that matches this regular expression: {content['pattern']}"
 
 
 def _with_calls(request: CompletionRequest, policy: Policy, overridden_params: JSON) -> CompletionRequest:

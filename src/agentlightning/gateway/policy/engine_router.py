@@ -78,8 +78,6 @@ class Policy:
     refused (or left out, by `unsupported_params`), since the run's engine cannot rebuild masks."""
     images: bool = True
     """False: the run's engine cannot read the images of calls, and such calls are refused."""
-    show_schema: bool = False
-    """The form that a request asks for is told to the model, too, at the end of the prompt's last message."""
     key_env: str | None = None
     """Variable of this server's environment with the endpoints' key."""
     stall_timeout_s: float | None = None
@@ -95,7 +93,7 @@ class Policy:
             return f"top_p {top_p:g} cannot be trained on: the run's engine cannot account for it in learning; use 1"
         if top_p < 1 and self.structured == "context_only":
             return (
-                f"top_p {top_p:g}: nothing would be learned from any call, by agent.structured = 'context_only'; use 1"
+                f"top_p {top_p:g}: nothing would be learned from any call, since the engine cannot rebuild cuts; use 1"
             )
         if top_p < 1 and self.logprobs == "raw":
             return (
@@ -268,7 +266,6 @@ class EngineRouter:
             unsupported_params=value.get("unsupported_params") or "error",
             structured=value.get("structured") or "mask",
             images=bool(value.get("images", True)),
-            show_schema=bool(value.get("show_schema")),
             key_env=value.get("key_env"),
             stall_timeout_s=_seconds(resource, "stall_timeout_s"),
         )
