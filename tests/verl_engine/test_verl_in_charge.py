@@ -37,7 +37,7 @@ actor_rollout_ref.actor.fsdp_config.use_torch_compile=False actor_rollout_ref.ac
 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32 actor_rollout_ref.actor.optim.lr=1e-2
 actor_rollout_ref.rollout.name=cpu actor_rollout_ref.rollout.n={GROUP} actor_rollout_ref.rollout.tensor_model_parallel_size=1
 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32 actor_rollout_ref.rollout.calculate_log_probs=True
-+actor_rollout_ref.rollout.agent.agent_loop_manager_class=agentlightning.trainer.verl_agent_loop.AgentLoopManager
++actor_rollout_ref.rollout.agent.agent_loop_manager_class=agentlightning.verl_agent_loop.AgentLoopManager
 trainer.v1.sampler.custom_sampler.path={HERE}/recording_buffer.py trainer.v1.sampler.custom_sampler.name=RecordingBuffer
 reward.num_workers=1 trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console]
 trainer.total_training_steps={STEPS} trainer.val_before_train=True trainer.test_freq=-1 trainer.save_freq=-1

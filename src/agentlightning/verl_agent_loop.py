@@ -1,7 +1,7 @@
 """AgentLoopManager: agents behind our gateway for verl's own trainer, which stays in charge.
 
     python -m verl.trainer.main_ppo … +agentlightning.agent.run=agent.py:solve \\
-        +actor_rollout_ref.rollout.agent.agent_loop_manager_class=agentlightning.trainer.verl_agent_loop.AgentLoopManager
+        +actor_rollout_ref.rollout.agent.agent_loop_manager_class=agentlightning.verl_agent_loop.AgentLoopManager
 
 verl's TaskRunner makes it and gives it prompts. Each becomes a group of rollouts, whose calls verl's own rollout servers
 answer behind the gateway; what they sampled goes into TransferQueue, token for token, with the rewards. Advantages, losses,
