@@ -2,7 +2,8 @@
 
 Each tracker of a run has a thread. It reads metrics.jsonl, sends each row once, and lists what it has sent, so that a
 resumed run continues where the tracker was. A step that a crash undid is executed again from the same rollouts and
-weights and gives the same numbers: the tracker keeps the first. Whatever happens to a tracker, the run neither ends nor waits for it.
+weights and gives the same numbers: the tracker keeps the first. Whatever happens to a tracker, the run neither ends nor
+waits for it.
 """
 
 from __future__ import annotations
