@@ -35,10 +35,7 @@ class Composition:
         self._places = [reserved_place() for _ in PORTS]
         self.ports = {port: str(place.getsockname()[1]) for port, place in zip(PORTS, self._places, strict=True)}
         self._database = database
-        self.secrets = {
-            name: secrets.token_hex(12)
-            for name in ("POSTGRES_PASSWORD", "AGL_SERVER_KEY", "SAMPLER_KEY", "GRAFANA_PASSWORD")
-        }
+        self.secrets = {name: secrets.token_hex(12) for name in ("POSTGRES_PASSWORD", "AGL_SERVER_KEY", "SAMPLER_KEY")}
         keys = self._here((folder / "keys.toml").read_text())
         (folder / "keys-here.toml").write_text(keys)
         self.running: dict[str, subprocess.Popen[str]] = {}

@@ -13,9 +13,8 @@ from deployed_project import make_project
 from podman_images import Podman
 
 from agentlightning.deploy.dependencies import UV_VERSION
-from agentlightning.deploy.folder import write_files
 from agentlightning.deploy.project import read_project
-from agentlightning.deploy.render import IMAGES, render
+from agentlightning.deploy.render import IMAGES, render, write_files
 
 # 6 minutes, most of them for packages; several times as much on a busy machine.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]

@@ -12,7 +12,7 @@ from agentlightning.errors import ConfigError
 NEXT = {
     "docker": "docker build --file {to}/agent.Dockerfile . (each file's first lines say how)",
     "compose": "{to}/start.sh",
-    "kubernetes": "{to}/chart/README.md",
+    "kubernetes": "{to}/kubernetes/README.md",
     "aws": "{to}/aws/README.md",
     "azure": "{to}/azure/README.md",
     "gcp": "{to}/gcp/README.md",
@@ -22,23 +22,18 @@ NEXT = {
 def deploy(
     target: Annotated[
         Literal["docker", "compose", "kubernetes", "aws", "azure", "gcp"],
-        typer.Argument(help="Where it shall run. All have the images; the clouds have the Helm chart, too."),
+        typer.Argument(help="Where it shall run. All have the images; the clouds have the cluster's objects, too."),
     ],
     config: Annotated[Path, typer.Argument(help="TOML file with the configuration, in the project's folder.")],
     to: Annotated[Path, typer.Option("--to", help="Folder for the files, inside the project's folder.")],
-    check: Annotated[
-        bool, typer.Option("--check", help="Have every validator that is installed check the files.")
-    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there and differ.")] = False,
 ) -> None:
     """Write files that deploy a run: server, trainer and workers, with the agent's code and packages.
 
     Starts nothing and asks nobody. The files are yours: each choice is explained in them. They hold no secret.
     """
-    from agentlightning.deploy.folder import write_files
     from agentlightning.deploy.project import image_path, read_project
-    from agentlightning.deploy.render import render
-    from agentlightning.deploy.validators import check_files
+    from agentlightning.deploy.render import render, write_files
 
     project = read_project(config)
     folder = to.resolve()
@@ -49,9 +44,3 @@ def deploy(
     for note in project.notes:
         typer.echo(f"note: {note}", err=True)
     typer.echo(f"{len(files)} files in {to}, {len(changed)} of them new or changed; next: {NEXT[target].format(to=to)}")
-    if check:
-        found = check_files(folder, files)
-        for one in found:
-            typer.echo(f"{one.verdict:<8} {one.validator}{f': {one.text}' if one.text else ''}")
-        if any(one.verdict == "failed" for one in found):
-            raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""dependencies: which file of a project names the packages that its agent imports, and how an image installs them.
+"""The file of a project that names the packages which its agent imports, and how an image installs them.
 
 Looks at names of files and at pyproject.toml; resolves nothing.
 """
@@ -16,12 +16,9 @@ from agentlightning.errors import ConfigError
 NAMED_FILES = {
     "requirements": r"^\s*(-[rce]\b|--(requirement|constraint|editable)\b|\.{0,2}/|file:)|@\s*(file:|\.{0,2}/)",
     "uv.lock": r'source = \{ (editable|directory|virtual|path) = "(?!\.")',  # "." is the project, which is not installed
-    "poetry.lock": r'^type = "(directory|file)"',
-    "pylock": r"\bpath = ",
     "pyproject.toml": r"^dynamic\b[^\]]*dependencies",
 }
 UV_VERSION = "0.9.7"
-POETRY_VERSION = "2.2.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,75 +26,52 @@ class Dependencies:
     """The files that name an agent's Python packages, and the commands that install them."""
 
     files: tuple[str, ...]
-    """Copied into the image before the agent's code, so that a change of the code alone installs nothing again; "." where
-    they name other files of the project."""
+    """Copied into the image before the agent's code, so that a change of the code alone installs nothing again; "." if they
+    name other files of the project."""
     commands: tuple[str, ...]
-    """Shell commands, run in the folder with the files; none where there is nothing to install."""
+    """Shell commands, run in the folder with the files."""
     sentence: str
     """Says where they were found, for the reader of the image's file."""
-    locked: bool = False
-    """True where every version is fixed."""
 
 
 def find_dependencies(root: Path) -> Dependencies:
-    """Finds the packages of the project in a folder: of a lock file, else of requirements*.txt, else of pyproject.toml.
+    """Finds the packages of a project: of uv.lock, else of requirements*.txt, else of pyproject.toml.
 
-    A lock file goes first, since it names what was tested. ConfigError where several requirements files could be meant.
+    ConfigError if several requirements files could be meant.
     """
     found = _of_a_file(root)
     file = found.files[-1] if found.files else ""
     lines = next((lines for kind, lines in NAMED_FILES.items() if file.startswith(kind)), None)
-    if lines is None or not re.search(lines, _text(root / file), re.MULTILINE):
+    text = (root / file).read_bytes().decode("utf-8", errors="replace") if lines is not None else ""
+    if lines is None or not re.search(lines, text, re.MULTILINE):
         return found
     return replace(
         found, files=(".",), sentence=f"{found.sentence} It names files of the project: all of it is copied first."
     )
 
 
-def _text(file: Path) -> str:
-    return file.read_bytes().decode("utf-8", errors="replace")
-
-
 def _of_a_file(root: Path) -> Dependencies:
-    install = "uv pip install --no-cache --python /opt/venv/bin/python"
+    install = "uv pip install --no-cache --python /opt/venv/bin/python --requirement"
     if (root / "uv.lock").is_file() and (root / "pyproject.toml").is_file():
         export = "uv export --frozen --no-dev --no-emit-project --format requirements-txt --output-file /tmp/agent.txt"
-        return Dependencies(
-            files=("pyproject.toml", "uv.lock"),
-            commands=(export, f"{install} --requirement /tmp/agent.txt"),
-            sentence="uv.lock: every version and hash is fixed there.",
-            locked=True,
-        )
-    if (root / "poetry.lock").is_file() and (root / "pyproject.toml").is_file():
-        poetry = f"uv tool run --with poetry-plugin-export poetry=={POETRY_VERSION}"
-        return Dependencies(
-            files=("pyproject.toml", "poetry.lock"),
-            commands=(f"{poetry} export --output /tmp/agent.txt", f"{install} --requirement /tmp/agent.txt"),
-            sentence="poetry.lock: every version and hash is fixed there.",
-            locked=True,
-        )
-    locks = sorted(path.name for path in root.glob("pylock*.toml"))
-    if "pylock.toml" in locks or len(locks) == 1:
-        name = "pylock.toml" if "pylock.toml" in locks else locks[0]
-        sentence = f"{name}: every version and hash is fixed there."
-        return Dependencies((name,), (f"{install} --requirement {name}",), sentence, locked=True)
+        sentence = "uv.lock: every version and hash is fixed there."
+        return Dependencies(("pyproject.toml", "uv.lock"), (export, f"{install} /tmp/agent.txt"), sentence)
     if requirements := _requirements(root):
         sentence = f"{requirements}. What it leaves open is resolved when the image is built."
-        return Dependencies((requirements,), (f"{install} --requirement {requirements}",), sentence)
+        return Dependencies((requirements,), (f"{install} {requirements}",), sentence)
     project = read_toml(root / "pyproject.toml").get("project") if (root / "pyproject.toml").is_file() else None
     if isinstance(project, dict) and (project.get("dependencies") or "dependencies" in project.get("dynamic", ())):
         sentence = "[project] of pyproject.toml. It fixes no versions: `uv lock` makes a file that does."
-        return Dependencies(("pyproject.toml",), (f"{install} --requirement pyproject.toml",), sentence)
-    return Dependencies(
-        (),
-        (),
-        "none: no lock file, no requirements*.txt and no [project] with dependencies in pyproject.toml beside the "
-        "configuration, so the image has agentlightning alone; list what the agent imports in requirements.txt.",
+        return Dependencies(("pyproject.toml",), (f"{install} pyproject.toml",), sentence)
+    none = (
+        "none: no uv.lock, no requirements*.txt and no [project] with dependencies in pyproject.toml next to the "
+        "configuration, so the image has agentlightning alone; list what the agent imports in requirements.txt."
     )
+    return Dependencies((), (), none)
 
 
 def _requirements(root: Path) -> str | None:
-    """Name of the requirements file; None where there is none. Those that say dev, test or docs are for other people."""
+    """Name of the requirements file; None if there is none. Those that say dev, test or docs are for other people."""
     names = sorted(path.name for path in root.glob("requirements*.txt"))
     if "requirements.txt" in names:
         return "requirements.txt"

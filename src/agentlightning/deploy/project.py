@@ -64,11 +64,6 @@ class Project:
         return weights if "://" in weights and not weights.startswith("http://") else None
 
     @property
-    def uses_ray(self) -> bool:
-        """True where verl trains, on a Ray cluster."""
-        return self.config.engine.name == "verl"
-
-    @property
     def sampler_key(self) -> str:
         """Variable with the key that samplers ask gateways for."""
         return self.config.engine.key_env or SAMPLER_KEY
@@ -95,7 +90,7 @@ class Project:
         """Extras of this package that the trainer needs, as pip reads them."""
         config = self.config
         extras = {"train", "data", *config.trainer.trackers}
-        extras |= {"verl"} if self.uses_ray else set()
+        extras |= {"verl"} if config.engine.name == "verl" else set()
         extras |= {"lora"} if config.engine.lora_rank is not None else set()
         urls = config.trainer.checkpoint_url, self.weights_url
         for word in (config.engine.optimizer.type, *(url.partition("://")[0] for url in urls if url)):

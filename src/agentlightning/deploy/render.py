@@ -1,15 +1,15 @@
 """render: the files of a deployment, as texts by their paths; the same project gives the same bytes.
 
-Driven by `agl deploy`. Templates are beside this file, with `[[ … ]]` and `[% … %]` in place of Jinja's braces, which Helm
-and Prometheus have a use for themselves. Writes nothing.
+Driven by `agl deploy`. Templates lie in `templates/`, with `[[ … ]]` and `[% … %]` in place of Jinja's braces, which
+Terraform and shells use themselves. Writes nothing.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from agentlightning.config.engine import FsdpLearner
 from agentlightning.deploy import commands
 from agentlightning.deploy.commands import Hosts
-from agentlightning.deploy.dashboard import dashboard
 from agentlightning.deploy.dependencies import UV_VERSION
-from agentlightning.deploy.manifests import ChartValues, PlainValues
 from agentlightning.deploy.project import Project
-from agentlightning.errors import MissingExtraError
+from agentlightning.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -36,30 +34,67 @@ IMAGES = {
     "postgres": "docker.io/library/postgres:17.6-bookworm",
     "cnpg": "ghcr.io/cloudnative-pg/postgresql:17.6",
     "vllm": "docker.io/vllm/vllm-openai:v0.32.0",
-    "prometheus": "docker.io/prom/prometheus:v3.5.0",
-    "grafana": "docker.io/grafana/grafana:12.1.1",
 }
 """Bases by tag: no registry is asked for digests, so that the same project gives the same bytes anywhere."""
 COMPOSE_HOSTS = Hosts(server="server", trainer="trainer", vllm="vllm")
+COMPOSE_FILES = {
+    "compose.yaml": "compose/compose.yaml",
+    "start.sh": "compose/start.sh",
+    ".env.example": "compose/env.example",
+    "keys.toml": "docker/keys.toml",
+}
 CLUSTER_HOSTS = Hosts(server="agl-server", trainer="agl-trainer", vllm="agl-vllm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The blanks of the cluster's objects that differ by target."""
+
+    folder: str = "kubernetes"
+    operator: bool = False
+    """True where an operator runs PostgreSQL in the cluster; else the cloud does."""
+    store: str = "agl-store"
+    """Secret with the store's URL as `uri`."""
+    gpu_nodes: str = "{pool: gpu}"
+    general_nodes: str = "{pool: general}"
+    storage_class: str = "null"
+    annotations: str = "{}"
+    """Of the trainer's service account: how Azure gives it an identity."""
+    env_from: str = "[]"
+    """Secrets whose entries become the trainer's variables."""
+
+
+PLACES = {
+    "kubernetes": Place(operator=True, store="agl-postgres-app", gpu_nodes="{}", general_nodes="{}"),
+    "aws": Place(folder="aws/kubernetes", storage_class="gp3"),
+    "azure": Place(
+        folder="azure/kubernetes",
+        storage_class="managed-csi-premium",
+        annotations="{azure.workload.identity/client-id: CLIENT_ID}",
+    ),
+    "gcp": Place(
+        folder="gcp/kubernetes", storage_class="premium-rwo", env_from="[{secretRef: {name: agl-checkpoints}}]"
+    ),
+}
 
 
 def render(project: Project, target: Target, folder: str) -> dict[str, str]:
     """The files of a target by their paths in `folder`, which is itself a path in the project.
 
-    Every target has the images; a cloud has the chart, too. MissingExtraError where the template engine is not installed.
+    Every target has the images; a cloud has the cluster's objects, too. MissingExtraError if the template engine is missing.
     """
     engine = _environment()
-    clustered = target not in ("docker", "compose")
-    names = _names(project, folder, CLUSTER_HOSTS if clustered else COMPOSE_HOSTS)
-    # Of every target the same images: what they run by default is overridden where hosts have other names.
+    place = PLACES.get(target)
+    # Every target has the same images: what they run by default is overridden where hosts have other names.
     files = _images(engine, project, _names(project, folder, COMPOSE_HOSTS))
     if target == "compose":
-        files |= _compose(engine, names)
-    if clustered:
-        files |= _cluster(engine, project, names)
-    if target in CLOUDS:
-        files |= {f"{target}/{path.name}": _text(engine, f"{target}/{path.name}", names) for path in _templates(target)}
+        names = _names(project, folder, COMPOSE_HOSTS)
+        files |= {path: _text(engine, template, names) for path, template in COMPOSE_FILES.items()}
+    if place is not None:
+        names = {**_names(project, folder, CLUSTER_HOSTS), "place": place}
+        files |= _cluster(engine, names, place)
+        if target in CLOUDS:
+            files |= {f"{target}/{name}": _text(engine, f"{target}/{name}", names) for name in ("README.md", "main.tf")}
     return dict(sorted(files.items()))
 
 
@@ -86,7 +121,6 @@ def _environment() -> Environment:
         "json": json.dumps,
         "words": _words,
         "escaped": _escaped,
-        "folded": _folded,
         "literal": _literal,
     }
     return engine
@@ -97,9 +131,10 @@ def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
     config, external = project.config, project.external_hosts
     asked = sorted({*external, *project.trainer_keys})
     found = version("agentlightning")
-    sampler_hosts = hosts.samplers(project)
-    keys = {"sampler_key": project.sampler_key, "sampler_hosts": sampler_hosts, "external": external}
-    return keys | {
+    return {
+        "sampler_key": project.sampler_key,
+        "sampler_hosts": hosts.samplers(project),
+        "external": external,
         "folder": folder,
         "context": "/".join(".." for _ in Path(folder).parts),
         "name": project.name,
@@ -115,8 +150,6 @@ def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
         "extras": project.trainer_extras,
         "vllm": project.uses_vllm,
         "vllm_side": "vllm_side",
-        "ray": project.uses_ray,
-        "ray_workers": 1,
         "gpus": config.engine.learner.processes if isinstance(config.engine.learner, FsdpLearner) else 1,
         "workers": max(config.agent.workers, 1),
         "concurrency": config.agent.concurrency,
@@ -124,7 +157,6 @@ def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
         "asked_keys": asked,
         "image_names": ["server", "agent", "trainer", *(["vllm"] if project.uses_vllm else [])],
         "drain_s": commands.DRAIN_TIMEOUT_S,
-        "queue_query": " + ".join(f'max(agl_store_{kind}{{run="{project.name}"}})' for kind in ("queued", "running")),
         "sampler_app": hosts.vllm if project.uses_vllm else hosts.trainer,
         "ports": {
             "server": commands.SERVER_PORT,
@@ -156,79 +188,24 @@ def _images(engine: Environment, project: Project, names: Mapping[str, Any]) -> 
     }
 
 
-def _compose(engine: Environment, names: Mapping[str, Any]) -> dict[str, str]:
-    places = {
-        "compose.yaml": "compose/compose.yaml",
-        "start.sh": "compose/start.sh",
-        ".env.example": "compose/env.example",
-        "prometheus.yaml": "compose/prometheus.yaml",
-        "keys.toml": "docker/keys.toml",
-        "grafana/provisioning/datasources/prometheus.yaml": "compose/grafana/datasource.yaml",
-        "grafana/provisioning/dashboards/agentlightning.yaml": "compose/grafana/dashboards.yaml",
-    }
-    files = {path: _text(engine, template, names) for path, template in places.items()}
-    return files | {"grafana/dashboards/agentlightning.json": dashboard(str(names["name"]))}
-
-
-def _cluster(engine: Environment, project: Project, names: Mapping[str, Any]) -> dict[str, str]:
-    """The chart, and the same objects with its default values."""
-    names = {**names, "keys_file": _text(engine, "docker/keys.toml", names)}
-    values = _text(engine, "kubernetes/values.yaml", names)
-    panels = dashboard(project.name)
-    left_out = () if project.uses_vllm else ("vllm.yaml",)
-    manifests = [path.name for path in _templates("kubernetes/manifests") if path.name not in left_out]
-    files = {
-        "chart/Chart.yaml": _text(engine, "kubernetes/Chart.yaml", names),
-        "chart/README.md": _text(engine, "kubernetes/README.md", names),
-        "chart/values.yaml": values,
-        "chart/files/dashboard.json": panels,
-        "kustomize/namespace.yaml": _text(engine, "kubernetes/namespace.yaml", names),
-    }
-    kinds: dict[str, ChartValues | PlainValues] = {
-        "chart/templates": ChartValues(),
-        "kustomize": PlainValues(_yaml(values), _literal(panels, 4)),
-    }
-    for place, source in kinds.items():
-        for manifest in manifests:
-            text = _text(engine, f"kubernetes/manifests/{manifest}", _called(engine, names, source))
-            files[f"{place}/{manifest}"] = text
-    listed = {**names, "manifests": ["namespace.yaml", *manifests]}
-    return files | {"kustomize/kustomization.yaml": _text(engine, "kubernetes/kustomization.yaml", listed)}
-
-
-def _called(engine: Environment, names: Mapping[str, Any], source: ChartValues | PlainValues) -> dict[str, Any]:
-    """The names of a template of Kubernetes objects, with where it has its values from."""
-    functions = {name: getattr(source, name) for name in ("v", "block", "when", "each", "dashboard_text")}
-    own: dict[str, Any] = {**names, **functions}
-    own["ray_pod"] = lambda kind: _text(engine, "kubernetes/ray_pod.yaml", {**own, "kind": kind}).rstrip("\n")
-    return own
-
-
-def _templates(folder: str) -> Sequence[Path]:
-    return sorted(path for path in (TEMPLATES / folder).iterdir() if path.is_file())
+def _cluster(engine: Environment, names: dict[str, Any], place: Place) -> dict[str, str]:
+    """The objects of a cluster, for `kubectl apply --kustomize`."""
+    left_out = ("kustomization.yaml", "README.md", *(() if names["vllm"] else ("vllm.yaml",)))
+    left_out += () if place.operator else ("postgres.yaml",)
+    found = sorted(path.name for path in (TEMPLATES / "kubernetes").iterdir())
+    manifests = [name for name in found if name not in left_out]
+    names = {**names, "keys_file": _text(engine, "docker/keys.toml", names), "manifests": manifests}
+    written = [*manifests, "kustomization.yaml", "README.md"]
+    return {f"{place.folder}/{name}": _text(engine, f"kubernetes/{name}", names) for name in written}
 
 
 def _text(engine: Environment, template: str, names: Mapping[str, Any]) -> str:
     return engine.get_template(template).render(names)
 
 
-def _yaml(text: str) -> dict[str, Any]:
-    try:
-        import yaml
-    except ModuleNotFoundError as cause:
-        raise MissingExtraError(str(cause.name), "deploy") from cause
-    loaded: dict[str, Any] = yaml.safe_load(text)
-    return loaded
-
-
 def _words(words: Sequence[str], indent: int) -> str:
-    """Words as a list of YAML, in quotes where YAML would take them for something else than text."""
-    plain = re.compile(r"(--)?[A-Za-z/][A-Za-z0-9_./-]*")
-    reserved = ("true", "false", "null", "yes", "no", "on", "off", "y", "n", "~")
-    return "\n".join(
-        f"{' ' * indent}- {word if plain.fullmatch(word) and word.lower() not in reserved else _quoted(word)}"
-        for word in words
-    )
+    """Words as a list of YAML."""
+    return "\n".join(f"{' ' * indent}- {_quoted(word)}" for word in words)
 
 
 def _quoted(word: str) -> str:
@@ -244,14 +221,39 @@ def _escaped(words: Sequence[str]) -> list[str]:
     return [word.replace("$", "$$") for word in words]
 
 
-def _folded(words: Sequence[str], indent: int) -> str:
-    """A command for a shell in YAML, an option on each line, which YAML folds into one."""
-    text = "".join(
-        f"\n{' ' * indent}{word}" if word.startswith("--") else f" {word}" for word in map(shlex.quote, words)
-    )
-    return f">-\n{' ' * indent}{text.lstrip()}"
-
-
 def _literal(text: str, indent: int) -> str:
     """A text of several lines in YAML."""
     return "|\n" + "\n".join(f"{' ' * indent}{line}".rstrip() for line in text.rstrip("\n").split("\n"))
+
+
+def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> list[str]:
+    """Write the files and return the paths of those that are new or changed; scripts can be executed.
+
+    Whoever gets the files owns them: where one is there with other contents, ConfigError names it and nothing is written,
+    unless `force`.
+    """
+    changed = [path for path, text in files.items() if _text_of(folder / path) != text]
+    theirs = [path for path in changed if (folder / path).exists()]
+    if theirs and not force:
+        raise ConfigError(
+            f"--to: {folder / theirs[0]} is there and is not what would be written"
+            f"{f', as are {len(theirs) - 1} more' if theirs[1:] else ''}; keep it elsewhere, or write over it with --force"
+        )
+    for path in changed:
+        file = folder / path
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_name(f".{file.name}.tmp")  # a file is whole, or not there
+            temporary.write_text(files[path], encoding="utf-8", newline="\n")
+            temporary.chmod(0o755 if path.endswith(".sh") else 0o644)
+            temporary.replace(file)
+        except OSError as cause:
+            raise ConfigError(f"--to: {file} cannot be written: {cause.strerror}") from cause
+    return changed
+
+
+def _text_of(file: Path) -> str | None:
+    try:
+        return file.read_bytes().decode("utf-8", errors="replace")
+    except OSError:
+        return None

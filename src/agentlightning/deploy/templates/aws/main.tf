@@ -1,7 +1,5 @@
 # [[ name ]] on AWS: a network, EKS with a group of nodes for agents and one with GPUs, PostgreSQL (RDS) and a bucket (S3).
-# Plain resources and no modules of others: everything that is made stands here. For OpenTofu and Terraform.
-#
-# Never applied by whoever wrote it: `terraform fmt` and a parser have read it, the providers' schemas have not. Read the plan.
+# For OpenTofu and Terraform. Never applied by its authors, and no provider has checked it: read the plan.
 
 terraform {
   required_version = ">= 1.6"
@@ -18,10 +16,15 @@ terraform {
   # The state holds the database's password. Keep it in a bucket of yours, encrypted: add a backend "s3" here.
 }
 
+locals {
+  name   = "[[ name ]]"
+  region = "eu-central-1"
+}
+
 provider "aws" {
-  region = var.region
+  region = local.region
   default_tags {
-    tags = { project = var.name }
+    tags = { project = local.name }
   }
 }
 
@@ -29,177 +32,73 @@ data "aws_availability_zones" "available" {
   state = "available"
 }
 
-# Two zones: EKS and RDS ask for them. Nodes have no public addresses; what they download goes through one NAT gateway.
-resource "aws_vpc" "main" {
-  cidr_block           = "10.40.0.0/16"
-  enable_dns_hostnames = true
+# Two zones: EKS and RDS need them. Nodes have no public addresses; what they download goes through one NAT gateway.
+module "vpc" {
+  source             = "terraform-aws-modules/vpc/aws"
+  version            = "~> 5.16"
+  name               = local.name
+  cidr               = "10.40.0.0/16"
+  azs                = slice(data.aws_availability_zones.available.names, 0, 2)
+  private_subnets    = ["10.40.0.0/20", "10.40.16.0/20"]
+  public_subnets     = ["10.40.128.0/24", "10.40.129.0/24"]
+  enable_nat_gateway = true
+  single_nat_gateway = true
 }
 
-resource "aws_subnet" "private" {
-  count             = 2
-  vpc_id            = aws_vpc.main.id
-  availability_zone = data.aws_availability_zones.available.names[count.index]
-  cidr_block        = cidrsubnet(aws_vpc.main.cidr_block, 4, count.index)
-}
-
-resource "aws_subnet" "public" {
-  vpc_id            = aws_vpc.main.id
-  availability_zone = data.aws_availability_zones.available.names[0]
-  cidr_block        = cidrsubnet(aws_vpc.main.cidr_block, 4, 8)
-}
-
-resource "aws_internet_gateway" "main" {
-  vpc_id = aws_vpc.main.id
-}
-
-resource "aws_eip" "nat" {
-  domain = "vpc"
-}
-
-resource "aws_nat_gateway" "main" {
-  allocation_id = aws_eip.nat.id
-  subnet_id     = aws_subnet.public.id
-  depends_on    = [aws_internet_gateway.main]
-}
-
-resource "aws_route_table" "public" {
-  vpc_id = aws_vpc.main.id
-  route {
-    cidr_block = "0.0.0.0/0"
-    gateway_id = aws_internet_gateway.main.id
+module "eks" {
+  source                                   = "terraform-aws-modules/eks/aws"
+  version                                  = "~> 20.31"
+  cluster_name                             = local.name
+  cluster_version                          = "1.33"
+  vpc_id                                   = module.vpc.vpc_id
+  subnet_ids                               = module.vpc.private_subnets
+  cluster_endpoint_public_access           = true
+  cluster_endpoint_public_access_cidrs     = var.admin_cidrs
+  enable_cluster_creator_admin_permissions = true
+  cluster_addons = {
+    # The VPC CNI enforces NetworkPolicies once it is told to: without this agents reach everything.
+    vpc-cni                = { before_compute = true, configuration_values = jsonencode({ enableNetworkPolicy = "true" }) }
+    coredns                = {}
+    kube-proxy             = {}
+    aws-ebs-csi-driver     = {}
+    eks-pod-identity-agent = {}
   }
-}
-
-resource "aws_route_table" "private" {
-  vpc_id = aws_vpc.main.id
-  route {
-    cidr_block     = "0.0.0.0/0"
-    nat_gateway_id = aws_nat_gateway.main.id
+  eks_managed_node_groups = {
+    general = {
+      instance_types = ["m7i.xlarge"]
+      min_size       = 2
+      desired_size   = 2
+      max_size       = 6
+      labels         = { pool = "general" }
+    }
+    # One L40S (48 GB) trains up to about 1.5B parameters with AdamW; p5.48xlarge has eight H100. The taint keeps other pods away.
+    gpu = {
+      instance_types = ["g6e.2xlarge"]
+      ami_type       = "AL2023_x86_64_NVIDIA"
+      disk_size      = 200
+      min_size       = 0
+      desired_size   = var.gpu_nodes
+      max_size       = max(var.gpu_nodes, 1)
+      labels         = { pool = "gpu" }
+      taints         = { gpu = { key = "nvidia.com/gpu", value = "present", effect = "NO_SCHEDULE" } }
+    }
   }
-}
-
-resource "aws_route_table_association" "public" {
-  subnet_id      = aws_subnet.public.id
-  route_table_id = aws_route_table.public.id
-}
-
-resource "aws_route_table_association" "private" {
-  count          = 2
-  subnet_id      = aws_subnet.private[count.index].id
-  route_table_id = aws_route_table.private.id
-}
-
-resource "aws_iam_role" "cluster" {
-  name = "${var.name}-cluster"
-  assume_role_policy = jsonencode({
-    Version   = "2012-10-17"
-    Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "eks.amazonaws.com" } }]
-  })
-}
-
-resource "aws_iam_role_policy_attachment" "cluster" {
-  role       = aws_iam_role.cluster.name
-  policy_arn = "arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"
-}
-
-resource "aws_iam_role" "node" {
-  name = "${var.name}-node"
-  assume_role_policy = jsonencode({
-    Version   = "2012-10-17"
-    Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "ec2.amazonaws.com" } }]
-  })
-}
-
-resource "aws_iam_role_policy_attachment" "node" {
-  for_each = toset([
-    "AmazonEKSWorkerNodePolicy",
-    "AmazonEKS_CNI_Policy",
-    "AmazonEC2ContainerRegistryReadOnly",
-  ])
-  role       = aws_iam_role.node.name
-  policy_arn = "arn:aws:iam::aws:policy/${each.value}"
-}
-
-resource "aws_eks_cluster" "main" {
-  name     = var.name
-  role_arn = aws_iam_role.cluster.arn
-  version  = var.kubernetes_version
-  vpc_config {
-    subnet_ids              = aws_subnet.private[*].id
-    endpoint_private_access = true
-    public_access_cidrs     = var.admin_cidrs
-  }
-  access_config {
-    authentication_mode                         = "API"
-    bootstrap_cluster_creator_admin_permissions = true
-  }
-  depends_on = [aws_iam_role_policy_attachment.cluster]
-}
-
-# NetworkPolicies are enforced by the VPC CNI once it is told to: without this agents reach everything.
-resource "aws_eks_addon" "this" {
-  for_each = {
-    vpc-cni                = jsonencode({ enableNetworkPolicy = "true" })
-    aws-ebs-csi-driver     = null
-    eks-pod-identity-agent = null
-  }
-  cluster_name         = aws_eks_cluster.main.name
-  addon_name           = each.key
-  configuration_values = each.value
-}
-
-resource "aws_eks_node_group" "general" {
-  cluster_name    = aws_eks_cluster.main.name
-  node_group_name = "general"
-  node_role_arn   = aws_iam_role.node.arn
-  subnet_ids      = aws_subnet.private[*].id
-  instance_types  = [var.general_instance]
-  labels          = { pool = "general" }
-  scaling_config {
-    min_size     = 2
-    desired_size = 2
-    max_size     = var.general_max
-  }
-  depends_on = [aws_iam_role_policy_attachment.node]
-}
-
-# GPUs cost by the hour whether they compute or not: none, until gpu_nodes says how many. The taint keeps other pods away.
-resource "aws_eks_node_group" "gpu" {
-  cluster_name    = aws_eks_cluster.main.name
-  node_group_name = "gpu"
-  node_role_arn   = aws_iam_role.node.arn
-  subnet_ids      = [aws_subnet.private[0].id]
-  instance_types  = [var.gpu_instance]
-  ami_type        = "AL2023_x86_64_NVIDIA"
-  disk_size       = 200
-  labels          = { pool = "gpu" }
-  taint {
-    key    = "nvidia.com/gpu"
-    value  = "present"
-    effect = "NO_SCHEDULE"
-  }
-  scaling_config {
-    min_size     = 0
-    desired_size = var.gpu_nodes
-    max_size     = max(var.gpu_nodes, 1)
-  }
-  depends_on = [aws_iam_role_policy_attachment.node]
 }
 
 resource "aws_security_group" "database" {
-  name   = "${var.name}-database"
-  vpc_id = aws_vpc.main.id
+  name   = "${local.name}-database"
+  vpc_id = module.vpc.vpc_id
   ingress {
     from_port       = 5432
     to_port         = 5432
     protocol        = "tcp"
-    security_groups = [aws_eks_cluster.main.vpc_config[0].cluster_security_group_id]
+    security_groups = [module.eks.node_security_group_id]
   }
 }
 
 resource "aws_db_subnet_group" "main" {
-  name       = var.name
-  subnet_ids = aws_subnet.private[*].id
+  name       = local.name
+  subnet_ids = module.vpc.private_subnets
 }
 
 resource "random_password" "database" {
@@ -208,10 +107,10 @@ resource "random_password" "database" {
 }
 
 resource "aws_db_instance" "main" {
-  identifier                = var.name
+  identifier                = local.name
   engine                    = "postgres"
   engine_version            = "17"
-  instance_class            = var.database_instance
+  instance_class            = "db.m7g.large"
   allocated_storage         = 50
   max_allocated_storage     = 500
   storage_encrypted         = true
@@ -223,11 +122,11 @@ resource "aws_db_instance" "main" {
   vpc_security_group_ids    = [aws_security_group.database.id]
   backup_retention_period   = 7
   deletion_protection       = true
-  final_snapshot_identifier = "${var.name}-final"
+  final_snapshot_identifier = "${local.name}-final"
 }
 
 resource "aws_s3_bucket" "runs" {
-  bucket_prefix = "${var.name}-runs-"
+  bucket_prefix = "${local.name}-runs-"
 }
 
 resource "aws_s3_bucket_public_access_block" "runs" {
@@ -247,7 +146,7 @@ resource "aws_s3_bucket_versioning" "runs" {
 
 # The trainer's pods alone may use the bucket, and no other: no key of AWS is in the cluster.
 resource "aws_iam_role" "trainer" {
-  name = "${var.name}-trainer"
+  name = "${local.name}-trainer"
   assume_role_policy = jsonencode({
     Version = "2012-10-17"
     Statement = [{
@@ -275,8 +174,32 @@ resource "aws_iam_role_policy" "trainer" {
 }
 
 resource "aws_eks_pod_identity_association" "trainer" {
-  cluster_name    = aws_eks_cluster.main.name
-  namespace       = var.name
+  cluster_name    = module.eks.cluster_name
+  namespace       = local.name
   service_account = "agl-trainer"
   role_arn        = aws_iam_role.trainer.arn
+}
+
+variable "admin_cidrs" {
+  type = list(string)
+}
+
+variable "gpu_nodes" {
+  type    = number
+  default = 1
+}
+
+output "kubeconfig" {
+  value = "aws eks update-kubeconfig --region ${local.region} --name ${module.eks.cluster_name}"
+}
+
+output "store_url" {
+  description = "For the Secret agl-store."
+  value       = "postgresql://agl:${random_password.database.result}@${aws_db_instance.main.endpoint}/agl?sslmode=require"
+  sensitive   = true
+}
+
+output "checkpoint_url" {
+  description = "For trainer.checkpoint_url of the configuration."
+  value       = "s3://${aws_s3_bucket.runs.bucket}/runs"
 }

@@ -1,7 +1,5 @@
 # [[ name ]] on Azure: a network, AKS with a pool for agents and one with GPUs, PostgreSQL (Flexible Server) and a container (Blob).
-# Plain resources and no modules of others: everything that is made stands here. For OpenTofu and Terraform.
-#
-# Never applied by whoever wrote it: `terraform fmt` and a parser have read it, the providers' schemas have not. Read the plan.
+# For OpenTofu and Terraform. Never applied by its authors, and no provider has checked it: read the plan.
 
 terraform {
   required_version = ">= 1.6"
@@ -18,18 +16,23 @@ terraform {
   # The state holds the database's password. Keep it in a storage account of yours: add a backend "azurerm" here.
 }
 
+locals {
+  name     = "[[ name ]]"
+  location = "westeurope"
+}
+
 provider "azurerm" {
   subscription_id = var.subscription_id
   features {}
 }
 
 resource "azurerm_resource_group" "main" {
-  name     = var.name
-  location = var.location
+  name     = local.name
+  location = local.location
 }
 
 resource "azurerm_virtual_network" "main" {
-  name                = var.name
+  name                = local.name
   location            = azurerm_resource_group.main.location
   resource_group_name = azurerm_resource_group.main.name
   address_space       = ["10.40.0.0/16"]
@@ -57,26 +60,22 @@ resource "azurerm_subnet" "database" {
 }
 
 resource "azurerm_kubernetes_cluster" "main" {
-  name                      = var.name
+  name                      = local.name
   location                  = azurerm_resource_group.main.location
   resource_group_name       = azurerm_resource_group.main.name
-  dns_prefix                = var.name
-  kubernetes_version        = var.kubernetes_version
+  dns_prefix                = local.name
+  kubernetes_version        = "1.33"
   oidc_issuer_enabled       = true
   workload_identity_enabled = true
-  # KEDA comes with AKS.
-  workload_autoscaler_profile {
-    keda_enabled = true
-  }
   api_server_access_profile {
     authorized_ip_ranges = var.admin_cidrs
   }
   default_node_pool {
     name                        = "general"
-    vm_size                     = var.general_size
+    vm_size                     = "Standard_D4s_v5"
     auto_scaling_enabled        = true
     min_count                   = 2
-    max_count                   = var.general_max
+    max_count                   = 6
     vnet_subnet_id              = azurerm_subnet.nodes.id
     temporary_name_for_rotation = "rotation"
     node_labels                 = { pool = "general" }
@@ -100,7 +99,7 @@ resource "azurerm_kubernetes_cluster" "main" {
 resource "azurerm_kubernetes_cluster_node_pool" "gpu" {
   name                  = "gpu"
   kubernetes_cluster_id = azurerm_kubernetes_cluster.main.id
-  vm_size               = var.gpu_size
+  vm_size               = "Standard_NC24ads_A100_v4"
   node_count            = var.gpu_nodes
   vnet_subnet_id        = azurerm_subnet.nodes.id
   node_labels           = { pool = "gpu" }
@@ -108,7 +107,7 @@ resource "azurerm_kubernetes_cluster_node_pool" "gpu" {
 }
 
 resource "azurerm_private_dns_zone" "database" {
-  name                = "${var.name}.private.postgres.database.azure.com"
+  name                = "${local.name}.private.postgres.database.azure.com"
   resource_group_name = azurerm_resource_group.main.name
 }
 
@@ -131,11 +130,11 @@ resource "random_string" "suffix" {
 }
 
 resource "azurerm_postgresql_flexible_server" "main" {
-  name                          = "${var.name}-${random_string.suffix.result}"
+  name                          = "${local.name}-${random_string.suffix.result}"
   location                      = azurerm_resource_group.main.location
   resource_group_name           = azurerm_resource_group.main.name
   version                       = "17"
-  sku_name                      = var.database_sku
+  sku_name                      = "GP_Standard_D2ds_v5"
   storage_mb                    = 65536
   auto_grow_enabled             = true
   backup_retention_days         = 7
@@ -178,7 +177,7 @@ resource "azurerm_storage_container" "runs" {
 
 # The trainer's pods alone may use the container, by workload identity: no key of Azure is in the cluster.
 resource "azurerm_user_assigned_identity" "trainer" {
-  name                = "${var.name}-trainer"
+  name                = "${local.name}-trainer"
   location            = azurerm_resource_group.main.location
   resource_group_name = azurerm_resource_group.main.name
 }
@@ -188,7 +187,7 @@ resource "azurerm_federated_identity_credential" "trainer" {
   resource_group_name = azurerm_resource_group.main.name
   parent_id           = azurerm_user_assigned_identity.trainer.id
   issuer              = azurerm_kubernetes_cluster.main.oidc_issuer_url
-  subject             = "system:serviceaccount:${var.name}:agl-trainer"
+  subject             = "system:serviceaccount:${local.name}:agl-trainer"
   audience            = ["api://AzureADTokenExchange"]
 }
 
@@ -196,4 +195,37 @@ resource "azurerm_role_assignment" "trainer" {
   scope                = azurerm_storage_container.runs.id
   role_definition_name = "Storage Blob Data Contributor"
   principal_id         = azurerm_user_assigned_identity.trainer.principal_id
+}
+
+variable "subscription_id" {
+  type = string
+}
+
+variable "admin_cidrs" {
+  type = list(string)
+}
+
+variable "gpu_nodes" {
+  type    = number
+  default = 1
+}
+
+output "kubeconfig" {
+  value = "az aks get-credentials --resource-group ${azurerm_resource_group.main.name} --name ${azurerm_kubernetes_cluster.main.name}"
+}
+
+output "store_url" {
+  description = "For the Secret agl-store."
+  value       = "postgresql://agl:${random_password.database.result}@${azurerm_postgresql_flexible_server.main.fqdn}:5432/agl?sslmode=require"
+  sensitive   = true
+}
+
+output "checkpoint_url" {
+  description = "For trainer.checkpoint_url of the configuration."
+  value       = "abfs://runs@${azurerm_storage_account.runs.name}.dfs.core.windows.net/runs"
+}
+
+output "trainer_client_id" {
+  description = "For kubernetes/trainer.yaml."
+  value       = azurerm_user_assigned_identity.trainer.client_id
 }

@@ -25,7 +25,7 @@ test -e wheels/[[ wheel ]] || {
 
 umask 077
 touch .env
-for name in POSTGRES_PASSWORD AGL_SERVER_KEY [[ sampler_key ]] GRAFANA_PASSWORD; do
+for name in POSTGRES_PASSWORD AGL_SERVER_KEY [[ sampler_key ]]; do
     secret "$name"
 done
 [% for variable in asked_keys %]
@@ -48,4 +48,4 @@ grep -q '^WORKER_TOKEN=.' .env || {
     exit 1
 }
 docker compose up --detach
-echo "console http://127.0.0.1:[[ ports.console ]] (key: READER_TOKEN in .env), Grafana http://127.0.0.1:3000 (admin, GRAFANA_PASSWORD)"
+echo "console http://127.0.0.1:[[ ports.console ]] (key: READER_TOKEN in .env)"

@@ -1,7 +1,5 @@
 # [[ name ]] on Google Cloud: a network, GKE with a pool for agents and one with GPUs, PostgreSQL (Cloud SQL) and a bucket (GCS).
-# Plain resources and no modules of others: everything that is made stands here. For OpenTofu and Terraform.
-#
-# Never applied by whoever wrote it: `terraform fmt` and a parser have read it, the providers' schemas have not. Read the plan.
+# For OpenTofu and Terraform. Never applied by its authors, and no provider has checked it: read the plan.
 
 terraform {
   required_version = ">= 1.6"
@@ -18,18 +16,23 @@ terraform {
   # The state holds the database's password. Keep it in a bucket of yours: add a backend "gcs" here.
 }
 
+locals {
+  name   = "[[ name ]]"
+  region = "europe-west4"
+}
+
 provider "google" {
   project = var.project
-  region  = var.region
+  region  = local.region
 }
 
 resource "google_compute_network" "main" {
-  name                    = var.name
+  name                    = local.name
   auto_create_subnetworks = false
 }
 
 resource "google_compute_subnetwork" "main" {
-  name                     = var.name
+  name                     = local.name
   network                  = google_compute_network.main.id
   ip_cidr_range            = "10.40.0.0/20"
   private_ip_google_access = true
@@ -45,20 +48,20 @@ resource "google_compute_subnetwork" "main" {
 
 # Nodes have no public addresses; what they download goes through NAT.
 resource "google_compute_router" "main" {
-  name    = var.name
+  name    = local.name
   network = google_compute_network.main.id
 }
 
 resource "google_compute_router_nat" "main" {
-  name                               = var.name
+  name                               = local.name
   router                             = google_compute_router.main.name
   nat_ip_allocate_option             = "AUTO_ONLY"
   source_subnetwork_ip_ranges_to_nat = "ALL_SUBNETWORKS_ALL_IP_RANGES"
 }
 
 resource "google_container_cluster" "main" {
-  name                     = var.name
-  location                 = var.zone
+  name                     = local.name
+  location                 = "europe-west4-a"
   network                  = google_compute_network.main.id
   subnetwork               = google_compute_subnetwork.main.id
   remove_default_node_pool = true
@@ -91,13 +94,13 @@ resource "google_container_cluster" "main" {
 resource "google_container_node_pool" "general" {
   name     = "general"
   cluster  = google_container_cluster.main.id
-  location = var.zone
+  location = "europe-west4-a"
   autoscaling {
     min_node_count = 2
-    max_node_count = var.general_max
+    max_node_count = 6
   }
   node_config {
-    machine_type = var.general_machine
+    machine_type = "e2-standard-4"
     labels       = { pool = "general" }
     oauth_scopes = ["https://www.googleapis.com/auth/cloud-platform"]
     workload_metadata_config {
@@ -110,15 +113,15 @@ resource "google_container_node_pool" "general" {
 resource "google_container_node_pool" "gpu" {
   name       = "gpu"
   cluster    = google_container_cluster.main.id
-  location   = var.zone
+  location   = "europe-west4-a"
   node_count = var.gpu_nodes
   node_config {
-    machine_type = var.gpu_machine
+    machine_type = "a2-highgpu-1g"
     disk_size_gb = 200
     labels       = { pool = "gpu" }
     oauth_scopes = ["https://www.googleapis.com/auth/cloud-platform"]
     guest_accelerator {
-      type  = var.gpu_type
+      type  = "nvidia-tesla-a100"
       count = 1
       gpu_driver_installation_config {
         gpu_driver_version = "LATEST"
@@ -132,7 +135,7 @@ resource "google_container_node_pool" "gpu" {
 
 # The database is reached through a peering with Google's network, and has no public address.
 resource "google_compute_global_address" "database" {
-  name          = "${var.name}-database"
+  name          = "${local.name}-database"
   purpose       = "VPC_PEERING"
   address_type  = "INTERNAL"
   prefix_length = 20
@@ -158,11 +161,11 @@ resource "random_string" "suffix" {
 
 resource "google_sql_database_instance" "main" {
   # The name of one that was deleted cannot be had for a week.
-  name                = "${var.name}-${random_string.suffix.result}"
+  name                = "${local.name}-${random_string.suffix.result}"
   database_version    = "POSTGRES_17"
   deletion_protection = true
   settings {
-    tier              = var.database_tier
+    tier              = "db-custom-2-8192"
     edition           = "ENTERPRISE"
     availability_type = "REGIONAL"
     disk_size         = 50
@@ -192,8 +195,8 @@ resource "google_sql_user" "agl" {
 }
 
 resource "google_storage_bucket" "runs" {
-  name                        = "${var.name}-runs-${random_string.suffix.result}"
-  location                    = var.region
+  name                        = "${local.name}-runs-${random_string.suffix.result}"
+  location                    = local.region
   uniform_bucket_level_access = true
   public_access_prevention    = "enforced"
   versioning {
@@ -203,7 +206,7 @@ resource "google_storage_bucket" "runs" {
 
 # Checkpoints go to s3:// URLs: of GCS by its S3-compatible interface, which wants a key of a service account (HMAC).
 resource "google_service_account" "trainer" {
-  account_id = "${var.name}-trainer"
+  account_id = "${local.name}-trainer"
 }
 
 resource "google_storage_bucket_iam_member" "trainer" {
@@ -214,4 +217,38 @@ resource "google_storage_bucket_iam_member" "trainer" {
 
 resource "google_storage_hmac_key" "trainer" {
   service_account_email = google_service_account.trainer.email
+}
+
+variable "project" {
+  type = string
+}
+
+variable "admin_cidrs" {
+  type = list(string)
+}
+
+variable "gpu_nodes" {
+  type    = number
+  default = 1
+}
+
+output "kubeconfig" {
+  value = "gcloud container clusters get-credentials ${google_container_cluster.main.name} --zone europe-west4-a --project ${var.project}"
+}
+
+output "store_url" {
+  description = "For the Secret agl-store."
+  value       = "postgresql://agl:${random_password.database.result}@${google_sql_database_instance.main.private_ip_address}:5432/agl?sslmode=require"
+  sensitive   = true
+}
+
+output "checkpoint_url" {
+  description = "For trainer.checkpoint_url of the configuration, with AWS_ENDPOINT_URL=https://storage.googleapis.com."
+  value       = "s3://${google_storage_bucket.runs.name}/runs"
+}
+
+output "trainer_access_key" {
+  description = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the trainer."
+  value       = { id = google_storage_hmac_key.trainer.access_id, secret = google_storage_hmac_key.trainer.secret }
+  sensitive   = true
 }
