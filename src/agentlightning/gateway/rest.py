@@ -33,7 +33,6 @@ from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.authentication import Authentication, ServerKeyError
 from agentlightning.gateway.event_stream import RunEvents, parse_cursor
 from agentlightning.gateway.external_keys import ExternalKeys
-from agentlightning.gateway.idempotency import IdempotencyCache
 from agentlightning.gateway.middleware import CALLER, ApiMiddleware, error_body
 from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc, error_sentence
@@ -94,7 +93,7 @@ def create_api(
     permissions = Permissions(store, external_keys)
     methods = [StoreMethod(store, name, permissions, after) for name in wire.METHODS]
     routes = RoutesOnDemand(lambda: create_routes(store, server_key, permissions, methods, stopping))
-    rpc = StoreRpc(routes, methods, IdempotencyCache(), stopping)
+    rpc = StoreRpc(routes, methods, stopping)
     return ApiMiddleware(rpc, boot or uuid.uuid4().hex, callers)
 
 

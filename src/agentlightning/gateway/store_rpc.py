@@ -2,8 +2,8 @@
 
 An ASGI middleware inside the API's own (middleware.py); other paths go on to FastAPI, whose routes describe the methods and
 serve people. Workers call methods thousands of times a second, so they are served here in bare ASGI: a body is unpacked,
-checked against the method's signature in one pass, allowed (roles.py) and executed once for each key (idempotency.py). Knows
-nothing of how a store works.
+checked against the method's signature in one pass, allowed (roles.py) and executed for the request that its key names
+(store/requests.py): once. Knows nothing of how a store works.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import orjson
@@ -27,7 +27,6 @@ from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.limits import LimitsConfig
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
 from agentlightning.gateway.asgi_response import STOPPING, disconnected
-from agentlightning.gateway.idempotency import IdempotencyCache, RpcResponse
 from agentlightning.gateway.middleware import CALLER, MAX_BODY_BYTES, error_body
 from agentlightning.gateway.roles import Caller, Permissions
 from agentlightning.protocols.base import ApiError
@@ -36,6 +35,7 @@ from agentlightning.store import wire
 from agentlightning.store.audit import acting_as
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http_transport import BATCH, KEY_HEADER, MIN_COMPRESSED_BYTES, compressed, decompressed
+from agentlightning.store.requests import requested
 
 MSGPACK = wire.CONTENT_TYPE.encode()
 
@@ -54,6 +54,13 @@ LONG_POLLS = frozenset({"claim", "wait", "wait_aliases", "wait_resources", "foll
 
 After = Callable[[str, dict[str, Any], Any], None]
 """Called with a method that was executed: its name, arguments and result."""
+
+
+class RpcResponse(NamedTuple):
+    """The response to a request."""
+
+    status: int
+    body: bytes
 
 
 class StoreMethod:
@@ -118,14 +125,12 @@ class StoreRpc:
         self,
         app: ASGIApp,
         methods: Sequence[StoreMethod],
-        idempotency: IdempotencyCache,
         stopping: asyncio.Event,
     ) -> None:
         """Long polls end when `stopping` is set."""
         self._app = app
         self._stopping = stopping
         self._methods = {method.name: method for method in methods}
-        self._idempotency = idempotency
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection's event, by ASGI."""
@@ -161,8 +166,8 @@ class StoreRpc:
         if len(key) > MAX_KEY_CHARS:
             raise InputError(f"{KEY_HEADER}: expected at most {MAX_KEY_CHARS} characters")
         # Of the caller, too: an answer is nobody else's, whoever learns the name of the request.
-        name = f"{caller.token_id} {method.name} {key}"
-        return await self._idempotency.answer(name, lambda: method.execute(body, binary, caller))
+        with requested(f"{caller.token_id} {method.name} {key}", bytes(body)):
+            return await method.execute(body, binary, caller)
 
     async def _respond_to_all(self, body: bytes, caller: Caller) -> RpcResponse:
         """Requests that travelled together are executed side by side; each has its own response."""

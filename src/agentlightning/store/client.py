@@ -4,12 +4,8 @@ Driven by workers and trainers; the other side is gateway/store_rpc.py. One requ
 raised again as the classes they were. Knows nothing of what the methods mean, loads no database and no web server.
 
 What coroutines append or finish at the same time travels as one request (coalescer.py). A server that is away is waited for,
-and a request whose connection broke is sent again under the same key (http_transport.py): a server that executed it answers
-as it did then. A server that was killed between executing and answering has forgotten that, and another gateway of the same
-address never knew it. Then appends, enqueue, finish, the methods for steps and checkpoints, and create_run with an id still
-do nothing twice. What a lost `claim` took comes back when its lease runs out, without an attempt having begun;
-`put_resources` takes another version and leaves one unused, create_run without an id leaves an empty run, log_metrics may
-log twice, and methods that count may return 0.
+and a request whose connection broke is sent again under the same key (http_transport.py): the store has recorded what it did
+for that key, so any server of it answers as the first did (requests.py).
 """
 
 from __future__ import annotations
@@ -28,13 +24,14 @@ import msgspec
 import orjson
 import uuid_utils
 
-from agentlightning.errors import ConfigError, ConflictError, StoreError
-from agentlightning.records import JSON, Call, Finish, Metric, Reward, Run, Span
+from agentlightning.errors import ConfigError, StoreError
+from agentlightning.records import Call, Finish, Metric, Reward, Span
 from agentlightning.store import codec, wire
 from agentlightning.store.audit import AUDITED, declared_actor
 from agentlightning.store.base import LightningStore
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.http_transport import RETRY_TIMEOUT_S, HttpTransport, StoreResponse
+from agentlightning.store.requests import current_request
 from agentlightning.store.rules import reward_number
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -123,19 +120,7 @@ class LightningStoreClient(LightningStore):
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
-    async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
-        body = wire.encode({"name": name, "config": config, "run_id": run_id}, "create_run")
-        if (actor := declared_actor()) is not None:
-            key = str(uuid_utils.uuid7())
-            response = await self._transport.request("create_run", body, key=key, actor=actor)
-        else:
-            response = await self._writes.submit(_Write("create_run", body))
-        if response.retried and run_id is not None and isinstance(response.error, ConflictError):
-            for run in await self.runs([run_id]):
-                if run.name == name and orjson.dumps(run.config) == orjson.dumps(config):
-                    return run  # this very request made it, before the server was restarted
-        return cast(Run, self._result("create_run", response))
-
+    create_run = _request(LightningStore.create_run)
     update_run = _request(LightningStore.update_run)
     runs = _request(LightningStore.runs)
 
@@ -237,14 +222,12 @@ class LightningStoreClient(LightningStore):
     async def _call(self, method: str, arguments: dict[str, Any], wait_s: float) -> Any:
         """Sends the request and returns its result."""
         body = wire.encode(arguments, method)
-        actor = declared_actor() if method in AUDITED else None
-        if actor is not None:  # on its own: what travels together is of one actor
-            key = str(uuid_utils.uuid7())
-            response = await self._transport.request(method, body, key=key, wait_s=wait_s, actor=actor)
-        elif method in READING:
+        actor = declared_actor() if method in AUDITED or method == "create_run" else None
+        if method in READING:
             response = await self._transport.request(method, body, wait_s=wait_s)
-        elif wait_s or len(body) > MAX_COALESCED_BYTES:
-            response = await self._transport.request(method, body, key=str(uuid_utils.uuid7()), wait_s=wait_s)
+        elif actor is not None or current_request() is not None or wait_s or len(body) > MAX_COALESCED_BYTES:
+            # On its own: what travels together is of one actor.
+            response = await self._transport.request(method, body, key=_key(), wait_s=wait_s, actor=actor)
         else:
             response = await self._writes.submit(_Write(method, body))
         return self._result(method, response)
@@ -254,6 +237,9 @@ class LightningStoreClient(LightningStore):
         if not records:
             return []
         encoded = [wire.encode_record(record, name) for record in records]
+        if current_request() is not None:
+            alone = _packed([_Write(method, b"", name, records, encoded)])
+            return cast(Sequence[bool] | None, self._result(method, await self._transport.request(*alone, key=_key())))
         response = await self._writes.submit(_Write(method, b"", name, records, encoded))
         return cast(Sequence[bool] | None, self._result(method, response))
 
@@ -287,21 +273,9 @@ class LightningStoreClient(LightningStore):
         held = self._result("finish", response)
         if len(held) != len(finishes):
             raise StoreError(f"{self._url}/api/finish: expected {len(finishes)} results, got {len(held)}")
-        if response.retried and not all(held):
-            held = await self._held_before(finishes, held)
         in_order = iter(held)
         return [
             response._replace(content=wire.encode([next(in_order) for _ in write.records], "finish")) for write in group
-        ]
-
-    async def _held_before(self, finishes: Sequence[Finish], held: Sequence[bool]) -> Sequence[bool]:
-        """True also for the finishes that a server executed before it was restarted: only their lease's holder could."""
-        known = await self.attempts([finish.lease.rollout_id for finish in finishes])
-        states = {(attempt.rollout_id, attempt.attempt): attempt.state for attempt in known}
-        return [
-            holds
-            or (finish.state != "lost" and states.get((finish.lease.rollout_id, finish.lease.attempt)) == finish.state)
-            for holds, finish in zip(held, finishes, strict=True)
         ]
 
     def _result(self, method: str, response: StoreResponse) -> Any:
@@ -326,6 +300,12 @@ class _Write:
     def __len__(self) -> int:
         """Bytes."""
         return len(self.arguments) + sum(map(len, self.encoded))
+
+
+def _key() -> str:
+    """Names a request: that of the request for which this is called, where a further server asks."""
+    request = current_request()
+    return str(uuid_utils.uuid7()) if request is None else request.key
 
 
 def _packed(group: Sequence[_Write]) -> tuple[str, bytes]:

@@ -2,7 +2,7 @@
 
 Driven by LightningStoreClient; the other side is gateway/store_rpc.py. A request whose connection could not be made or broke
 is sent again until the retry timeout has passed, since a server that is restarted comes back on its port and networks
-come back too. Every request that writes carries a key of its own: a server that executed it already answers as it did then.
+come back too. Every request that writes carries a key, under which the store records what it did: once, whoever is asked.
 Bodies for servers far away are compressed: that pays below some 250 Mbit/s, so not on one machine nor in one network.
 Knows no method.
 """
@@ -65,9 +65,6 @@ class StoreResponse(NamedTuple):
     content: bytes
     error: AgentLightningError | None
     """The error that it raised, as the class it was."""
-    retried: bool
-    """The request was sent more than once: an earlier one may have been executed by a server that forgot it, or by another
-    gateway of the same address. One that met the same start of a server twice was executed once: its key is known there."""
 
 
 class HttpTransport:
@@ -112,9 +109,9 @@ class HttpTransport:
             return [await self.request(method, body, key=entries[0].key)]
         whole = await self.request(BATCH, wire.encode(entries, BATCH))
         if whole.error is not None:
-            return [StoreResponse(b"", copy.copy(whole.error), whole.retried) for _ in entries]
+            return [StoreResponse(b"", copy.copy(whole.error)) for _ in entries]
         return [
-            StoreResponse(each.content, self._error(entry.method, each.status, each.content), whole.retried)
+            StoreResponse(each.content, self._error(entry.method, each.status, each.content))
             for entry, each in zip(entries, wire.decode_entry_results(whole.content), strict=True)
         ]
 
@@ -145,7 +142,7 @@ class HttpTransport:
                 break
             if not await backoff.sleep():
                 raise self._unreachable(f"status {status}")
-        return StoreResponse(content, self._error(method, status, content), backoff.failures > 0)
+        return StoreResponse(content, self._error(method, status, content))
 
     async def _send_once(
         self, method: str, body: bytes, headers: dict[str, str], wait_s: float

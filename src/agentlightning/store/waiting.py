@@ -40,6 +40,7 @@ from agentlightning.store.model_versions import (
     check_version,
 )
 from agentlightning.store.notifier import ALIASES, FINISHED, METRICS, QUEUED, RESOURCES, Notifier
+from agentlightning.store.requests import current_request
 from agentlightning.store.summaries import Place, check_points, check_query, page_of
 from agentlightning.store.summary_types import RolloutSummary, SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole, check_token, hash_of, new_secret, new_token_id
@@ -118,7 +119,8 @@ class WaitingStore(LightningStore):
         self, name: str, role: TokenRole, run_id: str | None = None, lifetime_s: float | None = None
     ) -> NewToken:
         check_token(name, role, run_id, lifetime_s)
-        secret = new_secret()
+        request = current_request()
+        secret = new_secret(None if request is None else request.secret(self._secret))
         token = Token(id=new_token_id(), name=name, role=role, run_id=run_id)
         return NewToken(token=await self._add_token(token, hash_of(secret), lifetime_s), secret=secret)
 

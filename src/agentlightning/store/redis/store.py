@@ -253,8 +253,10 @@ class RedisLightningStore(WaitingStore):
     # --- access ---------------------------------------------------------------------------------------------------
 
     async def _add_token(self, token: Token, secret_hash: str, lifetime_s: float | None) -> Token:
-        created_ns, expires_ns = await self._write(lambda t: writes.add_token(t, token, secret_hash, lifetime_s))
-        return replace(token, created_ns=created_ns, expires_ns=expires_ns)
+        token_id, created_ns, expires_ns = await self._write(
+            lambda t: writes.add_token(t, token, secret_hash, lifetime_s)
+        )
+        return replace(token, id=token_id, created_ns=created_ns, expires_ns=expires_ns)
 
     tokens = _reads(reads.tokens)
     find_token = _reads(reads.find_token)

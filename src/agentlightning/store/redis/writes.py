@@ -847,7 +847,7 @@ def _delete_rest(t: Transaction, run_id: str) -> Reads[None]:
 
 
 def add_token(t: Transaction, token: Token, secret_hash: str, lifetime_s: float | None) -> Reads[list[Any]]:
-    """The times at which it was made and ends."""
+    """Its id, and the times at which it was made and ends."""
     yield from t.require_runs([token.run_id] if token.run_id is not None else [])
     expires_ns = None if lifetime_s is None else t.now_ns + int(lifetime_s * 1e9)
     kept = replace(token, created_ns=t.now_ns, expires_ns=expires_ns)
@@ -859,7 +859,7 @@ def add_token(t: Transaction, token: Token, secret_hash: str, lifetime_s: float 
         t.write("SADD", f"run_tokens:{token.run_id}", token.id)
     detail = {"name": token.name, "role": token.role, "lifetime_s": lifetime_s}
     note(t, "create_token", token.id, token.run_id, detail)
-    return t.once([kept.created_ns, kept.expires_ns])
+    return t.once([kept.id, kept.created_ns, kept.expires_ns])
 
 
 def revoke_token(t: Transaction, token_id: str) -> Reads[Token]:

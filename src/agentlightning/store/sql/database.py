@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import make_url
@@ -29,14 +28,6 @@ TOO_LONG = "a read took longer than it may, and was ended; read less at a time, 
 Now = Callable[[], int]
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The number of a transaction of a writer, which the transaction itself writes down."""
-
-    writer: str
-    number: int
-
-
 class Database(abc.ABC):
     """A database with the data. The defaults are those of a database in this process, which is never away."""
 
@@ -48,6 +39,8 @@ class Database(abc.ABC):
     """Servers on several machines may use it at a time."""
     appends_apart: bool = False
     """Appends of records run beside the other methods, on a connection of their own."""
+    remote = False
+    """A connection may be lost while a commit is under way, so that nobody knows whether it took place."""
     patience_s: float = 0.0
     """Seconds that methods wait for a database that is away."""
 
@@ -67,8 +60,8 @@ class Database(abc.ABC):
     def explain(self, error: DBAPIError) -> AgentLightningError:
         """The sentence for a failure, with the name of the database and what to do."""
 
-    def enter(self, connection: Connection, mark: Mark | None) -> int:
-        """Called first in each transaction; the time. With a mark nobody else who has one is in a transaction."""
+    def enter(self, connection: Connection, exclusive: bool) -> int:
+        """Called first in each transaction; the time. Of those that are exclusive there is one at a time."""
         return self.now_ns()
 
     def enter_schema(self, connection: Connection) -> None:  # noqa: B027 - BEGIN may be enough
@@ -77,12 +70,8 @@ class Database(abc.ABC):
     def tell(self, connection: Connection, writer: str, news: Mapping[Topic, int]) -> None:  # noqa: B027 - nobody else
         """Called last in a transaction that notifies: other processes get its notifications when it is committed."""
 
-    def resume(self, connection: Connection, mark: Mark) -> bool:
-        """First on a new connection after one was lost: whether the transaction of this mark took place.
-
-        What is left of the old session is ended, so that it never takes place later.
-        """
-        raise NotImplementedError
+    def end_predecessor(self, connection: Connection, writer: str) -> None:  # noqa: B027 - none is ever lost
+        """First on a new connection after one was lost: what is left of the writer's old session is over."""
 
     def sync(self) -> None:  # noqa: B027 - most commits wait for the disk themselves
         """Have all that was committed on the disk before returning."""

@@ -417,9 +417,12 @@ def _drop(connection: Connection, rollout_ids: Sequence[str]) -> int:
     return connection.execute(delete(calls).where(calls.c.rollout_id.in_(rollout_ids))).rowcount
 
 
-def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: bool) -> bool:
-    """Delete some of a run; True while there is more of it. The first portion is noted in the audit log."""
+def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: bool) -> tuple[bool, bool]:
+    """Delete some of a run; True if it was there, and True while there is more of it. The first portion is noted in the
+    audit log."""
     connection = transaction.connection
+    if first and connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
+        return False, False
     if first:
         delete_models_of_run(transaction, actor, run_id)
         note(transaction, actor, "delete_runs", run_id, run_id, {})
@@ -431,18 +434,18 @@ def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: b
             connection.execute(delete(table).where(table.c.rollout_id.in_(some)))
         connection.execute(delete(rollout_summaries).where(rollout_summaries.c.id.in_(some)))
         connection.execute(delete(rollouts).where(rollouts.c.id.in_(some)))
-        return True
+        return True, True
     old = select(metrics.c.seq).where(metrics.c.run_id == run_id).limit(METRICS_A_PORTION)
     if connection.execute(delete(metrics).where(metrics.c.seq.in_(old))).rowcount:
-        return True
+        return True, True
     if connection.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update()).first() is None:
-        return False
+        return True, False
     if connection.execute(query).first() is not None:  # enqueued before the run was locked
-        return True
+        return True, True
     delete_models_of_run(transaction, actor, run_id)  # those that were registered meanwhile
     for table in (metrics, workers, steps, checkpoints, resources, resource_versions, tokens, files):
         connection.execute(delete(table).where(table.c.run_id == run_id))
     connection.execute(delete(runs).where(runs.c.id == run_id))
     for about in (QUEUED, FINISHED, RESOURCES, METRICS):
         transaction.tell(about, run_id, FOR_EVER)
-    return False
+    return True, False

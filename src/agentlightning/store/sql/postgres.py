@@ -3,8 +3,8 @@
 Transactions that change the life of rollouts hold one advisory lock, so that they are serial as in SQLite and a waiter sees
 places in the order of commits; appends run beside them. docs/store.md says why it is not SKIP LOCKED, with figures.
 
-A connection may break while a commit is under way. So that nothing is executed twice, each such transaction writes its
-number into its writer's row: once the lock is ours again, the old transaction is over, and the row says how it ended.
+A connection may break while a commit is under way. So that nothing is executed twice, each such transaction writes a
+row of its own into ``requests``: once the lock is ours again, the old transaction is over, and the row says how it ended.
 (pg_xact_status cannot: after a crash of the server the number of a transaction that was lost is given to another.)
 """
 
@@ -32,7 +32,7 @@ from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.codec import portions
 from agentlightning.store.notifier import Notifier, Topic
 from agentlightning.store.open import seconds_in_url
-from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database, Mark
+from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database
 
 if TYPE_CHECKING:
     import psycopg
@@ -52,17 +52,11 @@ _SESSION = "-c idle_in_transaction_session_timeout=5s -c tcp_keepalives_idle=5 -
 _TCP = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 _TCP_MS = {"tcp_user_timeout": 10_000}
 
-_ENTER = text(
-    "WITH mark AS (INSERT INTO writers (id, last, seen_ns) VALUES (:writer, :number, :seen)"
-    " ON CONFLICT (id) DO UPDATE SET last = excluded.last, seen_ns = excluded.seen_ns)"
-    " SELECT pg_advisory_xact_lock(:lock), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-)
 _LOCK = text("SELECT pg_advisory_xact_lock(:lock), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 _END_PREDECESSOR = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE application_name = :name AND datname = current_database() AND pid <> pg_backend_pid()"
 )
-_LAST = text("SELECT last FROM writers WHERE id = :writer")
 _NOTIFY = text("SELECT pg_notify(:channel, :payload)")
 
 
@@ -70,6 +64,7 @@ class PostgresDatabase(Database):
     """A database of a PostgreSQL server."""
 
     shared = True
+    remote = True
     appends_apart = True
 
     def __init__(self, url: URL) -> None:
@@ -101,11 +96,10 @@ class PostgresDatabase(Database):
     def now_ns(self) -> int:
         return time.time_ns() if self._ahead_ns is None else self._ahead_ns + time.monotonic_ns()
 
-    def enter(self, connection: Connection, mark: Mark | None) -> int:
-        if mark is None:
+    def enter(self, connection: Connection, exclusive: bool) -> int:
+        if not exclusive:
             return self.now_ns()
-        values = {"writer": mark.writer, "number": mark.number, "seen": self.now_ns(), "lock": LOCK}
-        return self._clock(connection.execute(_ENTER, values).one()[1])
+        return self._clock(connection.execute(_LOCK, {"lock": LOCK}).one()[1])
 
     def enter_schema(self, connection: Connection) -> None:
         self._clock(connection.execute(_LOCK, {"lock": LOCK}).one()[1])
@@ -114,10 +108,9 @@ class PostgresDatabase(Database):
         for payload in _payloads(writer, news):
             connection.execute(_NOTIFY, {"channel": CHANNEL, "payload": payload})
 
-    def resume(self, connection: Connection, mark: Mark) -> bool:
-        connection.execute(_END_PREDECESSOR, {"name": _session_name(mark.writer)})  # it may still hold the lock
+    def end_predecessor(self, connection: Connection, writer: str) -> None:
+        connection.execute(_END_PREDECESSOR, {"name": _session_name(writer)})  # it may still hold the lock
         connection.execute(_LOCK, {"lock": LOCK})  # granted when the old transaction is over
-        return connection.execute(_LAST, {"writer": mark.writer}).scalar() == mark.number
 
     def passes(self, error: Exception) -> bool:
         if not isinstance(error, DBAPIError):

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import secrets
 
-from sqlalchemy import Connection, delete, insert, inspect, select, update
+from sqlalchemy import Connection, insert, inspect, select, update
 
 from agentlightning.errors import StoreError
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import Database
 
-FORGET_WRITER_S = 24 * 3600
 
-
-def prepare_schema(connection: Connection, database: Database, now_ns: int) -> bytes:
+def prepare_schema(connection: Connection, database: Database) -> bytes:
     """Create the tables where there are none, refuse another version; returns the signing secret. In one transaction."""
     version = _read_version(connection)
     if version is None:
@@ -33,7 +31,6 @@ def prepare_schema(connection: Connection, database: Database, now_ns: int) -> b
     # A database that cannot be written is refused now, not at the first call.
     proof = tables.meta.c.key == "schema_version"
     connection.execute(update(tables.meta).where(proof).values(value=str(version).encode()))
-    connection.execute(delete(tables.writers).where(tables.writers.c.seen_ns < now_ns - FORGET_WRITER_S * 10**9))
     secret = select(tables.meta.c.value).where(tables.meta.c.key == "signing_secret")
     return bytes(connection.execute(secret).scalar_one())
 

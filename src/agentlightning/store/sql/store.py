@@ -33,8 +33,10 @@ from agentlightning.records import (
     Lease,
     Metric,
     NewRollout,
+    Resource,
     Reward,
     Rollout,
+    Run,
     RunStatistics,
     Span,
     WorkerStatus,
@@ -43,6 +45,7 @@ from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor, current_actor
 from agentlightning.store.base import LEASE_S
+from agentlightning.store.requests import current_request
 from agentlightning.store.rules import reward_number
 from agentlightning.store.sql import history, lifecycle, record, tables
 from agentlightning.store.sql import models as registry
@@ -58,6 +61,7 @@ MAX_LOOKUP_IDS = 1000
 
 A = TypeVar("A")
 R = TypeVar("R")
+_TAKEN = list[tuple[Rollout, Lease]]
 P = ParamSpec("P")
 
 
@@ -74,13 +78,14 @@ def _writes(write: Callable[Concatenate[Transaction, P], R]) -> Method[P, R]:
     return method
 
 
-def _audited(write: Callable[Concatenate[Transaction, Actor, P], R]) -> Method[P, R]:
-    """The method that has the writer do this for whoever calls it."""
+def _audited(write: Callable[Concatenate[Transaction, Actor, P], R], kind: Any = None) -> Method[P, R]:
+    """The method that has the writer do this for whoever calls it. `kind`: the type of its result, if a request that comes
+    again gets that."""
 
     @functools.wraps(write)
     async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
         actor = current_actor()  # here: the writer's thread knows no caller
-        return await store._write(_one_by_one, lambda transaction: write(transaction, actor, *args, **named))
+        return await store._write(_one_by_one, lambda transaction: write(transaction, actor, *args, **named), kind)
 
     return method
 
@@ -189,7 +194,7 @@ class SqlLightningStore(WaitingStore):
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
-    create_run = _audited(history.create_run)
+    create_run = _audited(history.create_run, Run)
     update_run = _audited(history.update_run)
     runs = _reads(history.read_runs, lambda ids=None, limit=None: limit == 1 or (ids is not None and len(ids) == 1))
 
@@ -201,22 +206,22 @@ class SqlLightningStore(WaitingStore):
         return await self._write(lifecycle.enqueue, [codec.ROLLOUTS.columns(rollout) for rollout in new])
 
     async def _take(self, worker: WorkerStatus, limit: int, lease_s: float) -> list[tuple[Rollout, Lease]]:
-        return await self._write(lifecycle.claim, lifecycle.ClaimRequest(worker, limit, lease_s))
+        return await self._write(lifecycle.claim, lifecycle.ClaimRequest(worker, limit, lease_s), _TAKEN)
 
     async def heartbeat(self, worker: WorkerStatus, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
         return await self._write(lifecycle.heartbeat, lifecycle.Beat(worker, leases, lease_s))
 
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
-        return await self._write(lifecycle.finish, finishes)
+        return await self._write(lifecycle.finish, finishes, list[bool])
 
     async def _open_session(self, session: NewRollout, rollout_id: str, token: str, lease_s: float) -> Rollout:
         new = codec.new_rollout(replace(session, replica=0), rollout_id, self._now_ns())
         return await self._write(lifecycle.open_sessions, lifecycle.SessionRequest(new, token, lease_s))
 
-    cancel = _audited(lifecycle.cancel)
+    cancel = _audited(lifecycle.cancel, int)
 
     async def expire_leases(self, within_s: float | None = None) -> int:
-        return await self._write(lifecycle.expire, math.inf if within_s is None else elapsed_s() + within_s)
+        return await self._write(lifecycle.expire, math.inf if within_s is None else elapsed_s() + within_s, int)
 
     rollouts = _reads(lifecycle.read_rollouts, lambda query: query.ids is not None and len(query.ids) <= MAX_LOOKUP_IDS)
     count = _reads(lifecycle.read_counts)
@@ -258,7 +263,7 @@ class SqlLightningStore(WaitingStore):
 
     rewards = _reads(record.read_rewards)
 
-    put_resources = _audited(record.put_resources)
+    put_resources = _audited(record.put_resources, list[Resource])
     resources = _reads(
         record.read_resources, lambda run_id, name=None, latest=True, version=None: latest or version is not None
     )
@@ -266,7 +271,7 @@ class SqlLightningStore(WaitingStore):
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
         now_ns = self._now_ns()
         new = [codec.METRICS.row(replace(metric, created_ns=metric.created_ns or now_ns))[:-1] for metric in metrics]
-        await self._append(self._writer, record.log_metrics, tables.metrics, new)  # in the order of commits
+        await self._append(self._writer, record.log_metrics, tables.metrics, new, type(None))  # in the order of commits
 
     metrics = _reads(record.read_metrics)
     _series = _reads(record.read_series)
@@ -284,20 +289,31 @@ class SqlLightningStore(WaitingStore):
 
     # --- the end of data ----------------------------------------------------------------------------------------------
 
-    drop_records = _audited(history.drop_records)
-    _delete_portion = _audited(history.delete_portion)
+    drop_records = _audited(history.drop_records, int)
 
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
-        found = await self.runs(run_ids)
-        for run in found:
-            first = True
-            while await self._delete_portion(run.id, first):
-                first = False
-        return len(found)
+        deleted = 0
+        for run_id in dict.fromkeys(run_ids):
+            known, more = await self._delete_portion(run_id, 0)
+            deleted += known
+            portion = 0
+            while more:
+                portion += 1
+                _, more = await self._delete_portion(run_id, portion)
+        return deleted
+
+    async def _delete_portion(self, run_id: str, portion: int) -> tuple[bool, bool]:
+        actor = current_actor()
+        return await self._write(
+            _one_by_one,
+            lambda transaction: history.delete_portion(transaction, actor, run_id, portion == 0),
+            tuple[bool, bool],
+            f"{run_id} {portion}",
+        )
 
     # --- access -------------------------------------------------------------------------------------------------------
 
-    _add_token = _audited(history.add_token)
+    _add_token = _audited(history.add_token, Token)
     tokens = _reads(history.read_tokens)
     find_token = _reads(history.find_token, lambda secret_hash: True)
     _revoke_token = _audited(history.revoke_token)
@@ -353,20 +369,27 @@ class SqlLightningStore(WaitingStore):
             raise StoreError(f"{self._database.name} is not open: use `async with store`, or await store.open()")
         return self._writer
 
-    async def _write(self, method: BatchMethod[A, R], argument: A) -> R:
-        writer = self._opened()
+    async def _write(self, method: BatchMethod[A, R], argument: A, kind: Any = None, part: str = "") -> R:
+        """`kind`: the type of the result, if a request that comes again gets that. `part`: names one of several
+        transactions of a request."""
+        writer, request = self._opened(), current_request()
         with self._explaining():
-            return await writer.submit(method, argument)
+            return await writer.submit(method, argument, None if request is None else request.part(part), kind)
 
     async def _append(
-        self, writer: SqlWriter | None, method: BatchMethod[record.Rows, None], table: Table, new: record.Rows
+        self,
+        writer: SqlWriter | None,
+        method: BatchMethod[record.Rows, None],
+        table: Table,
+        new: record.Rows,
+        kind: Any = None,
     ) -> None:
         self._opened()
         if not new or writer is None:
             return
         try:
             with self._explaining():
-                await writer.submit(method, new)
+                await writer.submit(method, new, current_request(), kind)
         except ConflictError as error:
             if "FOREIGN KEY" not in str(error).upper():
                 raise
@@ -376,7 +399,8 @@ class SqlLightningStore(WaitingStore):
         self._opened()
         pool = self._lookups if looks_up else self._scans
         if pool is None:  # only the writer has the memory
-            return await self._write(_one_by_one, lambda transaction: query(transaction.connection))
+            with self._explaining():
+                return await self._opened().submit(_one_by_one, lambda transaction: query(transaction.connection))
         deadline = time.monotonic() + self._database.patience_s
         with self._explaining():
             while True:
@@ -401,7 +425,7 @@ class SqlLightningStore(WaitingStore):
 
     def _prepare(self, connection: Connection) -> None:
         """Run by the writer on its first connection."""
-        self._secret = prepare_schema(connection, self._database, self._now_ns())
+        self._secret = prepare_schema(connection, self._database)
 
 
 class InMemoryLightningStore(SqlLightningStore):

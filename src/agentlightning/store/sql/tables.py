@@ -132,14 +132,16 @@ meta = Table(
     Column("value", LargeBinary, nullable=False),
 )
 
-writers = Table(
-    "writers",
+requests = Table(
+    "requests",
     metadata,
-    Column("id", _Text, primary_key=True),
-    Column("last", BigInteger, nullable=False),  # number of its last transaction, written by that transaction
-    Column("seen_ns", BigInteger, nullable=False),
+    Column("key", _Text, primary_key=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("outcome", LargeBinary),  # MessagePack; NULL where doing it again does the same
+    Column("created_ns", BigInteger, nullable=False, index=True),
 )
-"""One row a process that writes: after a lost connection it tells whether the last commit took place."""
+"""What was done for a request, written by the transaction that did it: see store/requests.py. So transactions of PostgreSQL
+have a row, too: after a lost connection it tells whether the last commit took place."""
 
 runs = Table(
     "runs",

@@ -26,7 +26,9 @@ from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import StoreError
 from agentlightning.store.notifier import Notifier, Topic
-from agentlightning.store.sql.database import Database, Mark
+from agentlightning.store.requests import Request
+from agentlightning.store.sql import requests
+from agentlightning.store.sql.database import Database
 from agentlightning.store.sql.prepared import execute_rows
 from agentlightning.store.sql.upsert import upsert
 
@@ -80,6 +82,10 @@ class _SqlWork:
     loop: asyncio.AbstractEventLoop
     since: float
     """time.monotonic() when it was submitted."""
+    request: Request | None = None
+    """For which it is done: once, whatever comes twice."""
+    kind: Any = None
+    """Type of the result, if that is what a repeated request gets; None where it may do the same again."""
     result: Any = None
     error: BaseException | None = None
 
@@ -130,6 +136,8 @@ class SqlWriter:
         """The last transaction, where its commit was cut off."""
         self._lost = False
         """The last connection was lost: what is left of it may still be at work."""
+        self._prune_at = 0.0
+        """time.monotonic() from which the next transaction deletes old requests."""
         self._committed = 0.0
         """time.monotonic() of the last commit."""
         self._crowded = False
@@ -141,13 +149,16 @@ class SqlWriter:
         self._thread = threading.Thread(target=self._serve, name="store-writer", daemon=True)
         self._thread.start()
 
-    async def submit(self, method: BatchMethod[A, R], argument: A) -> R:
-        """Run the method on this argument in some transaction; returns after its commit."""
+    async def submit(
+        self, method: BatchMethod[A, R], argument: A, request: Request | None = None, kind: Any = None
+    ) -> R:
+        """Run the method on this argument in some transaction; returns after its commit, or what was done for the same
+        request before. `kind`: the type of a result that is recorded for that."""
         if self._stopped.is_set():  # after the None of `stop` nothing is taken from the queue any more
             raise StoreError("the store is closed; open it first")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        self._put(_SqlWork(method, argument, future, loop, time.monotonic()))
+        self._put(_SqlWork(method, argument, future, loop, time.monotonic(), request, kind))
         return await future
 
     def stop(self) -> None:
@@ -272,10 +283,11 @@ class SqlWriter:
 
     def _took_place(self, connection: Connection, group: list[_SqlWork]) -> bool:
         """On a new connection after one was lost: whether the group's work is done, results and all."""
-        # The row of this writer holds the number of its last transaction, written by that transaction: `resume` first
-        # ends the old session and waits for its lock, so the number can no longer change behind our back.
+        # The last transaction wrote a row under its number. The old session is ended first, and its lock waited for, so
+        # that it can no longer write behind our back.
         with connection.begin():
-            committed = self._database.resume(connection, Mark(self._name, self._number))
+            self._database.end_predecessor(connection, self._name)
+            committed = bool(requests.read(connection, [self._transaction_key]))
         self._lost = False
         doubtful, self._in_doubt = self._in_doubt, None
         if doubtful is None or not committed:
@@ -287,21 +299,16 @@ class SqlWriter:
 
     def _commit(self, connection: Connection, group: list[_SqlWork], *, careful: bool) -> bool:
         """Run all methods and commit; False where one failed and they have to be run again, carefully."""
-        # By method, not in the order of the queue: who awaits its methods one by one is never in a group twice, and of
-        # different callers no order is promised.
-        by_method: dict[BatchMethod[Any, Any], list[_SqlWork]] = defaultdict(list)
         for work in group:
             work.result = work.error = None
-            by_method[work.method].append(work)
         self._number += 1  # also where it fails below: a number is never written by two transactions
         with connection.begin() as root:
-            entered_ns = self._database.enter(connection, Mark(self._name, self._number) if self._exclusive else None)
+            entered_ns = self._database.enter(connection, self._exclusive)
             # Read after the lock: times of one database so never run backwards between its transactions.
             now_ns = entered_ns if self._now_ns is None else self._now_ns()
             transaction = Transaction(connection, now_ns, _inserts=self._inserts)
             try:
-                for works in by_method.values():
-                    _run(transaction, works, careful)
+                self._run(transaction, group, careful)
             except Exception as error:
                 if careful or self._database.passes(error):
                     raise  # not one method's fault: the whole group is tried again, or fails
@@ -313,6 +320,40 @@ class SqlWriter:
                 self._database.tell(connection, self._name, transaction.news)
             self._finish(root, transaction, group)
         return True
+
+    @property
+    def _transaction_key(self) -> str:
+        return f"transaction {self._name} {self._number}"
+
+    def _run(self, transaction: Transaction, group: list[_SqlWork], careful: bool) -> None:
+        """Do what was not done before for the same request, and record what is done."""
+        connection, now_ns = transaction.connection, transaction.now_ns
+        asked = {work.request.key: work for work in reversed(group) if work.request is not None}
+        known = requests.read(connection, list(asked)) if asked else {}
+        # By method, not in the order of the queue: who awaits its methods one by one is never in a group twice, and of
+        # different callers no order is promised.
+        by_method: dict[BatchMethod[Any, Any], list[_SqlWork]] = defaultdict(list)
+        again: list[_SqlWork] = []
+        for work in group:
+            if work.request is not None and asked[work.request.key] is not work:
+                again.append(work)  # sent again while the first is still here
+            elif work.request is None or not requests.answer(work, work.request, known.get(work.request.key)):
+                by_method[work.method].append(work)
+        for works in by_method.values():
+            _run(transaction, works, careful)
+        rows = [
+            requests.row(work, work.request, now_ns) for key, work in asked.items() if key not in known and work.request
+        ]
+        if self._exclusive and self._database.remote:
+            rows.append({"key": self._transaction_key, "digest": b"", "outcome": None, "created_ns": now_ns})
+        requests.write(connection, [row for row in rows if row is not None])
+        for work in again:
+            assert work.request is not None
+            first = asked[work.request.key]
+            work.result, work.error = first.result, first.error
+        if self._exclusive and time.monotonic() > self._prune_at:
+            requests.prune(connection, now_ns)
+            self._prune_at = time.monotonic() + requests.PRUNE_EVERY_S
 
     def _finish(self, root: RootTransaction, transaction: Transaction, group: list[_SqlWork]) -> None:
         # Set before the commit: an exception out of it does not say whether the server had already written it.
