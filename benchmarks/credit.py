@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.settings import NamedPart
 from agentlightning.training_types import TrainingSequence, Trajectory, Transition
 
 QUESTIONS, LENGTHS, DECIDES, VOCABULARY = 8, (16, 1, 16, 16), 1, 8
@@ -34,7 +35,7 @@ RULES: dict[str, dict[str, Any]] = {
     "step_rewards": {},
     "gigpo": {},
     "grouped_gae": {"key": f"{__file__}:state"},
-    "decisive": {"key": f"{__file__}:choice", "history": 0},
+    "decisive": {"key": f"{__file__}:choice"},
     "learned": {},
     "counterfactual": {"key": f"{__file__}:choice"},
 }
@@ -121,9 +122,8 @@ def rollout(policy: Policy, name: str, question: int, steps: bool, draw: np.rand
 
 def steps_to_goal(rule: str, seed: int) -> int:
     policy, draw = Policy(seed), np.random.default_rng(1000 + seed)
-    algorithm = LightningRL(
-        credit=rule, credit_settings=RULES[rule], loss="reinforce", minibatches=1, group_size=GROUP, merge=False
-    )
+    credit = NamedPart(type=rule, **RULES[rule])
+    algorithm = LightningRL(credit=credit, loss="reinforce", minibatches=1, group_size=GROUP)
     for step in range(1, CAP + 1):
         groups = [
             [rollout(policy, f"{task}/{replica}", question, rule == "step_rewards", draw) for replica in range(GROUP)]

@@ -42,8 +42,9 @@ from experiments import AGL, REPOSITORY, execute, json_of, write_whole
 FOLDER = REPOSITORY / "benchmarks" / "prompts"
 SEARCHES = ("apo", "gepa", "random_search")
 ARMS = (*SEARCHES, "weights_only")
-SEARCH = {"minibatch": 8, "race_alpha": 0.2, "max_proposals": 10_000, "patience": 1000}
-"""Of all three. Races are shorter than by default, and nothing but the budget ends a search."""
+SEARCH = {"minibatch": 8}
+CONTROL = f"{FOLDER}/random_search.py:RandomSearch"
+"""The class of the arm random_search."""
 GROUP = 8
 MODES = ("greedy", "sampled")
 Scores = dict[str, float]
@@ -87,7 +88,10 @@ class Seed:
         return dict(json.loads(kept.read_text()))
 
     def _searched(self, name: str) -> dict[str, Any]:
-        settings = self._settings("val") | {"algorithm.type": name, "optimize.max_rollouts": self.budget.rollouts}
+        settings = self._settings("val") | {
+            "algorithm.type": CONTROL if name == "random_search" else name,
+            "optimize.max_rollouts": self.budget.rollouts,
+        }
         settings |= {f"algorithm.{key}": value for key, value in SEARCH.items()} | self._scripted()
         told = json_of(
             self.work / name, "optimize", self._command("optimize", name, settings, "--json"), *self._shown()

@@ -34,7 +34,6 @@ SOURCES: Mapping[PluginKind, Mapping[str, str]] = MappingProxyType(
             "kto": "Ethayarajh et al. 2024, arXiv 2402.01306",
             "gepa": "Agrawal et al. 2025, arXiv 2507.19457",
             "apo": "Pryzant et al. 2023, ProTeGi, arXiv 2305.03495",
-            "random_search": "the control of gepa and apo: edits without reflection",
         },
         "credit": {
             "uniform": "Luo et al. 2025, arXiv 2508.03680",

@@ -80,7 +80,6 @@ def _told(result: OptimizeResult) -> dict[str, Any]:
         "versions": result.promoted,
         "rollouts": result.rollouts,
         "tokens": result.tokens,
-        "cost": result.cost,
     }
 
 
@@ -88,7 +87,7 @@ def _print(console: Console, result: OptimizeResult, promote: bool) -> None:
     def say(text: str) -> None:
         console.print(text, soft_wrap=True)
 
-    used = f"{result.rollouts} rollouts, {result.tokens:,} tokens" + (f", ${result.cost:.4f}" if result.cost else "")
+    used = f"{result.rollouts} rollouts, {result.tokens:,} tokens"
     say(f"run {result.run_id}: {result.reason} Used: {used}.")
     before, after = (_mean(rewards) for rewards in result.rewards)
     if result.best.number == result.seed.number:

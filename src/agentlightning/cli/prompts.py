@@ -69,7 +69,7 @@ def list_candidates(run: RunId, as_json: Json = False, store: Store = None) -> N
 
     async def work(opened: LightningStore) -> tuple[list[CandidateRecord], dict[int, dict[int, float]]]:
         candidates = await read_candidates(opened, run)
-        return candidates, await validation_rewards(opened, run, candidates[0].step if candidates else 0)
+        return candidates, await validation_rewards(opened, run)
 
     found, rewards = with_store(store, work)
     scored = [(each, rewards.get(-1 if each.number is None else each.number, {})) for each in found]

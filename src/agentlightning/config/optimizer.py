@@ -29,14 +29,10 @@ class OptimizeConfig(Table):
     """JSON file with the edits of ``scripted``."""
     templates: tuple[str, ...] = ()
     """Names in ``[prompts.templates]`` to search; none: all."""
-    temperature: float | None = Field(None, ge=0)
-    """Sampling temperature of the agents' rollouts; None: model.temperature."""
     max_rollouts: int = Field(500, ge=1)
     """Rollouts of the search, those on validation tasks among them."""
     max_tokens: int | None = Field(None, ge=1)
     """Tokens, of prompts and completions, of agents and of the model that writes. None: no bound."""
-    max_cost: float | None = Field(None, gt=0)
-    """US dollars for external models, by their prices. None: no bound."""
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
@@ -49,7 +45,7 @@ class OptimizeConfig(Table):
 def check_optimize(
     optimize: OptimizeConfig, templates: Collection[str], external: Mapping[str, ExternalModelConfig]
 ) -> None:
-    """ValueError where it names a template or a model that the configuration does not have, or bounds what has no price."""
+    """ValueError where it names a template or a model that the configuration does not have."""
     for name in optimize.templates:
         if name not in templates:
             known = ", ".join(sorted(templates)) or "none"
@@ -65,8 +61,6 @@ def check_optimize(
             known = ", ".join([*sorted(external), POLICY, SCRIPTED])
             raise ValueError(f"optimize.model: expected one of {known}, got {optimize.model!r}")
         model_name(optimize.model, external[optimize.model])
-    if optimize.max_cost is not None and all(one.input_cost_per_token is None for one in external.values()):
-        raise ValueError("optimize.max_cost: has no effect without an external model that has prices")
 
 
 def model_name(name: str, external: ExternalModelConfig) -> str:

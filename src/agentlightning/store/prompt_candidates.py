@@ -11,7 +11,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal
 
 from agentlightning.errors import StoreError
 from agentlightning.records import JSON, Resource
@@ -22,7 +21,7 @@ CANDIDATES = "prompt:candidates"
 """Name of the resource; no template's, which has no colon."""
 GROUP = "optimize"
 """First part of the group ids of a search's rollouts."""
-_VALIDATION = re.compile(rf"{GROUP}:(\d{{1,9}}):val:(\d{{1,9}})(?::(\d{{1,9}})(?::(\d{{1,9}}))?)?")
+_VALIDATION = re.compile(rf"{GROUP}:(\d{{1,9}}):val:(\d{{1,9}})(?::(\d{{1,9}}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,41 +39,29 @@ class CandidateRecord:
     source: str = ""
     refused: str = ""
     """Sentence that says why it is no candidate."""
-    step: int = 0
-    """The training step whose search it is of, which has numbers of its own; 0: the run is one search."""
 
     def resource(self, run_id: str) -> Resource:
         return Resource(run_id=run_id, name=CANDIDATES, kind="prompt_candidate", value=asdict(self))
 
 
-def group_id(number: int, split: str, task: int, again: int = 0, step: int = 0) -> str:
+def group_id(number: int, split: str, task: int, again: int = 0) -> str:
     """The group of a candidate's rollouts on one task; its replicas are rollouts of it.
 
     again: of the candidate that a search starts from, counted up where all its rollouts failed and the search with them.
-    step: the training step that the search is of, or 0.
     """
-    return f"{GROUP}:{number}:{split}:{task}" + (f":{again}:{step}" if step else f":{again}" if again else "")
+    return f"{GROUP}:{number}:{split}:{task}" + (f":{again}" if again else "")
 
 
-def shared_group_id(step: int, task: int | Literal[""]) -> str:
-    """The group of all candidates' rollouts on one task in a training step whose policy learns from them; of task "", what
-    all groups of the step begin with."""
-    return f"{GROUP}:{step}:{task}"
-
-
-async def read_candidates(store: LightningStore, run_id: str, step: int | None = None) -> list[CandidateRecord]:
+async def read_candidates(store: LightningStore, run_id: str) -> list[CandidateRecord]:
     """The proposals of a run's search in their order, refused ones among them; none where it had no search.
 
-    step: the training step whose search is meant; None: the latest search. One that was recorded twice, by a store that was
-    cut off, is read once. NotFoundError where there is no such run.
+    One that was recorded twice, by a store that was cut off, is read once. NotFoundError where there is no such run.
     """
     await find_run(store, run_id)
-    records = [_parsed(each) for each in await store.resources(run_id, CANDIDATES, latest=False)]
-    wanted = max((each.step for each in records), default=0) if step is None else step
     known: dict[tuple[tuple[str, str], ...], CandidateRecord] = {}
-    for record in records:
-        if record.step == wanted:
-            known.setdefault(tuple(sorted(record.texts.items())), record)
+    for each in await store.resources(run_id, CANDIDATES, latest=False):
+        record = _parsed(each)
+        known.setdefault(tuple(sorted(record.texts.items())), record)
     return list(known.values())
 
 
@@ -88,20 +75,16 @@ def _parsed(resource: Resource) -> CandidateRecord:
         ) from cause
 
 
-async def validation_rewards(store: LightningStore, run_id: str, step: int = 0) -> dict[int, dict[int, float]]:
-    """By candidate, the mean reward of its finished rollouts on each validation task; a rollout that failed counts as 0.
-
-    step: the training step whose search is meant, or 0.
-    """
+async def validation_rewards(store: LightningStore, run_id: str) -> dict[int, dict[int, float]]:
+    """By candidate, the mean reward of its finished rollouts on each validation task; a rollout that failed counts as 0."""
     rewards: defaultdict[tuple[int, int], defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     async for portion in read_rollouts(store, RolloutQuery(run_id=run_id, mode="eval", states=["succeeded", "failed"])):
         for rollout in portion:
             found = _VALIDATION.fullmatch(rollout.group_id)  # others, which whoever may enqueue can name, are none
             if found is None:
                 continue
-            number, task, again, of = (int(each or 0) for each in found.groups())
-            if of == step:
-                rewards[number, again][task].append(rollout.reward or 0.0)
+            number, task, again = (int(each or 0) for each in found.groups())
+            rewards[number, again][task].append(rollout.reward or 0.0)
     return {  # of a start that was made again the last counts
         number: {task: statistics.fmean(values) for task, values in sorted(by_task.items())}
         for (number, _), by_task in sorted(rewards.items())

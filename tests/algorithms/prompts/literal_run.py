@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from agentlightning.algorithms.prompts.racing import RacedSearch
 from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
 from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest, Split, Trace
 from agentlightning.errors import BudgetSpentError, InputError
+from agentlightning.runtime.code_loader import load_file
+
+REPOSITORY = Path(__file__).parents[3]
+RandomSearch: type[RacedSearch] = load_file(
+    REPOSITORY / "benchmarks" / "prompts" / "random_search.py", "control"
+).RandomSearch
+
+
+def bounded(kind: type[RacedSearch], patience: int = 20, max_proposals: int = 200, **settings: Any) -> RacedSearch:
+    """The search with other bounds on its tries."""
+    own = type(kind.__name__, (kind,), {"patience": patience, "max_proposals": max_proposals})
+    made: RacedSearch = own(**settings)
+    return made
+
 
 Optimiser = Callable[[str, str, int], Awaitable[str]]
 Rewards = Callable[[Mapping[str, str], Split, int, int], tuple[float, str, str]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentlightning.algorithms.prompts.candidate_pool import CandidatePool
+from agentlightning.algorithms.prompts.racing import CandidatePool
 from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore
 
 

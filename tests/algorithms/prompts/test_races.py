@@ -7,20 +7,23 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import product
 
-from agentlightning.algorithms.prompts.races import Race, RaceRule, run_races
-from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest
+import pytest
+
+from agentlightning.algorithms.prompts import racing
+from agentlightning.algorithms.prompts.racing import Race
+from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore
 
 PARENT = PromptCandidate(number=0, texts={"system": "old"})
 CHILD = PromptCandidate(number=1, texts={"system": "new"}, parents=(0,))
-RULE = RaceRule(alpha=0.1, batch=4, max_rollouts=96)
+BATCH = 4
 
 
 def scores(rewards: Sequence[float]) -> list[RolloutScore]:
     return [RolloutScore(task=task, reward=reward) for task, reward in enumerate(rewards)]
 
 
-def race(order: int = 100, rule: RaceRule = RULE) -> Race:
-    return Race(PARENT, CHILD, range(order), rule)
+def race(order: int = 100, batch: int = BATCH) -> Race:
+    return Race(PARENT, CHILD, range(order), batch)
 
 
 def run(one: Race, differences: Sequence[float]) -> Race:
@@ -33,16 +36,17 @@ def run(one: Race, differences: Sequence[float]) -> Race:
     return one
 
 
-def test_a_race_between_equals_is_seldom_won_exactly_counted() -> None:
+def test_a_race_between_equals_is_seldom_won_exactly_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every outcome of a race of 20 pairs in batches of 2: a pair is a win, a loss or equal with probability 1/4, 1/4, 1/2.
-    rule = RaceRule(alpha=0.2, batch=2, max_rollouts=40)
+    monkeypatch.setattr(racing, "RACE_ALPHA", 0.2)
+    monkeypatch.setattr(racing, "MAX_RACE_TASKS", 20)
     chances = {1.0: 0.25, -1.0: 0.25, 0.0: 0.5}
 
     @cache
     def accepted(wins: int, losses: int, ties: int) -> float:
         total = 0.0
         for first, second in product(chances, repeat=2):
-            one = race(rule=rule)
+            one = race(batch=2)
             one.wins, one.losses, one.ties = wins, losses, ties
             one.record(scores([0.0, 0.0]), scores([first, second]))
             after = accepted(one.wins, one.losses, one.ties) if one.accepted is None else float(one.accepted)
@@ -75,9 +79,9 @@ def test_a_candidate_that_is_no_different_is_out_after_two_batches() -> None:
     assert run(even, [0.0] * 4).accepted is False
 
 
-def test_a_race_ends_where_the_rollouts_that_are_left_cannot_decide_it() -> None:
-    short = race(rule=RaceRule(alpha=0.1, batch=4, max_rollouts=14))
-    assert run(short, [1.0, 0.0, 0.0, 0.0]).accepted is False  # 5 wins would be needed, 3 pairs are left
+def test_a_race_ends_where_the_rollouts_that_are_left_cannot_decide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(racing, "MAX_RACE_TASKS", 7)
+    assert run(race(), [1.0, 0.0, 0.0, 0.0]).accepted is False  # 5 wins would be needed, 3 pairs are left
 
 
 def test_a_race_wants_no_more_rollouts_than_its_bound() -> None:
@@ -88,12 +92,13 @@ def test_a_race_wants_no_more_rollouts_than_its_bound() -> None:
             asked += sum(len(request.tasks) for request in wanted)
             size = len(wanted[0].tasks)
             one.record(scores([0.0] * size), scores(source.choices([1.0, 0.0, -1.0], [0.3, 0.5, 0.2], k=size)))
-        assert asked <= RULE.max_rollouts
+        assert asked <= 2 * racing.MAX_RACE_TASKS
         assert one.accepted is not None
 
 
-def test_both_run_on_the_same_tasks_and_replicas_and_tasks_come_again_as_further_replicas() -> None:
-    one = Race(PARENT, CHILD, [2, 0, 1], RaceRule(alpha=0.01, batch=2, max_rollouts=60))
+def test_both_run_on_the_same_tasks_and_tasks_come_again_as_further_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(racing, "RACE_ALPHA", 0.01)
+    one = Race(PARENT, CHILD, [2, 0, 1], 2)
     seen = []
     for _ in range(4):
         wanted = one.wanted()
@@ -106,27 +111,16 @@ def test_both_run_on_the_same_tasks_and_replicas_and_tasks_come_again_as_further
     assert seen == [((2, 0), 0), ((1,), 0), ((2, 0), 1), ((1,), 1)]
 
 
-async def test_races_run_side_by_side_until_each_is_over() -> None:
-    asked: list[int] = []
-
-    async def evaluate(wanted: Sequence[ScoreRequest]) -> list[list[RolloutScore]]:
-        asked.append(len(wanted))
-        return [scores([float(request.candidate.texts["system"] == "new")] * len(request.tasks)) for request in wanted]
-
-    better, same = race(), Race(PARENT, PARENT, range(9), RULE)
-    await run_races([better, same], evaluate)
-
-    assert (better.accepted, same.accepted) == (True, False)
-    assert asked == [4, 4]
-
-
-def test_a_race_that_is_resumed_goes_on_with_what_it_counted_and_one_that_is_hopeless_does_not() -> None:
+def test_a_race_that_is_resumed_goes_on_with_what_it_counted_and_one_that_is_hopeless_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one = run(race(), [1.0, -1.0, -1.0, 0.0])
     one.resume()
     run(one, [1.0] * 24)
     assert one.accepted
     assert one.losses == 2
 
-    short = run(race(rule=RaceRule(alpha=0.1, batch=4, max_rollouts=14)), [1.0, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(racing, "MAX_RACE_TASKS", 7)
+    short = run(race(), [1.0, 0.0, 0.0, 0.0])
     short.resume()
     assert short.accepted is False

@@ -74,12 +74,6 @@ def test_a_request_has_the_text_the_rollouts_and_what_was_tried_and_no_more_than
     assert "Better on 7 tasks, worse on 0, equal on 4:\n```\ntext 7\n```" in prompt
 
 
-def test_the_control_is_told_nothing_of_rollouts() -> None:
-    prompt = reflection.random_edit_prompt("system", "Answer {question}.")
-    assert reflection.ROLLOUTS not in prompt
-    assert reflection.TRIED not in prompt
-
-
 def test_a_line_that_is_almost_a_fence_is_read_in_linear_time() -> None:
     """Twice the length took four times as long: a megabyte of spaces held the process for hours."""
     assert new_text("```" + " " * 1_000_000 + "!\n```\na\n```") == "a"

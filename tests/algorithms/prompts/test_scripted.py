@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithms.prompts.reflection import (
+    ANSWER_WITH_TEXT,
+    CURRENT,
     TriedText,
     critique_prompt,
     edit_prompt,
+    fenced,
     new_text,
-    random_edit_prompt,
     reflection_prompt,
     rollouts_text,
 )
@@ -26,6 +28,7 @@ GRAMMAR = {
     "replace": {"fast": "careful"},
 }
 TEXT = "Answer {question}. Be creative."
+RANDOM_EDIT = f"Write another version.\n{CURRENT}\n{fenced(TEXT)}\n{ANSWER_WITH_TEXT}"
 
 
 def rollouts(*outcomes: tuple[float, str]) -> str:
@@ -79,7 +82,7 @@ async def test_its_critique_names_words_of_low_rewards_and_leads_its_edit() -> N
 
 
 async def test_without_a_word_about_rollouts_its_edits_are_by_chance_and_repeatable() -> None:
-    prompt = random_edit_prompt("system", TEXT)
+    prompt = RANDOM_EDIT
     found = await answers(prompt)
     assert found == await answers(prompt)
     assert len(found) == 4  # three to add, one to drop
@@ -100,14 +103,14 @@ async def test_feedback_that_looks_like_a_part_of_the_request_breaks_nothing(wor
 
 
 async def test_another_seed_draws_other_edits() -> None:
-    prompt = random_edit_prompt("system", TEXT)
+    prompt = RANDOM_EDIT
     drawn = [[await ScriptedOptimiser(GRAMMAR, seed)(prompt, "test", number) for number in range(9)] for seed in (0, 1)]
     assert drawn[0] != drawn[1]
 
 
 async def test_where_the_grammar_has_no_edit_of_a_text_the_answer_has_none() -> None:
     model = ScriptedOptimiser({"drop": ["gone"]})
-    assert new_text(await model(random_edit_prompt("system", TEXT), "test", 0)) is None
+    assert new_text(await model(RANDOM_EDIT, "test", 0)) is None
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,6 @@ def config(texts: Mapping[str, Any] | None = None, **optimize: Any) -> Config:
                 "writer": {
                     "url": "https://h/v1",
                     "models": ["w-1"],
-                    "input_cost_per_token": 0.5,
-                    "output_cost_per_token": 1.0,
                 }
             },
             "optimize": {"model": "writer", **optimize},
@@ -210,14 +208,14 @@ async def searching(
     book = CandidateBook(store, RUN, settings.optimize.templates or tuple(settings.prompts.templates))
     async with httpx.AsyncClient(transport=httpx.MockTransport(writer)) as client:
         address = ModelAddress(server_url="http://gateway", model="w-1")
-        model = GatewayModel(store, RUN, address, client, settings.external, first_pause_s=0.0)
+        model = GatewayModel(store, RUN, address, client, first_pause_s=0.0)
         await model.open(await store.resources(RUN))
         yield StoreSearch(
             config=settings,
             store=store,
             collector=RolloutCollector(store, RUN),
             book=book,
-            model=model,
+            answer=model.ask,
             budget=Budget(settings.optimize),
             tasks={
                 "train": [{"question": f"t{n}"} for n in range(3)],

@@ -19,7 +19,7 @@ TABLE: dict[str, Any] = {
     "model": {"path": "m"},
     "agent": {"run": "a.py:f"},
     "data": {"train": "t", "val": "v"},
-    "algorithm": {"type": "apo", "beam_width": 2},
+    "algorithm": {"type": "apo", "minibatch": 2},
     "prompts": {"templates": {"system": "Answer {question}."}},
     "external": {"writer": {"url": "https://h/v1", "models": ["w-1"]}},
     "optimize": {"model": "writer"},
@@ -38,7 +38,7 @@ def test_each_search_is_made_by_its_name(name: str) -> None:
 
 
 def test_settings_of_the_search_are_those_of_algorithm() -> None:
-    assert getattr(prompt_algorithm(parse_config(TABLE)), "beam_width", None) == 2
+    assert getattr(prompt_algorithm(parse_config(TABLE)), "minibatch", None) == 2
 
 
 @pytest.mark.parametrize("name", PROMPT_ALGORITHMS)
@@ -79,14 +79,6 @@ def test_an_own_search_is_found_in_its_file(tmp_path: Path) -> None:
         ({"trainer": {"steps": 5}}, "trainer.steps: has no effect on a search"),
         ({"eval": {"every": 5}}, "eval: has no effect on a search"),
         ({"agent": {"run": "a.py:f", "on_failure": "zero"}}, "agent.on_failure: has no effect on a search"),
-        (
-            {"model": {"path": "external:writer"}, "optimize": {"model": "writer", "temperature": 0.5}},
-            "optimize.temperature: has no effect on an external model",
-        ),
-        (
-            {"model": {"path": "m", "temperature": 0.5}, "optimize": {"model": "writer", "temperature": 0}},
-            "model.temperature: has no effect beside optimize.temperature",
-        ),
         ({"monitor": {"keep_credit": 5}}, "monitor: has no effect on a search"),
         (
             {"model": {"path": "external:writer"}, "optimize": {"model": "policy"}},
@@ -111,10 +103,6 @@ def test_a_setting_that_is_missing_or_without_effect_is_a_sentence(tables: dict[
             "optimize.templates: there is no template 'user' in [prompts.templates]; known are system",
         ),
         ({"prompts": {}}, "optimize: expected a template to search"),
-        (
-            {"optimize": {"model": "writer", "max_cost": 1}},
-            "optimize.max_cost: has no effect without an external model",
-        ),
         (
             {"external": {"writer": {"url": "https://h/v1", "models": ["w-*"]}}},
             "external.writer.models: expected one name without * and ?",

@@ -3,14 +3,10 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from agentlightning.algorithms.prompts.apo import APO
-from agentlightning.algorithms.prompts.gepa import GEPA
-from agentlightning.algorithms.prompts.random_search import RandomSearch
+from agentlightning.algorithms.prompts.optimizers import APO, GEPA
 from agentlightning.algorithms.prompts.search import PromptAlgorithm
 
-PROMPT_ALGORITHMS: Mapping[str, type[PromptAlgorithm]] = MappingProxyType(
-    {kind.name: kind for kind in (GEPA, APO, RandomSearch)}
-)
+PROMPT_ALGORITHMS: Mapping[str, type[PromptAlgorithm]] = MappingProxyType({kind.name: kind for kind in (GEPA, APO)})
 """The built-in searches by name."""
 
-__all__ = ["APO", "GEPA", "PROMPT_ALGORITHMS", "PromptAlgorithm", "RandomSearch"]
+__all__ = ["APO", "GEPA", "PROMPT_ALGORITHMS", "PromptAlgorithm"]

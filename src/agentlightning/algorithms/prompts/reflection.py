@@ -119,11 +119,6 @@ def edit_prompt(name: str, text: str, critique: str, tried: Sequence[TriedText] 
     return _joined(name, what, text, given, _tried(tried), ANSWER_WITH_TEXT)
 
 
-def random_edit_prompt(name: str, text: str) -> str:
-    """The request of the control: some other text, without a word about how this one did."""
-    return _joined(name, "Write another version of it, with one change.", text, "", "", ANSWER_WITH_TEXT)
-
-
 def _tried(tried: Sequence[TriedText]) -> str:
     if not tried:
         return ""

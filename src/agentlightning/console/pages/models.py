@@ -125,7 +125,7 @@ async def _candidates(reader: Reader, run: Run) -> Html | None:
     if not found:
         return None
     async with reader.analyses:
-        rewards = await validation_rewards(reader.store, run.id, found[0].step)
+        rewards = await validation_rewards(reader.store, run.id)
     rows = []
     for one in found[:MAX_ROWS]:
         own = rewards.get(one.number, {}) if one.number is not None else {}

@@ -58,7 +58,6 @@ METRICS: Mapping[str, str] = {
     "prompts/candidates": "candidates so far, the start among them",
     "prompts/rollouts": "rollouts so far",
     "prompts/tokens": "tokens so far, of agents and of the model that writes new texts",
-    "prompts/cost_usd": "US dollars for external models so far",
     "prompts/best": "of a training step that searched: number of the candidate whose texts the agents get from then on",
     "policy/entropy": "entropy of the policy at the trained tokens, nats per token",
     "policy/kl": "divergence between sampler and policy during the updates (k3, nats per token)",

@@ -1,4 +1,4 @@
-"""Budget: the use that a search has made of its rollouts, tokens and money.
+"""Budget: the use that a search has made of its rollouts and tokens.
 
 Counted along the search's own path, from recorded calls: a search that is run again from its start counts the same, and ends
 where it would have ended.
@@ -6,30 +6,26 @@ where it would have ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.optimizer import OptimizeConfig
 from agentlightning.errors import BudgetSpentError
 from agentlightning.records import Call
-from agentlightning.trainer.external_cost import external_cost, used_tokens
+from agentlightning.trainer.external_cost import used_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchUsage:
-    """Tokens and money of some calls."""
+    """Tokens of some calls."""
 
     prompt_tokens: int = 0
     sampled_tokens: int = 0
-    cost: float = 0.0
-    """US dollars of external models that have prices."""
 
     def __add__(self, other: SearchUsage) -> SearchUsage:
         return SearchUsage(
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             sampled_tokens=self.sampled_tokens + other.sampled_tokens,
-            cost=self.cost + other.cost,
         )
 
     @property
@@ -37,13 +33,11 @@ class SearchUsage:
         return self.prompt_tokens + self.sampled_tokens
 
 
-def usage_of(calls: Sequence[Call], external: Mapping[str, ExternalModelConfig]) -> SearchUsage:
-    """Tokens and money of these calls; an external model that reports no usage counts as nothing."""
+def usage_of(calls: Sequence[Call]) -> SearchUsage:
+    """Tokens of these calls; an external model that reports no usage counts as nothing."""
     tokens = [used_tokens(call) for call in calls]
     return SearchUsage(
-        prompt_tokens=sum(prompt for prompt, _ in tokens),
-        sampled_tokens=sum(sampled for _, sampled in tokens),
-        cost=external_cost(calls, external) or 0.0,
+        prompt_tokens=sum(prompt for prompt, _ in tokens), sampled_tokens=sum(sampled for _, sampled in tokens)
     )
 
 
@@ -56,7 +50,7 @@ class Budget:
     used: SearchUsage = SearchUsage()
 
     def check(self, rollouts: int = 0) -> None:
-        """BudgetSpentError where so many more rollouts would pass their bound, or tokens or money are spent."""
+        """BudgetSpentError where so many more rollouts would pass their bound, or the tokens are spent."""
         bounds, used = self.bounds, self.used
         if self.rollouts + rollouts > bounds.max_rollouts:
             raise BudgetSpentError(
@@ -66,8 +60,4 @@ class Budget:
         if bounds.max_tokens is not None and used.tokens >= bounds.max_tokens:
             raise BudgetSpentError(
                 f"The budget of {bounds.max_tokens} tokens is spent: {used.tokens} were used (optimize.max_tokens)."
-            )
-        if bounds.max_cost is not None and used.cost >= bounds.max_cost:
-            raise BudgetSpentError(
-                f"The budget of ${bounds.max_cost:g} is spent: ${used.cost:.4f} were used (optimize.max_cost)."
             )

@@ -23,12 +23,11 @@ Texts = tuple[tuple[str, str], ...]
 class CandidateBook:
     """Use from one event loop, after `open`."""
 
-    def __init__(self, store: LightningStore, run_id: str, searched: Sequence[str], step: int = 0) -> None:
-        """searched: names of the templates whose texts candidates differ in. step: the training step that searches."""
+    def __init__(self, store: LightningStore, run_id: str, searched: Sequence[str]) -> None:
+        """searched: names of the templates whose texts candidates differ in."""
         self._store = store
         self._run_id = run_id
         self._searched = searched
-        self._step = step
         self._writing = asyncio.Lock()
         self._records: dict[Texts, CandidateRecord] = {}
         self._candidates: dict[Texts, PromptCandidate] = {}
@@ -46,7 +45,7 @@ class CandidateBook:
 
     async def open(self) -> PromptCandidate:
         """The candidate that the search starts from: the newest versions, or those that it began with."""
-        records = await read_candidates(self._store, self._run_id, self._step)
+        records = await read_candidates(self._store, self._run_id)
         self._records = {_key(each.texts): each for each in records}
         versions = [
             each for each in await self._store.resources(self._run_id, latest=False) if each.kind == "prompt_template"
@@ -127,7 +126,6 @@ class CandidateBook:
         return template
 
     async def _record(self, record: CandidateRecord) -> CandidateRecord:
-        record = replace(record, step=self._step)
         await self._store.put_resources([record.resource(self._run_id)])
         self._records[_key(record.texts)] = record
         return record

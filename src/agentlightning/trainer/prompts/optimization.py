@@ -28,7 +28,7 @@ from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.prompts.budget import Budget
 from agentlightning.trainer.prompts.candidates import CandidateBook
-from agentlightning.trainer.prompts.open_model import open_model
+from agentlightning.trainer.prompts.optimizer_model import open_model
 from agentlightning.trainer.prompts.settings import check_budget, prompt_algorithm
 from agentlightning.trainer.prompts.store_search import StoreSearch
 from agentlightning.trainer.run_lease import RunLease
@@ -59,7 +59,6 @@ class OptimizeResult:
     """By template, the version that rollouts get from now on."""
     rollouts: int
     tokens: int
-    cost: float
 
 
 class Optimization:
@@ -131,7 +130,7 @@ class Optimization:
                 collector=RolloutCollector(store, folder.run_id),
                 seed=await book.open(),
                 book=book,
-                model=await open_model(config, folder.run_id, processes, stack),
+                answer=await open_model(config, folder.run_id, processes, stack),
                 budget=Budget(config.optimize),
                 tasks=tasks,
                 logger=logger,
@@ -180,7 +179,6 @@ class Optimization:
             promoted=promoted,
             rollouts=search.budget.rollouts,
             tokens=search.budget.used.tokens,
-            cost=search.budget.used.cost,
         )
 
 

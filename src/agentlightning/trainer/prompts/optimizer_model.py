@@ -10,23 +10,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
 from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
-from agentlightning.config.external import ExternalModelConfig
+from agentlightning.config.optimizer import POLICY, SCRIPTED, model_name
+from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError, ConflictError, EngineError, boundary
 from agentlightning.records import JSON, Call, Claim, Finish, NewRollout, Resource, RetryPolicy, Rollout, Sampling
 from agentlightning.runner.attempt import status_here
 from agentlightning.runtime.backoff import Backoff
 from agentlightning.store.base import LightningStore
+from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.prompts.budget import SearchUsage, usage_of
-from agentlightning.trainer.prompts.rollout_traces import message_text
+from agentlightning.trainer.prompts.store_search import message_text
 
 OPTIMIZER_RUN = "{run_id}-optimizer"
 """Id of the run that keeps what the model of a search was asked."""
@@ -38,34 +41,15 @@ ANTHROPIC_MAX_TOKENS = 8192
 """Tokens of one answer in a protocol that has no request without a bound."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerAnswer:
-    """An answer and what it cost."""
-
-    text: str
-    usage: SearchUsage
+OptimizerAnswer = tuple[str, SearchUsage]
+Answer = Callable[[str, str, int], Awaitable[OptimizerAnswer]]
+"""Of a request, its purpose and number: the recorded answer, else a new one, recorded. AgentLightningError where there is
+none."""
 
 
-class OptimizerModel(Protocol):
-    """A model that writes new texts."""
-
-    async def ask(self, prompt: str, purpose: str, number: int) -> OptimizerAnswer:
-        """The recorded answer to this request, else a new one, recorded. AgentLightningError where there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedModel:
-    """Edits of a grammar, and no model: equal requests have equal answers, so that none is recorded."""
-
-    answer: ScriptedOptimiser
-
-    async def ask(self, prompt: str, purpose: str, number: int) -> OptimizerAnswer:
-        """As of `OptimizerModel`."""
-        return OptimizerAnswer(text=await self.answer(prompt, purpose, number), usage=SearchUsage())
-
-
-def scripted_model(grammar: Path) -> ScriptedModel:
-    """The model of a JSON file with a grammar. ConfigError."""
+def scripted_model(grammar: Path) -> Answer:
+    """Edits of the grammar in a JSON file, and no model: equal requests have equal answers, so that none is recorded.
+    ConfigError."""
     try:
         edits = json.loads(grammar.read_text(encoding="utf-8"))
     except (OSError, ValueError) as cause:
@@ -74,9 +58,14 @@ def scripted_model(grammar: Path) -> ScriptedModel:
         raise ConfigError(f"optimize.grammar: {grammar}: expected an object with add, drop or replace")
     try:
         with boundary("the grammar", ConfigError):
-            return ScriptedModel(ScriptedOptimiser(edits))
+            scripted = ScriptedOptimiser(edits)
     except ConfigError as cause:
         raise ConfigError(f"optimize.grammar: {grammar}: {cause}") from cause
+
+    async def answer(prompt: str, purpose: str, number: int) -> OptimizerAnswer:
+        return await scripted(prompt, purpose, number), SearchUsage()
+
+    return answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +86,6 @@ class GatewayModel:
         run_id: str,
         address: ModelAddress,
         client: httpx.AsyncClient,
-        external: Mapping[str, ExternalModelConfig],
         first_pause_s: float = 1.0,
     ) -> None:
         """run_id: that of the search. first_pause_s: between the first two tries; then it doubles."""
@@ -106,7 +94,6 @@ class GatewayModel:
         self.run_id = OPTIMIZER_RUN.format(run_id=run_id)
         self._address = address
         self._client = client
-        self._external = external
         self._first_pause_s = first_pause_s
         self._claiming = asyncio.Lock()
         self._answers: dict[str, asyncio.Future[OptimizerAnswer]] = {}
@@ -132,7 +119,7 @@ class GatewayModel:
         await self._store.update_run(self.run_id, state="finished")
 
     async def ask(self, prompt: str, purpose: str, number: int) -> OptimizerAnswer:
-        """As of `OptimizerModel`. EngineError."""
+        """As of `Answer`. EngineError."""
         group = f"{purpose}:{hashlib.sha256(prompt.encode()).hexdigest()}:{number}"
         asking = self._answers.get(group)
         if asking is None:  # equal requests side by side are one
@@ -181,7 +168,7 @@ class GatewayModel:
         for attempt in range(1, rollout.attempt + 1):
             calls: list[Call] = await self._store.calls([rollout.id], attempt)
             if answers := [call for call in calls if call.learnable]:
-                return OptimizerAnswer(text=message_text(answers[0].completion), usage=usage_of(calls, self._external))
+                return message_text(answers[0].completion), usage_of(calls)
         return None
 
     async def _send(self, claim: Claim, prompt: str) -> OptimizerAnswer:
@@ -215,3 +202,27 @@ class GatewayModel:
             body["max_tokens"] = ANTHROPIC_MAX_TOKENS
             return {"url": f"{root}/messages", "json": body, "headers": headers}
         return {"url": f"{root}/chat/completions", "json": body, "headers": headers}
+
+
+async def open_model(config: Config, run_id: str, processes: Processes, stack: AsyncExitStack) -> Answer:
+    """The model that writes new texts; `stack` closes it. ConfigError where a grammar cannot be read."""
+    optimize = config.optimize
+    assert optimize is not None  # nobody asks without
+    if optimize.model == SCRIPTED:
+        assert optimize.grammar is not None  # a configuration has it with this model
+        return scripted_model(Path(optimize.grammar))
+    if optimize.model == POLICY:
+        model, protocol = str(processes.policy["model"]), "openai"
+    else:
+        external = config.external[optimize.model]
+        model, protocol = model_name(optimize.model, external), external.protocol
+    client = await stack.enter_async_context(httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False))
+    asked = GatewayModel(
+        processes.store,
+        run_id,
+        ModelAddress(server_url=processes.server_url, model=model, protocol=protocol),
+        client,
+    )
+    await asked.open(await processes.store.resources(run_id))
+    stack.push_async_callback(asked.close)
+    return asked.ask

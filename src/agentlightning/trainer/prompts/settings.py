@@ -13,7 +13,7 @@ from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS, PromptAlgorithm
 from agentlightning.config.air import AirConfig
 from agentlightning.config.alerts import AlertsConfig
 from agentlightning.config.optimizer import POLICY, OptimizeConfig
-from agentlightning.config.run import Config, EvalConfig, ModelConfig, MonitorConfig, TrainerConfig
+from agentlightning.config.run import Config, EvalConfig, MonitorConfig, TrainerConfig
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.records import JSON
 from agentlightning.runtime.code_loader import is_code, load_plugin
@@ -91,13 +91,7 @@ def _check_ignored(config: Config) -> None:
         raise ConfigError(
             f"data.{missing}: is required to optimize prompts; name training tasks, and held-out ones that choose"
         )
-    external = config.agent_model is not None
-    if external and optimize.temperature is not None:
-        raise ConfigError("optimize.temperature: has no effect on an external model, which samples as the agent asks")
-    own = config.model.temperature != ModelConfig.model_fields["temperature"].default
-    if own and optimize.temperature is not None:
-        raise ConfigError("model.temperature: has no effect beside optimize.temperature; give one of the two")
-    if external and optimize.model == POLICY:
+    if config.agent_model is not None and optimize.model == POLICY:
         raise ConfigError(f"optimize.model: expected the NAME of an external model, as in {config.model.path!r}")
     if config.policies:
         raise ConfigError("policies: a search for prompts runs one model; expected model.path alone")

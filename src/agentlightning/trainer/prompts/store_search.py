@@ -7,8 +7,9 @@ candidates, rollouts, which are enqueued under names of their own, and the optim
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -16,23 +17,19 @@ from itertools import count
 from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest, Split, Trace
 from agentlightning.config.run import Config
 from agentlightning.errors import AgentError, BudgetSpentError
-from agentlightning.records import JSON, NewRollout, RetryPolicy, Rollout, Sampling
+from agentlightning.records import JSON, Call, NewRollout, RetryPolicy, Rollout, Sampling, Span
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.feedback import read_feedback
-from agentlightning.store.prompt_candidates import group_id, shared_group_id
+from agentlightning.store.feedback import FEEDBACK, read_feedback
+from agentlightning.store.prompt_candidates import group_id
 from agentlightning.store.scan import read_calls
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.prompts.budget import Budget, SearchUsage, usage_of
 from agentlightning.trainer.prompts.candidates import CandidateBook
-from agentlightning.trainer.prompts.optimizer_model import OptimizerModel
-from agentlightning.trainer.prompts.rollout_traces import rollout_trace
 from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recorded, nothing_to_learn
 
 READ_BATCH = 200
 """Rollouts whose records are read at a time."""
-MAX_REPLICAS = 1000
-"""Rollouts of one candidate on one task, at most, where those of all candidates on it are a group."""
 MAX_ERROR = 2000
 """Characters of a rollout's failure that a search sees: the end of a traceback says what it was."""
 
@@ -48,15 +45,13 @@ class StoreSearch:
     store: LightningStore
     collector: RolloutCollector
     book: CandidateBook
-    model: OptimizerModel
+    answer: Callable[[str, str, int], Awaitable[tuple[str, SearchUsage]]]
+    """The optimiser model: of a request, its purpose and number, the answer and its usage."""
     budget: Budget
     tasks: Mapping[Split, Sequence[JSON]]
     seed: PromptCandidate
-    logger: MetricLogger | None
-    """Of the metrics of each batch; None: nobody records them."""
+    logger: MetricLogger
     progress: Progress
-    step: int = 0
-    """The training step that it is a part of: its rollouts on training tasks are then to be learned from. 0: none."""
     stopping: bool = False
     """Set to end before the next batch."""
     stopped: bool = False
@@ -64,7 +59,6 @@ class StoreSearch:
     batches: int = 0
     sizes: Mapping[Split, int] = field(init=False)
     _scores: dict[Key, RolloutScore] = field(default_factory=dict)
-    _own: list[Key] = field(default_factory=list)
     _rewards: dict[tuple[int, Split], dict[int, list[float]]] = field(default_factory=dict)
     """By candidate and split, rewards by task."""
     _asked: set[tuple[str, str, int]] = field(default_factory=set)
@@ -113,11 +107,11 @@ class StoreSearch:
         request = (prompt, purpose, number)
         if request not in self._asked:
             self._check(0)
-        answer = await self.model.ask(prompt, purpose, number)
+        text, usage = await self.answer(prompt, purpose, number)
         if request not in self._asked:
             self._asked.add(request)
-            self.budget.used += answer.usage
-        return answer.text
+            self.budget.used += usage
+        return text
 
     def note(self, sentence: str) -> None:
         """As of `SearchRun`."""
@@ -127,15 +121,6 @@ class StoreSearch:
         """By task, the mean reward of the rollouts of a candidate that this search has seen."""
         found = self._rewards.get((candidate.number, split), {})
         return {task: statistics.fmean(values) for task, values in sorted(found.items())}
-
-    def know(self, rewards: Mapping[Key, RolloutScore]) -> None:
-        """Scores of rollouts that were run for another reason; they cost nothing."""
-        for key, score in rewards.items():
-            self._keep(key, score)
-
-    def rollout_ids(self, split: Split) -> list[str]:
-        """Its own rollouts on the tasks of a split, without those that it only knows of."""
-        return [self._scores[key].rollout_id for key in self._own if key[1] == split]
 
     def _keep(self, key: Key, score: RolloutScore) -> None:
         number, split, task, _ = key
@@ -154,13 +139,12 @@ class StoreSearch:
         used, feedback = SearchUsage(), list[str]()
         for start in range(0, len(rollouts), READ_BATCH):
             part = rollouts[start : start + READ_BATCH]
-            used += usage_of(await read_calls(self.store, part), self.config.external)
+            used += usage_of(await read_calls(self.store, part))
             feedback += await read_feedback(self.store, part)
         self.budget.rollouts += len(rollouts)
         self.budget.used += used
         for key, rollout, words in zip(keys, rollouts, feedback, strict=True):
             self._keep(key, rollout_score(key[2], rollout, words))
-        self._own += keys
         await self._log(keys, used)
 
     async def _collect(self, keys: Sequence[Key]) -> list[Rollout]:
@@ -188,20 +172,15 @@ class StoreSearch:
 
     def _rollout(self, key: Key) -> NewRollout:
         number, split, task, replica = key
-        model, agent, optimize = self.config.model, self.config.agent, self.config.optimize
-        own = None if optimize is None else optimize.temperature
-        temperature = model.temperature if own is None else own
-        again = 0 if number else self._again
-        learned = split == "train" and self.step > 0
+        model, agent = self.config.model, self.config.agent
         return NewRollout(
             run_id=self.collector.run_id,
             task=self.tasks[split][task],
-            # What is learned from is compared with the rollouts of the same task, whatever prompt they had.
-            group_id=(shared_group_id(self.step, task) if learned else group_id(number, split, task, again, self.step)),
-            replica=number * MAX_REPLICAS + replica + again if learned else replica,
-            mode="train" if learned else "eval",
-            step=self.step or self.batches,
-            sampling=Sampling(temperature=temperature, max_tokens=model.max_tokens),
+            group_id=group_id(number, split, task, 0 if number else self._again),
+            replica=replica,
+            mode="eval",
+            step=self.batches,
+            sampling=Sampling(temperature=model.temperature, max_tokens=model.max_tokens),
             retry=RetryPolicy(max_attempts=agent.max_attempts, timeout_s=agent.timeout_s),
             prompts=dict(self.book.versions(number)),
         )
@@ -213,13 +192,10 @@ class StoreSearch:
             "cost/prompt_tokens": float(used.prompt_tokens),
             "cost/sampled_tokens": float(used.sampled_tokens),
         }
-        if "prompts/cost_usd" in metrics:
-            metrics["cost/external_usd"] = used.cost
-        if self.logger is not None:
-            await self.logger.record(self.batches, "prompts", metrics)
+        await self.logger.record(self.batches, "prompts", metrics)
         self.progress.phase("rollouts", self.budget.rollouts, self.budget.bounds.max_rollouts)
         best = metrics.get("prompts/best_mean")
-        if self.logger is not None and best is not None and best != self._best:
+        if best is not None and best != self._best:
             self._best = best
             self.progress.evaluated(self.batches, "best prompts", best)
 
@@ -236,8 +212,6 @@ class StoreSearch:
             "prompts/rollouts": float(self.budget.rollouts),
             "prompts/tokens": float(self.budget.used.tokens),
         }
-        if any(one.input_cost_per_token is not None for one in self.config.external.values()):
-            metrics["prompts/cost_usd"] = self.budget.used.cost
         if means:
             metrics["prompts/best_mean"] = max(means.values())
         return metrics
@@ -252,3 +226,52 @@ def rollout_score(task: int, rollout: Rollout, feedback: str) -> RolloutScore:
         error=(rollout.error or f"the rollout was {rollout.state}")[-MAX_ERROR:] if failed else "",
         rollout_id=rollout.id,
     )
+
+
+def rollout_trace(rollout: Rollout, calls: Sequence[Call], spans: Sequence[Span], score: RolloutScore) -> Trace:
+    """One rollout: its calls and spans of the last attempt, in the order in which they began."""
+    steps = [(call.started_ns, call_step(call)) for call in calls if call.attempt == rollout.attempt]
+    steps += [
+        (span.started_ns, span_step(span))
+        for span in spans
+        if span.attempt == rollout.attempt and span.name != FEEDBACK
+    ]
+    ordered = tuple(text for _, text in sorted(steps, key=lambda step: step[0]))
+    return Trace(task=json.dumps(rollout.task, ensure_ascii=False), steps=ordered, score=score)
+
+
+def call_step(call: Call) -> str:
+    """A model call: the messages that no earlier call had, tool results among them, and the completion."""
+    lines = [_message(each) for each in (*call.messages, call.completion)]
+    if call.finish_reason == "length":
+        lines.append("(the completion was cut off: it reached the most tokens that it may have)")
+    head = f"model call of agent {call.agent}:" if call.agent else "model call:"
+    return "\n".join([head, *lines])
+
+
+def span_step(span: Span) -> str:
+    """A step of the agent outside model calls, with its attributes, and with the error where it ended in one."""
+    own = {name: value for name, value in span.attributes.items() if not name.startswith(("resource.", "scope."))}
+    text = f"{span.name} {json.dumps(own, ensure_ascii=False, default=str)}" if own else span.name
+    failures = [span.status_message or "failed"] if span.status == "error" else []
+    for event in span.events:
+        attributes = event.get("attributes") or {}
+        if event.get("name") == "exception":
+            failures.append(f"{attributes.get('exception.type', '')}: {attributes.get('exception.message', '')}")
+    return text + "".join(f"\n  error: {one}" for one in dict.fromkeys(failures))
+
+
+def message_text(message: JSON) -> str:
+    """The text of a message, whose content is a text or parts."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+
+
+def _message(message: JSON) -> str:
+    text = message_text(message)
+    if tools := message.get("tool_calls"):
+        text += f" calls tools {json.dumps(tools, ensure_ascii=False)}"
+    return f"[{message.get('role')}] {text}"
