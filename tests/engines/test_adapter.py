@@ -1,4 +1,4 @@
-"""LoRA and DoRA: the adapter alone learns, the model without it is the reference, and plain weights come out."""
+"""LoRA: the adapter alone learns, the model without it is the reference, and plain weights come out."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from agentlightning.training_types import Loss, TrainingSequence
 from build import engine_setup, learner_setup
 
 SFT = Loss(name="sft")
-KINDS = [4]
 
 
 def row() -> TrainingSequence:
     return sequence([4, 5, 6, 40, 41, 42, 1], [(3, 7)])
 
 
-def learned(folder: Path, lora: int, updates: int = 3, **options: Any) -> Learner:
-    learner = Learner(folder, learner_setup(lora_rank=lora, **options))
+def learned(folder: Path, updates: int = 3, **options: Any) -> Learner:
+    learner = Learner(folder, learner_setup(lora_rank=4, **options))
     for _ in range(updates):
         update(learner)
     return learner
@@ -48,18 +47,16 @@ def logits(folder: Path) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("lora", KINDS)
-def test_an_adapter_starts_as_the_model_itself_and_learns(llama: Path, lora: int) -> None:
-    learner = Learner(llama, learner_setup(lora_rank=lora))
+def test_an_adapter_starts_as_the_model_itself_and_learns(llama: Path) -> None:
+    learner = Learner(llama, learner_setup(lora_rank=4))
     assert learner.logprobs([row()])[0] == pytest.approx(Learner(llama).logprobs([row()])[0], abs=1e-5)
     losses = [update(learner)["loss"] for _ in range(6)]
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize("lora", KINDS)
-def test_only_the_adapter_s_weights_are_trained(llama: Path, lora: int) -> None:
+def test_only_the_adapter_s_weights_are_trained(llama: Path) -> None:
     before = Learner(llama).model.state_dict()
-    learner = learned(llama, lora)
+    learner = learned(llama)
     trained = {name for name, p in learner.model.named_parameters() if p.requires_grad}
     assert trained
     assert all(".lora_" in name for name in trained)
@@ -68,18 +65,16 @@ def test_only_the_adapter_s_weights_are_trained(llama: Path, lora: int) -> None:
             assert torch.equal(value, before[name.replace(".base_layer", "")])
 
 
-@pytest.mark.parametrize("lora", KINDS)
-def test_the_reference_is_the_model_without_its_adapter_and_costs_no_copy(llama: Path, lora: int) -> None:
-    learner = learned(llama, lora, reference=True)
+def test_the_reference_is_the_model_without_its_adapter_and_costs_no_copy(llama: Path) -> None:
+    learner = learned(llama, reference=True)
     first = Learner(llama).logprobs([row()])[0]
     assert learner.reference_logprobs([row()])[0] == pytest.approx(first, abs=1e-5)
     assert learner.logprobs([row()])[0] != pytest.approx(first, abs=1e-1)
     assert not any(isinstance(value, torch.nn.Module) for name, value in vars(learner).items() if name != "model")
 
 
-@pytest.mark.parametrize("lora", KINDS)
-def test_a_sampler_gets_plain_weights_that_compute_the_same(llama: Path, tmp_path: Path, lora: int) -> None:
-    learner = learned(llama, lora)
+def test_a_sampler_gets_plain_weights_that_compute_the_same(llama: Path, tmp_path: Path) -> None:
+    learner = learned(llama)
     learner.export(tmp_path / "weights")
     decoder = open_decoder(tmp_path / "weights")
     decoder.reserve(1, 16)
@@ -93,11 +88,8 @@ def test_a_sampler_gets_plain_weights_that_compute_the_same(llama: Path, tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks by the old name
-@pytest.mark.parametrize("lora", KINDS)
-def test_a_checkpoint_holds_a_whole_model_and_the_adapter_as_peft_reads_it(
-    llama: Path, tmp_path: Path, lora: int
-) -> None:
-    learned(llama, lora).save(tmp_path / "saved")
+def test_a_checkpoint_holds_a_whole_model_and_the_adapter_as_peft_reads_it(llama: Path, tmp_path: Path) -> None:
+    learned(llama).save(tmp_path / "saved")
     base = AutoModelForCausalLM.from_pretrained(llama)
     with torch.inference_mode():
         adapted = PeftModel.from_pretrained(base, tmp_path / "saved" / "adapter")
@@ -106,12 +98,11 @@ def test_a_checkpoint_holds_a_whole_model_and_the_adapter_as_peft_reads_it(
         )
 
 
-@pytest.mark.parametrize("lora", KINDS)
-def test_resuming_with_an_adapter_is_exact(llama: Path, tmp_path: Path, lora: int) -> None:
-    learner = learned(llama, lora, updates=2)
+def test_resuming_with_an_adapter_is_exact(llama: Path, tmp_path: Path) -> None:
+    learner = learned(llama, updates=2)
     learner.save(tmp_path / "one")
     update(learner)
-    resumed = Learner(llama, learner_setup(lora_rank=lora, seed=5))  # other noise, other first weights
+    resumed = Learner(llama, learner_setup(lora_rank=4, seed=5))  # other noise, other first weights
     resumed.load(tmp_path / "one")
     update(resumed)
     assert resumed.updates == 3
@@ -120,15 +111,15 @@ def test_resuming_with_an_adapter_is_exact(llama: Path, tmp_path: Path, lora: in
 
 
 def test_an_adapter_goes_with_trees_and_recomputed_layers_and_gives_the_same_update(llama: Path) -> None:
-    plain = learned(llama, KINDS[0], updates=2)
-    other = learned(llama, KINDS[0], updates=2, packing="prefix_tree", gradient_checkpointing=True)
+    plain = learned(llama, updates=2)
+    other = learned(llama, updates=2, packing="prefix_tree", gradient_checkpointing=True)
     for (name, one), (_, two) in zip(plain.model.named_parameters(), other.model.named_parameters(), strict=True):
         torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-3, msg=name)
 
 
 def test_gpt2_s_layers_can_be_adapted_too(build: Callable[..., Path], tmp_path: Path) -> None:
     folder = build("GPT2")
-    learner = learned(folder, KINDS[0])
+    learner = learned(folder)
     learner.save(tmp_path / "saved")
     assert Learner(tmp_path / "saved").logprobs([row()])[0] == pytest.approx(learner.logprobs([row()])[0], abs=1e-4)
 
@@ -136,8 +127,8 @@ def test_gpt2_s_layers_can_be_adapted_too(build: Callable[..., Path], tmp_path: 
 def test_layers_that_are_not_there_and_other_kinds_of_checkpoints_are_refused(llama: Path, tmp_path: Path) -> None:
     Learner(llama).save(tmp_path / "whole")
     with pytest.raises(ModelError, match="all weights"):
-        Learner(llama, learner_setup(lora_rank=KINDS[0])).load(tmp_path / "whole")
-    learned(llama, KINDS[0], updates=0).save(tmp_path / "adapter")
+        Learner(llama, learner_setup(lora_rank=4)).load(tmp_path / "whole")
+    learned(llama, updates=0).save(tmp_path / "adapter")
     with pytest.raises(ModelError, match="an adapter"):
         Learner(llama).load(tmp_path / "adapter")
     with pytest.raises(ModelError, match="another model"):
@@ -145,13 +136,14 @@ def test_layers_that_are_not_there_and_other_kinds_of_checkpoints_are_refused(ll
 
 
 def test_a_checkpoint_with_an_adapter_is_exported_whole(llama: Path, tmp_path: Path) -> None:
-    learned(llama, KINDS[0]).save(tmp_path / "saved")
+    learned(llama).save(tmp_path / "saved")
     export_policy(tmp_path / "saved", tmp_path / "policy")
     assert (tmp_path / "policy" / "adapter" / "adapter_config.json").is_file()
     assert not (tmp_path / "policy" / "learner.pt").exists()
     assert torch.equal(logits(tmp_path / "policy"), logits(tmp_path / "saved"))
 
 
+@pytest.mark.slow
 async def test_an_engine_trains_an_adapter_and_serves_it(llama: Path, tmp_path: Path) -> None:
     engine = LocalEngine(engine_setup(llama, tmp_path, lora_rank=4))
     assert engine.support.reference

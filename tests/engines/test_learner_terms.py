@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from learner_gradients import assert_close, gradients
 from transformers import AutoModelForCausalLM
 
+from agentlightning.algorithms.offline import preference_values
 from agentlightning.engines import preferences
 from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.preferences import preference_loss
 from agentlightning.errors import EngineError
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
@@ -26,20 +29,6 @@ LOSSES = [
     Loss(ratio_mask="call", ratio_mask_low=0.7, ratio_mask_high=1.4),
     Loss(off_policy_kl=0.05, kl=0.1, entropy=0.01),
 ]
-
-
-def gradients(learner: Learner) -> dict[str, torch.Tensor]:
-    found = {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
-    learner.model.zero_grad(set_to_none=True)
-    return found
-
-
-def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for name in wanted:
-        torch.testing.assert_close(
-            found[name], wanted[name], rtol=1e-3, atol=1e-5 * float(wanted[name].abs().max() + 1)
-        )
 
 
 def conversation(learner: Learner) -> tuple[TrainingSequence, list[TrainingSequence]]:
@@ -96,43 +85,9 @@ def test_a_kl_without_reference_logprobs_or_with_some_is_refused(learner: Learne
         learner.forward_backward([row, replace(row, ref_logprobs=[0.0] * 3)], Loss(kl=0.1))
 
 
-@pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
-def test_the_reference_stays_where_training_and_loading_move_the_policy(
-    llama: Path, tmp_path: Path, packing: Any
-) -> None:
-    learner = Learner(llama, learner_setup(reference=True, packing=packing))
-    batch = [sequence([3, 4, 5, 6], [(1, 4)]), sequence([3, 4, 7], [(2, 3)], temperature=0.5)]
-    before = learner.logprobs(batch)
-    assert learner.reference_logprobs(batch) == before
-    learner.forward_backward(batch, Loss(name="sft"))
-    learner.optim_step(1e-2, 1.0)
-    learner.save(tmp_path / "moved")
-    learner.load(tmp_path / "moved")
-    assert learner.reference_logprobs(batch) == before
-    assert learner.logprobs(batch) != before
-
-
 def test_a_learner_without_a_reference_says_how_to_have_one(learner: Learner) -> None:
     with pytest.raises(EngineError, match="reference = true"):
         learner.reference_logprobs([sequence([3, 4], [(1, 2)])])
-
-
-def test_kl_pulls_back_to_the_reference(llama: Path) -> None:
-    learner = Learner(llama, learner_setup(reference=True))
-    row = sequence([3, 4, 5, 6, 7, 8], [(2, 6)], advantages=[0.0] * 6)
-    learner.forward_backward([row], Loss(name="sft"))
-    learner.optim_step(1e-2, 1.0)
-    (ref,) = learner.reference_logprobs([row])
-
-    def gap() -> float:
-        (now,) = learner.logprobs([row])
-        return sum(abs(a - b) for a, b in zip(now, ref, strict=True))
-
-    moved = gap()
-    for _ in range(5):
-        learner.forward_backward([replace(row, ref_logprobs=ref)], Loss(name="reinforce", kl=1.0, kl_estimator="k2"))
-        learner.optim_step(2e-3, 1.0)
-    assert gap() < 0.6 * moved
 
 
 def answers(learner: Learner, seed: int) -> list[TrainingSequence]:
@@ -183,19 +138,6 @@ def test_a_preference_s_gradient_is_that_of_one_graph_through_all_answers(
     assert_close(gradients(learner), {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
 
 
-def test_training_on_pairs_widens_their_margin(llama: Path) -> None:
-    learner = Learner(llama)
-    rows = answers(learner, 2)[:6]
-    rows = [replace(row, ref_logprobs=now) for row, now in zip(rows, learner.logprobs(rows), strict=True)]
-    pairs = [Preference(chosen=[rows[i]], rejected=[rows[i + 3]], weight=1 / 3) for i in range(3)]
-    first = learner.forward_backward_preferences(pairs, PreferenceLoss())
-    learner.optim_step(5e-3, 1.0)
-    last = learner.forward_backward_preferences(pairs, PreferenceLoss())
-    assert first["margin"] == pytest.approx(0.0, abs=1e-4)
-    assert last["margin"] > 0.01
-    assert last["loss"] < first["loss"]
-
-
 @pytest.mark.parametrize(
     ("examples", "loss", "message"),
     [
@@ -244,3 +186,46 @@ def test_recomputed_activations_give_the_same_gradient_and_are_recomputed(
     assert thrifty.forward_backward(batch, Loss()) == pytest.approx(plain.forward_backward(batch, Loss()))
     assert len(runs) == before + 2
     assert_close(gradients(thrifty), gradients(plain))
+
+
+CHOSEN = [0.7, -1.5, 30.0]
+REJECTED = [-0.2, 0.4, -60.0]
+MISMATCHED = [0.5, 0.3]
+
+
+def row() -> TrainingSequence:
+    return TrainingSequence(
+        rollout_id="r",
+        tokens=[1, 2],
+        mask=[False, True],
+        logprobs=[0.0, 0.0],
+        advantages=[0.0, 0.0],
+        weights=[0.0, 0.0],
+        segments=[],
+        ref_logprobs=[0.0, 0.0],
+    )
+
+
+def test_dpo_agrees_with_the_engines_loss() -> None:
+    loss = PreferenceLoss(name="dpo", beta=0.3)
+    examples = [Preference(chosen=[row()], rejected=[row()], weight=1 / 3)] * 3
+    ratios_A = torch.tensor([value for pair in zip(CHOSEN, REJECTED, strict=True) for value in pair])
+    _, expected = preference_loss(loss, examples, ratios_A, torch.tensor([]))
+    found = preference_values(loss, CHOSEN, REJECTED)
+    for name in ("loss", "margin", "accuracy"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-6)
+
+
+@pytest.mark.parametrize("mismatched", [MISMATCHED, [-1.0], []])
+def test_kto_agrees_with_the_engines_loss(mismatched: list[float]) -> None:
+    loss = PreferenceLoss(name="kto", beta=0.3, chosen_weight=2.0, rejected_weight=1.5)
+    examples = [Preference(chosen=[row()], weight=1 / 6)] * 3 + [Preference(rejected=[row()], weight=1 / 6)] * 3
+    _, expected = preference_loss(loss, examples, torch.tensor(CHOSEN + REJECTED), torch.tensor(mismatched))
+    found = preference_values(loss, CHOSEN, REJECTED, mismatched)
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+    assert found["margin"] == pytest.approx(expected["margin"], abs=1e-5)
+
+
+def test_answers_of_one_kind_have_a_loss_and_no_margin() -> None:
+    loss = PreferenceLoss(name="kto", beta=1.0)
+    assert preference_values(loss, [0.0], []) == {"loss": 0.5}

@@ -99,14 +99,6 @@ def test_reinforce_is_minus_advantage_times_logprob_and_its_gradient_minus_the_a
     assert logprobs.grad.tolist() == [-2.0, 1.0, 0.0]
 
 
-def test_reinforce_has_the_gradient_of_an_unclipped_ratio_on_fresh_samples() -> None:
-    plain, ratio = t(-0.5, -1.0).requires_grad_(), t(-0.5, -1.0).requires_grad_()
-    losses.reinforce(plain, t(0.7, -0.3)).sum().backward()
-    losses.ppo_clip(ratio, ratio.detach(), t(0.7, -0.3), 0.2, 0.28).sum().backward()
-    assert plain.grad is not None
-    assert torch.equal(plain.grad, ratio.grad if ratio.grad is not None else torch.zeros(2))
-
-
 @pytest.mark.parametrize(("estimator", "exact"), [("k1", "policy"), ("k2", "policy"), ("k3", "reference")])
 def test_in_the_mean_k1_and_k2_have_the_gradient_of_the_kl_and_k3_that_of_the_other_direction(
     estimator: Literal["k1", "k2", "k3"], exact: str

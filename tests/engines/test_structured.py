@@ -367,14 +367,6 @@ def sigmoid(value: float) -> float:
     return 1 / (1 + math.exp(-value))
 
 
-def test_rows_without_a_rule_are_left_as_they_are() -> None:
-    logits = torch.randn(3, 5)
-    rules = [None, LogitRule(logits={"top_k": 1}), None]
-    found = adjusted(logits, rules, [1.0, 1.0, 1.0])
-    assert torch.equal(found[0], logits[0])
-    assert torch.equal(found[2], logits[2])
-
-
 def test_unmerged_rows_have_the_gradient_of_merged_ones(sampler: Sampler, folder: Path) -> None:
     first = sampled(sampler, 1, **GRAMMAR)
     second = sampled(sampler, 2, [*PROMPT, *first[0], 60], **GRAMMAR)

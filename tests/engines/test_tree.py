@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from learner_gradients import gradients
 
 from agentlightning.engines.local.batches import How, TreeMask, build_tree, packs, tree_attention
 from agentlightning.engines.local.learner import Learner
@@ -81,12 +82,6 @@ def learners(folder: Path, max_tokens_per_microbatch: int = 4096, **options: Any
 @pytest.fixture(scope="module")
 def pair(llama: Path) -> tuple[Learner, Learner]:
     return learners(llama)
-
-
-def gradients(learner: Learner) -> dict[str, torch.Tensor]:
-    found = {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
-    learner.model.zero_grad(set_to_none=True)
-    return found
 
 
 def assert_same(padded: Learner, shared: Learner, sequences: list[TrainingSequence], loss: Loss) -> None:

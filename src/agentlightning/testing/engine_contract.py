@@ -232,13 +232,15 @@ async def test_calls_after_the_last_that_has_an_advantage_change_no_gradient(eng
         assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
-async def test_the_reference_stays_while_the_policy_learns(engine: Engine) -> None:
+async def test_the_reference_stays_while_the_policy_learns_and_is_loaded(engine: Engine, tmp_path: Path) -> None:
     if not engine.support.reference:
         pytest.skip("not declared")
     merged, _ = conversation()
     (before,) = await engine.logprobs([merged])
     await engine.forward_backward([merged], SFT)
     await engine.optim_step(1e-2, 1.0)
+    await engine.save(tmp_path / "moved")
+    await engine.load(tmp_path / "moved")
     assert (await engine.reference_logprobs([merged]))[0] == pytest.approx(before, abs=1e-4)
     assert (await engine.logprobs([merged]))[0] != pytest.approx(before, abs=1e-2)
 

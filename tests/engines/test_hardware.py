@@ -1,4 +1,4 @@
-"""Threads for torch: the cores that nobody else uses, and no more."""
+"""Hardware of a learner: the device and number format of `auto`, threads on cores that nobody else uses, bounds of memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.local.model import Hardware, settle
 from agentlightning.engines.local.threads import Threads, busy_seconds
 from build import learner_setup
 
@@ -85,3 +86,32 @@ def test_a_learner_that_is_told_no_number_finds_one_between_its_micro_batches(ll
     machine.passes(1.0, own=1.0, others=2.0)
     learner.logprobs([sequence([4, 5, 6], [(1, 3)])])
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        ({"cuda", "bfloat16"}, ("cuda", "bfloat16")),
+        ({"cuda"}, ("cuda", "float32")),  # a GPU too old for bfloat16
+        ({"cuda", "mps", "bfloat16"}, ("cuda", "bfloat16")),
+        ({"mps"}, ("mps", "float32")),
+        (set(), ("cpu", "float32")),
+    ],
+)
+def test_auto_takes_the_best_device_there_is(present: set[str], expected: tuple[str, str]) -> None:
+    assert settle("auto", "auto", present.__contains__) == Hardware(device=expected[0], dtype=expected[1])
+
+
+def test_what_is_named_is_taken_whatever_there_is() -> None:
+    everything = {"cuda", "mps", "bfloat16"}.__contains__
+    assert settle("cpu", "auto", everything) == Hardware(device="cpu", dtype="float32")
+    assert settle("cuda:1", "auto", everything) == Hardware(device="cuda:1", dtype="bfloat16")
+    assert settle("auto", "float32", everything) == Hardware(device="cuda", dtype="float32")
+
+
+def test_keys_and_values_are_bound_by_the_device() -> None:
+    def memory(device: str) -> int:
+        return {"cuda": 80 * 10**9, "cuda:1": 20 * 10**9}[device]
+
+    devices = (Hardware(device=name, dtype="float32") for name in ("cuda", "cuda:1", "cpu"))
+    assert [one.cache_bytes(memory) / 1e9 for one in devices] == [16, 4, 4]
