@@ -1,4 +1,4 @@
-"""Hardware of a learner: the device and number format of `auto`, threads on cores that nobody else uses, bounds of memory."""
+"""Hardware of a learner: device and number format of `auto`, threads on cores that nobody else uses, bounds of memory."""
 
 from __future__ import annotations
 
