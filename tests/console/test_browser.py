@@ -277,11 +277,6 @@ def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path
             learned = "() => Number(document.querySelector('.agl .figures dd')?.textContent) >= 2"
             visit.page.wait_for_function(learned, timeout=120_000)
             visit.picture("console-run")
-            visit.page.get_by_role("link", name="Bottlenecks", exact=True).last.click()
-            visit.page.wait_for_selector("figure.lanes")
-            visit.picture("console-bottlenecks")
-            visit.page.go_back()
-            visit.page.wait_for_selector("text=Configuration")
             visit.page.get_by_role("link", name="Rollouts", exact=True).last.click()
             visit.page.wait_for_selector(".agl tbody tr")
             visit.picture("console-rollouts")

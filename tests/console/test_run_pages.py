@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
-from console_scene import ATTACKS, SLOW_TOOL, STEPS, Parsed, check_harmless
+from console_scene import ATTACKS, STEPS, Parsed, check_harmless
 
-from agentlightning.analysis.bottlenecks import RULES, find_bottlenecks
-from agentlightning.analysis.run_bottlenecks import read_bottlenecks
+from agentlightning.analysis.bottlenecks import RULES, read_bottlenecks
 from agentlightning.config.run import parse_config, run_record
-from agentlightning.console.lanes import lanes
 from agentlightning.console.markup import Html
 from agentlightning.console.pages.bottlenecks import bottlenecks_page
 from agentlightning.console.pages.models import models_page, prompts_page
@@ -45,7 +43,7 @@ async def test_a_page_shows_what_attackers_stored_as_text(reader: Reader, path: 
     assert printable(ATTACKS[0]) in parsed.text
 
 
-async def test_a_slow_tool_is_named_first_with_its_arithmetic_and_what_a_change_was_worth(reader: Reader) -> None:
+async def test_a_slow_tool_is_named_first_with_its_arithmetic(reader: Reader) -> None:
     parsed = Parsed(await bottlenecks_page(reader, {"run": ["slow"]}))
     report = await read_bottlenecks(reader.store, "slow")
 
@@ -53,42 +51,16 @@ async def test_a_slow_tool_is_named_first_with_its_arithmetic_and_what_a_change_
     assert first.name == "slow_tools"
     assert first.text in parsed.text
     assert "80% × 86% = 69%" in parsed.text
-    [change] = first.earlier
-    assert (change.run_id, change.others, change.gain) == ("ahead", [], pytest.approx(0.4))
-    assert "run ahead, trainer.max_staleness = 2 (here 0): 0.0938 s per rollout, here 0.156 s: 40% less" in parsed.text
-    assert parsed.names.count("figure") == 1
-
-
-async def test_a_setting_that_no_other_run_changed_says_so(reader: Reader) -> None:
-    report = await read_bottlenecks(reader.store, "slow")
-    unmeasured = [one.name for one in report.findings if not one.earlier]
-
-    parsed = Parsed(await bottlenecks_page(reader, {"run": ["slow"]}))
-
-    assert parsed.text.count("no earlier run differs in it") == len(unmeasured)
 
 
 async def test_the_latest_steps_are_read_and_no_more(reader: Reader) -> None:
-    report = await read_bottlenecks(reader.store, "slow", latest=2)
-
-    assert [step.step for step in report.timeline] == [STEPS - 1, STEPS]
+    assert (await read_bottlenecks(reader.store, "slow", latest=2)).steps == 2
     with pytest.raises(InputError, match="steps: expected 1 to 1000, got 5000"):
         await bottlenecks_page(reader, {"run": ["slow"], "steps": ["5000"]})
 
 
 async def test_a_run_without_a_timed_step_says_so(reader: Reader) -> None:
     assert "no training step has ended yet" in await bottlenecks_page(reader, {"run": ["beta"]})
-
-
-def test_the_lanes_of_a_step_are_as_high_as_it_was_busy_and_its_phases_fill_it() -> None:
-    [step] = find_bottlenecks([SLOW_TOOL | {"step": 7.0}]).timeline
-
-    parsed = Parsed(lanes([step]))
-
-    assert "step 7, sampler: busy 30%" in parsed.text
-    assert "step 7, reward: busy 1%" in parsed.text
-    assert "step 7, collect: 8 s, 80%" in parsed.text
-    assert parsed.values("aria-label") == ["Lanes: steps 7 to 7 in 10 seconds; the table below has the numbers"]
 
 
 async def test_the_rules_of_the_page_are_those_of_the_command(reader: Reader) -> None:
@@ -117,7 +89,7 @@ async def test_suggestions_of_few_runs_are_the_nearest_and_not_enough_for_settin
     assert "/run?run=ahead" in parsed.values("href")
 
 
-async def test_a_planted_good_learning_rate_is_ranked_above_a_bad_one(reader: Reader) -> None:
+async def test_settings_to_try_are_shown_with_what_matters(reader: Reader) -> None:
     pytest.importorskip("optuna")
     for number in range(12):
         good = number % 2 == 0
@@ -133,13 +105,8 @@ async def test_a_planted_good_learning_rate_is_ranked_above_a_bad_one(reader: Re
 
     parsed = Parsed(await suggestions_page(reader, {"run": ["r11"]}))
 
-    tried = parsed.text.partition("Settings by importance, over 12 runs: trainer.learning_rate 100%")[2]
-    proposed, _, own = tried.partition("as configured: trainer.learning_rate = 0.0011")
-    assert "0.800 [" in proposed
-    assert "0.200 [" not in proposed
-    assert own.startswith("1")  # 0.00111, and what is predicted for it
-    assert "0.200 [" in own
-    assert "Backtest: each run predicted from the others is off by 0.000" in proposed
+    assert "Settings by importance, over 12 runs: trainer.learning_rate 100%" in parsed.text
+    assert "trainer.learning_rate = " in parsed.text.partition("Settings to try")[2]
 
 
 async def test_suggestions_that_take_too_long_say_how_to_get_them(reader: Reader) -> None:
@@ -155,7 +122,7 @@ async def test_while_an_alarm_is_active_the_page_advises_nothing_else(reader: Re
 
     parsed = check_harmless(await suggestions_page(reader, {"run": ["slow"]}))
 
-    assert f"slow goes on with alarm reward_falling: {ATTACKS[0]}" in parsed.text
+    assert f"slow has alarm reward_falling: {ATTACKS[0]}" in parsed.text
     assert "Nearest runs" not in parsed.text
     assert "Settings to try" not in parsed.text
 

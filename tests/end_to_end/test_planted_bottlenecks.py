@@ -13,9 +13,8 @@ import pytest
 from command_line import Folder
 from training import Training
 
-from agentlightning.console.lanes import LANES
 from agentlightning.console.markup import escaped
-from agentlightning.console.pages.bottlenecks import bottlenecks_page
+from agentlightning.console.pages.bottlenecks import MEANINGS, bottlenecks_page
 from agentlightning.console.reader import Reader
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
@@ -50,7 +49,7 @@ async def first_finding(training: Training, *settings: str) -> str:
     assert page.index(first["name"]) < min(
         (page.index(one["name"]) for one in found["findings"][1:]), default=len(page)
     )
-    assert all(f"step {step}, {lane}: busy" in page for step in (1, 2) for lane in LANES)
+    assert all(f"step {step}, {lane}: busy" in page for step in (1, 2) for lane in MEANINGS)
     return str(first["name"])
 
 

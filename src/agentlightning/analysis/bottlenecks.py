@@ -1,20 +1,23 @@
 """Bottlenecks: where the time of a run's steps goes, what bounds it, what to change and what that is worth at most.
 
-Pure: rows of metrics in (docs/metrics.md has the names), findings out. ``agl runs bottlenecks`` prints them, screens show
-them. It knows no settings but by name; a rule whose metrics are absent says nothing. Every gain is the share of the time per
-rollout that the change saves at most, if nothing else bounds the run before.
+``agl runs bottlenecks`` and the console show them. A rule whose metrics are absent finds nothing. Every gain is the share of
+the time per rollout that the change saves at most, if nothing else bounds the run before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from agentlightning.analysis.run_settings import SettingDifference
+from agentlightning.errors import InputError
+from agentlightning.store.base import LightningStore
+from agentlightning.store.scan import find_run
 
 LATEST = 10
 """Steps that are averaged."""
+MAX_STEPS = 1000
+STEP_S, SPEED = "time/step_s", "sampler/tokens_per_s"
 PHASES = ("collect", "prepare", "update", "publish", "record")
 MIN_COLLECT_SHARE = 0.3
 """Below it rollouts bound nothing, whatever takes their time."""
@@ -23,8 +26,6 @@ MIN_PART = 0.4
 MIN_GAIN = 0.1
 FULL = 0.75
 """Share of slots in use from which workers, or a sampler, count as full."""
-MAX_NAMED = 5
-"""Other settings of an earlier run that its sentence names."""
 STRAGGLING = 3.0
 """Duration of the longest rollout, in means of all, from which the others wait for it."""
 
@@ -36,23 +37,6 @@ class Lane:
     name: str
     share: float
     seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredChange:
-    """An earlier run that has a finding's settings otherwise, and what that was worth."""
-
-    run_id: str
-    settings: list[SettingDifference]
-    """Those of the finding that differ: this run's value, then the earlier one's."""
-    others: list[str]
-    """Further settings that differ: with them the gain may not be the setting's alone."""
-    seconds: float
-    """Of the earlier run per rollout, mean over its latest steps."""
-    own_seconds: float
-    """The same of this run."""
-    gain: float
-    """Share of the time per rollout that the earlier run saves; negative where it takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +52,6 @@ class Bottleneck:
     settings: tuple[str, ...]
     gain: float
     """Share of the time per rollout that it saves at most."""
-    earlier: list[MeasuredChange] = field(default_factory=list)
-    """Earlier runs in which one of the settings differs, the most similar first; none where nobody looked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """The uses of one step's time."""
-
-    step: int
-    seconds: float
-    phases: list[Lane]
-    busy: list[Lane]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +68,6 @@ class BottleneckReport:
     busy: list[Lane]
     """Share of the step in which each part of the run was busy; side by side. Of workers, the share of their slots, which is
     divided among the model's calls, the agents' own code and rewards."""
-    timeline: list[StepTimes]
-    """The latest steps, one by one."""
     findings: list[Bottleneck]
     """The one that gains most first."""
 
@@ -137,6 +107,33 @@ class StepMeans:
         return min(1.0, _ratio(self["sampler/calls_mean"], self["sampler/slots"]))
 
 
+async def read_bottlenecks(store: LightningStore, run_id: str, latest: int = LATEST) -> BottleneckReport:
+    """The report on a run's latest steps. NotFoundError where there is no such run, InputError for more than MAX_STEPS."""
+    if not 1 <= latest <= MAX_STEPS:
+        raise InputError(f"steps: expected 1 to {MAX_STEPS}, got {latest}")
+    await find_run(store, run_id)
+    rows = await read_latest_rows(store, run_id, latest)
+    speeds = (await store.series(run_id, [SPEED], max_points=1)).get(SPEED)
+    return find_bottlenecks(rows, latest, speeds[-1].high if speeds else math.nan)
+
+
+async def read_latest_rows(store: LightningStore, run_id: str, latest: int) -> list[dict[str, float]]:
+    """At most the `latest` training steps, oldest first, with all of their metrics and their number as "step".
+
+    Steps that a crash undid are left out, and evaluations: a row has the step's own time.
+    """
+    ends = (await store.series(run_id, [STEP_S], max_points=1)).get(STEP_S)
+    if not ends:
+        return []
+    # Twice as many: some steps are evaluations only, and new ones arrive meanwhile.
+    series = await store.series(run_id, None, max_points=2 * latest, after_step=ends[-1].step - latest)
+    rows: dict[int, dict[str, float]] = {}
+    for name, points in series.items():
+        for point in points:
+            rows.setdefault(point.step, {"step": float(point.step)})[name] = point.value
+    return [rows[step] for step in sorted(rows) if STEP_S in rows[step]][-latest:]
+
+
 def find_bottlenecks(
     rows: Sequence[Mapping[str, object]], latest: int = LATEST, best_tokens_per_s: float = math.nan
 ) -> BottleneckReport:
@@ -155,56 +152,47 @@ def find_bottlenecks(
         phases=_phases(means) if used else [],
         rollout=_of_rollout(means),
         busy=_busy(means),
-        timeline=[_step_times(row) for row in used],
         findings=sorted(found, key=lambda finding: -finding.gain),
     )
 
 
-def in_words(change: MeasuredChange) -> str:
-    """A sentence on an earlier run.
-
-    >>> rows = [SettingDifference("trainer.max_staleness", [0, 2])]
-    >>> in_words(MeasuredChange(run_id="r", settings=rows, others=["a.b"], seconds=0.3, own_seconds=0.4, gain=0.25))
-    'run r, trainer.max_staleness = 2 (here 0): 0.3 s per rollout, here 0.4 s: 25% less; 1 other setting differs: a.b'
-    """
-    settings = ", ".join(f"{row.name} = {row.values[1]} (here {row.values[0]})" for row in change.settings)
-    effect = f"{abs(change.gain):.0%} {'less' if change.gain >= 0 else 'more'}"
-    count, names = len(change.others), ", ".join(change.others[:MAX_NAMED])
-    others = f"; {count} other setting{' differs' if count == 1 else 's differ'}: {names}" if count else ""
-    more = ", …" if count > MAX_NAMED else ""
-    times = f"{change.seconds:.3g} s per rollout, here {change.own_seconds:.3g} s"
-    return f"run {change.run_id}, {settings}: {times}: {effect}{others}{more}"
-
-
 def slow_tools(means: StepMeans) -> Bottleneck | None:
-    part, collect = means.part("rollout/between_calls_s"), means.share("collect")
-    if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE):
-        return None
-    return Bottleneck(
-        name="slow_tools",
-        text=f"a rollout takes {means['rollout/duration_s']:.3g} s, of which {means['rollout/between_calls_s']:.3g} s "
-        f"({part:.0%}) lie before and between its model calls: tools and the agent's own code; the step waits for rollouts "
-        f"{collect:.0%} of its time, {collect:.0%} × {part:.0%} = {collect * part:.0%} of it for these"
-        + _sampler_idles(means),
-        change="make the agent's tools faster, call independent ones together, or let agents run while the policy learns",
-        settings=("trainer.max_staleness", "agent.concurrency"),
-        gain=collect * part,
+    return _slow_agents(
+        means,
+        "slow_tools",
+        "rollout/between_calls_s",
+        "lie before and between its model calls: tools and the agent's own code",
+        "make the agent's tools faster, call independent ones together, or let agents run while the policy learns",
+        ("trainer.max_staleness", "agent.concurrency"),
     )
 
 
 def slow_rewards(means: StepMeans) -> Bottleneck | None:
-    part, collect = means.part("rollout/after_calls_s"), means.share("collect")
+    return _slow_agents(
+        means,
+        "slow_rewards",
+        "rollout/after_calls_s",
+        "come after its last model call: the agent's end and its reward function",
+        "make the reward function faster (a program that is started each time, a judge), or let agents run while the "
+        "policy learns",
+        ("agent.reward", "trainer.max_staleness"),
+    )
+
+
+def _slow_agents(
+    means: StepMeans, name: str, metric: str, where: str, change: str, settings: tuple[str, ...]
+) -> Bottleneck | None:
+    part, collect = means.part(metric), means.share("collect")
     if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE):
         return None
+    busy = _ratio(means["sampler/busy_share"], collect)
     return Bottleneck(
-        name="slow_rewards",
-        text=f"a rollout takes {means['rollout/duration_s']:.3g} s, of which {means['rollout/after_calls_s']:.3g} s "
-        f"({part:.0%}) come after its last model call: the agent's end and its reward function; the step waits for rollouts "
-        f"{collect:.0%} of its time, {collect:.0%} × {part:.0%} = {collect * part:.0%} of it for these"
-        + _sampler_idles(means),
-        change="make the reward function faster (a program that is started each time, a judge), or let agents run while the "
-        "policy learns",
-        settings=("agent.reward", "trainer.max_staleness"),
+        name=name,
+        text=f"a rollout takes {means['rollout/duration_s']:.3g} s, of which {means[metric]:.3g} s ({part:.0%}) {where}; "
+        f"the step waits for rollouts {collect:.0%} of its time, {collect:.0%} × {part:.0%} = {collect * part:.0%} of it for"
+        " these" + (f"; the sampler has no call {1 - busy:.0%} of that time" if busy < 1 else ""),
+        change=change,
+        settings=settings,
         gain=collect * part,
     )
 
@@ -377,11 +365,6 @@ RULES: dict[str, Callable[[StepMeans], Bottleneck | None]] = {
 }
 
 
-def _sampler_idles(means: StepMeans) -> str:
-    busy = _ratio(means["sampler/busy_share"], means.share("collect"))
-    return "" if not busy < 1 else f"; the sampler has no call {1 - busy:.0%} of that time"
-
-
 def _speed(means: StepMeans) -> str:
     now, best = means["sampler/tokens_per_s"], means.best_tokens_per_s
     return "" if math.isnan(now) else f"; it samples {now:.4g} tokens/s, {best:.4g} at its best"
@@ -421,14 +404,6 @@ def _busy(means: StepMeans) -> list[Lane]:
         "learner": _ratio(means["time/update_s"], means["time/step_s"]),
     }
     return [Lane(name=name, share=min(1.0, share)) for name, share in shares.items() if not math.isnan(share)]
-
-
-def _step_times(row: Mapping[str, object]) -> StepTimes:
-    numbers = {name: _number(value) for name, value in row.items()}
-    means = StepMeans(numbers, math.nan)
-    return StepTimes(
-        step=int(_or_zero(means["step"])), seconds=means["time/step_s"], phases=_phases(means), busy=_busy(means)
-    )
 
 
 def _number(value: object) -> float:

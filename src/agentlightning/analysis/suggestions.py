@@ -1,20 +1,25 @@
 """Suggestions: what earlier runs of a store say about a configuration, with their evidence.
 
 ``agl runs suggest`` and the console drive it. Rules come from the alarms of comparable runs, which train the same model on
-the same tasks for the same reward; settings to try come from `tuning.py` once there are enough of them. Reads configurations
-and summaries of runs, never their rollouts.
+the same tasks for the same reward; Optuna proposes settings to try from the held-out rewards of those that finished. Reads
+configurations and summaries of runs, never their rollouts.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from agentlightning.analysis.compare import HELD_OUT
 from agentlightning.analysis.run_settings import (
+    LOG_RANGE,
+    SEED,
     FlatSettings,
     SettingDifference,
     differing,
@@ -24,15 +29,21 @@ from agentlightning.analysis.run_settings import (
     setting_key,
     without_seed,
 )
-from agentlightning.analysis.tuning import MIN_RUNS, TriedSettings, Tuning, tune
-from agentlightning.errors import MissingExtraError
+from agentlightning.config.run import parse_config
+from agentlightning.errors import ConfigError, MissingExtraError
 from agentlightning.records import JSON, Run, RunState
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.monitor.health_checks import active_alarms
 
+if TYPE_CHECKING:
+    import optuna
+
 MAX_RUNS = 1000
-"""Runs of a store that are looked at, the newest."""
+"""Runs of a store that are read, the newest."""
 NEAREST = 5
+MIN_RUNS = 10
+"""Finished comparable runs below which no settings are proposed."""
+PROPOSALS = 5
 IDENTITY = (
     *("model.path", "data.train", "data.val", "data.from_run", "algorithm.type"),
     *("agent.run", "agent.command", "agent.reward"),
@@ -43,7 +54,7 @@ SETTING = re.compile(r"\b(?:trainer|algorithm|model|engine|agent)\.[a-z_]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveAlarm:
-    """An alarm of a run of these settings that goes on."""
+    """An alarm that holds in a run with these settings."""
 
     run_id: str
     name: str
@@ -58,7 +69,7 @@ class AlarmRule:
     """A name of HEALTH_CHECKS."""
     text: str
     setting: str | None = None
-    """The setting that tells runs with the alarm from those without; None where none does."""
+    """The setting that separates runs with the alarm from those without; None if none does."""
     alarmed: list[str]
     quiet: list[str]
     """Runs with the alarm and without: the evidence."""
@@ -86,13 +97,16 @@ class Suggestions:
     finished: int
     """Comparable runs that finished with a held-out reward."""
     active: list[ActiveAlarm]
-    """While there is one, nothing else is suggested: first comes what it says."""
+    """While there is one, nothing else is suggested: resolve it first."""
     rules: list[AlarmRule] = field(default_factory=list)
     nearest: list[EarlierRun] = field(default_factory=list)
     best: EarlierRun | None = None
-    tuning: Tuning | None = None
-    no_tuning: str | None = None
-    """The reason why there is none."""
+    importances: dict[str, float] = field(default_factory=dict)
+    """Share of the variance in held-out reward that each setting explains, by Optuna's PED-ANOVA; the largest first."""
+    proposals: list[dict[str, Any]] = field(default_factory=list)
+    """Settings to try, by Optuna's TPE, within the range that was tried."""
+    no_proposals: str | None = None
+    """The reason why there are none."""
 
 
 async def suggest(store: LightningStore, record: JSON) -> Suggestions:
@@ -101,24 +115,12 @@ async def suggest(store: LightningStore, record: JSON) -> Suggestions:
 
 
 def suggest_among(record: JSON, runs: Sequence[Run]) -> Suggestions:
-    """The same among these runs, newest first: seconds of work where there are hundreds."""
+    """The same among these runs, newest first: seconds of work if there are hundreds."""
     own = flat_settings(record)
-    return suggest_from(record, [run for run in runs if comparable(own, run)])
-
-
-def comparable(own: FlatSettings, run: Run, but: Sequence[str] = ()) -> bool:
-    """True for a run of the same model, tasks, agent, reward and kind of algorithm; settings of `but` may be others."""
-    other = flat_settings(run.config)
-    return "model.path" in other and all(
-        name in but or setting_key(own.get(name)) == setting_key(other.get(name)) for name in IDENTITY
-    )
-
-
-def suggest_from(record: JSON, runs: Sequence[Run]) -> Suggestions:
-    """The same from runs that are comparable, newest first."""
-    own, settings = flat_settings(record), [flat_settings(run.config) for run in runs]
-    finished = [
-        TriedSettings(run.id, of_run, float(run.summary[HELD_OUT]))
+    runs = [run for run in runs if _comparable(own, run)]
+    settings = [flat_settings(run.config) for run in runs]
+    tried = [
+        (of_run, float(run.summary[HELD_OUT]))
         for run, of_run in zip(runs, settings, strict=True)
         if run.state == "finished" and is_number(run.summary.get(HELD_OUT))
     ]
@@ -128,35 +130,47 @@ def suggest_from(record: JSON, runs: Sequence[Run]) -> Suggestions:
         if run.state == "running" and without_seed(of_run) == without_seed(own)
         for name, text in active_alarms(run).items()
     ]
-    counts: dict[str, Any] = {"comparable": len(runs), "finished": len(finished), "active": active}
+    counts: dict[str, Any] = {"comparable": len(runs), "finished": len(tried), "active": active}
     if active:
-        return Suggestions(**counts, no_tuning="an alarm is active: first comes what it says")
-    apart = dict(zip([run.id for run in runs], distances(own, settings), strict=True))
-    earlier = [_earlier(run, own, of_run, apart[run.id]) for run, of_run in zip(runs, settings, strict=True)]
-    found: dict[str, Any] = {
-        **counts,
+        return Suggestions(**counts, no_proposals="an alarm is active: resolve it first")
+    apart = distances(own, settings)
+    earlier = [_earlier(run, own, of_run, far) for run, of_run, far in zip(runs, settings, apart, strict=True)]
+    counts |= {
         "rules": rules(own, runs, settings),
         "nearest": sorted(earlier, key=lambda one: one.distance)[:NEAREST],
         "best": max(
             (one for one in earlier if one.held_out is not None), key=lambda one: one.held_out or 0.0, default=None
         ),
     }
-    if len(finished) < MIN_RUNS:
-        why = f"not enough runs: {len(finished)} comparable ones have finished with a held-out reward, {MIN_RUNS} are needed"
-        return Suggestions(**found, no_tuning=why)
+    names = _varied([one for one, _ in tried])
+    if len(tried) < MIN_RUNS:
+        why = (
+            f"not enough runs: {len(tried)} comparable ones have finished with a held-out reward, {MIN_RUNS} are needed"
+        )
+        return Suggestions(**counts, no_proposals=why)
+    if not names:
+        return Suggestions(**counts, no_proposals="no setting was varied in the comparable runs")
     try:
-        tuning = tune(record, finished)
-    except MissingExtraError as missing:  # what needs no extra is said all the same
-        return Suggestions(**found, no_tuning=str(missing))
-    return Suggestions(**found, tuning=tuning, no_tuning=tuning.why_not)
+        study, spaces = _study([({name: one[name] for name in names}, value) for one, value in tried])
+    except MissingExtraError as missing:
+        return Suggestions(**counts, no_proposals=str(missing))
+    return Suggestions(**counts, importances=_importances(study), proposals=_proposals(study, spaces, record))
+
+
+def _comparable(own: FlatSettings, run: Run) -> bool:
+    """True for a run of the same model, tasks, agent, reward and kind of algorithm."""
+    other = flat_settings(run.config)
+    return "model.path" in other and all(
+        setting_key(own.get(name)) == setting_key(other.get(name)) for name in IDENTITY
+    )
 
 
 def rules(own: FlatSettings, runs: Sequence[Run], settings: Sequence[FlatSettings]) -> list[AlarmRule]:
     """Rules that concern these settings.
 
     A setting that an alarm's text names, and that all runs with the alarm have above (or below) all runs without it, is a
-    rule where the configuration has it there, too. Learning rates 1e-3 and 5e-4 with the alarm, 1e-5 without: a rule for
-    6e-4, none for 1e-4. An alarm that no setting explains is one where at least half of the runs had it.
+    rule if the configuration has it there, too. Learning rates 1e-3 and 5e-4 with the alarm, 1e-5 without: a rule for 6e-4,
+    none for 1e-4. An alarm that no setting explains is a rule if at least half of the runs had it.
     """
     texts: dict[str, str] = {}
     holders: defaultdict[str, list[int]] = defaultdict(list)
@@ -172,21 +186,21 @@ def rules(own: FlatSettings, runs: Sequence[Run], settings: Sequence[FlatSetting
             "alarmed": [runs[place].id for place in alarmed],
             "quiet": [runs[place].id for place in quiet],
         }
-        told = [
+        about = [
             AlarmRule(setting=setting, text=f"{sentence}: {texts[name]}", **shared)
             for setting in dict.fromkeys(SETTING.findall(texts[name]))
             if (sentence := _apart(setting, own, [settings[at] for at in alarmed], [settings[at] for at in quiet]))
         ]
-        if not told and 2 * len(alarmed) >= len(runs):
-            told = [AlarmRule(text=f"{len(alarmed)} of {len(runs)} comparable runs: {texts[name]}", **shared)]
-        found += told
+        if not about and 2 * len(alarmed) >= len(runs):
+            about = [AlarmRule(text=f"{len(alarmed)} of {len(runs)} comparable runs: {texts[name]}", **shared)]
+        found += about
     return found
 
 
 def _apart(
     setting: str, own: FlatSettings, alarmed: Sequence[FlatSettings], quiet: Sequence[FlatSettings]
 ) -> str | None:
-    """A sentence where the setting tells the two apart, and the configuration is on the side of the alarm."""
+    """A sentence if the setting separates the two, and the configuration is on the side of the alarm."""
     mine, *others = (own.get(setting), *(one.get(setting) for one in (*alarmed, *quiet)))
     numbers = [value for value in others if is_number(value)]
     if not quiet or not is_number(mine) or len(numbers) < len(others):
@@ -212,3 +226,85 @@ def _earlier(run: Run, own: FlatSettings, settings: FlatSettings, distance: floa
         alarms=sorted(active_alarms(run)),
         differs=differing([own, settings]),
     )
+
+
+# --- settings to try ----------------------------------------------------------------------------------------------------
+
+
+def _varied(tried: Sequence[FlatSettings]) -> list[str]:
+    """Settings that differ: numbers, and others with few values, each of several runs."""
+    found = []
+    for row in differing(tried):
+        distinct = {setting_key(value) for value in row.values}
+        numbers = all(is_number(value) for value in row.values)
+        if row.name != SEED and (numbers or 2 * len(distinct) <= len(tried)):
+            found.append(row.name)
+    return found
+
+
+def _study(tried: Sequence[tuple[FlatSettings, float]]) -> tuple[optuna.Study, dict[str, Any]]:
+    """The runs as trials of a study that proposes by TPE, and the range of each setting that was seen."""
+    try:
+        import optuna
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    except ImportError as cause:
+        raise MissingExtraError("optuna", "suggest") from cause
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    spaces: dict[str, Any] = {}
+    for name in tried[0][0]:
+        values = [settings[name] for settings, _ in tried]
+        if not all(is_number(value) for value in values):
+            spaces[name] = CategoricalDistribution(sorted({setting_key(value) for value in values}))
+            continue
+        low, high = min(values), max(values)
+        log = low > 0 and high / low >= LOG_RANGE
+        kind = IntDistribution if all(isinstance(value, int) for value in values) else FloatDistribution
+        spaces[name] = kind(low, high, log=log)
+    sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=MIN_RUNS, multivariate=True)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for settings, value in tried:
+        params = {
+            name: setting_key(settings[name]) if isinstance(space, CategoricalDistribution) else settings[name]
+            for name, space in spaces.items()
+        }
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=dict(spaces), value=value))
+    return study, spaces
+
+
+def _importances(study: optuna.Study) -> dict[str, float]:
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    # The better half against all: its default, the best tenth, would be one or two runs.
+    found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(target_quantile=0.5))
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _proposals(study: optuna.Study, spaces: Mapping[str, Any], record: JSON) -> list[dict[str, Any]]:
+    from optuna.distributions import CategoricalDistribution
+
+    found: dict[str, dict[str, Any]] = {}
+    for _ in range(4 * PROPOSALS):  # some are no configuration
+        params = study.ask(dict(spaces)).params
+        settings = {
+            name: orjson.loads(params[name]) if isinstance(space, CategoricalDistribution) else params[name]
+            for name, space in spaces.items()
+        }
+        if _is_possible(record, settings):
+            found.setdefault(setting_key(settings), settings)
+    return list(found.values())[:PROPOSALS]
+
+
+def _is_possible(record: JSON, settings: Mapping[str, Any]) -> bool:
+    """True if the configuration with these settings is valid."""
+    table = copy.deepcopy({**record, "store": {}})
+    for name, value in settings.items():
+        *tables, key = name.split(".")
+        place = table
+        for one in tables:
+            place = place.setdefault(one, {})
+        place[key] = value
+    try:
+        parse_config(table)
+    except ConfigError:
+        return False
+    return True

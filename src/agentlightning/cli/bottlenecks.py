@@ -26,7 +26,7 @@ def show_bottlenecks(
     """Show where the time of a run's steps goes, what bounds it, what to change and what that gains at most."""
     import orjson
 
-    from agentlightning.analysis.run_bottlenecks import read_bottlenecks
+    from agentlightning.analysis.bottlenecks import read_bottlenecks
     from agentlightning.trainer.display import screen
 
     found = with_store(store, lambda opened: read_bottlenecks(opened, run, latest))
@@ -38,8 +38,6 @@ def show_bottlenecks(
 
 def print_bottlenecks(console: Console, found: BottleneckReport) -> None:
     """Print the lanes, then the findings, the one that gains most first."""
-    from agentlightning.analysis.bottlenecks import in_words
-
     if not found.steps:
         console.print("no training step has ended yet")
         return
@@ -56,10 +54,6 @@ def print_bottlenecks(console: Console, found: BottleneckReport) -> None:
     for finding in found.findings:
         console.print(f"{finding.name} (up to {finding.gain:.0%}): {finding.text}", soft_wrap=True)
         console.print(f"    {finding.change}: {', '.join(finding.settings)}", soft_wrap=True)
-        for one in finding.earlier:
-            console.print(f"    {in_words(one)}", soft_wrap=True)
-        if not finding.earlier:
-            console.print("    no earlier run differs in it", soft_wrap=True)
     if not found.findings:
         console.print("nothing bounds it by itself: no rule finds more than a tenth of the time")
 

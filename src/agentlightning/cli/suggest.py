@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agentlightning.analysis.suggestions import EarlierRun, Suggestions
-    from agentlightning.analysis.tuning import Proposal, Tuning
 
 
 def suggest(
@@ -41,9 +40,7 @@ def suggest(
 def _print(console: Console, found: Suggestions) -> None:
     console.print(f"{found.comparable} comparable runs, {found.finished} of them finished with a held-out reward")
     for alarm in found.active:
-        console.print(
-            f"run {alarm.run_id} goes on with alarm {alarm.name}: {alarm.text}", soft_wrap=True, style="yellow"
-        )
+        console.print(f"run {alarm.run_id} has alarm {alarm.name}: {alarm.text}", soft_wrap=True, style="yellow")
     for rule in found.rules:
         console.print(f"{rule.alarm}: {rule.text}", soft_wrap=True)
         console.print(
@@ -55,36 +52,20 @@ def _print(console: Console, found: Suggestions) -> None:
         if found.best is not None and found.best.run_id not in {one.run_id for one in found.nearest}:
             rows.append(_row(found.best))
         print_columns(console, rows)
-    if found.tuning is not None:
-        _print_tuning(console, found.tuning)
-    if found.no_tuning is not None:
-        console.print(f"no settings are suggested: {found.no_tuning}", soft_wrap=True)
+    if found.proposals:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in found.importances.items())
+        console.print(f"settings by importance, over {found.finished} runs: {shares}", soft_wrap=True)
+        console.print("settings to try:")
+        for settings in found.proposals:
+            console.print(f"  {', '.join(f'{name} = {_value(value)}' for name, value in settings.items())}")
+    if found.no_proposals is not None:
+        console.print(f"no settings are suggested: {found.no_proposals}", soft_wrap=True)
 
 
 def _row(one: EarlierRun) -> tuple[str, ...]:
     held_out = "-" if one.held_out is None else f"{one.held_out:.3f}"
     differs = "; ".join(f"{each.name} {_value(each.values[1])}" for each in one.differs) or "nothing"
     return one.run_id, f"{one.distance:.2f}", held_out, one.state, ", ".join(one.alarms) or "-", differs
-
-
-def _print_tuning(console: Console, tuning: Tuning) -> None:
-    told = ", ".join(f"{name} {share:.0%}" for name, share in tuning.importances.items())
-    console.print(f"settings by importance, over {tuning.runs} runs: {told or 'none'}", soft_wrap=True)
-    console.print(
-        f"backtest: each run predicted from the others is off by {tuning.backtest_error:.3f} "
-        f"({tuning.mean_error:.3f} where the mean is taken)",
-        soft_wrap=True,
-    )
-    rows: list[Sequence[str]] = [("settings", "held-out predicted", "from runs")]
-    rows += [_proposal_row(one) for one in tuning.proposals]
-    rows.append(_proposal_row(tuning.own, "as configured: "))
-    print_columns(console, rows)
-
-
-def _proposal_row(one: Proposal, before: str = "") -> tuple[str, ...]:
-    settings = ", ".join(f"{name} = {_value(value)}" for name, value in one.settings.items())
-    told = f"{one.predicted.value:.3f} [{one.predicted.low:.3f}, {one.predicted.high:.3f}]"
-    return f"{before}{settings}", told, ", ".join(one.nearest)
 
 
 def _value(value: Any) -> str:

@@ -1,12 +1,10 @@
-"""Bottlenecks of a run: where the time of its steps goes, what bounds it, what to change, and what that was worth before."""
+"""Bottlenecks of a run: where the time of its steps goes, what bounds it, and what to change."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agentlightning.analysis.bottlenecks import LATEST, Bottleneck, BottleneckReport, Lane, in_words
-from agentlightning.analysis.run_bottlenecks import read_bottlenecks
-from agentlightning.console.lanes import LANES, lanes
+from agentlightning.analysis.bottlenecks import LATEST, Bottleneck, BottleneckReport, Lane, read_bottlenecks
 from agentlightning.console.markup import Html, element, join
 from agentlightning.console.pages.choose import chosen_run
 from agentlightning.console.parts import Query, number, run_link, shown, table
@@ -46,7 +44,6 @@ async def bottlenecks_page(reader: Reader, query: Query) -> Html:
             element("h2", "What bounds it"),
             _findings(found),
             element("h2", "Where the time goes"),
-            lanes(found.timeline),
             _busy(found),
             _table("Phases of a step", "phase", found.phases, {}),
             _table("A rollout, from queueing to its end", "part", found.rollout, PARTS) if found.rollout else None,
@@ -62,14 +59,11 @@ def _findings(found: BottleneckReport) -> Html:
 
 
 def _finding(one: Bottleneck) -> Html:
-    earlier = [element("li", run_link(each.run_id, in_words(each))) for each in one.earlier]
     return element(
         "li",
         element("h3", one.name, element("span", f"up to {one.gain:.0%} of the time per rollout", class_="of")),
         element("p", one.text),
         element("p", "Change: ", one.change, ": ", join(_names(one.settings))),
-        element("p", "Earlier runs that differ in it:") if earlier else None,
-        element("ul", *earlier) if earlier else element("p", "no earlier run differs in it", class_="none"),
     )
 
 
@@ -79,8 +73,8 @@ def _names(settings: Sequence[str]) -> list[Html | str]:
 
 def _busy(found: BottleneckReport) -> Html:
     shares = {lane.name: lane.share for lane in found.busy}
-    rows = [[name, f"{shares[name]:.0%}", MEANINGS[name]] for name in LANES if name in shares]
-    missing = [name for name in LANES if name not in shares]
+    rows = [[name, f"{shares[name]:.0%}", MEANINGS[name]] for name in MEANINGS if name in shares]
+    missing = [name for name in MEANINGS if name not in shares]
     note = f"not recorded in these steps: {', '.join(missing)}" if missing else None
     return join(
         [

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentlightning.analysis.suggestions import ActiveAlarm, AlarmRule, EarlierRun, Suggestions
-from agentlightning.analysis.tuning import Proposal, Tuning
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.pages.choose import chosen_run
-from agentlightning.console.parts import Query, interval, run_link, setting, shown, table
+from agentlightning.console.parts import Query, run_link, setting, shown, table
 from agentlightning.console.reader import Reader
 from agentlightning.records import Run
 
@@ -37,7 +36,7 @@ async def suggestions_page(reader: Reader, query: Query) -> Html:
 
 def _active(alarms: Sequence[ActiveAlarm]) -> Html:
     items = [
-        element("li", run_link(one.run_id), " goes on with alarm ", element("strong", one.name), f": {one.text}")
+        element("li", run_link(one.run_id), " has alarm ", element("strong", one.name), f": {one.text}")
         for one in alarms
     ]
     return element(
@@ -64,8 +63,7 @@ def _parts(found: Suggestions) -> list[Html]:
         if nearest
         else element("p", "no comparable run", class_="none"),
         element("h2", "Settings to try"),
-        *([] if found.tuning is None else _tuning(found.tuning)),
-        *([] if found.no_tuning is None else [element("p", f"No settings are suggested: {found.no_tuning}")]),
+        *_proposals(found),
     ]
 
 
@@ -101,20 +99,12 @@ def _row(one: EarlierRun, best: str | None) -> list[Html | str]:
     ]
 
 
-def _tuning(tuning: Tuning) -> list[Html]:
-    told = ", ".join(f"{name} {share:.0%}" for name, share in tuning.importances.items())
-    error = (
-        f"Backtest: each run predicted from the others is off by {tuning.backtest_error:.3f} ({tuning.mean_error:.3f} where "
-        "the mean is taken)."
-    )
-    rows = [_proposal(one, "") for one in tuning.proposals]
-    head = ["settings", "held-out predicted", "from runs"]
+def _proposals(found: Suggestions) -> list[Html]:
+    if found.no_proposals is not None:
+        return [element("p", f"No settings are suggested: {found.no_proposals}")]
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in found.importances.items())
+    rows = [[", ".join(f"{name} = {setting(value)}" for name, value in one.items())] for one in found.proposals]
     return [
-        element("p", f"Settings by importance, over {tuning.runs} runs: {told or 'none'}. {error}"),
-        table(head, [*rows, _proposal(tuning.own, "as configured: ")], "Settings to try, the best predicted first"),
+        element("p", f"Settings by importance, over {found.finished} runs: {shares}."),
+        table(["settings"], rows, "Settings to try"),
     ]
-
-
-def _proposal(one: Proposal, before: str) -> list[Html | str]:
-    settings = ", ".join(f"{name} = {setting(value)}" for name, value in one.settings.items())
-    return [before + settings, f"{interval(one.predicted, '.3f')}, n = {one.predicted.n}", join(_evidence(one.nearest))]
