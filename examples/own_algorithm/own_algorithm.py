@@ -1,4 +1,4 @@
-"""A plug-in of each kind, for docs/own-algorithm.md: credit, advantage, loss, aggregation, and a whole algorithm."""
+"""A plug-in of each kind, for docs/extend.md: credit, advantage, loss, aggregation, and a whole algorithm."""
 
 from __future__ import annotations
 

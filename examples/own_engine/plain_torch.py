@@ -1,4 +1,4 @@
-"""An engine in a hundred lines of plain torch, for docs/write-an-engine.md: it is right and it is slow.
+"""An engine in a hundred lines of plain torch, for docs/extend.md: it is right and it is slow.
 
 agl train train.toml --set engine.name=plain_torch.py:PlainTorch
 """

@@ -1,4 +1,4 @@
-"""A run on an engine of somebody else, as processes: the example of docs/write-an-engine.md."""
+"""A run on an engine of somebody else, as processes: the example of docs/extend.md."""
 
 from __future__ import annotations
 

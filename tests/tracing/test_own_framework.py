@@ -23,7 +23,7 @@ from agentlightning.tracing.frameworks import conventional, current_agent, load_
 from agentlightning.tracing.propagation import ContextPropagator
 from agentlightning.tracing.tracer import Tracer
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-framework.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 
 
 def chat_of(span: Span, side: str) -> list[JSON] | None:
