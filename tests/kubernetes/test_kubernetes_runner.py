@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from cluster_lab import DEADLINE_S, Lab, evicted, exited, running, unschedulable, until, waiting
 
+import build
 from agentlightning.config.sandbox import KubernetesJob
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.kubernetes.cluster import Cluster, ClusterError
 from agentlightning.kubernetes.job import JobTemplate, attempt_of, job_name
 from agentlightning.kubernetes.runner import KubernetesRunner
 from agentlightning.kubernetes.state import Running, Waiting
-from agentlightning.records import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
+from agentlightning.records import JSON, Claim
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.command import MAX_RECORDED_BYTES, CommandFailed
 from agentlightning.runner.connection_pool import ConnectionPool
@@ -28,11 +29,7 @@ SETTINGS = KubernetesJob(image="registry.example/agent:1", server="http://agl.ex
 
 
 def a_claim(rollout_id: str = "r1", run_id: str = "run", task: JSON | None = None) -> Claim:
-    rollout = Rollout(
-        id=rollout_id, run_id=run_id, task=task or {"q": "1 + 1"}, group_id="g", replica=0, mode="train", step=0,
-        sampling=Sampling(), retry=RetryPolicy(), priority=0, state="running", attempt=1, lost=0, created_ns=0,
-    )  # fmt: skip
-    return Claim(rollout=rollout, lease=Lease(rollout_id=rollout_id, attempt=1, token="t"), key="sk-agl-secret")
+    return build.claim(rollout_id, run_id=run_id, task=task or {"q": "1 + 1"})
 
 
 class Ended:
@@ -111,10 +108,10 @@ async def test_a_program_finds_its_environment_and_gives_its_reward(lab: Lab) ->
     assert (done.reward, done.printed) == (0.75, 'thinking\n{"reward": 0.75}\n')
     assert container["command"] == ["python", "agent.py", "--fast"]
     assert data["OPENAI_BASE_URL"] == "http://agl.example:8088/r/r1/1/v1"
-    assert data["OPENAI_API_KEY"] == "sk-agl-secret"
+    assert data["OPENAI_API_KEY"] == "sk-agl-key"
     assert data["task.json"] == '{"q": "1 + 1"}'
     assert {each["name"] for each in container["env"]} >= {"OPENAI_API_KEY", "AGL_TASK", "AGL_REWARD_URL"}
-    assert "sk-agl-secret" not in str(pod) + str(job)
+    assert "sk-agl-key" not in str(pod) + str(job)
     assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
     assert pod["spec"]["automountServiceAccountToken"] is False
     assert gone == []

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import uuid_utils
 
+import build
 from agentlightning.records import FINAL_STATES, JSON, Attempt, Call, NewRollout, RetryPolicy, Rollout
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.air import AttemptAir, RecordReader
@@ -203,23 +204,7 @@ def _text(path: Path) -> str:
 def a_call(llm: LLM, content: str) -> Call:
     """A recorded call of the attempt that an LLM belongs to."""
     rollout_id, attempt = llm.anthropic_base_url.split("/")[-2:]
-    return Call(
-        id=str(uuid_utils.uuid7()),
-        run_id="",
-        rollout_id=rollout_id,
-        attempt=int(attempt),
-        parent_id=None,
-        suffix_ids=[1],
-        sampled_ids=[2],
-        logprobs=[-0.5],
-        versions=[],
-        prompt_tokens=1,
-        policy="policy",
-        model="policy",
-        protocol="chat",
-        sampling=llm.sampling,
-        history_hash="a",
-        request_hash="b",
-        messages=[],
-        completion={"role": "assistant", "content": content},
-    )
+    place = {"run_id": "", "rollout_id": rollout_id, "attempt": int(attempt)}
+    completion = {"role": "assistant", "content": content}
+    fields = {"policy": "policy", "model": "policy", "sampling": llm.sampling, "messages": [], "completion": completion}
+    return build.call(id=str(uuid_utils.uuid7()), **place, **fields)

@@ -10,10 +10,11 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+import build
 from agentlightning.errors import AgentError, InputError, RewardError
 from agentlightning.prompts.rollout_prompts import RolloutPrompts
 from agentlightning.prompts.templates import Template
-from agentlightning.records import Call, Claim, Lease, RetryPolicy, Rollout, Sampling
+from agentlightning.records import Call, Claim, Sampling
 from agentlightning.runner.agent import LLM, emit_reward, is_marked, llm_for, prompt, rollout
 from agentlightning.runner.attempt import CURRENT, AttemptContext
 from agentlightning.runner.connection_pool import ConnectionPool
@@ -23,23 +24,7 @@ MESSAGES = [{"role": "user", "content": "{question}"}]
 
 
 def a_claim() -> Claim:
-    the_rollout = Rollout(
-        id="r1",
-        run_id="run",
-        task={},
-        group_id="g",
-        replica=0,
-        mode="train",
-        step=0,
-        sampling=Sampling(temperature=0.5),
-        retry=RetryPolicy(),
-        priority=0,
-        state="running",
-        attempt=2,
-        lost=0,
-        created_ns=0,
-    )
-    return Claim(rollout=the_rollout, lease=Lease(rollout_id="r1", attempt=2, token="t"), key="sk-agl-k")
+    return build.claim("r1", attempt=2, sampling=Sampling(temperature=0.5))
 
 
 def an_llm() -> LLM:
@@ -47,33 +32,14 @@ def an_llm() -> LLM:
 
 
 def a_call(content: object) -> Call:
-    return Call(
-        id="c",
-        run_id="run",
-        rollout_id="r1",
-        attempt=2,
-        parent_id=None,
-        suffix_ids=[],
-        sampled_ids=[],
-        logprobs=[],
-        versions=[],
-        prompt_tokens=0,
-        policy="",
-        model="m",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="",
-        request_hash="",
-        messages=[],
-        completion={"role": "assistant", "content": content},
-    )
+    return build.call(completion={"role": "assistant", "content": content})
 
 
 def test_the_llm_of_a_claim_carries_its_identity_in_url_and_key() -> None:
     llm = an_llm()
     assert llm.base_url == "http://127.0.0.1:9/r/r1/2/v1"
     assert llm.anthropic_base_url == "http://127.0.0.1:9/r/r1/2"
-    assert (llm.api_key, llm.sampling.temperature) == ("sk-agl-k", 0.5)
+    assert (llm.api_key, llm.sampling.temperature) == ("sk-agl-key", 0.5)
 
 
 async def test_agents_of_one_loop_share_one_client_that_openai_accepts() -> None:

@@ -186,7 +186,7 @@ async def test_a_worker_killed_before_the_end_leaves_no_rewards_of_its_attempt_a
     own = Bench(bench.server, bench.store, run.id)
     source = f"""
 import asyncio, sys, time
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 from runner_bench import KEY, a_call
 from agentlightning.store.client import LightningStoreClient
 

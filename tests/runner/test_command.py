@@ -12,9 +12,10 @@ import psutil
 import pytest
 from runner_bench import DEADLINE_S, gone
 
+import build
 from agentlightning.config.sandbox import Bubblewrap
 from agentlightning.errors import ConfigError
-from agentlightning.records import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
+from agentlightning.records import JSON, Claim
 from agentlightning.runner.agent import LLM, llm_for
 from agentlightning.runner.command import (
     MAX_OUTPUT_BYTES,
@@ -121,26 +122,6 @@ def left_of(rollout_id: str) -> list[int]:
     return [pid for pid in of_rollout(rollout_id) if not gone(pid)]
 
 
-def a_claim(task: JSON, rollout_id: str = "r1") -> Claim:
-    the_rollout = Rollout(
-        id=rollout_id,
-        run_id="run",
-        task=task,
-        group_id="g",
-        replica=0,
-        mode="train",
-        step=0,
-        sampling=Sampling(),
-        retry=RetryPolicy(),
-        priority=0,
-        state="running",
-        attempt=1,
-        lost=0,
-        created_ns=0,
-    )
-    return Claim(rollout=the_rollout, lease=Lease(rollout_id=rollout_id, attempt=1, token="t"), key="sk-agl-k")
-
-
 def an_llm(claim: Claim, url: str = "http://127.0.0.1:9") -> LLM:
     return llm_for(claim, url, "policy", ConnectionPool())
 
@@ -148,7 +129,7 @@ def an_llm(claim: Claim, url: str = "http://127.0.0.1:9") -> LLM:
 async def run(
     runner: CommandRunner, task: JSON | None = None, rollout_id: str = "r1", url: str = "http://127.0.0.1:9"
 ) -> AgentOutput:
-    claim = a_claim(task or {}, rollout_id)
+    claim = build.claim(rollout_id, task=task or {})
     return await runner.run(claim, an_llm(claim, url))
 
 
@@ -166,7 +147,7 @@ async def test_a_shell_program_finds_its_task_and_model_in_its_environment(start
     task, urls = str(done.output).strip().splitlines()
     root = f"{listener.url}/r/r1/1"
     assert json.loads(task) == {"q": "1 + 1"}
-    assert urls.split() == [f"{root}/v1", "sk-agl-k", root, f"{root}/v1/reward"]
+    assert urls.split() == [f"{root}/v1", "sk-agl-key", root, f"{root}/v1/reward"]
     assert done.reward is None
 
 
@@ -263,7 +244,7 @@ async def test_programs_of_a_worker_that_is_sigkilled_end_with_it(
     )
     rollout_id = f"killed-{tmp_path.parent.name}-{tmp_path.name}"
     source = (
-        "import asyncio, pathlib, sys; sys.path.insert(0, sys.argv[1]); import test_command as t\n"
+        "import asyncio, pathlib, sys; sys.path[:0] = [sys.argv[1], f'{sys.argv[1]}/..']; import test_command as t\n"
         "_, _, command, kind, url, folder, rollout = sys.argv\n"
         "runner = t.CommandRunner(command) if kind == 'bare' else t.boxed(command, url, pathlib.Path(folder))\n"
         "asyncio.run(t.run(runner, {}, rollout, url))\n"
@@ -324,6 +305,6 @@ def test_no_proxy_is_extended_not_replaced() -> None:
     assert without_proxy({"NO_PROXY": "corp.example, localhost"}, "http://127.0.0.2:80") == (
         "corp.example,localhost,127.0.0.1,::1,127.0.0.2"
     )
-    claim = a_claim({})
+    claim = build.claim("r1", task={})
     environment = command_environment({"no_proxy": "a"}, claim, an_llm(claim), Path("t.json"))
     assert environment["no_proxy"] == environment["NO_PROXY"] == "a,127.0.0.1,localhost,::1"

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from test_command import a_claim, an_llm
+from test_command import an_llm
 
+import build
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.records import Claim, NewRollout, Span, WorkerStatus
 from agentlightning.runner.agent import llm_for
@@ -86,7 +87,7 @@ async def test_a_node_program_leaves_its_spans(served: tuple[str, LightningStore
 
 
 def test_a_program_with_a_collector_of_its_own_keeps_it_and_its_spans_name_the_attempt() -> None:
-    claim = a_claim({})
+    claim = build.claim("r1", task={})
     named = f"agl.rollout_id={claim.rollout.id},agl.attempt=1"
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         assert tracing_environment({name: "http://mine:4318"}, claim, an_llm(claim)) == {

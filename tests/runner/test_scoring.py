@@ -17,11 +17,12 @@ import pytest
 from aiohttp import web
 from runner_bench import Bench, a_call, gone
 
+import build
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.agent import RewardConfig
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.errors import ConfigError, EngineError, RewardError
-from agentlightning.records import JSON, Call, Resource, Reward, Sampling, Span
+from agentlightning.records import JSON, Call, Resource, Reward, Span
 from agentlightning.runner.agent import LLM, emit_reward
 from agentlightning.runner.chat_endpoint import ChatEndpoint
 from agentlightning.runner.connection_pool import ConnectionPool
@@ -42,29 +43,8 @@ WANT = {"id": "c", "type": "function", "function": {"name": "clock", "arguments"
 
 
 def call(name: str, messages: list[JSON], answer: JSON, parent: str | None = None, at: int = 0, **fields: Any) -> Call:
-    return Call(
-        id=name,
-        run_id="run",
-        rollout_id="r",
-        attempt=1,
-        parent_id=parent,
-        suffix_ids=[],
-        sampled_ids=[],
-        logprobs=[],
-        versions=[],
-        prompt_tokens=0,
-        policy="",
-        model="m",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="",
-        request_hash="",
-        messages=messages,
-        completion=answer,
-        started_ns=at,
-        finished_ns=at + 1,
-        **fields,
-    )
+    times = {"started_ns": at, "finished_ns": at + 1}
+    return build.call(id=name, parent_id=parent, messages=messages, completion=answer, **times, **fields)
 
 
 TWO = [

@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from runner_bench import DEADLINE_S
 
-from agentlightning.records import JSON, Claim, Finish, Lease, NewRollout, RetryPolicy, WorkerStatus
+from agentlightning.records import JSON, Claim, Finish, Lease, NewRollout, RetryPolicy, Rollout, WorkerStatus
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import Execution
@@ -62,6 +64,38 @@ class Late(InMemoryLightningStore):
         return held if self._held else [False for _ in held]
 
 
+def an_execution(store: LightningStore, runner: FunctionRunner, abandon_s: float = 30.0) -> Execution:
+    return Execution(
+        store=store,
+        server_url="http://127.0.0.1:9",
+        model="policy",
+        runner=runner,
+        reward=None,
+        abandon_s=abandon_s,
+        templates=TemplateReader(store),
+    )
+
+
+@asynccontextmanager
+async def working(
+    store: LightningStore,
+    solve: Callable[..., Any],
+    *,
+    abandon_s: float = 30.0,
+    kind: type[Worker] = Worker,
+    **options: Any,
+) -> AsyncIterator[tuple[Worker, Rollout, asyncio.Task[int]]]:
+    """A worker with one place, the rollout that waits for it, and its run."""
+    retry = options.pop("retry", RetryPolicy())
+    run_id = (await store.create_run("run", {})).id
+    [queued] = await store.enqueue([NewRollout(run_id=run_id, task={}, group_id="g", retry=retry)])
+    with ThreadPoolExecutor(1) as threads:
+        execution = an_execution(store, FunctionRunner(solve, threads), abandon_s)
+        settings = WorkerOptions(run_id=run_id, worker_id="w", concurrency=1, **options)
+        worker = kind(execution, settings, open_store=InMemoryLightningStore)
+        yield worker, queued, asyncio.create_task(worker.run())
+
+
 @pytest.mark.parametrize("held", [True, False])
 async def test_a_claim_whose_answer_was_long_on_its_way_is_worked_on_if_it_is_still_held(held: bool) -> None:
     begun = asyncio.Event()
@@ -72,15 +106,7 @@ async def test_a_claim_whose_answer_was_long_on_its_way_is_worked_on_if_it_is_st
         return 1.0
 
     async with Late(held) as store:
-        run_id = (await store.create_run("late", {})).id
-        [queued] = await store.enqueue([NewRollout(run_id=run_id, task={}, group_id="g")])
-        with ThreadPoolExecutor(1) as threads:
-            worker = Worker(
-                an_execution(store, FunctionRunner(solve, threads)),
-                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1, lease_s=1.0),
-                open_store=InMemoryLightningStore,
-            )
-            running = asyncio.create_task(worker.run())
+        async with working(store, solve, lease_s=1.0) as (worker, queued, running):
             await asyncio.wait_for((begun if held else store.asked).wait(), DEADLINE_S)
             worker.stop()
             assert await running == 0
@@ -93,13 +119,12 @@ async def test_a_worker_that_starts_again_keeps_the_leases_of_agents_that_outliv
     async with InMemoryLightningStore() as store:
         run_id = (await store.create_run("again", {})).id
         await store.enqueue([NewRollout(run_id=run_id, task={}, group_id="g") for _ in range(2)])
-        with ThreadPoolExecutor(1) as threads:
-            worker = Worker(
-                an_execution(store, FunctionRunner(idle, threads)),
-                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1),
-                open_store=InMemoryLightningStore,
-                left=[] if outlived else None,
-            )
+        worker = Worker(
+            an_execution(store, cast(Any, None)),
+            WorkerOptions(run_id=run_id, worker_id="w", concurrency=1),
+            open_store=InMemoryLightningStore,
+            left=[] if outlived else None,
+        )
         predecessor = worker.status()
         if predecessor.pid:
             predecessor = replace(predecessor, pid=predecessor.pid + 1)
@@ -126,21 +151,14 @@ async def idle(task: JSON, llm: LLM) -> float:
 
 
 async def test_leases_are_watched_again_after_the_watch_has_failed() -> None:
-    async with InMemoryLightningStore() as store:
-        run_id = (await store.create_run("watched", {})).id
-        with ThreadPoolExecutor(1) as threads:
-            worker = Failing(
-                an_execution(store, FunctionRunner(idle, threads)),
-                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1),
-                open_store=InMemoryLightningStore,
-            )
-            running = asyncio.create_task(worker.run())
-            deadline = time.monotonic() + DEADLINE_S
-            while worker.looks < 2:
-                assert time.monotonic() < deadline, "it was not watched again"
-                await asyncio.sleep(0.01)
-            worker.stop()
-            assert await running == 0
+    async with InMemoryLightningStore() as store, working(store, idle, kind=Failing) as (worker, _, running):
+        assert isinstance(worker, Failing)
+        deadline = time.monotonic() + DEADLINE_S
+        while worker.looks < 2:
+            assert time.monotonic() < deadline, "it was not watched again"
+            await asyncio.sleep(0.01)
+        worker.stop()
+        assert await running == 0
 
 
 class Away(InMemoryLightningStore):
@@ -163,35 +181,16 @@ async def test_an_agent_that_could_not_be_interrupted_counts_as_acting_until_the
         let_go.wait(DEADLINE_S)
         return 1.0
 
+    retry = RetryPolicy(timeout_s=0.05)
     async with Away() as store:
-        run_id = (await store.create_run("hung", {})).id
-        retry = RetryPolicy(timeout_s=0.05)
-        [queued] = await store.enqueue([NewRollout(run_id=run_id, task={}, group_id="g", retry=retry)])
-        with ThreadPoolExecutor(1) as threads:
-            worker = Worker(
-                an_execution(store, FunctionRunner(solve, threads), abandon_s=0.05),
-                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1, drain_timeout_s=DEADLINE_S),
-                open_store=InMemoryLightningStore,
-            )
-            running = asyncio.create_task(worker.run())
+        options = {"abandon_s": 0.05, "drain_timeout_s": DEADLINE_S, "retry": retry}
+        async with working(store, solve, **options) as (worker, queued, running):
             await asyncio.wait_for(store.asked.wait(), DEADLINE_S)
             assert [attempt.lease.rollout_id for attempt in worker.acting] == [queued.id]
             store.back.set()
             assert await running == EXIT_REPLACE
             assert worker.acting == ()
             let_go.set()
-
-
-def an_execution(store: LightningStore, runner: FunctionRunner, abandon_s: float = 30.0) -> Execution:
-    return Execution(
-        store=store,
-        server_url="http://127.0.0.1:9",
-        model="policy",
-        runner=runner,
-        reward=None,
-        abandon_s=abandon_s,
-        templates=TemplateReader(store),
-    )
 
 
 async def test_a_worker_without_grace_for_its_agents_still_reports_what_it_lost() -> None:
@@ -203,15 +202,7 @@ async def test_a_worker_without_grace_for_its_agents_still_reports_what_it_lost(
         return 1.0
 
     async with Slow() as store:
-        run_id = (await store.create_run("stopped", {})).id
-        [queued] = await store.enqueue([NewRollout(run_id=run_id, task={}, group_id="g")])
-        with ThreadPoolExecutor(1) as threads:
-            worker = Worker(
-                an_execution(store, FunctionRunner(solve, threads)),
-                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1, drain_timeout_s=0.0),
-                open_store=InMemoryLightningStore,
-            )
-            running = asyncio.create_task(worker.run())
+        async with working(store, solve, drain_timeout_s=0.0) as (worker, queued, running):
             await begun.wait()
             worker.stop()
             assert await running == 0

@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from agentlightning.records import JSON, Call, Sampling, Span
+import build
+from agentlightning.records import JSON, Call, Span
 
 SECOND = 10**9
 WEATHER: JSON = {
@@ -62,22 +63,7 @@ class Conversation:
 
 def record(**fields: Any) -> Call:
     """A call with these fields."""
-    known: dict[str, Any] = {
-        "run_id": "run",
-        "rollout_id": "rollout",
-        "attempt": 1,
-        "parent_id": None,
-        "suffix_ids": [1],
-        "logprobs": [-0.5, -0.5],
-        "versions": [],
-        "prompt_tokens": 1,
-        "policy": "default",
-        "model": "policy",
-        "protocol": "chat",
-        "sampling": Sampling(),
-        "history_hash": "",
-    }
-    return Call(**{**known, **fields})
+    return build.call(**{"suffix_ids": [1], "model": "policy", "versions": [], "history_hash": "", **fields})
 
 
 def user(text: str) -> JSON:

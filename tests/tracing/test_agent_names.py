@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from agentlightning.records import JSON, Call, NewRollout, Sampling, Span, WorkerStatus
+import build
+from agentlightning.records import Call, NewRollout, Span, WorkerStatus
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.tracing.agent_names import name_calls, named_calls
 
 
-def a_call(name: str, span: str | None, agent: str | None = None, rollout: str = "r", run: str = "run") -> Call:
-    return Call(
-        id=name,
-        run_id=run,
-        rollout_id=rollout,
-        attempt=1,
-        parent_id=None,
-        suffix_ids=[1],
-        sampled_ids=[2],
-        logprobs=[-0.5],
-        versions=[],
-        prompt_tokens=1,
-        policy="default",
-        model="m",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash=name,
-        request_hash=name,
-        messages=[],
-        completion={},
-        agent=agent,
-        span_id=span,
-    )
+def a_call(name: str, span: str | None, agent: str | None = None, **fields: Any) -> Call:
+    return build.call(id=name, span_id=span, agent=agent, **fields)
 
 
 def a_span(name: str, parent: str | None = None, attempt: int = 1, **attributes: str) -> Span:
-    table: JSON = {key.replace("__", "."): value for key, value in attributes.items()}
-    return Span(
-        id=name,
-        run_id="run",
-        rollout_id="r",
-        attempt=attempt,
-        name=name,
-        parent_id=parent,
-        attributes=table,
-        trace_id="t",
-    )
+    table = {key.replace("__", "."): value for key, value in attributes.items()}
+    return build.span(name=name, id=name, parent_id=parent, attempt=attempt, attributes=table, trace_id="t")
 
 
 def names(calls: list[Call]) -> list[str | None]:
@@ -81,5 +53,8 @@ async def test_spans_are_read_from_the_store_where_a_call_lacks_its_name() -> No
         assert len(await store.claim(worker, limit=1)) == 1
         span = replace(a_span("s", gen_ai__agent__name="writer"), run_id=run.id, rollout_id=rollout.id)
         await store.append_spans([span])
-        calls = [a_call("1", "s", rollout=rollout.id, run=run.id), a_call("2", None, rollout=rollout.id, run=run.id)]
+        calls = [
+            a_call("1", "s", rollout_id=rollout.id, run_id=run.id),
+            a_call("2", None, rollout_id=rollout.id, run_id=run.id),
+        ]
         assert names(await named_calls(store, calls)) == ["writer", None]

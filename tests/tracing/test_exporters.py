@@ -12,14 +12,13 @@ import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+import build
 from agentlightning.errors import ConfigError
 from agentlightning.records import (
     Call,
     Finish,
     NewRollout,
-    RetryPolicy,
     Reward,
-    Rollout,
     Sampling,
     Span,
     VersionSpan,
@@ -39,60 +38,32 @@ from agentlightning.tracing.otlp import hex_of, read_json
 from agentlightning.tracing.protobuf import read_protobuf, write_protobuf, write_response
 from agentlightning.tracing.rollout_trace import resource_of, trace_of
 
-ROLLOUT = Rollout(
-    id="0189",
-    run_id="run",
-    task={"question": "2 + 2?"},
-    group_id="g",
-    replica=0,
-    mode="train",
-    step=3,
-    sampling=Sampling(),
-    retry=RetryPolicy(),
-    priority=0,
-    state="succeeded",
-    attempt=2,
-    lost=0,
-    created_ns=50,
-    started_ns=100,
-    finished_ns=900,
-    reward=0.5,
+ROLLOUT = build.rollout(
+    "0189", 0.5, task={"question": "2 + 2?"}, step=3, attempt=2, created_ns=50, started_ns=100, finished_ns=900
 )
 
 
 def a_call(name: str, **fields: Any) -> Call:
     given: dict[str, Any] = {
-        "id": name,
-        "run_id": "run",
-        "rollout_id": "0189",
-        "attempt": 2,
-        "parent_id": None,
         "suffix_ids": [1, 2],
         "sampled_ids": [3],
-        "logprobs": [-0.5],
         "versions": [VersionSpan(version=7, start=0, end=1)],
-        "prompt_tokens": 2,
-        "policy": "default",
         "model": "tiny",
-        "protocol": "chat",
         "sampling": Sampling(max_tokens=9),
-        "history_hash": "h",
-        "request_hash": "r",
         "messages": [{"role": "user", "content": "2 + 2?"}],
         "completion": {"role": "assistant", "content": "4"},
         "started_ns": 200,
         "finished_ns": 300,
     }
-    return Call(**{**given, **fields})
+    return build.call(ROLLOUT, name, **{**given, **fields})
 
 
 def a_span(digits: str, **fields: Any) -> Span:
-    place: dict[str, Any] = {"run_id": "run", "rollout_id": "0189", "attempt": 2, "name": "tool"}
-    return Span(id=f"0189.2.{digits}", **{**place, "started_ns": 1, "finished_ns": 2, "trace_id": "ab" * 16, **fields})
+    return build.span(ROLLOUT, id=f"0189.2.{digits}", **{"trace_id": "ab" * 16, **fields})
 
 
 def a_reward(value: float, **fields: Any) -> Reward:
-    return Reward(**{"id": "w", "run_id": "run", "rollout_id": "0189", "attempt": 2, "value": value, **fields})
+    return build.reward(ROLLOUT, value, **fields)
 
 
 FIRST, SECOND = "00f067aa0ba902b7", "00f067aa0ba902b8"
