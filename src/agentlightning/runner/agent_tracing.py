@@ -12,8 +12,7 @@ from agentlightning.config.agent import AgentConfig
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.tracing.buffer import SpanBuffer
 from agentlightning.tracing.frameworks import load_installed_adapters
-from agentlightning.tracing.import_hooks import ImportHook
-from agentlightning.tracing.propagation import ContextPropagator
+from agentlightning.tracing.propagation import ContextPropagator, ImportHook
 
 
 def trace_agents(agent: AgentConfig, server_url: str) -> None:
