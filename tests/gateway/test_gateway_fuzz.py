@@ -21,11 +21,9 @@ from schemathesis import GenerationMode
 from agentlightning.gateway.rest import create_routes
 from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.server import AgentLightningServer
-from agentlightning.gateway.store_rpc import StoreMethod
 from agentlightning.records import NewRollout, WorkerStatus
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.store.wire import METHODS
 
 DETAILS = (
     "the gateway failed",
@@ -60,7 +58,6 @@ OPERATIONS = {
             STORE,
             None,
             ALLOWED,
-            [StoreMethod(STORE, name, ALLOWED, lambda *_: None) for name in METHODS],
             asyncio.Event(),
         ).openapi()
     ).get_all_operations()

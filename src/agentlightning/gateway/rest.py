@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+import msgspec
 import orjson
 from fastapi import Depends, FastAPI, Header, Query, Response
 from fastapi import Request as HttpRequest
@@ -29,21 +30,20 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentlightning.config.base import expected
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.authentication import Authentication, ServerKeyError
 from agentlightning.gateway.event_stream import RunEvents, parse_cursor
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.middleware import CALLER, ApiMiddleware, error_body
 from agentlightning.gateway.roles import Permissions
-from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc, error_sentence
+from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc
 from agentlightning.records import Call, Claim, Mode, Rollout, RolloutState, Run
 from agentlightning.store import wire
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.server_keys import is_loopback
 from agentlightning.store.summaries import MAX_LIMIT, MAX_POINTS
 from agentlightning.store.summary_types import Order, SeriesPoint, SummaryPage, SummaryQuery
-
-_KEY = "Names this request: one that is sent again with the same name is answered as the first was, not executed again."
 
 
 def create_api(
@@ -92,7 +92,7 @@ def create_api(
     callers = authentication or Authentication(store, server_key)
     permissions = Permissions(store, external_keys)
     methods = [StoreMethod(store, name, permissions, after) for name in wire.METHODS]
-    routes = RoutesOnDemand(lambda: create_routes(store, server_key, permissions, methods, stopping))
+    routes = RoutesOnDemand(lambda: create_routes(store, server_key, permissions, stopping))
     rpc = StoreRpc(routes, methods, stopping)
     return ApiMiddleware(rpc, boot or uuid.uuid4().hex, callers)
 
@@ -143,7 +143,6 @@ def create_routes(
     store: LightningStore,
     server_key: str | None,
     permissions: Permissions,
-    methods: Sequence[StoreMethod],
     stopping: asyncio.Event,
 ) -> FastAPI:
     """The description of the whole API, and the routes that are no methods. Event streams end when `stopping` is set."""
@@ -158,37 +157,50 @@ def create_routes(
     api.add_exception_handler(AgentLightningError, _on_error)
     api.add_exception_handler(RequestValidationError, _on_bad_input)
     api.add_exception_handler(HTTPException, _on_http_error)
-    for method in methods:
-        _describe(api, method)
     _add_views(api, store, permissions)
     _add_series(api, store, permissions, stopping)
     _add_secret(api, store, server_key, permissions)
+    described = api.openapi
+
+    def openapi() -> dict[str, Any]:
+        return api.openapi_schema if api.openapi_schema is not None else _with_methods(described())
+
+    api.openapi = openapi  # type: ignore[method-assign]
     return api
 
 
-def _describe(api: FastAPI, method: StoreMethod) -> None:
-    """The route of a method in OpenAPI; the middleware in front serves it."""
-    key = Annotated[str | None, Header(min_length=1, max_length=MAX_KEY_CHARS, description=_KEY)]
-
-    async def described(body: BaseModel, idempotency_key: str | None = None) -> Response:
-        raise AssertionError("methods are served before they come here")
-
-    async def described_without_body(idempotency_key: str | None = None) -> Response:
-        raise AssertionError("methods are served before they come here")
-
-    described.__annotations__ = {"body": method.body, "idempotency_key": key, "return": Response}
-    described_without_body.__annotations__ = {"idempotency_key": key, "return": Response}
-    text = method.contract.__doc__ or ""
-    api.add_api_route(
-        f"/{method.name}",
-        described if method.body else described_without_body,
-        methods=["POST"],
-        operation_id=method.name,
-        response_model=dict[Mode, dict[RolloutState, int]] if method.name == "count" else method.hints["return"],
-        summary=text.split(". ")[0].strip(),
-        description=inspect.cleandoc(text),
-        tags=["methods"],
+def _with_methods(schema: dict[str, Any]) -> dict[str, Any]:
+    """The description of the views, and that of the methods, which the middleware in front serves."""
+    kinds = [(wire.arguments_type(name), _RESULTS.get(name) or wire.result_type(name)) for name in wire.METHODS]
+    found, components = msgspec.json.schema_components(
+        [kind for pair in kinds for kind in pair], ref_template="#/components/schemas/{name}"
     )
+    schema["components"]["schemas"] |= components
+    refused = next(iter(schema["paths"]["/runs"].values()))["responses"]
+    for position, name in enumerate(wire.METHODS):
+        text = inspect.cleandoc(getattr(LightningStore, name).__doc__ or "")
+        answer = {"description": "The result.", "content": {"application/json": {"schema": found[2 * position + 1]}}}
+        schema["paths"].setdefault(f"/{name}", {})["post"] = {
+            "operationId": name,
+            "summary": text.split(". ")[0].strip(),
+            "description": text,
+            "tags": ["methods"],
+            "security": [{"HTTPBearer": []}],
+            "parameters": [_KEY],
+            "requestBody": {"required": True, "content": {"application/json": {"schema": found[2 * position]}}},
+            "responses": {**refused, "200": answer},
+        }
+    return schema
+
+
+_KEY = {
+    "name": "idempotency-key",
+    "in": "header",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS},
+    "description": "Names this request: one that is sent again with the same name is answered as the first was.",
+}
+_RESULTS: dict[str, Any] = {"count": dict[Mode, dict[RolloutState, int]]}
+"""Results of methods that JSON has in another form."""
 
 
 def _add_views(api: FastAPI, store: LightningStore, permissions: Permissions) -> None:
@@ -309,7 +321,7 @@ async def _on_error(_: HttpRequest, error: Exception) -> Response:
 async def _on_bad_input(_: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    return _error(422, InputError, error_sentence(first, first["loc"][1:]))
+    return _error(422, InputError, f"{'.'.join(map(str, first['loc'][1:]))}: {expected(first, 'an object')}")
 
 
 async def _on_http_error(request: HttpRequest, error: Exception) -> Response:

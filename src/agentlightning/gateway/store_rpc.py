@@ -9,20 +9,16 @@ checked against the method's signature in one pass, allowed (roles.py) and execu
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
-import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
-from pydantic import BaseModel, Field, ValidationError, create_model
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentlightning.config.base import Table, expected, parse_settings
+from agentlightning.config.base import Table, parse_settings
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.limits import LimitsConfig
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
@@ -39,8 +35,6 @@ from agentlightning.store.requests import requested
 
 MSGPACK = wire.CONTENT_TYPE.encode()
 
-MAX_WAIT_S = 86_400.0
-"""Seconds that a method may be asked to wait, or a lease to last."""
 MAX_KEY_CHARS = 128
 
 RESOURCE_SETTINGS: Mapping[str, type[Table]] = {
@@ -69,25 +63,13 @@ class StoreMethod:
     def __init__(self, store: LightningStore, name: str, permissions: Permissions, after: After) -> None:
         self.name = name
         self._permissions = permissions
-        self.contract: Callable[..., Any] = getattr(LightningStore, name)
         self._execute: Callable[..., Coroutine[Any, Any, Any]] = getattr(store, name)
         self._after = after
-
-    @cached_property
-    def hints(self) -> dict[str, Any]:
-        """Types of its arguments by name, and of its result as `return`."""
-        return typing.get_type_hints(self.contract)
-
-    @cached_property
-    def body(self) -> type[BaseModel] | None:
-        """Model of its arguments, made where JSON or the description needs it; None where it takes none."""
-        hints = {name: hint for name, hint in self.hints.items() if name != "return"}
-        return _body_model(self.name, self.contract, hints) if hints else None
 
     async def execute(self, body: bytes | msgspec.Raw, binary: bool, caller: Caller) -> RpcResponse:
         """The response to a request with this body; an error of ours is one too, and always JSON."""
         try:
-            given = self._decoded(body) if binary else self._parsed(bytes(body))
+            given = wire.decode_arguments(self.name, body, as_json=not binary)
             given = await self._permissions.check(caller, self.name, given)
             for resource in given["resources"] if self.name == "put_resources" else ():
                 if resource.kind in RESOURCE_SETTINGS:
@@ -99,23 +81,6 @@ class StoreMethod:
             return RpcResponse(200, wire.encode_result(self.name, result) if binary else _as_json(self.name, result))
         except AgentLightningError as error:
             return RpcResponse(error.http_status, error_body(type(error), str(error)))
-
-    def _decoded(self, body: bytes | msgspec.Raw) -> dict[str, Any]:
-        given = wire.decode_arguments(self.name, body)
-        for name in ("wait_s", "timeout_s", "lease_s"):
-            if not 0 <= given.get(name, 0.0) <= MAX_WAIT_S:
-                raise InputError(f"{name}: expected at most {MAX_WAIT_S:.0f} seconds, got {given[name]}")
-        return given
-
-    def _parsed(self, body: bytes) -> dict[str, Any]:
-        if self.body is None:
-            return {}
-        try:
-            checked = self.body.model_validate_json(body)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise InputError(error_sentence(first, first["loc"])) from None
-        return {name: getattr(checked, name) for name in self.body.model_fields}
 
 
 class StoreRpc:
@@ -210,28 +175,6 @@ async def _plain(body: bytes, encoding: bytes) -> bytes:
         return await decompressed(body, MAX_BODY_BYTES)
     except StoreError as refused:
         raise ApiError(str(refused), status=413) from None
-
-
-def _body_model(method: str, contract: Callable[..., Any], hints: dict[str, Any]) -> type[BaseModel]:
-    parameters = inspect.signature(contract).parameters
-    fields: dict[str, Any] = {}
-    for name, hint in hints.items():
-        default = parameters[name].default
-        seconds = Annotated[float, Field(allow_inf_nan=False, ge=0, le=MAX_WAIT_S)]
-        fields[name] = (
-            seconds if hint is float else hint,
-            Field() if default is inspect.Parameter.empty else Field(default=default),
-        )
-    return create_model(
-        "".join(part.capitalize() for part in method.split("_")), __config__={"extra": "forbid"}, **fields
-    )
-
-
-def error_sentence(error: Mapping[str, Any], place: Sequence[int | str]) -> str:
-    """Says what pydantic found wrong with a request, and with which of its fields."""
-    if error["type"] == "json_invalid":
-        return f"body: expected JSON: {error['ctx']['error']}"
-    return f"{'.'.join(map(str, place)) or 'body'}: {expected(error, 'an object')}"
 
 
 def _as_json(method: str, result: Any) -> bytes:

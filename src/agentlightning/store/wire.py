@@ -1,16 +1,18 @@
-"""Wire: how arguments and results of the store's methods travel between client and server, as msgpack.
+"""Wire: how arguments and results of the store's methods travel between client and server, as msgpack or as JSON.
 
-Driven by client.py and gateway/store_rpc.py. Types are those of the signatures of LightningStore, so that a method which is
-added there travels without further ado. Calls travel as the codec packs them, with arrays of 32 bits for tokens.
+Driven by client.py, gateway/store_rpc.py and gateway/rest.py. All follows from the signatures of LightningStore: what is
+decoded and checked, and what OpenAPI says of it. In msgpack, calls travel as the codec packs them, with arrays of 32 bits
+for tokens.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,6 +22,10 @@ from agentlightning.store import codec
 from agentlightning.store.base import LightningStore
 
 CONTENT_TYPE = "application/msgpack"
+
+MAX_WAIT_S = 86_400.0
+"""Seconds that a method may be asked to wait, or a lease to last."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_S)]
 
 METHODS = tuple(
     sorted(LightningStore.__abstractmethods__ - {"open", "close", "signing_secret"})  # those are no methods of clients
@@ -60,19 +66,40 @@ def encode_result(method: str, result: Any) -> bytes:
     return codec.encode_calls(result) if method == "calls" else encode(result, method)
 
 
-def decode_arguments(method: str, body: bytes | memoryview) -> dict[str, Any]:
-    """The arguments by name. InputError where they are not the method's."""
+def decode_arguments(method: str, body: bytes | memoryview, as_json: bool = False) -> dict[str, Any]:
+    """The arguments by name. InputError that names the argument where they are not the method's."""
+    kind = arguments_type(method, packed=not as_json)
     try:
-        given = _arguments(method).decode(body)
+        given = msgspec.json.decode(body or b"{}", type=kind) if as_json else _arguments(method).decode(body)
+    except RecursionError:
+        raise InputError("body: expected less nesting") from None
     except msgspec.DecodeError as error:
-        raise InputError(f"{method}: {error}") from None
+        raise InputError(sentence(str(error))) from None
     arguments = {name: getattr(given, name) for name in given.__struct_fields__}
-    if method == "append_calls":
+    if method == "append_calls" and not as_json:
         try:
             arguments["calls"] = [call for packed in arguments["calls"] for call in codec.decode_calls(packed)]
         except ValueError as error:
             raise InputError(f"calls: {error}") from None
     return arguments
+
+
+_PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
+_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.+)`")
+
+
+def sentence(error: str) -> str:
+    """msgspec's error as we say it.
+
+    >>> sentence("Expected `int`, got `str` - at `$.worker.pid`"), sentence("Object missing required field `name`")
+    ('worker.pid: expected int, got str', 'name: is required')
+    """
+    found = _PLACE.fullmatch(error)
+    what, place = (error, None) if found is None else (found["what"], found["place"])
+    if field := _FIELD.match(what):
+        why = "is required" if field[1].startswith("missing") else "there is no such field"
+        return f"{'.'.join(filter(None, (place, field[2])))}: {why}"
+    return f"{place or 'body'}: {what[:1].lower()}{what[1:]}".replace("`", "")
 
 
 def decode_result(method: str, content: bytes) -> Any:
@@ -94,21 +121,33 @@ def decode_entry_results(content: bytes) -> list[EntryResult]:
 
 
 @functools.cache
-def _arguments(method: str) -> msgspec.msgpack.Decoder[Any]:
+def arguments_type(method: str, packed: bool = False) -> type[msgspec.Struct]:
+    """The arguments of a method; `packed`: as msgpack has them."""
     contract = getattr(LightningStore, method)
     parameters = inspect.signature(contract).parameters
-    fields = []
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for name, hint in typing.get_type_hints(contract).items():
         if name != "return":
-            hint = list[bytes] if hint == Sequence[Call] else hint
+            hint = list[bytes] if packed and hint == Sequence[Call] else Seconds if hint is float else hint
             default = parameters[name].default
             fields.append((name, hint) if default is inspect.Parameter.empty else (name, hint, default))
-    return msgspec.msgpack.Decoder(msgspec.defstruct(method, fields, forbid_unknown_fields=True))
+    name = "".join(part.capitalize() for part in (*method.split("_"), "arguments"))
+    return msgspec.defstruct(name, fields, forbid_unknown_fields=True, kw_only=True)
+
+
+def result_type(method: str) -> Any:
+    """The type of a method's result."""
+    return typing.get_type_hints(getattr(LightningStore, method))["return"]
+
+
+@functools.cache
+def _arguments(method: str) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(arguments_type(method, packed=True))
 
 
 @functools.cache
 def _result(method: str) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(typing.get_type_hints(getattr(LightningStore, method))["return"])
+    return msgspec.msgpack.Decoder(result_type(method))
 
 
 def _plain(value: Any) -> Any:
