@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModelForImageTextToText,
     AutoProcessor,
+    Gemma2Config,
     LlavaConfig,
     LlavaForConditionalGeneration,
     PixtralVisionConfig,
@@ -136,6 +137,28 @@ def test_the_learner_finds_the_samplers_logprobs_over_two_pictures(folder: Path,
     shorter = row(shown[: places[1]], places[1] - 1, [(places[0], RED)])
     [found, _] = Learner(folder).logprobs([whole, shorter])
     assert found[len(shown) :] == pytest.approx(request.logprobs, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def gemma(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tower over a language model whose logits are capped, which no decoder of ours is written for."""
+    copy = shutil.copytree(folder, tmp_path_factory.mktemp("gemma") / "model")
+    config = LlavaConfig.from_pretrained(copy)
+    old = config.text_config
+    config.text_config = Gemma2Config(
+        vocab_size=old.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=8, max_position_embeddings=256, initializer_range=0.3,
+        final_logit_softcapping=2.0, bos_token_id=None, eos_token_id=old.eos_token_id, pad_token_id=old.pad_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    LlavaForConditionalGeneration(config).save_pretrained(copy)
+    return copy
+
+
+def test_any_language_model_may_read_the_pictures_and_learner_and_sampler_agree(gemma: Path, processor: Any) -> None:
+    request, shown = sampled(gemma, ids(processor, PROMPT), [RED])  # the decoder has compared itself with transformers
+    [found] = Learner(gemma).logprobs([row(shown + request.sampled, len(shown), [(1, RED)])])
+    assert found[len(shown) :] == pytest.approx(request.logprobs, abs=1e-4)
 
 
 def test_prefixes_of_different_pictures_are_kept_apart(folder: Path, processor: Any) -> None:

@@ -94,7 +94,8 @@ class TransformersDecoder:
 
     def load(self, folder: Path) -> None:
         model = load_model(folder, self._dtype).to(self._device)
-        model.config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
+        if not has_sight(model.config):  # whose parts each have their own
+            model.config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
         self._model = model
         if self.images is not None:
             self.images.load(model)

@@ -24,7 +24,7 @@ from agentlightning.engines.local.decoding import BatchRules, batch_rules
 from agentlightning.engines.local.images import Sight
 from agentlightning.engines.local.layers import FOLDER as ADAPTER
 from agentlightning.engines.local.layers import Adapter
-from agentlightning.engines.local.llama import LLAMA_SHAPED
+from agentlightning.engines.local.llama import LLAMA_SHAPED, LLAMA_TYPES
 from agentlightning.engines.local.model import (
     check_device,
     first_writes,
@@ -100,7 +100,8 @@ class Learner:
         self.updates = 0
         """Optimizer steps taken, over resumes."""
         # These give logits = lm_head(hidden) and nothing more, so that only sampled tokens need any.
-        self._headless = type(self.model).__name__ in LLAMA_SHAPED or self._sight is not None
+        text = self.model.config.get_text_config().model_type
+        self._headless = type(self.model).__name__ in LLAMA_SHAPED or (self._sight is not None and text in LLAMA_TYPES)
         self._change_layers()
         self._critic = self._new_critic()
         copied = setup.needs.reference and self._adapter is None

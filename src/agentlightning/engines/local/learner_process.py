@@ -22,14 +22,14 @@ from agentlightning.config.engine import FsdpLearner
 from agentlightning.engines import pipe as child_pipe
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.model import settle
-from agentlightning.engines.local.sharding import Follow, Lead, Ranks, lead
+from agentlightning.engines.local.sharding import Follow, Ranks, lead
+from agentlightning.engines.pipe import Pipe
 from agentlightning.engines.setup import LearnerSetup
 from agentlightning.errors import AgentLightningError, EngineError, printable
 from agentlightning.runtime.children import end_with_parent, keep_files_private
 from agentlightning.runtime.log_lines import line_handler
 from agentlightning.runtime.watchdog import HangLimits, beat_to_parent
 
-Pipe = Connection | Lead | Follow
 METHODS = (
     *("forward_backward", "forward_backward_preferences", "logprobs", "reference_logprobs", "values", "token_numbers"),
     *("optim_step", "save", "load", "export"),

@@ -21,6 +21,8 @@ from agentlightning.engines.models import context_length
 from agentlightning.errors import ModelError
 
 LLAMA_SHAPED = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"})
+LLAMA_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
+"""The same as the language model inside of another one."""
 STATIC_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 Take = Callable[..., Tensor]

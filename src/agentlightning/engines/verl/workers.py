@@ -34,6 +34,7 @@ from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from agentlightning.engines.corrections import known_tokens, needs_calls
+from agentlightning.engines.local.batches import check_sequences
 from agentlightning.engines.losses import sampled_token_loss, summary
 from agentlightning.engines.models import context_length, copy_tokenizer, first_line
 from agentlightning.engines.saved_folders import LEARNER_FOLDER, LEARNER_STATE, replace_folder, seal
@@ -92,9 +93,8 @@ class VerlWorkers:
     def __init__(self, options: VerlOptions) -> None:
         self.config = verl_config(options)
         self._folder = Path(self.config.actor_rollout_ref.model.path)
-        model = AutoConfig.from_pretrained(self._folder).get_text_config()
-        self._vocab, self._longest = model.vocab_size, getattr(model, "max_position_embeddings", None)
-        self.context = self.config.actor_rollout_ref.rollout.max_model_len or context_length(model)
+        self._model = AutoConfig.from_pretrained(self._folder).get_text_config()
+        self.context = self.config.actor_rollout_ref.rollout.max_model_len or context_length(self._model)
         self._pending = False
         own = get_ppo_ray_runtime_env(self.config)
         own.pop("working_dir", None)
@@ -258,18 +258,12 @@ class VerlWorkers:
 
     def _check(self, sequences: Sequence[TrainingSequence]) -> None:
         """EngineError where a sequence would fail in some worker while the others wait for it."""
+        check_sequences(sequences, self._model)
         for sequence in sequences:
-            what = f"a sequence of rollout {sequence.rollout_id}"
-            if not sequence.tokens or (self._longest and len(sequence.tokens) > self._longest):
-                raise EngineError(f"{what} has {len(sequence.tokens)} tokens; expected 1 to {self._longest}")
-            if sequence.mask[0]:
-                raise EngineError(f"{what} has its first token masked as sampled; nothing precedes it")
             if sequence.images or any(sequence.decodings):
-                raise EngineError(f"{what} has images or masks of logits, which the verl engine does not support")
-            low, high = min(sequence.tokens), max(sequence.tokens)
-            if not 0 <= low <= high < self._vocab:
                 raise EngineError(
-                    f"{what} holds ids from {low} to {high}; the model's vocabulary has ids 0 to {self._vocab - 1}"
+                    f"a sequence of rollout {sequence.rollout_id} has images or masks of logits, which the verl engine does "
+                    "not support"
                 )
 
 

@@ -14,7 +14,6 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,51 +68,6 @@ ADAPTER = "agentlightning"
 """Name under which servers sample with the adapter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publisher:
-    """One of the three ways, and its times."""
-
-    source: WeightsSource | None = None
-    """With transfer."""
-    adapter: bool = False
-    step_timeout_s: float
-    """For what waits for one step of the model at most."""
-    load_timeout_s: float
-
-    async def publish(self, server: VllmServer, weights: PublishedWeights) -> None:
-        """Raises ServerRefusedError, aiohttp.ClientError or TimeoutError; it can be asked again then."""
-        await self._ask(server, "/pause?mode=keep")
-        await self._load(server, weights)
-        await self._ask(server, "/update_weight_version", {"new_version": str(weights.version)})
-        # What the old weights computed of prompts is theirs: nothing but this forgets it.
-        reset = await self._ask(server, "/reset_prefix_cache?reset_running_requests=true")
-        if not reset["success"]:
-            raise ServerRefusedError(f"{server} did not reset its prefix cache", 503)
-        await self._ask(server, "/resume")
-
-    async def version(self, server: VllmServer) -> str:
-        """Label of its weights; answered between two steps of the model, so that a model that hangs shows."""
-        answer = await server.ask("GET", "/weight_info", self.step_timeout_s)
-        return str(answer["weight_version"])
-
-    async def _load(self, server: VllmServer, weights: PublishedWeights) -> None:
-        if self.adapter:
-            body: Any = {"lora_name": ADAPTER, "lora_path": str(weights.folder), "load_inplace": True}
-            await self._ask(server, "/v1/load_lora_adapter", body, self.load_timeout_s)
-        elif self.source is not None:
-            await self._ask(server, "/start_weight_update")
-            body = {"update_info": self.source.update(weights)}
-            await self._ask(server, "/update_weights", body, self.load_timeout_s)
-            await self._ask(server, "/finish_weight_update", {})
-        else:
-            method, folder = server.reload
-            body = {"method": method, "kwargs": {folder: str(weights.folder)}}
-            await self._ask(server, "/collective_rpc", body, self.load_timeout_s)
-
-    async def _ask(self, server: VllmServer, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
-        return await server.ask("POST", path, timeout_s or self.step_timeout_s, {} if body is None else body)
-
-
 def check_whole(weights: PublishedWeights) -> None:
     """EngineError where the folder is not as it was sealed: half of a model kills a vLLM server that reloads it."""
     if (lacks := damage(weights.folder)) is not None:
@@ -156,12 +110,8 @@ class VllmServers:
         elif "://" in weights:
             self._source = WeightsUrl(weights, place.setup.work_dir)
         self.form: WeightsForm = "adapter" if weights == "lora" else "sealed"
-        self._publisher = Publisher(
-            source=self._source,
-            adapter=weights == "lora",
-            step_timeout_s=limits.hang_timeout_s,
-            load_timeout_s=limits.start_timeout_s,
-        )
+        self._step_timeout_s, self._load_timeout_s = limits.hang_timeout_s, limits.start_timeout_s
+        """For what waits for one step of the model at most, and for a load of weights."""
         self._publish_timeout_s = limits.hang_timeout_s * PROBES + 2 * limits.start_timeout_s
         """A server may hang, start, and load."""
         self._endpoints: Endpoints | None = None
@@ -200,7 +150,7 @@ class VllmServers:
         model, logprobs = found[0]
         self._endpoints = Endpoints(
             urls=self._place.address.advertise or [server.url for server in self._servers],
-            served_model=ADAPTER if self._publisher.adapter else model,
+            served_model=ADAPTER if self.form == "adapter" else model,
             logprobs=logprobs,
             key_env=self._place.address.key_env,
             seeded=False,  # a seed gives other tokens in other company, and on CPUs kills vLLM 0.32 where it pauses
@@ -257,7 +207,7 @@ class VllmServers:
 
     async def _look_at(self, server: VllmServer) -> tuple[str, Logprobs]:
         """The model's name and the kind of log-probabilities of a server whose command line was written by others."""
-        timeout_s = self._publisher.step_timeout_s
+        timeout_s = self._step_timeout_s
         try:
             await server.ask("GET", "/weight_info", timeout_s)
             model = (await server.ask("GET", "/v1/models", timeout_s))["data"][0]["id"]
@@ -282,7 +232,7 @@ class VllmServers:
             if server.up and server.ended is None:  # else its socket would take a request that nobody answers
                 try:
                     async with server.publishing:
-                        await self._publisher.publish(server, weights)
+                        await self._send(server, weights)
                     return
                 except TimeoutError as late:
                     cause = late
@@ -326,12 +276,45 @@ class VllmServers:
         async with server.publishing:
             for probe in range(PROBES):
                 try:
-                    version = await self._publisher.version(server)
+                    version = await self._version(server)
                     break
                 except TimeoutError:
                     if probe + 1 == PROBES:
                         raise
             weights = self._published
             if weights is not None and version != str(weights.version):
-                await self._publisher.publish(server, weights)
+                await self._send(server, weights)
             return True
+
+    async def _send(self, server: VllmServer, weights: PublishedWeights) -> None:
+        """Raises ServerRefusedError, aiohttp.ClientError or TimeoutError; it can be asked again then."""
+        await self._ask(server, "/pause?mode=keep")
+        await self._load(server, weights)
+        await self._ask(server, "/update_weight_version", {"new_version": str(weights.version)})
+        # What the old weights computed of prompts is theirs: nothing but this forgets it.
+        reset = await self._ask(server, "/reset_prefix_cache?reset_running_requests=true")
+        if not reset["success"]:
+            raise ServerRefusedError(f"{server} did not reset its prefix cache", 503)
+        await self._ask(server, "/resume")
+
+    async def _version(self, server: VllmServer) -> str:
+        """Label of its weights; answered between two steps of the model, so that a model that hangs shows."""
+        answer = await server.ask("GET", "/weight_info", self._step_timeout_s)
+        return str(answer["weight_version"])
+
+    async def _load(self, server: VllmServer, weights: PublishedWeights) -> None:
+        if self.form == "adapter":
+            body: Any = {"lora_name": ADAPTER, "lora_path": str(weights.folder), "load_inplace": True}
+            await self._ask(server, "/v1/load_lora_adapter", body, self._load_timeout_s)
+        elif self._source is not None:
+            await self._ask(server, "/start_weight_update")
+            body = {"update_info": self._source.update(weights)}
+            await self._ask(server, "/update_weights", body, self._load_timeout_s)
+            await self._ask(server, "/finish_weight_update", {})
+        else:
+            method, folder = server.reload
+            body = {"method": method, "kwargs": {folder: str(weights.folder)}}
+            await self._ask(server, "/collective_rpc", body, self._load_timeout_s)
+
+    async def _ask(self, server: VllmServer, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
+        return await server.ask("POST", path, timeout_s or self._step_timeout_s, {} if body is None else body)
