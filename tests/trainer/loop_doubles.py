@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+import build
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config.run import Config, parse_config
 from agentlightning.gateway.gateway_span import gateway_span
-from agentlightning.records import Call, Claim, Finish, ImageSpan, Reward, Rollout, Sampling, VersionSpan, WorkerStatus
+from agentlightning.records import Claim, Finish, ImageSpan, Rollout, VersionSpan, WorkerStatus
 from agentlightning.rendering.images import image_hash
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
@@ -142,40 +143,19 @@ async def answer(
     task = hashlib.md5(rollout.group_id.encode()).digest()[0]
     served = await store.resources(rollout.run_id, "default")
     for number in range(calls if served else 0):  # nobody answers before a policy is published
-        await store.append_calls(
-            [
-                Call(
-                    id=f"{rollout.id}-{number}",
-                    run_id=rollout.run_id,
-                    rollout_id=rollout.id,
-                    attempt=claim.lease.attempt,
-                    parent_id=None,
-                    suffix_ids=[1, task],
-                    sampled_ids=[3, 4 + rollout.replica],
-                    logprobs=[-0.5, -0.5],
-                    versions=[VersionSpan(version=served[0].version, start=0, end=2)],
-                    prompt_tokens=2,
-                    policy="default",
-                    model="m",
-                    protocol="chat",
-                    sampling=Sampling(),
-                    history_hash="h",
-                    request_hash="r",
-                    messages=[],
-                    completion={"role": "assistant", "content": "x"},
-                    replayed_id=replayed_id(rollout, number),
-                    images=[ImageSpan(hash=name, start=0, end=1) for name in images],
-                )
-            ]
+        made = build.call(
+            claim,
+            f"{rollout.id}-{number}",
+            suffix_ids=[1, task],
+            sampled_ids=[3, 4 + rollout.replica],
+            versions=[VersionSpan(version=served[0].version, start=0, end=2)],
+            messages=[],
+            completion={"role": "assistant", "content": "x"},
+            replayed_id=replayed_id(rollout, number),
+            images=[ImageSpan(hash=name, start=0, end=1) for name in images],
         )
-    record = Reward(
-        id=f"reward-{rollout.id}",
-        run_id=rollout.run_id,
-        rollout_id=rollout.id,
-        attempt=claim.lease.attempt,
-        value=reward,
-        source="return",
-    )
+        await store.append_calls([made])
+    record = build.reward(claim, reward, f"reward-{rollout.id}")
     if failed:
         await store.finish([Finish(lease=claim.lease, state="failed", error="boom")])
     else:

@@ -9,9 +9,10 @@ from typing import Any
 
 from loop_doubles import RememberingEngine
 
+import build
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.config.run import Config, parse_config
-from agentlightning.records import Call, Finish, NewRollout, Resource, Reward, Sampling, VersionSpan, WorkerStatus
+from agentlightning.records import Finish, NewRollout, Resource, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.offline.dataset import OfflineDataset
@@ -86,42 +87,17 @@ async def record(
     claims = await store.claim(worker, limit=len(new))
     await store.append_calls(
         [
-            Call(
-                **{
-                    "id": f"call-{claim.rollout.id}-{number}",
-                    "run_id": run,
-                    "rollout_id": claim.rollout.id,
-                    "attempt": 1,
-                    "parent_id": None,
-                    "suffix_ids": [1, claim.rollout.task["n"]],
-                    "sampled_ids": [3, 4 + claim.rollout.replica],
-                    "logprobs": [-0.5, -0.5],
-                    "versions": [VersionSpan(version=1, start=0, end=2)],
-                    "prompt_tokens": 2,
-                    "policy": "default",
-                    "model": "m",
-                    "protocol": "chat",
-                    "sampling": Sampling(),
-                    "history_hash": "h",
-                    "request_hash": "r",
-                    "messages": [{"role": "user", "content": "hi"}],
-                    "completion": {"role": "assistant", "content": "x"},
-                    **call,
-                }
+            build.call(
+                claim,
+                f"call-{claim.rollout.id}-{number}",
+                **{"suffix_ids": [1, claim.rollout.task["n"]], "sampled_ids": [3, 4 + claim.rollout.replica], **call},
             )
             for claim in claims
             for number, call in enumerate(calls)
         ]
     )
     rewards = {
-        claim.rollout.id: Reward(
-            id=f"reward-{claim.rollout.id}",
-            run_id=run,
-            rollout_id=claim.rollout.id,
-            attempt=1,
-            value=float(claim.rollout.replica % 2),
-            source="return",
-        )
+        claim.rollout.id: build.reward(claim, float(claim.rollout.replica % 2), f"reward-{claim.rollout.id}")
         for claim in claims
     }
     await store.finish(

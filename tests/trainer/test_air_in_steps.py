@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from test_policy_update import TalkingEngine, config, trajectory
 
+import build
 from agentlightning.adapters.trajectories import JUDGE, trajectories
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.rewards import RewardPolicy, shaped_air
 from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError
-from agentlightning.records import Call, Consumed, Reward, Rollout, Sampling, Step
+from agentlightning.records import Call, Consumed, Reward, Rollout, Step
 from agentlightning.trainer.load_trajectories import AirTally
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
@@ -127,58 +128,15 @@ def test_reward_weights_leave_airs_own_weights_alone_unless_they_name_its_rules(
 
 
 def rollout(name: str, group: str, reward: float | None, attempt: int = 1) -> Rollout:
-    return Rollout(
-        id=name,
-        run_id="run",
-        task={},
-        group_id=group,
-        replica=0,
-        mode="train",
-        step=1,
-        sampling=Sampling(),
-        retry=None,  # type: ignore[arg-type]
-        priority=0,
-        state="succeeded",
-        attempt=attempt,
-        lost=0,
-        created_ns=0,
-        reward=reward,
-    )
+    return build.rollout(name, reward, group_id=group, attempt=attempt)
 
 
 def said(owner: Rollout, value: float, rule: str = "tool_error", attempt: int = 1, call: str = "c") -> Reward:
-    return Reward(
-        id=f"{owner.id}.{call}.{rule}.{attempt}",
-        run_id="run",
-        rollout_id=owner.id,
-        attempt=attempt,
-        value=value,
-        name=f"air.{rule}",
-        call_id=call,
-        source="air",
-    )
+    name = f"{owner.id}.{call}.{rule}.{attempt}"
+    return build.reward(owner, value, name, attempt=attempt, name=f"air.{rule}", call_id=call, source="air")
 
 
-CALL = Call(
-    id="c",
-    run_id="run",
-    rollout_id="one",
-    attempt=1,
-    parent_id=None,
-    suffix_ids=[1],
-    sampled_ids=[2],
-    logprobs=[-1.0],
-    versions=[],
-    prompt_tokens=1,
-    policy="default",
-    model="m",
-    protocol="chat",
-    sampling=Sampling(),
-    history_hash="",
-    request_hash="",
-    messages=[],
-    completion={},
-)
+CALL = build.call(build.rollout("one"), "c", suffix_ids=[1], sampled_ids=[2])
 
 
 def calls(count: int) -> list[Call]:

@@ -1,7 +1,7 @@
 """Rollouts ahead of the trainer: what a step takes, what is put away as stale or surplus, and kill -9 at every verb."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,11 @@ from agentlightning.config.run import parse_config
 from agentlightning.errors import AgentError, ConfigError, LearnerLostError
 from agentlightning.records import Claim, NewRollout, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.training_types import Loss
 
 SIZE = TASKS * GROUP
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[LightningStore]:
-    async with InMemoryLightningStore() as opened:
-        await opened.create_run("test", {}, "run")
-        yield opened
 
 
 async def trained(store: LightningStore, run: str = "run") -> list[Rollout]:

@@ -4,28 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+import build
 from agentlightning.errors import AgentError, NoCallsError
-from agentlightning.records import RetryPolicy, Rollout, Sampling
 from agentlightning.trainer.check import CheckResult
 
 
 def checked(success: float, spread: float, tasks: int = 32) -> CheckResult:
-    rollout = Rollout(
-        id="r",
-        run_id="run",
-        task={},
-        group_id="check:0",
-        replica=0,
-        mode="eval",
-        step=0,
-        sampling=Sampling(),
-        retry=RetryPolicy(),
-        priority=0,
-        state="succeeded",
-        attempt=1,
-        lost=0,
-        created_ns=0,
-    )
+    rollout = build.rollout(group_id="check:0", mode="eval", reward=None)
     return CheckResult(rollout=rollout, attempts=[], calls=[], rewards=[], success=success, tasks=tasks, spread=spread)
 
 

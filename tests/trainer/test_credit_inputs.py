@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Literal
 
@@ -17,30 +16,16 @@ from agentlightning.algorithms.settings import NamedPart
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.records import Consumed, NewRollout, Resource, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.credit_inputs import CreditInputReader, check_credit_inputs
-from agentlightning.training_types import Trajectory, Transition
+from agentlightning.training_types import Trajectory
+from build import transition
 
 JUDGE = {"url": "https://judge.test/v1", "model": "wise", "key_env": "JUDGE_KEY"}
 
 
-@pytest.fixture
-async def store() -> AsyncIterator[LightningStore]:
-    async with InMemoryLightningStore() as opened:
-        await opened.create_run("test", {}, "run")
-        yield opened
-
-
 def rollout(name: str, text: str) -> Trajectory:
-    call = Transition(
-        call_id=name,
-        suffix_ids=[1],
-        sampled_ids=[2],
-        logprobs=[-1.0],
-        versions=[],
-        messages=[{"role": "user", "content": "task"}],
-        completion={"role": "assistant", "content": text},
-    )
+    messages = [{"role": "user", "content": "task"}]
+    call = transition(name, messages=messages, completion={"role": "assistant", "content": text})
     return Trajectory(rollout_id=name, group_id="g", reward=0.0, transitions=[call])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,27 +16,19 @@ from agentlightning.algorithms.lightning_rl import UpdatePlan
 from agentlightning.config.run import MonitorConfig
 from agentlightning.records import CallCredit
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.credit_record import TrainedCall, call_credits, clip_share
 from agentlightning.trainer.step import RowNumbers, named_rows
-from agentlightning.training_types import Loss, TokenNumbers, Trajectory, Transition
+from agentlightning.training_types import Loss, TokenNumbers, Trajectory
+from build import transition
 
 LOSS = Loss(clip_low=0.2, clip_high=0.28)
 
 
 def trajectory(name: str, reward: float, forced: bool = False) -> Trajectory:
     """Two calls, the second of which continues the first, so that both are one row: 1 10 20* 2 30*."""
-    first = Transition(call_id=f"{name}/0", suffix_ids=[1], sampled_ids=[10, 20], logprobs=[-1.0, -1.0], versions=[])
+    first = transition(f"{name}/0", sampled_ids=[10, 20])
     decoding = {"forced": [(0, 1)]} if forced else {}
-    second = Transition(
-        call_id=f"{name}/1",
-        suffix_ids=[2],
-        sampled_ids=[30, 31],
-        logprobs=[-1.0, -1.0],
-        versions=[],
-        parent=first,
-        decoding=decoding,
-    )
+    second = transition(f"{name}/1", suffix_ids=[2], sampled_ids=[30, 31], parent=first, decoding=decoding)
     return Trajectory(rollout_id=name, group_id="g", reward=reward, transitions=[first, second])
 
 
@@ -129,13 +120,6 @@ def test_the_share_of_tokens_that_a_loss_cuts(
     assert clip_share(loss, call) == expected
     assert clip_share(loss, replace(call, mask=[False] * 4)) is None
     assert clip_share(loss, replace(call, ratios=None)) is None
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[LightningStore]:
-    async with InMemoryLightningStore() as opened:
-        await opened.create_run("test", {}, "run")
-        yield opened
 
 
 async def recorded(store: LightningStore) -> list[CallCredit]:

@@ -3,8 +3,9 @@ from typing import Literal
 
 import pytest
 
+import build
 from agentlightning.errors import AgentError, NoCallsError
-from agentlightning.records import Finish, RetryPolicy, Rollout, RolloutState, Sampling, WorkerStatus
+from agentlightning.records import Finish, RetryPolicy, Rollout, RolloutState, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.evaluate import run_held_out, summarize
@@ -48,24 +49,7 @@ async def test_an_evaluation_without_a_model_call_names_the_likely_cause() -> No
 
 
 def rollout(reward: float | None, calls: int = 2, state: RolloutState = "succeeded") -> Rollout:
-    return Rollout(
-        id="r",
-        run_id="run",
-        task={},
-        group_id="g",
-        replica=0,
-        mode="eval",
-        step=0,
-        sampling=Sampling(),
-        retry=RetryPolicy(),
-        priority=1,
-        state=state,
-        attempt=1,
-        lost=0,
-        created_ns=0,
-        reward=reward,
-        calls=calls,
-    )
+    return build.rollout(reward=reward, mode="eval", state=state, calls=calls)
 
 
 def test_an_evaluation_says_how_many_did_better_than_the_worst_and_worse_than_the_best() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,20 +17,12 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.settings import NamedPart
 from agentlightning.records import Claim, NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.credit_inputs import ForkReturns, ForkSampler
 from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.training_types import Trajectory
 
 CALLS, FORKS = 2, 2
 FORKED = LightningRL(group_size=GROUP, minibatches=1, credit=NamedPart(type="forked", forks=FORKS, calls=1))
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[LightningStore]:
-    async with InMemoryLightningStore() as opened:
-        await opened.create_run("test", {}, "run")
-        yield opened
 
 
 def reward_of(claim: Claim) -> float:

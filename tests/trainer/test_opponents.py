@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,14 +15,14 @@ from agentlightning.engines.policies import PolicyEngines
 from agentlightning.errors import ConfigError
 from agentlightning.records import Checkpoint, Resource, VersionSpan
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.loop import RLLoop
 from agentlightning.trainer.opponents import Opponents
 from agentlightning.trainer.policies import opponent_configs, policy_configs, with_models
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.scheduler import PublishedVersions, Staleness
-from agentlightning.training_types import Trajectory, Transition
+from agentlightning.training_types import Trajectory
+from build import transition
 
 LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:play"}, "data": {"train": "tasks.jsonl"}}
 
@@ -134,13 +133,6 @@ class Sampling(RememberingEngine):
         raise AssertionError("an opponent is never trained")
 
 
-@pytest.fixture
-async def store() -> AsyncIterator[LightningStore]:
-    async with InMemoryLightningStore() as opened:
-        await opened.create_run("test", {}, "run")
-        yield opened
-
-
 def play(
     store: Any, engine: Any, folder: Path, run: str = "run", own: PolicyConfig | None = None, **trainer: Any
 ) -> RLLoop:
@@ -249,14 +241,7 @@ def _published(version: int) -> Resource:
 def test_versions_of_opponents_make_no_rollout_stale() -> None:
     versions = PublishedVersions()
     calls = [
-        Transition(
-            call_id=policy,
-            suffix_ids=[1],
-            sampled_ids=[2],
-            logprobs=[-1.0],
-            versions=[VersionSpan(version=version, start=0, end=1)],
-            policy=policy,
-        )
+        transition(policy, sampled_ids=[2], versions=[VersionSpan(version=version, start=0, end=1)], policy=policy)
         for policy, version in (("default", 4), ("old", 1))
     ]
     trajectory = Trajectory(rollout_id="r", group_id="g", reward=0.0, transitions=calls)

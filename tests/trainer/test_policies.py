@@ -24,15 +24,15 @@ from loop_doubles import (
     reward_of,
 )
 
+import build
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config.file import load_config
 from agentlightning.config.run import Config, parse_config
 from agentlightning.engines.base import Engine
 from agentlightning.engines.policies import PolicyEngines
 from agentlightning.errors import ConfigError, LearnerLostError, NoCallsError
-from agentlightning.records import Call, Claim, Finish, Reward, Sampling, VersionSpan, WorkerStatus
+from agentlightning.records import Claim, Finish, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder, policies_in
 from agentlightning.trainer.checkpoint_files import last_checkpoint
 from agentlightning.trainer.loop import RLLoop
@@ -150,40 +150,20 @@ async def answer(store: LightningStore, claim: Claim, names: tuple[str, ...], po
     """One call to each of these policies, or by agents of these names to `policy`."""
     rollout = claim.rollout
     for number, name in enumerate(names):
-        call = Call(
-            id=f"{rollout.id}-{number}",
-            run_id=rollout.run_id,
-            rollout_id=rollout.id,
-            attempt=claim.lease.attempt,
-            parent_id=None,
+        call = build.call(
+            claim,
+            f"{rollout.id}-{number}",
             suffix_ids=[1, number],
             sampled_ids=[*TOKENS[name], 10 + rollout.replica],
-            logprobs=[-0.5] * 3,
-            versions=[VersionSpan(version=1, start=0, end=3)],
-            prompt_tokens=2,
             policy=policy or name,
             model=name,
             agent=name,
-            protocol="chat",
-            sampling=Sampling(),
-            history_hash="h",
-            request_hash="r",
             messages=[],
-            completion={"role": "assistant", "content": "x"},
         )
         await store.append_calls([call])
     told = [("reward", reward_of(claim), "return"), *((name, float(name == "black"), "emitted") for name in names)]
     rewards = tuple(
-        Reward(
-            id=f"{rollout.id}-{name}",
-            run_id=rollout.run_id,
-            rollout_id=rollout.id,
-            attempt=claim.lease.attempt,
-            value=value,
-            name=name,
-            source=cast(Any, source),
-        )
-        for name, value, source in told
+        build.reward(claim, value, f"{rollout.id}-{name}", name=name, source=source) for name, value, source in told
     )
     await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=rewards)])
 
@@ -206,13 +186,6 @@ async def agents(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[LightningStore]:
-    async with InMemoryLightningStore() as opened:
-        await opened.create_run("test", {}, "run")
-        yield opened
 
 
 class Game:

@@ -16,7 +16,8 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.step import StepPlanner, check_fit, critic_values, update_policy
-from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import Loss, TrainingSequence, Trajectory
+from build import transition
 
 
 class TalkingEngine:
@@ -79,16 +80,7 @@ async def update(engine: TalkingEngine, algorithm: LightningRL) -> dict[str, flo
 
 def trajectory(name: str, reward: float) -> Trajectory:
     """Two calls of two tokens with prompts of their own, and so two rows."""
-    transitions = [
-        Transition(
-            call_id=f"{name}/{place}",
-            suffix_ids=[1],
-            sampled_ids=[10 + place, 20 + place],
-            logprobs=[-1.0, -1.0],
-            versions=[],
-        )
-        for place in range(2)
-    ]
+    transitions = [transition(f"{name}/{place}", sampled_ids=[10 + place, 20 + place]) for place in range(2)]
     return Trajectory(rollout_id=name, group_id=name[0], reward=reward, transitions=transitions)
 
 

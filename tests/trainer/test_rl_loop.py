@@ -4,7 +4,7 @@ A `Crash` is raised at every verb that the run has. Whatever the point, the resu
 was never interrupted.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,16 +19,8 @@ from agentlightning.algorithms.settings import NamedPart
 from agentlightning.errors import AgentError, ConflictError, LearnerLostError, NoCallsError
 from agentlightning.records import Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.loop import RLLoop
 from agentlightning.training_types import Trajectory
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[LightningStore]:
-    async with InMemoryLightningStore() as opened:
-        await opened.create_run("test", {}, "run")
-        yield opened
 
 
 async def finished(store: LightningStore, folder: Path) -> RememberingEngine:

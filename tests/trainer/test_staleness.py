@@ -2,7 +2,8 @@
 
 from agentlightning.records import Resource, VersionSpan
 from agentlightning.trainer.scheduler import PublishedVersions, Staleness
-from agentlightning.training_types import Trajectory, Transition
+from agentlightning.training_types import Trajectory
+from build import transition
 
 
 def weights(*steps: int) -> PublishedVersions:
@@ -26,11 +27,9 @@ def weights(*steps: int) -> PublishedVersions:
 def rollout(name: str, *calls: list[int]) -> Trajectory:
     """A rollout whose calls have one token of each of these versions."""
     transitions = [
-        Transition(
-            call_id=f"{name}/{number}",
-            suffix_ids=[1],
+        transition(
+            f"{name}/{number}",
             sampled_ids=[2] * len(versions),
-            logprobs=[-0.5] * len(versions),
             versions=[VersionSpan(version=one, start=at, end=at + 1) for at, one in enumerate(versions)],
         )
         for number, versions in enumerate(calls)

@@ -99,9 +99,9 @@ def test_fit_from_a_run_needs_neither_agent_nor_tasks(tmp_path: Path) -> None:
 
 
 def test_a_table_of_settings_may_be_an_object(tmp_path: Path) -> None:
-    offline = Trainer("org/model", settings={"trainer": TrainerConfig(max_staleness=2)}, runs=tmp_path)
-    with pytest.raises(ConfigError, match=r"trainer\.max_staleness"):  # has no effect there
-        Trainer(algorithm=DPO(), settings=offline._given, runs=tmp_path).fit(from_run="RUN")
+    trainer = Trainer("org/model", steps=3, settings={"trainer": TrainerConfig(epochs=1.0)}, runs=tmp_path)
+    with pytest.raises(ConfigError, match="epochs: conflicts with steps"):
+        trainer.fit("a.py:f", train_dataset=[{"n": 1}])
 
 
 def test_an_object_of_another_table_is_refused(tmp_path: Path) -> None:

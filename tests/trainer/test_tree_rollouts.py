@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from agentlightning.engines.base import Metrics
 from agentlightning.errors import ConfigError
 from agentlightning.records import NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.scheduler import TreeSampler
 from agentlightning.trainer.schedules import schedules_of
 from agentlightning.training_types import Loss, TrainingSequence
@@ -40,13 +38,6 @@ class CallKeepingEngine(RememberingEngine):
         for row in sequences:
             self.calls += row.calls
         return await super().forward_backward(sequences, loss, policy)
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[LightningStore]:
-    async with InMemoryLightningStore() as opened:
-        await opened.create_run("test", {}, "run")
-        yield opened
 
 
 async def total(store: LightningStore, metric: str) -> float:

@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import build
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.run import parse_config
-from agentlightning.records import Call, RetryPolicy, Rollout, Sampling
+from agentlightning.records import Call, Rollout
 from agentlightning.trainer.utilisation import S, Slots, TimeTally, covered, slots_of
 
 ALL_KNOWN = Slots(workers=4, sampler=8)
 
 
 def rollout(name: str, queued: float, started: float | None, finished: float | None) -> Rollout:
-    return Rollout(
-        id=name,
-        run_id="run",
-        task={},
-        group_id="g",
-        replica=0,
-        mode="train",
-        step=1,
-        sampling=Sampling(),
-        retry=RetryPolicy(),
-        priority=0,
-        state="succeeded",
-        attempt=1,
-        lost=0,
-        created_ns=int(queued * S),
-        started_ns=None if started is None else int(started * S),
-        finished_ns=None if finished is None else int(finished * S),
+    times = {"started_ns": started, "finished_ns": finished}
+    return build.rollout(
+        name, created_ns=int(queued * S), **{key: None if one is None else int(one * S) for key, one in times.items()}
     )
 
 
 def call(of: str, started: float, finished: float, tokens: int = 10, policy: str = "default", **changed: Any) -> Call:
-    fields: dict[str, Any] = {name: [] for name in ("suffix_ids", "versions", "messages")}
-    made = Call(
-        id=f"{of}-{started}",
-        run_id="run",
-        rollout_id=of,
-        attempt=1,
-        parent_id=None,
-        sampled_ids=[1] * tokens,
-        logprobs=[0.0] * tokens,
-        prompt_tokens=0,
-        policy=policy,
-        model="m",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="",
-        request_hash="",
-        completion={},
-        started_ns=int(started * S),
-        finished_ns=int(finished * S),
-        **fields,
-    )
-    return replace(made, **changed)
+    given = {"id": f"{of}-{started}", "sampled_ids": [1] * tokens, "prompt_tokens": 0, "policy": policy} | changed
+    return build.call(build.rollout(of), started_ns=int(started * S), finished_ns=int(finished * S), **given)
 
 
 def test_a_rollouts_time_is_waiting_model_calls_what_lies_between_them_and_what_comes_after() -> None:
