@@ -274,6 +274,7 @@ async def test_a_conversation_that_is_continued_by_id_has_a_bounded_number_of_pi
 async def test_an_image_waits_for_its_turn_on_the_event_loop_and_not_in_a_thread(sighted: House) -> None:
     claim = await sighted.claim()
     attempt, decoding = TrackedAttempt(claim.rollout, 1, 0.0), asyncio.Lock()
+    call: Any = SimpleNamespace(attempt=attempt, admission=Admission([], []))
     held: list[bool] = []
 
     def expansion(data: bytes) -> list[int]:
@@ -282,7 +283,7 @@ async def test_an_image_waits_for_its_turn_on_the_event_loop_and_not_in_a_thread
 
     policy: Any = SimpleNamespace(renderer=SimpleNamespace(images=SimpleNamespace(expansion=expansion)), images=True)
     request = chat.parse({"model": "policy", "messages": [user(chat_image(RED), chat_image(BLUE))]})
-    await read_images(request, policy, sighted.store, decoding, attempt, Admission([], []))
+    await read_images(request, policy, sighted.store, decoding, call)
     assert held == [True, True]
 
 

@@ -1,4 +1,4 @@
-"""CallJob: one model call under way, whatever model answers it, and the record of its completion.
+"""AgentCall: one request of an agent within its attempt. CallJob: the model call that answers it, and its record.
 
 Driven by policy/calls.py and external/calls.py, each of which adds what its calls need. Knows no engine, no external model
 and no store.
@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.engine_client import SampledTokens
@@ -19,26 +20,35 @@ from agentlightning.records import ABANDONED, JSON, SYSTEM_PROMPT, TEMPLATE_KWAR
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 
 
+@dataclass(frozen=True, slots=True)
+class AgentCall:
+    """One request of an agent: who asks, in which protocol, within which limits, and where the response goes."""
+
+    wire: WireFormat
+    attempt: TrackedAttempt
+    admission: Admission
+    request: AgentRequest
+    reply: AgentResponse
+
+    @property
+    def affinity(self) -> str:
+        """Name of the attempt, by which an engine with its prefix is found again."""
+        return f"{self.attempt.rollout.id}/{self.attempt.number}"
+
+
 @dataclass(slots=True, kw_only=True)
 class CallJob:
     """One call under way."""
 
     id: str
-    wire: WireFormat
-    attempt: TrackedAttempt
-    admission: Admission
+    call: AgentCall
     request: CompletionRequest
     sampling: Sampling
     conversation: Conversation
     plan: PromptPlan
     started_ns: int
-    agent: str | None
-    """The name that the sub-agent gives itself."""
-    span_id: str | None
     overridden_params: JSON = field(default_factory=dict)
     decoding: JSON = field(default_factory=dict)
-    prompt: JSON = field(default_factory=dict)
-    """The system prompt that a rule put into the request: template, version, and the text that it replaced."""
     finished_ns: int = 0
     """Time at which the last token was sampled; 0 where the record's own time is meant."""
     gone: bool = False
@@ -63,13 +73,14 @@ class CallJob:
         usage: JSON | None = None,
     ) -> Call:
         """The record of choice `index`; without `sampled` it has no tokens."""
-        plan, rollout = self.plan, self.attempt.rollout
+        plan, attempt, incoming = self.plan, self.call.attempt, self.call.request
+        rollout = attempt.rollout
         sampled = sampled or SampledTokens()
         return Call(
             id=self.call_id(index),
             run_id=rollout.run_id,
             rollout_id=rollout.id,
-            attempt=self.attempt.number,
+            attempt=attempt.number,
             parent_id=plan.parent.call_id if plan.parent is not None else None,
             suffix_ids=plan.suffix_ids,
             sampled_ids=sampled.ids,
@@ -78,7 +89,7 @@ class CallJob:
             prompt_tokens=len(plan.prompt_ids),
             policy=self.alias,
             model=self.request.model,
-            protocol=self.wire.NAME,
+            protocol=self.call.wire.NAME,
             sampling=self.sampling,
             history_hash=self.conversation.history_hash(plan, completion).hex(),
             request_hash=plan.request_hash.hex(),
@@ -90,11 +101,11 @@ class CallJob:
             overridden_params=self.overridden_params,
             decoding=self.decoding,
             usage=usage or {},
-            agent=self.agent,
+            agent=incoming.agent,
             finish_reason=finish_reason,
             started_ns=self.started_ns,
             finished_ns=self.finished_ns or time.time_ns(),
-            span_id=self.span_id,
+            span_id=incoming.span_id(rollout.id, attempt.number),
             delivered=not self.gone and finish_reason != ABANDONED,
             request_fields=self._request_fields(),
             images=list(plan.images),
@@ -105,12 +116,10 @@ class CallJob:
         kept = {name: value for name, value in echo if (value if name == FOLDS else not name.startswith("_"))}
         if self.plan.parent is None and self.request.template_kwargs:
             kept[TEMPLATE_KWARGS] = self.request.template_kwargs
-        if self.prompt:
-            replaced = self.prompt["replaced"]
+        if prompt := self.call.request.prompt:
+            replaced, seen = prompt["replaced"], self.call.attempt.replaced_prompts
             own = blake2b((replaced or "").encode(errors="replace"), digest_size=16).digest()
-            known = replaced is not None and self.plan.parent is not None and own in self.attempt.replaced_prompts
-            self.attempt.replaced_prompts.add(own)
-            kept[SYSTEM_PROMPT] = {
-                name: value for name, value in self.prompt.items() if name != "replaced" or not known
-            }
+            known = replaced is not None and self.plan.parent is not None and own in seen
+            seen.add(own)
+            kept[SYSTEM_PROMPT] = {name: value for name, value in prompt.items() if name != "replaced" or not known}
         return kept

@@ -7,7 +7,7 @@ prompt alone. Knows no wire format (protocols/system_prompts.py does) and no eng
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from cachetools import LRUCache
 
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.prompts import PromptRuleConfig, PromptsConfig
@@ -29,7 +29,8 @@ class PromptRules:
     def __init__(self, store: LightningStore) -> None:
         self._store = store
         self._templates = TemplateReader(store)
-        self._rules: OrderedDict[str, tuple[PromptRuleConfig, ...]] = OrderedDict()
+        self.known: LRUCache[str, tuple[PromptRuleConfig, ...]] = LRUCache(MAX_RUNS)
+        """Rules of a run, which are fixed for good."""
 
     async def apply(
         self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, agent: str | None
@@ -54,17 +55,15 @@ class PromptRules:
 
     async def _rules_of(self, run_id: str) -> tuple[PromptRuleConfig, ...]:
         """The rules of a run, which are fixed for good."""
-        if run_id not in self._rules:
+        if run_id not in self.known:
             found = await self._store.runs([run_id])
             table = found[0].config.get("prompts") if found else None
             try:
                 prompts = parse_settings(PromptsConfig, table if isinstance(table, dict) else {}, f"run {run_id}")
             except ConfigError as cause:
                 raise _misconfigured(f"prompts: {cause}") from cause
-            self._rules[run_id] = prompts.rules
-            while len(self._rules) > MAX_RUNS:
-                self._rules.popitem(last=False)
-        return self._rules[run_id]
+            self.known[run_id] = prompts.rules
+        return self.known[run_id]
 
     async def _rendered(self, name: str, attempt: TrackedAttempt) -> str:
         try:

@@ -19,10 +19,11 @@ from uuid_utils import uuid7
 from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError, StoreError
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
+from agentlightning.gateway.call_job import AgentCall
 from agentlightning.gateway.clients import Clients
 from agentlightning.gateway.external.calls import ExternalCalls
 from agentlightning.gateway.gateway_span import gateway_span
-from agentlightning.gateway.limits import Admission, CallLimits, LimitReachedError
+from agentlightning.gateway.limits import CallLimits, LimitReachedError
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
@@ -171,25 +172,19 @@ class Proxy:
         try:
             admission = await self._limits.enter(attempt.rollout, attempt.number, incoming.length, token=token)
             try:
-                await self._admitted(wire, attempt, admission, incoming, reply)
+                await self._admitted(AgentCall(wire, attempt, admission, incoming, reply))
             finally:
                 admission.leave()
         except LimitReachedError as reached:
             await self._limits.leave_span(attempt.rollout, attempt.number, reached)
             raise
 
-    async def _admitted(
-        self,
-        wire: WireFormat,
-        attempt: TrackedAttempt,
-        admission: Admission,
-        incoming: AgentRequest,
-        reply: AgentResponse,
-    ) -> None:
+    async def _admitted(self, call: AgentCall) -> None:
+        wire, attempt, admission, incoming, reply = call.wire, call.attempt, call.admission, call.request, call.reply
         route, method = incoming.route or "", incoming.method
         if method == "POST" and route in self._wires:
             try:
-                await self._call(wire, attempt, admission, incoming, reply)
+                await self._call(call)
             except LimitReachedError:
                 raise
             except (ApiError, InputError) as cause:
@@ -199,41 +194,35 @@ class Proxy:
             attempt.ends_refused = False
         elif method == "POST" and route == "messages/count_tokens":
             data = {"max_tokens": 1, **read_object(await incoming.body(admission.take))}
-            data = await self._with_prompt(wire, data, attempt, incoming)
-            await reply.whole(200, messages.count(*await self._calls.count(wire, data, attempt, admission)))
+            data = await self._with_prompt(call, data)
+            await reply.whole(200, messages.count(*await self._calls.count(call, data)))
         elif method == "POST" and route == "models:countTokens":
             data = generate_content.count_request(read_object(await incoming.body(admission.take)))
-            data = await self._with_prompt(wire, data, attempt, incoming)
+            data = await self._with_prompt(call, data)
             data = generate_content.with_route(data, incoming.model or "", False)
-            counted, _ = await self._calls.count(wire, data, attempt, admission)
+            counted, _ = await self._calls.count(call, data)
             await reply.whole(200, generate_content.count(counted))
         elif method == "POST" and route == "tokens/logprobs":
             data = read_object(await incoming.body(admission.take))
-            await self._scoring.answer(data, attempt, admission, reply)
+            await self._scoring.answer(call, data)
         elif method == "POST" and route == "reward":
             await self._reward(attempt, await incoming.body(admission.take), reply)
         elif method == "GET" and (named := _named_model(route)) is not None:
             await self._models(wire, named, attempt, reply)
         elif method == "POST" and route == "responses/input_tokens":
             data = read_object(await incoming.body(admission.take))
-            data = await self._stored.dereference(attempt, await self._with_prompt(wire, data, attempt, incoming))
-            counted, _ = await self._calls.count(wire, data, attempt, admission)
+            data = await self._stored.dereference(attempt, await self._with_prompt(call, data))
+            counted, _ = await self._calls.count(call, data)
             await reply.whole(200, orjson.dumps({"object": "response.input_tokens", "input_tokens": counted}))
         elif method == "GET" and route.startswith("responses/"):
             await reply.whole(200, await self._stored.fetch(attempt, route.removeprefix("responses/")))
         else:
             await self._unknown(attempt, incoming)
 
-    async def _call(
-        self,
-        wire: WireFormat,
-        attempt: TrackedAttempt,
-        admission: Admission,
-        incoming: AgentRequest,
-        reply: AgentResponse,
-    ) -> None:
-        body = await incoming.body(admission.take)
-        data = await self._with_prompt(wire, read_object(body), attempt, incoming)
+    async def _call(self, call: AgentCall) -> None:
+        incoming, attempt = call.request, call.attempt
+        body = await incoming.body(call.admission.take)
+        data = await self._with_prompt(call, read_object(body))
         if incoming.prompt:
             body = orjson.dumps(data)
         if incoming.model is not None:
@@ -243,16 +232,18 @@ class Proxy:
             await self._external.directory.find(attempt.rollout.run_id, model) if isinstance(model, str) else None
         )
         if external is None:
-            if wire.NAME == responses.NAME:
+            if call.wire.NAME == responses.NAME:
                 data = await self._stored.dereference(attempt, data)
-            await self._calls.answer(wire, data, attempt, admission, incoming, reply)
+            await self._calls.answer(call, data)
         else:
-            route = incoming.route or ""
-            await self._external.answer(external, wire, route, data, body, attempt, admission, incoming, reply)
+            await self._external.answer(external, call, data, body)
 
-    async def _with_prompt(self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, incoming: AgentRequest) -> JSON:
-        """The request with the system prompt that a rule of the run has for it, which `incoming` then says."""
-        data, incoming.prompt = await self._prompts.apply(wire, data, attempt, incoming.agent)
+    async def _with_prompt(self, call: AgentCall, data: JSON) -> JSON:
+        """The request with the system prompt that a rule of the run has for it, which `AgentRequest.prompt` then has."""
+        run_id = call.attempt.rollout.run_id
+        rules = self._prompts.known.get(run_id)
+        if rules is None or rules:
+            data, call.request.prompt = await self._prompts.apply(call.wire, data, call.attempt, call.request.agent)
         return data
 
     # --- everything else --------------------------------------------------------------------------------------------

@@ -19,17 +19,16 @@ from urllib.parse import quote
 import orjson
 from uuid_utils import uuid7
 
-from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Deadline
+from agentlightning.gateway.asgi_response import AgentResponse, Deadline
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
-from agentlightning.gateway.call_job import CallJob
+from agentlightning.gateway.call_job import AgentCall, CallJob
 from agentlightning.gateway.external.client import Exchange, ExternalClient, ExternalResponse, request_headers
 from agentlightning.gateway.external.directory import ExternalDirectory, ExternalModel
-from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.sdk_retries import recorded_answer
 from agentlightning.gateway.policy.streamed_response import send_recorded
 from agentlightning.protocols import generate_content
-from agentlightning.protocols.base import ApiError, CompletionReader, CompletionRequest, WireFormat
+from agentlightning.protocols.base import ApiError, CompletionReader, CompletionRequest
 from agentlightning.records import ABANDONED, JSON, Call, Sampling, Span
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.request_view import RequestView
@@ -48,7 +47,6 @@ class _ExternalJob(CallJob):
     """One call under way."""
 
     external: ExternalModel
-    reply: AgentResponse
     recorded: bool = False
 
 
@@ -75,46 +73,30 @@ class ExternalCalls:
         """Close the connections; a second call does nothing."""
         await self._endpoints.close()
 
-    async def answer(
-        self,
-        external: ExternalModel,
-        wire: WireFormat,
-        route: str,
-        data: JSON,
-        body: bytes,
-        attempt: TrackedAttempt,
-        admission: Admission,
-        incoming: AgentRequest,
-        reply: AgentResponse,
-    ) -> None:
+    async def answer(self, external: ExternalModel, call: AgentCall, data: JSON, body: bytes) -> None:
         """Answer one request; `data` is what `body` says. Raises ApiError and the errors of the store."""
         started_ns = time.time_ns()
-        request = wire.parse(data, trained=False)
-        if wire.NAME == generate_content.NAME:
+        attempt, reply = call.attempt, call.reply
+        request = call.wire.parse(data, trained=False)
+        if call.wire.NAME == generate_content.NAME:
             data = {**data, **generate_content.external_settings(data)}
-        if admission.counts_tokens and data.get("background") not in (None, False):
+        if call.admission.counts_tokens and data.get("background") not in (None, False):
             raise ApiError(
                 "background: expected false, since this run limits tokens: what a response in the background "
                 "costs is known only after its call",
                 param="background",
             )
-        admission.begin()
+        call.admission.begin()
         conversation, plan = await self._planned(request, attempt)
         job = _ExternalJob(
             id=str(uuid7()),
             external=external,
-            wire=wire,
-            attempt=attempt,
-            admission=admission,
-            reply=reply,
+            call=call,
             request=request,
             sampling=_sampling(data),
             conversation=conversation,
             plan=plan,
             started_ns=started_ns,
-            agent=incoming.agent,
-            prompt=incoming.prompt,
-            span_id=incoming.span_id(attempt.rollout.id, attempt.number),
         )
         reply.request_id = job.id
         reply.failed = lambda refusal: _failed(job, refusal)
@@ -123,8 +105,8 @@ class ExternalCalls:
         try:
             if await self._replayed(job, data):
                 return
-            exchange = self._exchange(job, route, incoming, data, body)
-            await self._run(job, exchange, incoming)
+            exchange = self._exchange(job, data, body)
+            await self._run(job, exchange)
         except ApiError as refusal:
             if exchange is not None:
                 await self._charge(job, exchange)
@@ -150,10 +132,10 @@ class ExternalCalls:
 
     async def _replayed(self, job: _ExternalJob, data: JSON) -> bool:
         """Tells whether the call of a forked rollout was answered from the record."""
-        replay, request = await self._attempts.replay(job.attempt), job.request
+        replay, request = await self._attempts.replay(job.call.attempt), job.request
         if replay is None or data.get("logprobs") or data.get("n") not in (None, 1):
             return False
-        found = replay.take_external(job.plan.request_hash.hex(), request.model, job.wire.NAME, job.sampling)
+        found = replay.take_external(job.plan.request_hash.hex(), request.model, job.call.wire.NAME, job.sampling)
         if found is None:
             return False
         try:
@@ -165,10 +147,12 @@ class ExternalCalls:
         self._learn(job, call)
         answer = recorded_answer([call], call.id, None)
         assert answer is not None
-        await send_recorded(job.wire, request, answer, job.reply)
+        await send_recorded(job.call, request, answer)
         return True
 
-    def _exchange(self, job: _ExternalJob, route: str, incoming: AgentRequest, data: JSON, body: bytes) -> Exchange:
+    def _exchange(self, job: _ExternalJob, data: JSON, body: bytes) -> Exchange:
+        incoming = job.call.request
+        route = incoming.route or ""
         settings, choices = job.external.settings, data.get("n")
         headers = request_headers(job.external, route, incoming.headers)
         if incoming.model is not None:  # Google's protocol: the path names the model, not the body
@@ -183,34 +167,32 @@ class ExternalCalls:
             choices=max(1, choices) if isinstance(choices, int) else 1,
             deadline_s=asyncio.get_running_loop().time() + settings.timeout_s,
             max_sampled_tokens=_max_sampled_tokens(data),
-            new_reader=job.wire.reader,
+            new_reader=job.call.wire.reader,
             send=lambda events, kind: self._send(job, events, kind),
-            reader=job.wire.reader(),
+            reader=job.call.wire.reader(),
         )
 
-    async def _run(self, job: _ExternalJob, exchange: Exchange, incoming: AgentRequest) -> None:
-        response = await self._send_with_deadline(job, exchange, incoming)
+    async def _run(self, job: _ExternalJob, exchange: Exchange) -> None:
+        response = await self._send_with_deadline(job, exchange)
         if response is None:
             await self._record(job, exchange, ABANDONED)
         elif response.failure is None:
             await self._record(job, exchange, exchange.reader.finish_reason)
-            await _deliver(job.reply, response)
+            await _deliver(job.call.reply, response)
         else:
-            self._metrics.call(job.wire.NAME, _result(response.status))
+            self._metrics.call(job.call.wire.NAME, _result(response.status))
             await self._charge(job, exchange)
             await self._leave_span(job, response.status, response.failure)
             if any(name.endswith(b"request-id") for name, _ in response.headers):
-                job.reply.request_id = ""  # theirs counts
-            await _deliver(job.reply, response)
+                job.call.reply.request_id = ""  # theirs counts
+            await _deliver(job.call.reply, response)
 
-    async def _send_with_deadline(
-        self, job: _ExternalJob, exchange: Exchange, incoming: AgentRequest
-    ) -> ExternalResponse | None:
+    async def _send_with_deadline(self, job: _ExternalJob, exchange: Exchange) -> ExternalResponse | None:
         """The external model's response; None if the agent disconnected and the grace period ended first. Raises
         ApiError."""
         try:
             with Deadline(job.external.settings.timeout_s) as deadline:
-                watch = incoming.on_disconnect(lambda: self._abandon(job, deadline))
+                watch = job.call.request.on_disconnect(lambda: self._abandon(job, deadline))
                 try:
                     return await self._endpoints.send(exchange)
                 finally:
@@ -227,17 +209,17 @@ class ExternalCalls:
         """The agent has disconnected: the call goes on for the grace period, or to its end where limits need to know what it
         cost: the external model goes on, too."""
         job.gone = True
-        if not job.admission.counts_tokens:
+        if not job.call.admission.counts_tokens:
             deadline.shorten(self._grace_s)
 
     async def _send(self, job: _ExternalJob, events: bytes, content_type: bytes) -> bool:
         if job.gone:
             return False
-        if job.reply.started:
-            await job.reply.more(events)
+        if job.call.reply.started:
+            await job.call.reply.more(events)
         else:
             self._metrics.first_token.observe((time.time_ns() - job.started_ns) / 1e9)
-            await job.reply.start_events(events, content_type)
+            await job.call.reply.start_events(events, content_type)
         return True
 
     # --- what is kept -----------------------------------------------------------------------------------------------
@@ -257,30 +239,30 @@ class ExternalCalls:
 
     async def _charge(self, job: _ExternalJob, exchange: Exchange) -> None:
         """Record a call that failed where limits count its tokens and it may cost something."""
-        if job.admission.counts_tokens and (exchange.answered or exchange.working):
+        if job.call.admission.counts_tokens and (exchange.answered or exchange.working):
             await self._append(job, exchange, ABANDONED)
 
     async def _append(self, job: _ExternalJob, exchange: Exchange, finish_reason: str) -> Call:
         """Write the record and count it."""
-        used = _usage(exchange, finish_reason == ABANDONED, job.admission.counts_tokens)
+        used = _usage(exchange, finish_reason == ABANDONED, job.call.admission.counts_tokens)
         call = job.record(exchange.reader.message, finish_reason, usage=used)
         await self._keep(job, call)
         return call
 
     async def _keep(self, job: _ExternalJob, call: Call) -> None:
         await self._store.append_calls([call])
-        job.admission.record([call])
+        job.call.admission.record([call])
         self._metrics.record(call)
 
     async def _leave_span(self, job: _ExternalJob, status: int | None, error: str) -> None:
         """The trace of a call that was not answered; `status` where the external model gave one."""
         self._metrics.external(job.external.name, _result(status))
-        rollout = job.attempt.rollout
+        rollout = job.call.attempt.rollout
         span = Span(
             id=job.id,
             run_id=rollout.run_id,
             rollout_id=rollout.id,
-            attempt=job.attempt.number,
+            attempt=job.call.attempt.number,
             name=FAILED,
             attributes={
                 "model": job.request.model,
@@ -309,7 +291,7 @@ def _result(status: int | None) -> Literal["refused", "failed"]:
 
 def _failed(job: _ExternalJob, refusal: ApiError) -> bytes:
     """The event that ends a started stream with an error."""
-    events = job.wire.stream(job.request, job.id, job.request.model, job.started_ns // 10**9, 0)
+    events = job.call.wire.stream(job.request, job.id, job.request.model, job.started_ns // 10**9, 0)
     return events.failed(refusal)
 
 

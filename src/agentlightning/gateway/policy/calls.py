@@ -17,9 +17,9 @@ from typing import Any
 
 from uuid_utils import uuid7
 
-from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Deadline, DisconnectWatch
+from agentlightning.gateway.asgi_response import Deadline, DisconnectWatch
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
-from agentlightning.gateway.limits import Admission
+from agentlightning.gateway.call_job import AgentCall
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.decoding import (
     decoding_of,
@@ -46,7 +46,6 @@ from agentlightning.protocols.base import (
     Choice,
     Completion,
     CompletionRequest,
-    WireFormat,
     assistant_message,
 )
 from agentlightning.protocols.context_edits import apply_edits
@@ -89,7 +88,6 @@ class PolicyCalls:
         self._responses = responses
         self._decoding = asyncio.Lock()
         """Held to decode an image: one at a time, since it takes a hundred times its file's bytes."""
-        """Files that its requests may name."""
         self._grace_s = grace_s
         self._deadline_s = deadline_s
         self._retries = SdkRetries(store)
@@ -108,56 +106,46 @@ class PolicyCalls:
         """End what was started beside the server."""
         self._grammars.close()
 
-    async def answer(
-        self,
-        wire: WireFormat,
-        data: JSON,
-        attempt: TrackedAttempt,
-        admission: Admission,
-        incoming: AgentRequest,
-        reply: AgentResponse,
-    ) -> None:
+    async def answer(self, call: AgentCall, data: JSON) -> None:
         """Answer one request. Raises ApiError, RenderError and the errors of the store and of engines."""
         started_ns = time.time_ns()
-        request, policy, conversation, view, images = await self._understood(wire, data, attempt, admission)
-        view, applied_edits = _edited(conversation, request, view)
+        attempt, incoming, reply = call.attempt, call.request, call.reply
+        request, policy, conversation, view, images = await self._understood(call, data)
+        applied_edits: tuple[JSON, ...] = ()
+        if request.context_edits:
+            view, applied_edits = _edited(conversation, request, view)
         request, sampling, overridden_params, dropped = sampling_of(request, policy, attempt)
-        reply.ignored = ignored_header(dropped)
+        if dropped:
+            reply.ignored = ignored_header(dropped)
         digest = request_digest(request)
         request_hash = view.request_hash if request.prompt is None else prompt_hash(request.prompt)
         if incoming.is_retry or incoming.idempotency_key is not None:
             await self._attempts.refresh(attempt)
-            found = await self._retries.find(
-                attempt, policy.alias, conversation, request, request_hash, incoming, digest
-            )
+            found = await self._retries.find(call, policy.alias, conversation, request, request_hash, digest)
             if found is not None:
-                found = await self._scoring.complete(policy, request, found, attempt, admission)
-                self._metrics.call(wire.NAME, "replayed")
-                found = await self._scoring.echoed(policy, request, found, attempt, admission)
+                self._metrics.call(call.wire.NAME, "replayed")
                 found = replace(found, applied_edits=applied_edits, model=found.model or policy.model)
-                await send_recorded(wire, request, found, reply)
+                await send_recorded(call, request, await self._scoring.complete(call, policy, request, found))
                 return
         if request.max_tokens == 0:
-            found = _prompt_alone(policy, request)
-            found = await self._scoring.complete(policy, request, found, attempt, admission)
-            found = await self._scoring.echoed(policy, request, found, attempt, admission)
-            await send_recorded(wire, request, found, reply)
+            found = await self._scoring.complete(call, policy, request, _prompt_alone(policy, request))
+            await send_recorded(call, request, found)
             return
         plan = _planned(conversation, request, view)
         try:
             decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, attempt, overridden_params)
-            admission.begin()
-            replay = await self._attempts.replay(attempt)
-            recorded_choices = replayed_choices(replay, policy, plan, view, digest, request, sampling.max_tokens)
+            call.admission.begin()
+            recorded_choices: list[Call] = []
+            if attempt.rollout.fork is not None:
+                replay = await self._attempts.replay(attempt)
+                recorded_choices = replayed_choices(replay, policy, plan, view, digest, request, sampling.max_tokens)
         except BaseException:
             conversation.withdraw(plan)
             raise
         seeds = [_seed(policy, attempt, plan, request, index) for index in range(request.n)]
         job = PolicyJob(
             id=str(uuid7()),
-            wire=wire,
-            attempt=attempt,
-            admission=admission,
+            call=call,
             request=request,
             policy=policy,
             conversation=conversation,
@@ -167,31 +155,27 @@ class PolicyCalls:
             applied_edits=applied_edits,
             decoding=recorded(decoding, digest, trained_cut(attempt, sampling), read_placeholder(policy)),
             started_ns=started_ns,
-            agent=incoming.agent,
-            prompt=incoming.prompt,
-            span_id=incoming.span_id(attempt.rollout.id, attempt.number),
             seeds=seeds,
             images=images,
             replayed=recorded_choices,
             decoders=_decoders(policy, request, plan, seeds, recorded_choices),
         )
-        await self._complete(job, request_hash, digest, incoming, reply)
+        await self._complete(job, request_hash, digest)
 
-    async def count(
-        self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, admission: Admission
-    ) -> tuple[int, int | None]:
+    async def count(self, call: AgentCall, data: JSON) -> tuple[int, int | None]:
         """The number of tokens in the prompt of a request, and before its context edits, where it has some."""
-        request, _, conversation, view, _ = await self._understood(wire, data, attempt, admission)
+        request, _, conversation, view, _ = await self._understood(call, data)
         edited, _ = _edited(conversation, request, view)
         tokens = _count(conversation, request, edited)
         return tokens, _count(conversation, request, view) if request.context_edits else None
 
     async def _understood(
-        self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, admission: Admission
+        self, call: AgentCall, data: JSON
     ) -> tuple[CompletionRequest, Policy, Conversation, RequestView, CallImages]:
         """The request with all its messages, the policy that it means, the graph that it belongs to, its view of it, and the
         images of the messages."""
-        request = wire.parse(data)
+        attempt = call.attempt
+        request = call.wire.parse(data)
         policy = await self._engine_router.policy(attempt.rollout, request.model)
         conversation = await self._attempts.conversation(attempt, policy.renderer, policy.alias)
         if request.previous_id is not None:
@@ -206,8 +190,11 @@ class PolicyCalls:
             request = replace(request, messages=_after(chain_messages(before), request.messages))
         # Before anything is made of them: a chain is longer than the request that names it.
         check_text(request.messages, request.tools)
-        images = await read_images(request, policy, self._store, self._decoding, attempt, admission)
-        request = _with_read_variables(request, policy)
+        images = CallImages()
+        if any(isinstance(message.get("content"), list) for message in request.messages):
+            images = await read_images(request, policy, self._store, self._decoding, call)
+        if request.template_kwargs:
+            request = _with_read_variables(request, policy)
         view = RequestView.of(
             request.messages, request.tools, expansions=images.expansions, template_kwargs=request.template_kwargs
         )
@@ -217,18 +204,16 @@ class PolicyCalls:
 
     # --- one call, step by step -------------------------------------------------------------------------------------
 
-    async def _complete(
-        self, job: PolicyJob, request_hash: Digest, digest: str, incoming: AgentRequest, reply: AgentResponse
-    ) -> None:
+    async def _complete(self, job: PolicyJob, request_hash: Digest, digest: str) -> None:
         """Make the call where its retries find it."""
         request, prompt_ids = job.request, job.plan.prompt_ids
         if request.return_token_ids or request.repeats_prompt:
             job.request = replace(request, planned_ids=prompt_ids)
-        reply.request_id = job.id
-        pending = self._retries.begin(job.attempt, job.alias, request_hash, incoming.idempotency_key, digest)
+        job.call.reply.request_id = job.id
+        pending = self._retries.begin(job.call, job.alias, request_hash, digest)
         self._metrics.in_flight.inc()
         try:
-            await self._run(job, pending, incoming, reply)
+            await self._run(job, pending)
         except ApiError as refusal:
             if request.truncates and refusal.code == "context_length_exceeded":
                 raise _would_truncate(len(prompt_ids), refusal) from refusal
@@ -237,16 +222,14 @@ class PolicyCalls:
             self._metrics.in_flight.dec()
             self._retries.end(pending)
 
-    async def _run(self, job: PolicyJob, pending: PendingCall, incoming: AgentRequest, reply: AgentResponse) -> None:
-        stream = StreamedResponse(job, reply, self._metrics) if job.request.stream else None
+    async def _run(self, job: PolicyJob, pending: PendingCall) -> None:
+        stream = StreamedResponse(job, self._metrics) if job.request.stream else None
         deadline = Deadline(self._deadline_s)
-        watch = incoming.on_disconnect(lambda: self._abandon(job, pending, deadline))
+        watch = job.call.request.on_disconnect(lambda: self._abandon(job, pending, deadline))
         try:
             with deadline:
                 if stream is not None and job.request.repeats_prompt:
-                    echo = await self._scoring.echo(
-                        job.policy, job.request, job.plan.prompt_ids, job.attempt, job.admission
-                    )
+                    echo = await self._scoring.echo(job.call, job.policy, job.request, job.plan.prompt_ids)
                     for index in range(job.request.n):
                         await stream.more(index, echo)
                 await self._sample(job, stream)
@@ -259,8 +242,9 @@ class PolicyCalls:
             pending.call_id = answer.call_id
             await self._check_delivered(job, watch, recorded_as_gone)
             if stream is None:
-                answer = await self._scoring.echoed(job.policy, job.request, answer, job.attempt, job.admission)
-                await reply.whole(200, job.wire.body(job.request, answer))
+                if job.request.repeats_prompt:
+                    answer = await self._scoring.echoed(job.call, job.policy, job.request, answer)
+                await job.call.reply.whole(200, job.call.wire.body(job.request, answer))
             else:
                 await stream.last(rest, answer)
         except TimeoutError:
@@ -275,8 +259,8 @@ class PolicyCalls:
         finally:
             if pending.call_id is None:
                 job.conversation.withdraw(job.plan)
-                if job.replayed and job.attempt.replay is not None:
-                    job.attempt.replay.give_back(job.replayed[0])
+                if job.replayed and job.call.attempt.replay is not None:
+                    job.call.attempt.replay.give_back(job.replayed[0])
             watch.stop()
             self._abandoned.discard(deadline)
 
@@ -285,7 +269,7 @@ class PolicyCalls:
         watch.look()
         if job.gone and not recorded_as_gone:
             ids = [job.call_id(index) for index in range(len(job.seeds))]
-            await self._store.mark_delivered(job.attempt.rollout.id, job.attempt.number, ids, False)
+            await self._store.mark_delivered(job.call.attempt.rollout.id, job.call.attempt.number, ids, False)
 
     def _abandon(self, job: PolicyJob, pending: PendingCall, deadline: Deadline) -> None:
         """The agent has disconnected: the call goes on for the grace period, so that a retry finds it."""
@@ -313,20 +297,22 @@ class PolicyCalls:
             if stream is not None:
                 await stream.more(index, decoder.feed(decoder.sampled.ids))
             return
-        request, affinity = job.engine_request(index), _affinity(job)
+        request, affinity = job.engine_request(index), job.call.affinity
         if stream is None:
             decoder.sampled = await self._engine_router.generate(job.policy, request, affinity)
-            check_prompt(job.plan, decoder.sampled)
+            if decoder.sampled.prompt_ids is not None:
+                check_prompt(job.plan, decoder.sampled)
             return  # `finish` reads it at once, which costs a fraction of reading token by token
         async for ids in self._engine_router.stream(job.policy, request, decoder.sampled, affinity):
-            check_prompt(job.plan, decoder.sampled)
+            if decoder.sampled.prompt_ids is not None:
+                check_prompt(job.plan, decoder.sampled)
             await stream.more(index, decoder.feed(ids))
 
     async def _prompt_logprobs(self, job: PolicyJob) -> list[dict[int, PromptLogprob] | None] | None:
         """Asks the engine about the prompt; the one token that engines insist on sampling is dropped."""
         request = job.engine_request(0)
         request["sampling_params"]["max_tokens"] = 1
-        return (await self._engine_router.generate(job.policy, request, _affinity(job))).prompt_logprobs
+        return (await self._engine_router.generate(job.policy, request, job.call.affinity)).prompt_logprobs
 
     async def _record(self, job: PolicyJob, answer: Completion) -> None:
         """Make the calls durable, then let later requests continue them."""
@@ -336,7 +322,7 @@ class PolicyCalls:
             calls = await with_forced(calls, job.policy.renderer)
         await self._keep_images(job)
         await self._store.append_calls(calls)
-        job.admission.record(calls)
+        job.call.admission.record(calls)
         for call in calls:
             job.conversation.record(job.plan, call.id, call.sampled_ids, call.completion)
             self._metrics.record(call)
@@ -352,7 +338,7 @@ class PolicyCalls:
         """Before the calls that name them: whoever reads a call finds its images."""
         new = {image.hash: job.images.files[image.hash] for image in job.plan.images}
         if new:
-            await self._store.put_files(job.attempt.rollout.run_id, job.attempt.rollout.id, new)
+            await self._store.put_files(job.call.attempt.rollout.run_id, job.call.attempt.rollout.id, new)
 
     async def _record_partial(self, job: PolicyJob) -> None:
         """The agent never saw the end of this call: what was sampled is kept, neither continued nor trained on."""
@@ -362,7 +348,7 @@ class PolicyCalls:
         calls = _records(job, messages, [ABANDONED] * len(messages))
         await self._keep_images(job)
         await self._store.append_calls(calls)
-        job.admission.record(calls)
+        job.call.admission.record(calls)
         for call in calls:
             self._metrics.record(call)
 
@@ -380,10 +366,6 @@ def _prompt_alone(policy: Policy, request: CompletionRequest) -> Completion:
         choices=(choice,) * request.n,
         prompt_ids=tuple(ids),
     )
-
-
-def _affinity(job: PolicyJob) -> str:
-    return f"{job.attempt.rollout.id}/{job.attempt.number}"
 
 
 def _would_truncate(tokens: int, refusal: ApiError) -> ApiError:

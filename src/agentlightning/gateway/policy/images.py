@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agentlightning.errors import EngineError, InputError, ModelError
-from agentlightning.gateway.attempts import TrackedAttempt
-from agentlightning.gateway.limits import Admission
+from agentlightning.gateway.call_job import AgentCall
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.protocols.base import ApiError, CompletionRequest
@@ -55,16 +54,14 @@ async def read_images(
     policy: Policy,
     store: LightningStore,
     decoding: asyncio.Lock,
-    attempt: TrackedAttempt,
-    admission: Admission,
+    call: AgentCall,
 ) -> CallImages:
     """The images of a request. ApiError names the field of one that is none, or says that nothing here has sight.
 
     Images are decoded one at a time under `decoding`. What is read from the store counts as bytes of the request, whose
     body only names it.
     """
-    if not request.images and not any(isinstance(message.get("content"), list) for message in request.messages):
-        return CallImages()
+    attempt = call.attempt
     files = {image.hash: image.data for image in request.images}
     wanted = Counter(image_hashes([normal(message) for message in request.messages]))
     if not wanted:
@@ -91,7 +88,7 @@ async def read_images(
     size = pixels = 0
     for name, times in wanted.items():
         if name not in files:
-            files[name] = await _stored(store, attempt, name, admission)
+            files[name] = await _stored(store, call, name)
         if (size := size + times * len(files[name])) > MAX_REQUEST_IMAGE_BYTES:
             raise _too_much(f"images of at most {MAX_REQUEST_IMAGE_BYTES >> 20} MiB")
         if (pixels := pixels + await read(name, pixel_count)) > MAX_REQUEST_PIXELS:
@@ -99,12 +96,12 @@ async def read_images(
     return CallImages(files, {name: await read(name, processor.expansion) for name in wanted})
 
 
-async def _stored(store: LightningStore, attempt: TrackedAttempt, name: str, admission: Admission) -> bytes:
-    async with attempt.turn:
-        found = await store.files(attempt.rollout.run_id, [name])
+async def _stored(store: LightningStore, call: AgentCall, name: str) -> bytes:
+    async with call.attempt.turn:
+        found = await store.files(call.attempt.rollout.run_id, [name])
         if name not in found:
             raise ApiError(f"messages: the image {name} of an earlier response is not kept any more", param="messages")
-        admission.take(len(found[name]))
+        call.admission.take(len(found[name]))
         return found[name]
 
 

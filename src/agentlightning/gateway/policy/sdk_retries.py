@@ -7,12 +7,14 @@ calls side by side are legitimate. It joins the call that its first try left beh
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from agentlightning.gateway.asgi_response import AgentRequest
+from cachetools import LRUCache
+
 from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.gateway.call_job import AgentCall
 from agentlightning.gateway.policy.response_decoder import shown_ids, token_logprob
 from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, ToolCall
 from agentlightning.records import ABANDONED, Call
@@ -61,25 +63,17 @@ class SdkRetries:
     def __init__(self, store: LightningStore) -> None:
         self._store = store
         self._pending: dict[Place, list[PendingCall]] = {}
-        self._keyed: OrderedDict[Place, PendingCall] = OrderedDict()
-        self._undelivered: OrderedDict[Place, deque[str]] = OrderedDict()
+        self._keyed: LRUCache[Place, PendingCall] = LRUCache(REMEMBERED)
+        self._undelivered: LRUCache[Place, deque[str]] = LRUCache(REMEMBERED)
 
-    def begin(
-        self,
-        attempt: TrackedAttempt,
-        policy: str,
-        request_hash: Digest,
-        idempotency_key: str | None,
-        decoding_digest: str = "",
-    ) -> PendingCall:
+    def begin(self, call: AgentCall, policy: str, request_hash: Digest, decoding_digest: str = "") -> PendingCall:
         """Note a call under way; `end` must follow. Requests for other decoding (a grammar, penalties) are others."""
-        identity = attempt.rollout.id, attempt.number, policy
+        identity, idempotency_key = (call.attempt.rollout.id, call.attempt.number, policy), call.request.idempotency_key
         keyed = None if idempotency_key is None else (*identity, _key_hash(idempotency_key))
         pending = PendingCall((*identity, request_hash + decoding_digest.encode()), keyed)
         self._pending.setdefault(pending.place, []).append(pending)
         if pending.keyed is not None:
             self._keyed[pending.keyed] = pending
-            _bound(self._keyed)
         return pending
 
     def end(self, pending: PendingCall) -> None:
@@ -93,22 +87,23 @@ class SdkRetries:
             if pending.keyed is not None and self._keyed.get(pending.keyed) is pending:
                 del self._keyed[pending.keyed]
         elif pending.abandoned and not pending.joined:
-            self._undelivered.setdefault(pending.place, deque(maxlen=MAX_UNDELIVERED)).append(pending.call_id)
-            _bound(self._undelivered)
+            waiting = self._undelivered.get(pending.place) or deque[str](maxlen=MAX_UNDELIVERED)
+            waiting.append(pending.call_id)
+            self._undelivered[pending.place] = waiting
 
     async def find(
         self,
-        attempt: TrackedAttempt,
+        call: AgentCall,
         policy: str,
         conversation: Conversation,
         request: CompletionRequest,
         request_hash: Digest,
-        incoming: AgentRequest,
         decoding_digest: str = "",
     ) -> Completion | None:
         """The completion that this request is another try at; None where it is the first, and where it asks for the
         alternatives of a completion's tokens, which are not kept: it is then sampled again, and the completion that did not
         arrive counts as undelivered. Raises ApiError where its key promises the completion of before."""
+        attempt, incoming = call.attempt, call.request
         identity = attempt.rollout.id, attempt.number, policy
         whole_hash = request_hash + decoding_digest.encode()
         if incoming.idempotency_key is not None:
@@ -139,7 +134,7 @@ class SdkRetries:
             return await self._recorded(attempt, call_id, request, conversation)
         if not (unanswered := conversation.unanswered(request_hash)):
             return None
-        calls = {call.id: call for call in await self._store.calls([attempt.rollout.id], attempt.number)}
+        calls = {one.id: one for one in await self._store.calls([attempt.rollout.id], attempt.number)}
         same = (one for one in unanswered if one in calls and calls[one].decoding.get("request", "") == decoding_digest)
         call_id = next(same, "")
         return await self._recorded(attempt, call_id, request, conversation) if call_id else None
@@ -222,8 +217,3 @@ def _choice(call: Call, renderer: Renderer | None, request: CompletionRequest | 
 
 def _key_hash(idempotency_key: str) -> bytes:
     return blake2b(idempotency_key.encode(), digest_size=16).digest()
-
-
-def _bound(remembered: OrderedDict[Place, PendingCall] | OrderedDict[Place, deque[str]]) -> None:
-    while len(remembered) > REMEMBERED:
-        remembered.popitem(last=False)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-from agentlightning.gateway.asgi_response import AgentResponse
-from agentlightning.gateway.call_job import CallJob
+from agentlightning.gateway.call_job import AgentCall, CallJob
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.decoding import engine_params
 from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.gateway.policy.images import CallImages, engine_prompt
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
-from agentlightning.protocols.base import Completion, CompletionRequest, Delta, WireFormat
+from agentlightning.protocols.base import Completion, CompletionRequest, Delta
 from agentlightning.protocols.response_events import replayed
 from agentlightning.records import JSON, Call
 
@@ -38,6 +37,7 @@ class PolicyJob(CallJob):
 
     def engine_request(self, index: int) -> JSON:
         """The request for choice `index` in the form of vLLM's /inference/v1/generate."""
+        tokens: JSON = {"token_ids": self.plan.prompt_ids}
         parameters: JSON = {
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,
@@ -56,7 +56,7 @@ class PolicyJob(CallJob):
         return {
             "request_id": self.call_id(index),
             "model": self.policy.alias,
-            **engine_prompt(self.plan, self.images, self.policy.renderer),
+            **(engine_prompt(self.plan, self.images, self.policy.renderer) if self.images.files else tokens),
             "stream": self.request.stream,
             "sampling_params": parameters,
         }
@@ -65,14 +65,14 @@ class PolicyJob(CallJob):
 class StreamedResponse:
     """The completion goes out as it is sampled; its end waits for the record."""
 
-    def __init__(self, job: PolicyJob, reply: AgentResponse, metrics: GatewayMetrics) -> None:
+    def __init__(self, job: PolicyJob, metrics: GatewayMetrics) -> None:
         model = job.request.model or job.policy.model
         created_s = job.started_ns // 10**9
         prompt_tokens = len(job.plan.prompt_ids)
         request = replace(job.request, cached_tokens=prompt_tokens - len(job.plan.suffix_ids))
-        self._events = job.wire.stream(request, job.id, model, created_s, prompt_tokens)
+        self._events = job.call.wire.stream(request, job.id, model, created_s, prompt_tokens)
         self._started_ns = job.started_ns
-        self._reply = reply
+        reply = self._reply = job.call.reply
         self._metrics = metrics
         reply.failed = self._events.failed
 
@@ -96,8 +96,9 @@ class StreamedResponse:
         await self._reply.start_events(self._events.first())
 
 
-async def send_recorded(wire: WireFormat, request: CompletionRequest, answer: Completion, reply: AgentResponse) -> None:
+async def send_recorded(call: AgentCall, request: CompletionRequest, answer: Completion) -> None:
     """Send a completion that is recorded already."""
+    wire, reply = call.wire, call.reply
     reply.request_id = answer.call_id
     if answer.prompt_ids is not None:
         request = replace(request, planned_ids=list(answer.prompt_ids))
