@@ -37,9 +37,8 @@ from agentlightning.protocols import chat
 from agentlightning.protocols.base import CompletionRequest, assistant_message
 from agentlightning.protocols.system_prompts import replace_system
 from agentlightning.rendering.conversation import Conversation, PromptPlan
-from agentlightning.rendering.graph import normal
+from agentlightning.rendering.graph import RequestView, normal
 from agentlightning.rendering.renderer import Renderer, RenderError
-from agentlightning.rendering.request_view import RequestView
 
 SUB_AGENTS = 3
 REAL_SHARE = 40

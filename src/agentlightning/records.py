@@ -8,6 +8,7 @@ sort by time too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -517,3 +518,29 @@ class WorkerStatus:
     running: int
     """Attempts it holds."""
     seen_ns: int
+
+
+PREFILL: Final = "prefill"
+"""Key of an assistant message that is the last of its request and that the completion continues; its content is a text."""
+
+
+def prefill_of(messages: Sequence[JSON]) -> JSON | None:
+    """The message that the completion of these messages continues; None where it begins a message of its own."""
+    return messages[-1] if messages and messages[-1].get(PREFILL) is True else None
+
+
+def with_completion(messages: Sequence[JSON], completion: JSON) -> list[JSON]:
+    """The messages of a call and its completion: one message with the prefill, where the request had one.
+
+    >>> begun = {"role": "assistant", "content": "It is", "prefill": True}
+    >>> with_completion([begun], {"role": "assistant", "content": " late."})
+    [{'role': 'assistant', 'content': 'It is late.'}]
+    """
+    begun = prefill_of(messages)
+    if begun is None:
+        return [*messages, completion]
+    whole = {**begun, **completion, "content": begun["content"] + (completion.get("content") or "")}
+    del whole[PREFILL]
+    if reasoning := (begun.get("reasoning_content") or "") + (completion.get("reasoning_content") or ""):
+        whole["reasoning_content"] = reasoning
+    return [*messages[:-1], whole]

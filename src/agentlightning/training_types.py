@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentlightning.prefill import with_completion
-from agentlightning.records import JSON, VersionSpan
+from agentlightning.records import JSON, VersionSpan, with_completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

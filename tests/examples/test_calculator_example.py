@@ -22,8 +22,8 @@ from scripted import run_agent
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.protocols.base import CompletionRequest, assistant_message
 from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.rendering.request_view import RequestView
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
 MODULES = ("agent", "data", "warm_start", "word_problem")

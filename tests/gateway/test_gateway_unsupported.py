@@ -10,7 +10,7 @@ from gateway_house import House, path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.gateway.policy.unsupported import MAX_HEADER_BYTES, ignored_header, unsupported_error
+from agentlightning.gateway.policy.decoding import MAX_HEADER_BYTES, ignored_header, unsupported_error
 from agentlightning.store.base import RolloutQuery
 
 FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

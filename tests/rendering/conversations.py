@@ -8,8 +8,8 @@ from typing import Any
 from agentlightning.records import Call, Sampling
 from agentlightning.rendering.completion_parser import CompletionParser, Piece
 from agentlightning.rendering.conversation import Conversation, PromptPlan
+from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.rendering.request_view import RequestView
 
 Message = dict[str, Any]
 

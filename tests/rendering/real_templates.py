@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentlightning.rendering.conversation import Conversation, PromptPlan
-from agentlightning.rendering.graph import normal
+from agentlightning.rendering.graph import RequestView, normal
 from agentlightning.rendering.renderer import Renderer, RenderError
-from agentlightning.rendering.request_view import RequestView
 
 Message = dict[str, Any]
 Talk = tuple[list[Message], list[Message] | None]

@@ -14,8 +14,8 @@ from toy_templates import HEADED, THINKING
 
 from agentlightning.records import Call, Sampling
 from agentlightning.rendering.conversation import Conversation, PromptPlan
+from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.rendering.request_view import RequestView
 
 Message = dict[str, Any]
 

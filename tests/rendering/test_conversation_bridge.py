@@ -11,8 +11,8 @@ from conversations import Talk
 from toy_templates import THINKING
 
 from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.rendering.request_view import RequestView
 
 Message = dict[str, Any]
 

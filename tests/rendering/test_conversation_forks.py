@@ -11,8 +11,8 @@ from conversations import TOOLS, Talk
 from toy_templates import HERMES, THINKING
 
 from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.rendering.request_view import RequestView
 
 Message = dict[str, Any]
 Edit = Callable[[list[Message]], list[Message]]

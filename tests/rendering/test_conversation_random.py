@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from toy_templates import HERMES
 
 from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.rendering.request_view import RequestView
 
 CAUSES = {
     "system": "system_or_tools_changed",

@@ -28,8 +28,8 @@ from real_templates import (
     traces,
 )
 
+from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer, RenderError
-from agentlightning.rendering.request_view import RequestView
 
 FEW = 24
 """Traces of each template that quick tests replay."""

@@ -16,9 +16,9 @@ from toy_templates import HERMES, PLAIN
 from agentlightning.records import Call
 from agentlightning.rendering.call_chain import call_chain, chain_messages, is_whole
 from agentlightning.rendering.conversation import Conversation, PromptPlan
+from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.prompts import prompt_hash
 from agentlightning.rendering.renderer import Renderer, RenderError
-from agentlightning.rendering.request_view import RequestView
 
 Message = dict[str, Any]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,1"}}

@@ -32,9 +32,8 @@ from toy_templates import CHATML
 from toy_templates import THINKING as TOY_THINKING
 
 from agentlightning.rendering.conversation import Conversation
-from agentlightning.rendering.graph import normal
+from agentlightning.rendering.graph import RequestView, normal
 from agentlightning.rendering.renderer import Renderer, RenderError
-from agentlightning.rendering.request_view import RequestView
 
 FEW = 12
 """Traces of each template that quick tests replay."""

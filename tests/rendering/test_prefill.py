@@ -13,8 +13,8 @@ from toy_templates import THINKING
 
 from agentlightning.records import Call
 from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer, RenderError
-from agentlightning.rendering.request_view import RequestView
 
 ASKED = {"role": "user", "content": "q"}
 BEGUN = {"role": "assistant", "content": "The answer is", "prefill": True}

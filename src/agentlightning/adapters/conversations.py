@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentlightning.prefill import with_completion
-from agentlightning.records import JSON, Call
+from agentlightning.records import JSON, Call, with_completion
 from agentlightning.rendering.call_chain import call_chain, chain_prompt, chain_tools
 
 TRACE_PROTOCOL = "trace"

@@ -15,9 +15,8 @@ from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.records import Call, Rollout
 from agentlightning.rendering.call_chain import call_chain, chain_prompt, chain_tools, is_whole
 from agentlightning.rendering.conversation import RAW_PROMPTS, Conversation
-from agentlightning.rendering.graph import normal
+from agentlightning.rendering.graph import RequestView, normal
 from agentlightning.rendering.renderer import Renderer, RenderError
-from agentlightning.rendering.request_view import RequestView
 from agentlightning.training_types import Trajectory, Transition
 
 CUT = "length"

@@ -28,8 +28,7 @@ from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, St
 from agentlightning.gateway.middleware import error_body
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
-from agentlightning.gateway.policy.engine_health import ProbeSettings
-from agentlightning.gateway.policy.engine_router import PATIENCE_S, EngineRouter
+from agentlightning.gateway.policy.engine_router import PATIENCE_S, EngineRouter, ProbeSettings
 from agentlightning.gateway.policy.renderers import Renderers
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher

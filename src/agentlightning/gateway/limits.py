@@ -382,7 +382,7 @@ def _check_requests(name: str, limit: LimitConfig, usage: Usage) -> None:
 
 
 def _check_totals(name: str, limit: LimitConfig, usage: Usage) -> None:
-    if not limit.has_totals:
+    if limit.max_calls is None and limit.max_tokens is None:
         return
     whose = "the run" if name == "limits.run" else "this key" if name.startswith("limits.keys.") else "this attempt"
     if limit.max_calls is not None and usage.calls + usage.begun >= limit.max_calls:

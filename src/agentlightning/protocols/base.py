@@ -102,7 +102,7 @@ class CompletionRequest:
     """Fields (as the agent named them) that would change what the policy samples and that no trainer could account for,
     with their values. The run's sampling policy refuses them or leaves them out, and the call says which."""
     grammar: JSON = field(default_factory=dict)
-    """The form of the completion, as protocols/decoding.py reads it: `content`, `tool_call`, or both."""
+    """The form of the completion, as protocols/fields.py reads it: `content`, `tool_call`, or both."""
     logits: JSON = field(default_factory=dict)
     """Changes of the logits: penalties, logit_bias, top_k, min_p, min_tokens, allowed_token_ids, where they are not neutral;
     and ignore_eos."""

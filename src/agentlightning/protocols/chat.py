@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta, Struct
 
-from agentlightning.prefill import PREFILL
-from agentlightning.protocols import decoding, fields, openai_shapes
+from agentlightning.protocols import fields, openai_shapes
 from agentlightning.protocols.base import (
     ApiError,
     Choice,
@@ -31,7 +30,7 @@ from agentlightning.protocols.base import (
 )
 from agentlightning.protocols.fields import ENGINE_PARAMS, expected
 from agentlightning.protocols.images import NO_AUDIO, details, image_part, take_images
-from agentlightning.records import JSON, REASONING_CLEARED
+from agentlightning.records import JSON, PREFILL, REASONING_CLEARED
 
 NAME = "chat"
 
@@ -140,7 +139,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         not_applied={
             **fields.not_applied(data, NOT_APPLIED),
             **fields.not_applied(reasoning, ("effort",), "reasoning"),
-            **details(images),
+            **(details(images) if images else {}),
         },
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
@@ -148,10 +147,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             **generation_prompt,
             **other_tools,
         },
-        grammar=decoding.combined(
-            tool_call, decoding.content(asked.response_format), decoding.structured_outputs(data)
-        ),
-        logits=decoding.logits(asked),
+        grammar=fields.combined(tool_call, fields.content(asked.response_format), fields.structured_outputs(data)),
+        logits=fields.logits(asked),
     )
 
 
@@ -291,7 +288,7 @@ def tool_choice(value: Any, tools: list[JSON] | None) -> tuple[bool, JSON]:
         )
     if tools is None and value in (None, "auto"):
         return False, {}
-    return tools is not None, decoding.tool_call(value, tools)
+    return tools is not None, fields.tool_call(value, tools)
 
 
 def _continuation(asked: ChatRequest) -> tuple[bool, JSON]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols import decoding, fields, openai_shapes
+from agentlightning.protocols import fields, openai_shapes
 from agentlightning.protocols.base import (
     ApiError,
     Completion,
@@ -81,8 +81,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         refused=fields.engine_refused(data),
         not_applied=fields.not_applied(data, fields.NOT_APPLIED),
         unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_best_of(asked)},
-        grammar=decoding.combined({}, decoding.content(asked.response_format), decoding.structured_outputs(data)),
-        logits=decoding.logits(asked),
+        grammar=fields.combined({}, fields.content(asked.response_format), fields.structured_outputs(data)),
+        logits=fields.logits(asked),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta, Struct
 
-from agentlightning.protocols import decoding, fields
+from agentlightning.protocols import fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream
 from agentlightning.protocols.content_parts import (
     CandidateEvents,
@@ -142,7 +142,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         },
         refused=fields.services(data, REFUSED),
         unsupported={**fields.unsupported(given, UNSUPPORTED_PARAMS, CONFIG), **provider_tools},
-        grammar=decoding.combined(tool_call, _format(config)),
+        grammar=fields.combined(tool_call, _format(config)),
         logits={name: value for name, value in logits.items() if value},
         echo={"_thoughts": bool(thinking.include_thoughts)},
     )
@@ -336,7 +336,7 @@ def _tool_choice(given: JSON | None, tools: list[JSON] | None) -> tuple[bool, JS
     if mode == "NONE":
         return False, {}
     if mode == "ANY" or (mode == "VALIDATED" and tools is not None):
-        call = decoding.forced_call(calling.allowed_function_names or None, tools, path)
+        call = fields.forced_call(calling.allowed_function_names or None, tools, path)
         return True, {"required": mode == "ANY", "names": call["names"], "field": path}  # several calls may come
     return tools is not None, {}
 

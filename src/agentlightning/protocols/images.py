@@ -80,6 +80,8 @@ def details(images: tuple[RequestImage, ...], name: str = "detail") -> JSON:
 
 def take_images(messages: list[JSON]) -> tuple[list[JSON], tuple[RequestImage, ...]]:
     """The messages without the bytes that `image_part` left in their parts, and those. Raises ApiError for too many."""
+    if not any(isinstance(message.get("content"), list) for message in messages):
+        return messages, ()
     found: list[RequestImage] = []
     result = []
     for message in messages:

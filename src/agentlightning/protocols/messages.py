@@ -18,10 +18,9 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta, Struct
 
-from agentlightning.protocols import decoding, fields
+from agentlightning.protocols import fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream, short
 from agentlightning.protocols.context_edits import parse_edits
-from agentlightning.protocols.documents import citations, document_parts
 from agentlightning.protocols.fields import expected
 from agentlightning.protocols.images import image_part, take_images
 from agentlightning.protocols.message_blocks import (
@@ -100,8 +99,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     messages, images = take_images(_messages(data, trained))
     output = fields.read(_Effort, asked.output_config or {}, "output_config")
     formats = [
-        decoding.content(output.format, "output_config.format"),
-        decoding.content(asked.output_format, "output_format"),
+        fields.content(output.format, "output_config.format"),
+        fields.content(asked.output_format, "output_format"),
     ]
     if messages[-1]["role"] == "assistant":
         messages = fields.begun(messages)
@@ -135,7 +134,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         template_kwargs=asked.chat_template_kwargs or {},
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
-            **fields.given(data, (*decoding.GUIDED, *NOT_OURS)),
+            **fields.given(data, (*fields.GUIDED, *NOT_OURS)),
             **other_tools,
             **{
                 f"output_config.{name}": value
@@ -146,7 +145,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             **citations(data),
             **unknown_edits,
         },
-        grammar=decoding.combined(tool_call, *formats),
+        grammar=fields.combined(tool_call, *formats),
         logits={"top_k": asked.top_k} if asked.top_k is not None and asked.top_k > 0 else {},
         echo={OMITTED: thinking is not None and thinking.display == "omitted"},
     )
@@ -396,11 +395,88 @@ def _tool(tool: JSON) -> JSON:
 def _tool_choice(given: ToolChoice | None, tools: list[JSON] | None) -> tuple[bool, bool, JSON]:
     """(tool calls are parsed, at most one is allowed, `tool_call` of the grammar)."""
     if given is None:
-        return tools is not None, False, decoding.strict(tools)
+        return tools is not None, False, fields.strict(tools)
     if given.type == "none":
         return False, False, {}
     one_call = bool(given.disable_parallel_tool_use)
     if given.type == "auto":
-        return tools is not None, one_call, decoding.strict(tools)
+        return tools is not None, one_call, fields.strict(tools)
     names = [given.name or ""] if given.type == "tool" else None
-    return tools is not None, one_call, decoding.forced_call(names, tools)
+    return tools is not None, one_call, fields.forced_call(names, tools)
+
+
+class _Document(Struct):
+    title: fields.Text = None
+    context: fields.Text = None
+
+
+class _Source(Struct):
+    source: fields.Record = None
+
+
+class _TextSource(Struct):
+    data: fields.Text = None
+
+
+def document_parts(block: JSON, where: str) -> list[JSON] | None:
+    """A document or a search result as parts of a message, between tags; None where the block is neither."""
+    kind = block.get("type")
+    if kind == "search_result":
+        names, content, path = ("title", "source"), block.get("content"), f"{where}.content"
+    elif kind == "document":
+        fields.read(_Source, block, where)
+        names, (content, path) = ("title", "context"), _of_source(block, where)
+    else:
+        return None
+    fields.read(_Document, block, where)
+    heads = [f"{name}: {block[name]}\n" for name in names if isinstance(block.get(name), str) and block[name]]
+    return [_text(f"<{kind}>\n{''.join(heads)}"), *_document_content(content, path), _text(f"\n</{kind}>\n")]
+
+
+def citations(data: JSON) -> JSON:
+    """The documents of a request that are to be cited, by path: no policy is trained to."""
+    found: JSON = {}
+    waiting = [(f"messages[{index}]", message) for index, message in enumerate(data["messages"])]
+    for path, block in waiting:  # which grows: results of tools hold documents, too
+        if not isinstance(block, dict):
+            continue
+        asked, content = block.get("citations"), block.get("content")
+        if isinstance(asked, dict) and asked.get("enabled"):
+            found[f"{path}.citations"] = asked
+        if isinstance(content, list):
+            waiting += [(f"{path}.content[{at}]", part) for at, part in enumerate(content)]
+    return found
+
+
+def _of_source(block: JSON, where: str) -> tuple[Any, str]:
+    """The content of a document, and its path."""
+    source = block.get("source") or {}
+    if source.get("type") == "text":
+        return fields.read(_TextSource, source, f"{where}.source").data or "", f"{where}.source.data"
+    if source.get("type") == "content":
+        return source.get("content"), f"{where}.source.content"
+    raise fields.refused(
+        f"{where}.source",
+        f'expected a source of type "text" or "content", all documents that the trained policy reads, got {short(source)}',
+    )
+
+
+def _document_content(content: Any, path: str) -> list[JSON]:
+    if isinstance(content, str):
+        return [_text(content)]
+    if not isinstance(content, list):
+        raise fields.expected("a string or a list of content blocks", content, path)
+    return [_document_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
+
+
+def _document_part(part: Any, where: str) -> JSON:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return _text(part["text"])
+    found = image_part(part, where)
+    if found is None:
+        raise fields.not_text(part, where)
+    return found
+
+
+def _text(text: str) -> JSON:
+    return {"type": "text", "text": text}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import orjson
 from msgspec import Struct
 
-from agentlightning.protocols import chat, decoding, fields, openai_shapes
+from agentlightning.protocols import chat, fields, openai_shapes
 from agentlightning.protocols.base import Completion, CompletionRequest, EventStream, call_id, short
 from agentlightning.protocols.fields import expected
 from agentlightning.protocols.images import details, image_part, take_images
@@ -138,10 +138,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             **other_tools,
             **fields.unsupported(reasoning or {}, REASONING, "reasoning"),
         },
-        grammar=decoding.combined(
-            tool_call, decoding.content(form.format, "text.format"), decoding.structured_outputs(data)
-        ),
-        logits=decoding.logits(asked),
+        grammar=fields.combined(tool_call, fields.content(form.format, "text.format"), fields.structured_outputs(data)),
+        logits=fields.logits(asked),
         previous_id=_previous(asked.previous_response_id),
         echo={**echoed(given), **({"include": included} if included else {}), FOLDS: folds},
     )

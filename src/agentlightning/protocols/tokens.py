@@ -12,7 +12,7 @@ from typing import Annotated
 import orjson
 from msgspec import Meta, Struct
 
-from agentlightning.protocols import completions, decoding, fields, openai_shapes, sse
+from agentlightning.protocols import completions, fields, openai_shapes, sse
 from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, Delta, EventStream
 from agentlightning.records import JSON
 
@@ -62,8 +62,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         stream=bool(asked.stream),
         forced=fields.forced(data),
         unsupported=fields.unsupported(data, fields.ENGINE_PARAMS),
-        grammar=decoding.combined({}, decoding.structured_outputs(data)),
-        logits=decoding.logits(asked),
+        grammar=fields.combined({}, fields.structured_outputs(data)),
+        logits=fields.logits(asked),
         **{**fields.token_options(asked), "return_token_ids": True},
     )
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agentlightning.prefill import with_completion
-from agentlightning.records import JSON, Call
+from agentlightning.records import JSON, Call, with_completion
 
 
 def call_chain(call: Call, by_id: Mapping[str, Call]) -> list[Call]:

@@ -1,6 +1,6 @@
 """Grammar: what a completion must look like, as one text that engines decode under and learners rebuild masks from.
 
-Driven by the gateway, which gives it what the request says (protocols/decoding.py), the model's syntax of tool calls and the
+Driven by the gateway, which gives it what the request says (protocols/fields.py), the model's syntax of tool calls and the
 end of the prompt. The result is a spec, plain JSON that is recorded on the call:
 
     {"kind": "json_schema", "lark": "start: …", "library": "llguidance", "version": "1.9.1"}

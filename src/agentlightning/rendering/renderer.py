@@ -17,8 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from agentlightning.errors import InputError, ModelError
-from agentlightning.prefill import prefill_of, with_completion
-from agentlightning.records import JSON, ImageSpan
+from agentlightning.records import JSON, ImageSpan, prefill_of, with_completion
 from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser
 from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import TemplateModel

@@ -14,8 +14,7 @@ import orjson
 
 from agentlightning.adapters.conversations import conversations, full_messages
 from agentlightning.adapters.trajectories import JUDGE, step_rewards
-from agentlightning.prefill import with_completion
-from agentlightning.records import JSON, Call, Reward, Span
+from agentlightning.records import JSON, Call, Reward, Span, with_completion
 from agentlightning.store.feedback import FEEDBACK
 from agentlightning.tracing.tool_uses import CallStep, ToolExecution, call_steps, content_text
 

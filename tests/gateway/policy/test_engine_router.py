@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
 from agentlightning.errors import EngineError
-from agentlightning.gateway.policy.balancer import SLACK, Balancer
 from agentlightning.gateway.policy.engine_client import SampledTokens, body, read_answer
-from agentlightning.gateway.policy.pause import pause, resume
+from agentlightning.gateway.policy.engine_router import SLACK, Balancer, pause, resume
 from agentlightning.records import Sampling, VersionSpan
 
 HI: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}

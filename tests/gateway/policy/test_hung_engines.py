@@ -15,8 +15,7 @@ from gateway_house import House, path
 from scripted_engine import ScriptedEngine
 
 from agentlightning.gateway.app import App
-from agentlightning.gateway.policy.balancer import Balancer
-from agentlightning.gateway.policy.engine_health import EngineHealth, ProbeSettings
+from agentlightning.gateway.policy.engine_router import Balancer, EngineHealth, ProbeSettings
 from agentlightning.records import Claim
 from agentlightning.runtime.background import BackgroundTasks
 

@@ -21,8 +21,7 @@ from typing import Protocol
 from agentlightning.adapters.judging import JudgeReply, is_score, json_lines, values_of
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.errors import ConfigError
-from agentlightning.prefill import with_completion
-from agentlightning.records import JSON
+from agentlightning.records import JSON, with_completion
 from agentlightning.training_types import Trajectory
 
 INSTRUCTIONS = (

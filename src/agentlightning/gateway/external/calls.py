@@ -25,13 +25,13 @@ from agentlightning.gateway.call_job import AgentCall, CallJob
 from agentlightning.gateway.external.client import Exchange, ExternalClient, ExternalResponse, request_headers
 from agentlightning.gateway.external.directory import ExternalDirectory, ExternalModel
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.policy.response_decoder import send_recorded
 from agentlightning.gateway.policy.sdk_retries import recorded_answer
-from agentlightning.gateway.policy.streamed_response import send_recorded
 from agentlightning.protocols import generate_content
 from agentlightning.protocols.base import ApiError, CompletionReader, CompletionRequest
 from agentlightning.records import ABANDONED, JSON, Call, Sampling, Span
 from agentlightning.rendering.conversation import Conversation, PromptPlan
-from agentlightning.rendering.request_view import RequestView
+from agentlightning.rendering.graph import RequestView
 from agentlightning.store.base import LightningStore
 
 BYTES_PER_TOKEN = 4

@@ -23,22 +23,21 @@ from agentlightning.gateway.call_job import AgentCall
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.decoding import (
     decoding_of,
+    ignored_header,
     recorded,
     request_digest,
+    sampling_of,
+    trained_cut,
     with_forced,
 )
 from agentlightning.gateway.policy.engine_client import PromptLogprob
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.grammar_checker import GrammarChecker
 from agentlightning.gateway.policy.images import CallImages, check_prompt, read_images, read_placeholder
-from agentlightning.gateway.policy.prompt_scores import prompt_table
 from agentlightning.gateway.policy.replayed_choices import replayed_choices
-from agentlightning.gateway.policy.response_decoder import ResponseDecoder
-from agentlightning.gateway.policy.sampling import sampling_of, trained_cut
-from agentlightning.gateway.policy.scoring import PromptScoring
+from agentlightning.gateway.policy.response_decoder import PolicyJob, ResponseDecoder, StreamedResponse, send_recorded
+from agentlightning.gateway.policy.scoring import PromptScoring, prompt_table
 from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
-from agentlightning.gateway.policy.streamed_response import PolicyJob, StreamedResponse, send_recorded
-from agentlightning.gateway.policy.unsupported import ignored_header
 from agentlightning.gateway.replay import recorded_tokens
 from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols.base import (
@@ -52,10 +51,9 @@ from agentlightning.protocols.context_edits import apply_edits
 from agentlightning.records import ABANDONED, JSON, TEMPLATE_KWARGS, Call
 from agentlightning.rendering.call_chain import chain_messages
 from agentlightning.rendering.conversation import Conversation, PromptPlan
-from agentlightning.rendering.graph import Digest
+from agentlightning.rendering.graph import Digest, RequestView
 from agentlightning.rendering.prompts import prompt_hash
 from agentlightning.rendering.renderer import check_text
-from agentlightning.rendering.request_view import RequestView
 from agentlightning.store.base import LightningStore
 
 log = logging.getLogger(__name__)
@@ -153,7 +151,12 @@ class PolicyCalls:
             sampling=sampling,
             overridden_params=overridden_params,
             applied_edits=applied_edits,
-            decoding=recorded(decoding, digest, trained_cut(attempt, sampling), read_placeholder(policy)),
+            decoding=recorded(
+                decoding,
+                digest,
+                trained_cut(attempt, sampling),
+                read_placeholder(policy) if policy.renderer.images else None,
+            ),
             started_ns=started_ns,
             seeds=seeds,
             images=images,

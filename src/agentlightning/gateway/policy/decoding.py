@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -19,12 +19,96 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.gateway.policy.grammar_checker import GrammarChecker
-from agentlightning.prefill import prefill_of
 from agentlightning.protocols import fields
-from agentlightning.protocols.base import ApiError, CompletionRequest
-from agentlightning.records import JSON, Call
+from agentlightning.protocols.base import ApiError, CompletionRequest, short
+from agentlightning.records import JSON, Call, Sampling, prefill_of
 from agentlightning.rendering.grammar import GrammarError, make_grammar
 from agentlightning.rendering.renderer import Renderer
+
+MAX_NAMED = 20
+"""Fields that an error names with their values; a request may have thousands."""
+
+MAX_HEADER_BYTES = 1024
+"""Bound of the header that names dropped fields: clients and proxies take headers of some thousand bytes in all."""
+
+
+def unsupported_error(unsupported: JSON, refused: Mapping[str, str]) -> ApiError:
+    """The refusal of all these fields: those that a setting lets a run ignore, and those that nothing makes it serve, which
+    say why."""
+    sentences = [f"{name}: {why}" for name, why in list(refused.items())[:MAX_NAMED]]
+    if unsupported:
+        verb, they, them = ("is", "it", "it") if len(unsupported) == 1 else ("are", "they", "them")
+        sentences.append(
+            f"{_named(unsupported)} {verb} not supported, because {they} would change what the trained policy reads or "
+            f'samples; leave {them} out, or let the run ignore {them} (agent.unsupported_params = "drop")'
+        )
+    fields = (*refused, *unsupported)
+    return ApiError("; ".join(sentences), param=fields[0], code="unsupported_value", fields=fields)
+
+
+def _named(given: JSON) -> str:
+    named = ", ".join(f"{name}: {short(given[name])}" for name in list(given)[:MAX_NAMED])
+    return f"{named} and {len(given) - MAX_NAMED} more" if len(given) > MAX_NAMED else named
+
+
+def ignored_header(names: Iterable[str]) -> bytes:
+    """The value of the header that names dropped fields; safe in a header whatever the names hold, and bounded.
+
+    >>> ignored_header(["top_k", "a, b\\r\\nX: y"])
+    b'top_k, a%2C b%0D%0AX: y'
+    """
+    value = b""
+    for name in names:
+        safe = b"".join(_safe(char) for char in name)
+        if len(value) + len(safe) + len(b", , ...") > MAX_HEADER_BYTES:
+            return value + (b", " if value else b"") + b"..."
+        value += (b", " if value else b"") + safe
+    return value
+
+
+def _safe(char: str) -> bytes:
+    """A character that a header may hold and that does not end a name; others percent-encoded, as in URLs."""
+    if " " <= char <= "~" and char not in ",%":
+        return char.encode()
+    return b"".join(b"%%%02X" % byte for byte in char.encode("utf-8", "replace"))
+
+
+def sampling_of(
+    request: CompletionRequest, policy: Policy, attempt: TrackedAttempt
+) -> tuple[CompletionRequest, Sampling, JSON, list[str]]:
+    """The sampling parameters of a request, by the rollout and `agent.unsupported_params`, the parameters that were
+    overridden, and the names of those among them that were dropped.
+
+    What the agent asks for never reaches the engine where it would make recorded log-probabilities wrong.
+    """
+    given = attempt.rollout.sampling
+    unsupported = dict(request.unsupported)
+    if request.seed is not None and policy.seed is None:
+        unsupported["seed"] = request.seed
+    if request.one_tool_call and request.parse_tools and policy.renderer.parser.tool_end is None:
+        unsupported["parallel_tool_calls"] = False
+    drops = policy.unsupported_params == "drop"
+    if request.refused or (unsupported and not drops):
+        raise unsupported_error({} if drops else unsupported, request.refused)
+    reason = policy.check_sampling(given.temperature, given.top_p) if attempt.rollout.mode == "train" else None
+    if reason is not None:
+        raise ApiError(
+            f"the rollout's sampling: {reason}", status=409, type="server_error", code="sampling_not_trainable"
+        )
+    limits = [limit for limit in (given.max_tokens, request.max_tokens) if limit is not None]
+    sampling = Sampling(temperature=given.temperature, top_p=given.top_p, max_tokens=min(limits, default=None))
+    applied = {"temperature": given.temperature, "top_p": given.top_p}
+    forced = {name: value for name, value in request.forced.items() if value != applied.get(name)}
+    if "seed" in unsupported:
+        request = replace(request, seed=None)
+    return request, sampling, {**forced, **request.not_applied, **unsupported}, list(unsupported)
+
+
+def trained_cut(attempt: TrackedAttempt, sampling: Sampling) -> float | None:
+    """The top_p that the learner cuts by; None where nothing is learned, or where no engine cuts."""
+    cuts = attempt.rollout.mode == "train" and sampling.top_p < 1 and sampling.temperature > 0
+    return sampling.top_p if cuts else None
+
 
 log = logging.getLogger(__name__)
 

@@ -9,21 +9,26 @@ another where there is one. Knows nothing of protocols or messages.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import math
 import os
 import re
-from collections.abc import AsyncIterator
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
 
 import orjson
 
 from agentlightning.errors import EngineError
+from agentlightning.gateway.asgi_response import Deadline
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.http_client import HttpClient, HttpResponse
 from agentlightning.gateway.metrics import GatewayMetrics
-from agentlightning.gateway.policy.balancer import Balancer
 from agentlightning.gateway.policy.engine_client import (
     PATHS,
     EngineApi,
@@ -32,8 +37,6 @@ from agentlightning.gateway.policy.engine_client import (
     body,
     read_answer,
 )
-from agentlightning.gateway.policy.engine_health import EngineHealth, ProbeSettings, SilenceWatch
-from agentlightning.gateway.policy.pause import paused_s, resumed
 from agentlightning.gateway.policy.renderers import Renderers
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols.base import ApiError
@@ -42,6 +45,308 @@ from agentlightning.records import JSON, Resource, Rollout
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.runtime.backoff import Backoff
+from agentlightning.store.base import LightningStore
+
+REMEMBERED = 65_536
+"""Attempts whose engine is remembered, the ones used last."""
+
+SLACK = 8
+"""An attempt leaves its engine where that has more calls in flight than twice the least busy one's, plus this many: reading
+a prefix again costs less than waiting behind so many."""
+
+FIRST_REST_S = 0.5
+MAX_REST_S = 15.0
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """One endpoint as this server sees it."""
+
+    url: str
+    in_flight: int = 0
+    away_until: float = 0.0
+    hung: bool = False
+    """It answers nothing, not even a health probe, and takes part again once it does."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_REST_S, MAX_REST_S, jitter=0.0))
+
+
+class Balancer:
+    """The load of all engines, by their URLs."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._engines: dict[str, EngineLoad] = {}
+        self._places: OrderedDict[str, str] = OrderedDict()
+
+    def choose(self, endpoints: Sequence[str], affinity: str) -> EngineLoad:
+        """The engine for a call of the attempt that `affinity` names; one that is away only where all are."""
+        engines = [self._engines.setdefault(url, EngineLoad(url)) for url in endpoints]
+        if len(engines) == 1:
+            return engines[0]
+        now = self._now()
+        awake = [engine for engine in engines if engine.away_until <= now and not engine.hung]
+        if awake:
+            best = min(awake, key=lambda one: one.in_flight)
+        else:
+            best = min(engines, key=lambda one: (one.hung, one.away_until))
+        known = self._places.get(affinity)
+        home = next((engine for engine in awake if engine.url == known), None)
+        if home is not None and home.in_flight <= 2 * best.in_flight + SLACK:
+            best = home
+        self._places[affinity] = best.url
+        self._places.move_to_end(affinity)
+        if len(self._places) > REMEMBERED:
+            self._places.popitem(last=False)
+        return best
+
+    def failed(self, engine: EngineLoad) -> None:
+        """Note that the engine could not be reached, or refused to serve."""
+        engine.away_until = self._now() + (engine.backoff.next_s() or MAX_REST_S)
+
+    def answered(self, engine: EngineLoad) -> None:
+        """Note that the engine serves."""
+        engine.backoff.reset()
+        engine.away_until = 0.0
+        engine.hung = False
+
+    def others(self, endpoints: Sequence[str], engine: EngineLoad) -> bool:
+        """Returns whether another of these endpoints takes calls now."""
+        now = self._now()
+        others = [self._engines[url] for url in endpoints if url != engine.url and url in self._engines]
+        return any(other.away_until <= now and not other.hung for other in others)
+
+    def knows(self, engine: EngineLoad) -> bool:
+        """Returns whether a policy names the engine, or a call is there."""
+        return self._engines.get(engine.url) is engine
+
+    def keep(self, endpoints: set[str]) -> None:
+        """Forget engines that no policy names and that have nothing in flight."""
+        for url in [url for url, engine in self._engines.items() if url not in endpoints and not engine.in_flight]:
+            del self._engines[url]
+
+    def states(self) -> list[tuple[str, str, int]]:
+        """(url, up, down or hung, calls in flight) of every engine, for the metrics."""
+        now = self._now()
+        return [(engine.url, _state(engine, now), engine.in_flight) for engine in self._engines.values()]
+
+
+def _state(engine: EngineLoad, now: float) -> str:
+    if engine.hung:
+        return "hung"
+    return "down" if engine.away_until > now else "up"
+
+
+FIRST_PROBE_PAUSE_S = 0.5
+MAX_PROBE_PAUSE_S = 10.0
+"""Pauses between the probes of an engine that hangs."""
+PROBES = 2
+"""Probes in a row that are not answered before an engine counts as hung: where this process stood still for a moment, the
+first one is late although its answer is there."""
+NEVER_S = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSettings:
+    """Times of the question whether an engine lives."""
+
+    after_s: float = 30.0
+    """Seconds without a byte from it, while a call waits."""
+    timeout_s: float = 5.0
+    """For the answer to one probe."""
+
+
+_Found = Literal["answers", "silent", "gone"]
+
+
+class HungEngineError(ConnectionError):
+    """Nothing comes from the engine that a call waits for."""
+
+
+class EngineHealth:
+    """Probes of all engines; those of several calls at a time are one."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        balancer: Balancer,
+        settings: ProbeSettings,
+        on_hang: Callable[[], None],
+        background: BackgroundTasks,
+    ) -> None:
+        self.settings = settings
+        self._client = client
+        self._balancer = balancer
+        self._on_hang = on_hang
+        self._background = background
+        self._probes: dict[str, asyncio.Task[_Found]] = {}
+        self._waiting: dict[str, asyncio.Task[None]] = {}
+        """By URL, for those that hang: the task that waits until they do no longer."""
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = [*self._probes.values(), *self._waiting.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def hangs(self, engine: EngineLoad, headers: Mapping[str, str]) -> bool:
+        """Returns whether the engine answers nothing; one that does not takes no calls until it does."""
+        probe = self._probes.get(engine.url)
+        if probe is None:
+            probe = self._probes[engine.url] = asyncio.create_task(self._look_at(engine.url, headers))
+            probe.add_done_callback(lambda _: self._probes.pop(engine.url, None))
+        if await asyncio.shield(probe) != "silent":
+            return False  # one that is gone has closed the connections of its calls
+        if not engine.hung:
+            engine.hung = True
+            self._on_hang()
+            back = functools.partial(self._until_back, engine, headers)
+            waiting = self._waiting[engine.url] = self._background.start("probes of an engine that hangs", back)
+            waiting.add_done_callback(lambda _: self._waiting.pop(engine.url, None))
+        return True
+
+    async def _look_at(self, url: str, headers: Mapping[str, str]) -> _Found:
+        for _ in range(PROBES):
+            try:
+                async with asyncio.timeout(self.settings.timeout_s):
+                    async with await self._client.get(f"{url}/health", headers) as response:
+                        return "answers" if response.status < 500 else "silent"  # who has no such route lives, too
+            except TimeoutError:
+                continue
+            except OSError:
+                return "gone"
+        return "silent"
+
+    async def _until_back(self, engine: EngineLoad, headers: Mapping[str, str]) -> None:
+        backoff = Backoff(FIRST_PROBE_PAUSE_S, MAX_PROBE_PAUSE_S)
+        while engine.hung and self._balancer.knows(engine):
+            await backoff.sleep()
+            found = await self._look_at(engine.url, headers)
+            if found == "answers":
+                self._balancer.answered(engine)
+            elif found == "gone":
+                engine.hung = False
+                self._balancer.failed(engine)
+
+
+class SilenceWatch:
+    """A context manager around one exchange with an engine, which gets HungEngineError where nothing comes any more.
+
+    stall_timeout_s: silence after which the engine counts as failed although it answers probes. may_leave: says whether the
+    call has anything to gain from leaving an engine that hangs; without, it waits on.
+    """
+
+    __slots__ = (
+        "_deadline", "_engine", "_headers", "_health", "_heard", "_loop", "_may_leave", "_probe", "_reason", "_stall_s",
+        "_timer", "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        health: EngineHealth,
+        engine: EngineLoad,
+        headers: Mapping[str, str],
+        stall_timeout_s: float | None,
+        may_leave: Callable[[], bool],
+    ) -> None:
+        self._health = health
+        self._engine = engine
+        self._headers = headers
+        self._stall_s = math.inf if stall_timeout_s is None else stall_timeout_s
+        self._may_leave = may_leave
+        self._probe: asyncio.Task[None] | None = None
+        self._reason = ""
+        self._loop = asyncio.get_running_loop()
+        self.waiting = True
+        """False while what came is handed on: an agent that reads slowly is not the engine's fault."""
+
+    def __enter__(self) -> Self:
+        self._deadline = Deadline(NEVER_S).__enter__()
+        self._heard = self._loop.time()
+        self._look_in(min(self._health.settings.after_s, self._stall_s))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._probe is not None:
+            self._probe.cancel()
+        try:
+            self._deadline.__exit__(kind, error, trace)
+        except TimeoutError:
+            raise HungEngineError(f"the engine {self._reason}") from None
+
+    def heard(self) -> None:
+        """Something came, and the call waits for more."""
+        self._heard = self._loop.time()
+        self.waiting = True
+
+    @property
+    def _silent_s(self) -> float:
+        return self._loop.time() - self._heard if self.waiting else 0.0
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        silent, after = self._silent_s, self._health.settings.after_s
+        if silent >= self._stall_s:
+            self._give_up(f"gave nothing for {self._stall_s:g} s")
+        elif silent >= after:
+            self._probe = asyncio.create_task(self._ask())
+        else:
+            self._look_in(min(after, self._stall_s) - silent)
+
+    async def _ask(self) -> None:
+        heard, after = self._heard, self._health.settings.after_s
+        hangs = await self._health.hangs(self._engine, self._headers)
+        if hangs and heard == self._heard and self.waiting and self._may_leave():
+            self._give_up(f"gave nothing for {self._silent_s:.0f} s and does not answer a health probe")
+        else:
+            self._look_in(max(0.0, min(after, self._stall_s - self._silent_s)))
+
+    def _give_up(self, reason: str) -> None:
+        self._reason = reason
+        self._deadline.shorten(0.0)
+
+
+LOOK_S = 0.5
+WATCHED_LOOK_S = 5.0
+"""Seconds between two reads of the store while a call is paused: another server may have been told to resume. Where the
+store reports changes, a read is for the case that it stops doing so."""
+
+
+async def pause(store: LightningStore, run_id: str, alias: str = "default", lease_s: float = 60.0) -> None:
+    """New calls of the policy wait, until `resume` or for `lease_s` seconds; pausing again extends the lease."""
+    await _put(store, run_id, alias, time.time_ns() + int(lease_s * 1e9))
+
+
+async def resume(store: LightningStore, run_id: str, alias: str = "default") -> None:
+    """The calls that waited go on."""
+    await _put(store, run_id, alias, 0)
+
+
+def paused_s(resources: Sequence[Resource], alias: str) -> float:
+    """Seconds that new calls of the policy have to wait, if nobody resumes it; 0 or less where it is not paused."""
+    for one in resources:
+        if one.kind == "pause" and one.name == f"pause:{alias}":
+            return (int(one.value.get("until_ns", 0)) - time.time_ns()) / 1e9
+    return 0.0
+
+
+async def resumed(watcher: ResourceWatcher, run_id: str, alias: str) -> None:
+    """Returns when the policy is not paused any more. Raises StoreError."""
+    while (left_s := paused_s(await watcher.resources(run_id), alias)) > 0:
+        look_s = WATCHED_LOOK_S if watcher.reports_changes(run_id) else LOOK_S
+        await watcher.wait_change(run_id, min(left_s, look_s))
+
+
+async def _put(store: LightningStore, run_id: str, alias: str, until_ns: int) -> None:
+    # Named apart from the policy: versions are counted by name, and a policy's must stay its own.
+    resource = Resource(run_id=run_id, name=f"pause:{alias}", kind="pause", value={"until_ns": until_ns})
+    await store.put_resources([resource])
+
 
 MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0

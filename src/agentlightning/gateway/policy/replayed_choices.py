@@ -14,9 +14,8 @@ from agentlightning.gateway.replay import AttemptReplay, recorded_tokens
 from agentlightning.protocols.base import ApiError, CompletionRequest, assistant_message
 from agentlightning.records import JSON, Call
 from agentlightning.rendering.conversation import PromptPlan
-from agentlightning.rendering.graph import digest, normal
+from agentlightning.rendering.graph import RequestView, digest, normal
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.rendering.request_view import RequestView
 from agentlightning.store.forks import Choices
 
 
