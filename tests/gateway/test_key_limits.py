@@ -17,7 +17,6 @@ from agentlightning.gateway.limits import read_key_usage
 from agentlightning.records import Resource
 from agentlightning.rendering.renderer import Renderer
 
-PRICES = {"input_cost_per_token": 0.001, "output_cost_per_token": 0.01}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "support", "messages": HI},
     "/v1/responses": {"model": "support", "input": "hi"},

@@ -1,4 +1,4 @@
-"""Two models side by side: the same tasks, settings and seeds, paired statistics, cost, and a test that may stop early.
+"""Two models side by side: the same tasks, settings and seeds, paired statistics, and a test that may stop early.
 
 Driven by ``agl models compare``. Each model is served by a run of its own; both runs use one server and one store. It
 decides nothing: whoever reads the numbers promotes.
@@ -100,7 +100,7 @@ async def compare_models(
         calls = await processes.store.calls([each.id for column in columns for each in column])
     if all(each.state != "succeeded" for column in columns for each in column):
         raise AgentError(f"every rollout of both models failed, the first with: {columns[0][0].error}")
-    found = compare_columns([first.name, second.name], columns, calls, config.external)
+    found = compare_columns([first.name, second.name], columns, calls)
     return ModelComparison(
         figures=found.figures,
         differences=found.differences,

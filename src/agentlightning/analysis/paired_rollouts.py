@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentlightning.analysis.intervals import Interval, exact_mcnemar, paired_bootstrap
-from agentlightning.config.external import ExternalModelConfig
 from agentlightning.errors import one_line
 from agentlightning.records import JSON, Call, Rollout
-from agentlightning.trainer.external_cost import external_cost, used_tokens
+from agentlightning.trainer.used_tokens import used_tokens
 
 MAX_REASONS = 10
 """Reasons of failures that are told apart."""
@@ -48,8 +47,6 @@ class VersionFigures:
     sampled_tokens: int
     agents: dict[str, AgentFigures]
     """By the agents' names; '' for calls of no known agent."""
-    cost: float | None
-    """US dollars of external models; None where no price is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +96,6 @@ def compare_columns(
     versions: Sequence[Version],
     columns: Sequence[Sequence[Rollout]],
     calls: Sequence[Call],
-    external: Mapping[str, ExternalModelConfig],
 ) -> PairedComparison:
     """Finished rollouts of each version in a column, of the same tasks in the same order; the first one is the baseline."""
     by_rollout: dict[str, list[Call]] = {each.id: [] for column in columns for each in column}
@@ -108,7 +104,7 @@ def compare_columns(
     rewards = [[each.reward or 0.0 for each in column] for column in columns]
     return PairedComparison(
         figures=[
-            _figures(version, column, [call for each in column for call in by_rollout[each.id]], external)
+            _figures(version, column, [call for each in column for call in by_rollout[each.id]])
             for version, column in zip(versions, columns, strict=True)
         ],
         differences=[
@@ -127,9 +123,7 @@ def compare_columns(
     )
 
 
-def _figures(
-    version: Version, rollouts: Sequence[Rollout], calls: Sequence[Call], external: Mapping[str, ExternalModelConfig]
-) -> VersionFigures:
+def _figures(version: Version, rollouts: Sequence[Rollout], calls: Sequence[Call]) -> VersionFigures:
     by_agent: dict[str, list[Call]] = {}
     for call in calls:
         by_agent.setdefault(call.agent or "", []).append(call)
@@ -144,7 +138,6 @@ def _figures(
         prompt_tokens=sum(one.prompt_tokens for one in agents.values()),
         sampled_tokens=sum(one.sampled_tokens for one in agents.values()),
         agents=agents,
-        cost=external_cost(calls, external),
     )
 
 

@@ -1,4 +1,4 @@
-"""Versions of a prompt template side by side: the same tasks, the same model, paired statistics, cost and transcripts.
+"""Versions of a prompt template side by side: the same tasks, the same model, paired statistics and transcripts.
 
 Driven by ``agl prompts test``. The versions run as evaluation rollouts of a run of their own, each pinned to its version, so
 that nothing is trained on them. It decides nothing: whoever reads the numbers promotes.
@@ -6,12 +6,11 @@ that nothing is trained on them. It decides nothing: whoever reads the numbers p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from agentlightning.analysis.paired_rollouts import PairedComparison, compare_columns
-from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError
 from agentlightning.records import Call, NewRollout, Resource, RetryPolicy, Rollout, Sampling
@@ -76,7 +75,7 @@ async def compare_versions(
         rollouts = await processes.beside(collector.collect(new, partial(progress.phase, "test prompts")))
         check_calls_recorded(rollouts)
         calls = await processes.store.calls([each.id for each in rollouts])
-    return compared(folder.run_id, versions, rollouts, calls, config.external)
+    return compared(folder.run_id, versions, rollouts, calls)
 
 
 def compared(
@@ -84,11 +83,10 @@ def compared(
     versions: Sequence[Resource],
     rollouts: Sequence[Rollout],
     calls: Sequence[Call],
-    external: Mapping[str, ExternalModelConfig],
 ) -> PromptComparison:
     """The result of finished rollouts: for each task one of each version, in their order."""
     columns = [rollouts[place :: len(versions)] for place in range(len(versions))]
-    found = compare_columns([each.version for each in versions], columns, calls, external)
+    found = compare_columns([each.version for each in versions], columns, calls)
     return PromptComparison(
         run_id=run_id,
         name=versions[0].name,

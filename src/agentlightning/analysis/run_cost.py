@@ -20,7 +20,6 @@ COSTS: Mapping[str, str] = {
     "cost/fork_agent_s": "agent seconds of forks",
     "cost/fork_sampled_tokens": "sampled tokens of forks",
     "cost/external_tokens": "tokens of external models",
-    "cost/external_usd": "US dollars for external models",
 }
 """Names of the amounts, by metric."""
 

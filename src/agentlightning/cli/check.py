@@ -24,8 +24,8 @@ def check(
     from agentlightning.config.file import load_config
     from agentlightning.trainer.check import check_agent
     from agentlightning.trainer.display import screen
-    from agentlightning.trainer.external_cost import external_cost, used_tokens
     from agentlightning.trainer.model_weights import with_versions
+    from agentlightning.trainer.used_tokens import used_tokens
 
     loaded = with_versions(load_config(config, settings or [], store_setting(store)), runs)
     checked = run_shown(f"check {config}", runs, lambda folder, display: check_agent(loaded, folder, display, tasks))
@@ -42,14 +42,12 @@ def check(
     if checked.warning:
         screen().print(f"note: {checked.warning}", style="yellow", soft_wrap=True)
     used = [used_tokens(call) for call in checked.calls]
-    cost = external_cost(checked.calls, loaded.external)
     typer.echo(
         orjson.dumps(
             {
                 "calls": len(checked.calls),
                 "prompt_tokens": sum(prompt for prompt, _ in used),
                 "sampled_tokens": sum(sampled for _, sampled in used),
-                **({} if cost is None else {"cost": cost}),
                 "forked_calls": sum(call.fork_cause is not None for call in checked.calls),
                 "reward": checked.rollout.reward,
                 "base_success": checked.success,

@@ -22,14 +22,13 @@ def print_comparison(
     console: Console, compared: PairedComparison, title: Callable[[Version], str], transcripts: int
 ) -> None:
     """Print figures, differences from the first version, reasons of failures, and some tasks with different rewards."""
-    rows: list[tuple[str, ...]] = [("version", "reward", "failed", "calls", "prompt tokens", "sampled tokens", "cost")]
+    rows: list[tuple[str, ...]] = [("version", "reward", "failed", "calls", "prompt tokens", "sampled tokens")]
     for one in compared.figures:
-        cost = "-" if one.cost is None else f"${one.cost:.4f}"
         numbers = one.failed, one.calls, one.prompt_tokens, one.sampled_tokens
-        rows.append((title(one.version), f"{one.reward_mean:.3f}", *map(str, numbers), cost))
+        rows.append((title(one.version), f"{one.reward_mean:.3f}", *map(str, numbers)))
         for name, own in one.agents.items() if len(one.agents) > 1 else ():
             numbers_of_agent = own.calls, own.prompt_tokens, own.sampled_tokens
-            rows.append((f"  {name or 'no agent'}", "", "", *map(str, numbers_of_agent), ""))
+            rows.append((f"  {name or 'no agent'}", "", "", *map(str, numbers_of_agent)))
     print_columns(console, rows)
     for each in compared.differences:
         told = f"{title(each.version)} - {title(each.baseline)}: "

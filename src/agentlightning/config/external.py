@@ -39,14 +39,6 @@ class ExternalModelConfig(Table):
     """Model name to send; None: the one that was asked for."""
     timeout_s: float = Field(600.0, gt=0)
     max_retries: int = Field(2, ge=0, le=10)
-    input_cost_per_token: float | None = Field(None, ge=0)
-    """US dollars for one token of a prompt; None: no price is known."""
-    output_cost_per_token: float | None = Field(None, ge=0)
-    """The same for one token of a completion."""
-
-    def cost(self, prompt_tokens: int, sampled_tokens: int) -> float:
-        """US dollars for one call; 0 where no price is known."""
-        return prompt_tokens * (self.input_cost_per_token or 0.0) + sampled_tokens * (self.output_cost_per_token or 0.0)
 
     @model_validator(mode="after")
     def _sendable(self) -> Self:
@@ -69,8 +61,6 @@ class ExternalModelConfig(Table):
             raise ValueError(
                 "url: expected the URL of a Google endpoint with its version, as in …googleapis.com/v1beta"
             )
-        if (self.input_cost_per_token is None) != (self.output_cost_per_token is None):
-            raise ValueError("input_cost_per_token, output_cost_per_token: give both, or neither; 0 for what is free")
         if not all(self.models) or any("[" in name for name in self.models):
             raise ValueError("models: expected model names, in which * and ? may stand for other text")
         return self

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from agentlightning.config.external import ExternalModelConfig, find_external
+from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.run import Config
 from agentlightning.engines.base import Metrics
 from agentlightning.records import Call, Rollout
@@ -54,8 +54,8 @@ class TimeTally:
     _prompt_tokens: int = 0
     _calls: list[tuple[int, int]] = field(default_factory=list)
     _external_calls: list[tuple[int, int]] = field(default_factory=list)
-    _external_tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Of prompts and completions, by the model that was asked for."""
+    _external_tokens: int = 0
+    """Of prompts and completions."""
 
     def add(self, rollouts: Iterable[Rollout], calls: Sequence[Call]) -> None:
         """Rollouts that have finished, with the calls of their last attempts."""
@@ -104,7 +104,8 @@ class TimeTally:
             "cost/prompt_tokens": float(self._prompt_tokens),
             "cost/sampled_tokens": float(self._tokens),
         }
-        found |= self._external_cost(models)
+        if models:
+            found["cost/external_tokens"] = float(self._external_tokens)
         if busy_s:
             found["sampler/calls_mean"] = sum(end - start for start, end in self._calls) / S / busy_s
             found["sampler/tokens_per_s"] = self._tokens / busy_s
@@ -117,19 +118,7 @@ class TimeTally:
 
     def _count_external(self, call: Call) -> None:
         counts = (call.usage.get(name) for name in ("prompt_tokens", "sampled_tokens"))
-        prompt, sampled = (max(0, count) if isinstance(count, int) else 0 for count in counts)
-        before = self._external_tokens.get(call.model, (0, 0))
-        self._external_tokens[call.model] = before[0] + prompt, before[1] + sampled
-
-    def _external_cost(self, models: Mapping[str, ExternalModelConfig]) -> Metrics:
-        """Nothing without external models; no price where none is known."""
-        if not models:
-            return {}
-        found = {"cost/external_tokens": float(sum(sum(counts) for counts in self._external_tokens.values()))}
-        if any(one.input_cost_per_token is not None for one in models.values()):
-            asked = ((find_external(models, model), counts) for model, counts in self._external_tokens.items())
-            found["cost/external_usd"] = sum(one.cost(*counts) for one, counts in asked if one is not None)
-        return found
+        self._external_tokens += sum(max(0, count) for count in counts if isinstance(count, int))
 
 
 def covered(intervals: Iterable[tuple[int, int]]) -> int:

@@ -26,8 +26,6 @@ url = "{url}"
 protocol = "{protocol}"
 models = ["*-5", "small-1"]
 key_env = "HOSTED_KEY"
-input_cost_per_token = 1e-3
-output_cost_per_token = 2e-3
 
 [agent]
 run = "agent.py:solve"
@@ -123,11 +121,10 @@ async def test_an_agent_over_a_hosted_model_is_evaluated_without_torch(
 
 
 @pytest.mark.slow
-async def test_a_check_of_an_external_model_says_what_it_cost(tmp_path: Path, external: ExternalServer) -> None:
+async def test_a_check_of_an_external_model_counts_its_tokens(tmp_path: Path, external: ExternalServer) -> None:
     prepare(tmp_path, external.url)
     facts = json.loads((await agl(tmp_path, "check", "run.toml", "--tasks", "1")).splitlines()[-1])
     assert (facts["calls"], facts["prompt_tokens"], facts["sampled_tokens"], facts["reward"]) == (1, 11, 7, 1.0)
-    assert facts["cost"] == pytest.approx(0.025)
 
 
 @pytest.mark.slow
@@ -142,10 +139,7 @@ async def test_versions_of_a_prompt_are_compared_over_an_external_model(
     tested: dict[str, Any] = json.loads(
         (await agl(tmp_path, "prompts", "test", run, "system@1", "system@2", "--json")).splitlines()[-1]
     )
-    assert [(one["version"], one["calls"], round(one["cost"], 3)) for one in tested["figures"]] == [
-        (1, 3, 0.075),
-        (2, 3, 0.075),
-    ]
+    assert [(one["version"], one["calls"]) for one in tested["figures"]] == [(1, 3), (2, 3)]
     assert sum(b"Think first." in seen.body for seen in external.requests) == 3
 
 

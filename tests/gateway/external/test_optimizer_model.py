@@ -10,7 +10,6 @@ from external_house import serve
 from external_server import ExternalServer
 from gateway_house import House
 
-from agentlightning.config.external import ExternalModelConfig
 from agentlightning.errors import EngineError
 from agentlightning.records import Finish, NewRollout, RetryPolicy
 from agentlightning.runner.attempt import status_here
@@ -35,10 +34,8 @@ async def writer(
 
 
 async def opened(house: House, model: str, protocol: str = "openai") -> GatewayModel:
-    prices = {"input_cost_per_token": 0.5, "output_cost_per_token": 1.0}
-    external = {"w": ExternalModelConfig(url="https://h/v1", models=("openai-1", "anthropic-1"), **prices)}
     address = ModelAddress(server_url="http://gateway", model=model, protocol=protocol)
-    asked = GatewayModel(house.store, house.run_id, address, house.http(adds_keys=False), external, first_pause_s=0.0)
+    asked = GatewayModel(house.store, house.run_id, address, house.http(adds_keys=False), first_pause_s=0.0)
     await asked.open(await house.store.resources(house.run_id))
     return asked
 
@@ -61,7 +58,7 @@ async def test_an_external_model_answers_in_its_protocol_and_its_usage_is_counte
     house, server = writer
     model = await opened(house, f"{protocol}-1", protocol)
     answer = await model.ask("Write better.", "edit", 1)
-    assert (answer.text, answer.usage.tokens, answer.usage.cost) == ("It is sunny.", 18, 12.5)
+    assert (answer.text, answer.usage.tokens) == ("It is sunny.", 18)
     [request] = server.requests
     assert (request.path, request.json["messages"]) == (path, [{"role": "user", "content": "Write better."}])
 
@@ -69,7 +66,7 @@ async def test_an_external_model_answers_in_its_protocol_and_its_usage_is_counte
 async def test_the_policy_answers_through_the_gateway(house: House) -> None:
     model = await opened(house, "policy")
     answer = await model.ask("hi", "edit", 1)
-    assert (answer.text, answer.usage.cost) == ("It is sunny.", 0.0)
+    assert answer.text == "It is sunny."
     assert answer.usage.sampled_tokens > 0
 
 

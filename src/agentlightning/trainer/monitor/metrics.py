@@ -125,7 +125,6 @@ METRICS: Mapping[str, str] = {
     "cost/fork_agent_s": "seconds that the step's forks ran, with credit = forked; not in cost/agent_s",
     "cost/fork_sampled_tokens": "tokens that policies sampled for them; not in cost/sampled_tokens",
     "cost/external_tokens": "tokens of their calls to external models, as these reported them",
-    "cost/external_usd": "US dollars for these, by the prices of [external.NAME]; left out where none has a price",
     "processes/hung": "processes that hung and were killed, since the trainer started; left out where none was",
     "time/tokens_per_s": "train/tokens_sampled / time/step_s",
     "time/step_s": "wall time of the step, without evaluations and checkpoints",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agentlightning.config.optimizer import OptimizeConfig
 from agentlightning.errors import BudgetSpentError
 from agentlightning.records import Call
-from agentlightning.trainer.external_cost import used_tokens
+from agentlightning.trainer.used_tokens import used_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
