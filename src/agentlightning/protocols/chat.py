@@ -55,7 +55,7 @@ NOT_APPLIED = ("reasoning_effort", "verbosity", *fields.NOT_APPLIED)
 """Fields that no trained policy has a setting for; they are recorded."""
 
 
-class Reasoning(Struct):
+class OpenRouterReasoning(Struct):
     """OpenRouter's `reasoning`."""
 
     exclude: fields.Flag = None
@@ -104,7 +104,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     reasoning = asked.reasoning or {}
     shows_reasoning = asked.include_reasoning is not False
     if reasoning:
-        shows_reasoning = shows_reasoning and not fields.read(Reasoning, reasoning, "reasoning").exclude
+        shows_reasoning = shows_reasoning and not fields.read(OpenRouterReasoning, reasoning, "reasoning").exclude
     usage = openai_shapes.usage_options(asked)
     return CompletionRequest(
         model=asked.model or "",

@@ -204,7 +204,7 @@ def _fits(value: Any, node: inspect.Type) -> bool:
 
 
 def _description(node: inspect.Type) -> str:
-    """What is said of a type, or of a member of a union."""
+    """The description of a type, or of a member of a union."""
     members = node.types if isinstance(node, inspect.UnionType) else (node,)
     said = [one.extra_json_schema or {} for one in members if isinstance(one, inspect.Metadata)]
     return next((str(one["description"]) for one in said if "description" in one), "")

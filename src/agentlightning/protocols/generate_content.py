@@ -62,7 +62,7 @@ def with_route(data: JSON, model: str, streamed: bool) -> JSON:
     return {**data, "model": model, "stream": streamed}
 
 
-class GenerateRequest(fields.ExternalRequest, rename="camel"):
+class GenerateContentRequest(fields.ExternalRequest, rename="camel"):
     system_instruction: fields.Record = None
     generation_config: fields.Record = None
     tool_config: fields.Record = None
@@ -98,7 +98,7 @@ class ThinkingConfig(Struct, rename="camel"):
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     data = camel_keys(data)
-    asked = fields.read(GenerateRequest, data)
+    asked = fields.read(GenerateContentRequest, data)
     system = asked.system_instruction
     instruction = [] if system is None else [
         {"role": "system", "content": text_of(system, "systemInstruction", trained)}

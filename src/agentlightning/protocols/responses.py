@@ -56,7 +56,7 @@ INCLUDED = (LOGPROBS, SEALED_REASONING)
 """Members of `include` that are honoured."""
 
 
-class Reasoning(Struct):
+class ReasoningFields(Struct):
     effort: fields.Text = None
     summary: fields.Text = None
     generate_summary: fields.Text = None
@@ -75,7 +75,7 @@ class ResponsesRequest(fields.SampledRequest, kw_only=True):
     parallel_tool_calls: fields.Flag = None
     include: list[Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningFields | None = None
     text: TextForm | None = None
     metadata: fields.Record = None
     stream_options: fields.Record = None
