@@ -62,7 +62,7 @@ async def test_the_signing_secret_is_given_to_holders_of_the_server_key(server: 
         ("/api/claim", {"json": {}}, "worker: is required"),
         ("/api/claim", {"json": {"worker": {"id": "w"}}}, "worker.run_id: is required"),
         ("/api/wait", {"json": {"run_id": "r", "at_lest": 3}}, "at_lest: there is no such field"),
-        ("/api/wait", {"json": {"run_id": "r", "after": "x"}}, "after: expected int, got str"),
+        ("/api/wait", {"json": {"run_id": "r", "after": "x"}}, "after: expected an integer, got str"),
         ("/api/enqueue", {"json": {"rollouts": [{"run_id": "r", "task": 3, "group_id": "g"}]}}, "rollouts[0].task: "),
         ("/api/runs", {"data": "{", "headers": {}}, ""),
     ],

@@ -24,8 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentlightning.console.export import style_sheet
 from agentlightning.console.markup import element
 from agentlightning.errors import AgentLightningError
-from agentlightning.gateway.access import cross_site_reason, presented_key
-from agentlightning.gateway.authentication import Authentication
+from agentlightning.gateway.authentication import Authentication, cross_site_reason, presented_key
 from agentlightning.gateway.roles import Caller
 
 SESSION_S = 12 * 3600.0

@@ -1,4 +1,5 @@
-"""Authentication of callers of /api: the server key, tokens of the store, or nobody where a server has no key.
+"""Authentication of callers of /api: the server key, tokens of the store, or nobody where a server has no key, whose callers
+are then no web pages of other sites.
 
 Driven by the API's middleware for every request, so that a token which was found is believed for a few seconds: so long it
 may still open other servers after it was revoked, and not at all the server through which it was. Knows no methods; what a
@@ -10,20 +11,24 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 import msgspec
+from cachetools import TTLCache
 
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.access import Headers, presented_key
 from agentlightning.gateway.roles import Caller, RoleError
 from agentlightning.store.audit import MAX_ACTOR_CHARS, Actor
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http_transport import ACTOR_HEADER
+from agentlightning.store.server_keys import KEY_VARIABLE, is_loopback
 from agentlightning.store.tokens import Token, hash_of, is_token
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+MADE_BY_THE_USER = (b"none", b"same-origin")
+"""Values of Sec-Fetch-Site of requests that no other site made."""
 
 TOKEN_AGE_S = 5.0
 """A token is read again after so long: the time within which its end is noticed everywhere."""
@@ -38,13 +43,6 @@ class ServerKeyError(ConfigError):
     http_status = 401
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    token: Token | None
-    """None: the store has no such token."""
-    read_s: float
-
-
 class Authentication:
     """The callers of one server over an open store."""
 
@@ -52,11 +50,10 @@ class Authentication:
         self._store = store
         self.server_key = server_key
         self._now_ns = now_ns
-        self._tokens: OrderedDict[str, _Known] = OrderedDict()
-        """By the hash of their secret."""
-        self._reading: dict[str, asyncio.Lock] = {}
-        self._changes = 0
-        """Times that tokens changed through this server: what was read before one is not remembered after it."""
+        self._tokens: TTLCache[str, Token | None] = TTLCache(MAX_CACHED_TOKENS, TOKEN_AGE_S, time.monotonic)
+        """By the hash of their secret; None where the store has none."""
+        self._reading: dict[str, asyncio.Future[Token | None]] = {}
+        """Reads under way: a crowd of requests with one token costs one."""
 
     async def caller(self, headers: Headers) -> Caller:
         """The caller of a request with these headers. Raises ServerKeyError."""
@@ -81,41 +78,34 @@ class Authentication:
 
     def forget(self) -> None:
         """A token was revoked, or got its run, through this server: each is read again when it comes next."""
-        self._changes += 1
         self._tokens.clear()
+        self._reading.clear()
 
     async def _valid(self, secret: str) -> Token:
         secret_hash = hash_of(secret)
-        known = self._tokens.get(secret_hash)
-        if known is None or time.monotonic() - known.read_s > TOKEN_AGE_S:
-            known = await self._read(secret_hash)
-        if known.token is None:
+        token = self._tokens[secret_hash] if secret_hash in self._tokens else await self._read(secret_hash)
+        if token is None:
             raise ServerKeyError(f"token: unknown to this server; {_WANTED}")
-        if (ended := known.token.ended(self._now_ns())) is not None:
-            when_ns = known.token.revoked_ns or known.token.expires_ns or 0
+        if (ended := token.ended(self._now_ns())) is not None:
+            when_ns = token.revoked_ns or token.expires_ns or 0
             when = f"{datetime.fromtimestamp(when_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
-            raise ServerKeyError(f"token {known.token.id}: {ended} at {when}; have another made: agl tokens create")
-        return known.token
+            raise ServerKeyError(f"token {token.id}: {ended} at {when}; have another made: agl tokens create")
+        return token
 
-    async def _read(self, secret_hash: str) -> _Known:
-        """A crowd of requests with one token costs one read."""
-        asked_s = time.monotonic()
-        lock = self._reading.setdefault(secret_hash, asyncio.Lock())
+    async def _read(self, secret_hash: str) -> Token | None:
+        reading = self._reading.get(secret_hash)
+        if reading is None:
+            reading = self._reading[secret_hash] = asyncio.ensure_future(self._store.find_token(secret_hash))
         try:
-            async with lock:
-                known = self._tokens.get(secret_hash)
-                if known is None or known.read_s < asked_s:
-                    changes, read_s = self._changes, time.monotonic()
-                    known = _Known(await self._store.find_token(secret_hash), read_s)
-                    if changes == self._changes:
-                        self._tokens[secret_hash] = known
-                        self._tokens.move_to_end(secret_hash)
+            token = await asyncio.shield(reading)
         finally:
-            if self._reading.get(secret_hash) is lock and not lock.locked():
+            # A read that `forget` disowned is not remembered: it may have begun before the change.
+            current = self._reading.get(secret_hash) is reading
+            if current and reading.done():
                 del self._reading[secret_hash]
-        while len(self._tokens) > MAX_CACHED_TOKENS:
-            self._tokens.popitem(last=False)
-        return known
+        if current:
+            self._tokens[secret_hash] = token
+        return token
 
 
 def _caller(token: Token, headers: Headers) -> Caller:
@@ -138,3 +128,53 @@ def _on_behalf(headers: Headers, caller: Actor) -> Actor:
     except msgspec.DecodeError:
         return caller
     return Actor(name=f"{actor.name[:MAX_ACTOR_CHARS]}, through {caller.name}", binds=actor.binds)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def presented_key(headers: Headers) -> bytes:
+    """The bearer token of a request; empty where it has none."""
+    presented = b""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, credentials = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                presented = credentials.strip()
+    return presented
+
+
+def cross_site_reason(method: str, headers: Headers) -> str | None:
+    """The reason why a request to a server without a key could come from a web page in the user's browser; None if it
+    cannot.
+
+    A page can make a browser on this machine send requests to loopback. It cannot choose the Host header (its own name,
+    even where that name resolves to loopback), hide its Origin, or send JSON or msgpack without asking first.
+    """
+    given = dict(headers)
+    if b"x-forwarded-for" in given or b"forwarded" in given:
+        return f"X-Forwarded-For: a server without a key is for its own machine, not behind a proxy; set {KEY_VARIABLE}"
+    host = given.get(b"host", b"").decode("latin-1")
+    if not is_loopback(_name(host)):
+        return f"Host: expected a loopback name or address, because this server has no key, got {host[:80]!r}"
+    origin = given.get(b"origin", b"").decode("latin-1")
+    if origin and origin.partition("://")[2] != host:
+        return f"Origin: expected none or http://{host}, because this server has no key, got {origin[:80]!r}"
+    if given.get(b"sec-fetch-site", b"none") not in MADE_BY_THE_USER:
+        return "Sec-Fetch-Site: a page of another site may not use a server without a key"
+    if method not in ("GET", "HEAD"):
+        content_type = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if content_type not in (b"application/json", b"application/msgpack"):
+            return f"Content-Type: expected application/json, got {content_type[:80].decode('latin-1')!r}"
+    return None
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without its port.
+
+    >>> _name("localhost:80"), _name("[::1]:80"), _name("::1")
+    ('localhost', '::1', '::1')
+    """
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host if host.count(":") > 1 else host.partition(":")[0]

@@ -14,9 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentlightning import errors
 from agentlightning.errors import AgentLightningError, InputError
-from agentlightning.gateway.access import cross_site_reason
 from agentlightning.gateway.asgi_response import AWAY, read_body, too_large
-from agentlightning.gateway.authentication import Authentication
+from agentlightning.gateway.authentication import Authentication, cross_site_reason
 from agentlightning.protocols.base import ApiError
 from agentlightning.store.http_transport import BOOT_HEADER
 

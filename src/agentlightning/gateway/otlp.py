@@ -22,10 +22,9 @@ from typing import Literal, TypeVar
 import orjson
 
 from agentlightning.errors import AgentLightningError, InputError
-from agentlightning.gateway.access import cross_site_reason
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache
-from agentlightning.gateway.authentication import Authentication, ServerKeyError
+from agentlightning.gateway.authentication import Authentication, ServerKeyError, cross_site_reason
 from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.base import ApiError

@@ -7,10 +7,11 @@ by rollout is looked up once, since a rollout never changes its run. Knows no HT
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from cachetools import LRUCache
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.external_keys import ExternalKeys
@@ -192,15 +193,12 @@ class Permissions:
     ) -> None:
         self._store = store
         self._external_keys = external_keys
-        self._limit = limit
-        self._runs: OrderedDict[str, str] = OrderedDict()
+        self._runs: LRUCache[str, str] = LRUCache(limit)
         """The run of a rollout."""
 
     def learn(self, runs: Mapping[str, str]) -> None:
         """Remember the runs of rollouts."""
         self._runs.update(runs)
-        while len(self._runs) > self._limit:
-            self._runs.popitem(last=False)
 
     async def check(self, caller: Caller, method: str, given: Arguments) -> Arguments:
         """The arguments with which the method is to be executed for this caller. RoleError where it may not."""

@@ -76,6 +76,9 @@ def decode_arguments(method: str, body: bytes | memoryview, as_json: bool = Fals
     except msgspec.DecodeError as error:
         raise InputError(sentence(str(error))) from None
     arguments = {name: getattr(given, name) for name in given.__struct_fields__}
+    for name, value in arguments.items():
+        if value != value:  # NaN is neither below a bound nor above it
+            raise InputError(f"{name}: expected a number of seconds, got {value}")
     if method == "append_calls" and not as_json:
         try:
             arguments["calls"] = [call for packed in arguments["calls"] for call in codec.decode_calls(packed)]
@@ -88,18 +91,23 @@ _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.+)`")
 
 
+_TYPE = re.compile(r"expected `(\w+)`")
+_NAMES = {"float": "a number", "int": "an integer", "str": "text", "object": "an object", "array": "a list"}
+
+
 def sentence(error: str) -> str:
     """msgspec's error as we say it.
 
     >>> sentence("Expected `int`, got `str` - at `$.worker.pid`"), sentence("Object missing required field `name`")
-    ('worker.pid: expected int, got str', 'name: is required')
+    ('worker.pid: expected an integer, got str', 'name: is required')
     """
     found = _PLACE.fullmatch(error)
     what, place = (error, None) if found is None else (found["what"], found["place"])
     if field := _FIELD.match(what):
         why = "is required" if field[1].startswith("missing") else "there is no such field"
         return f"{'.'.join(filter(None, (place, field[2])))}: {why}"
-    return f"{place or 'body'}: {what[:1].lower()}{what[1:]}".replace("`", "")
+    what = _TYPE.sub(lambda kind: f"expected {_NAMES.get(kind[1], kind[1])}", what[:1].lower() + what[1:])
+    return f"{place or 'body'}: {what}".replace("`", "")
 
 
 def decode_result(method: str, content: bytes) -> Any:

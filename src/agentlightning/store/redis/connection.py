@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import resources
@@ -43,6 +44,9 @@ MIN_PAUSE_S = 0.02
 MAX_PAUSE_S = 1.0
 OPEN_TIMEOUT_S = 3.0
 """Patience with a server that does not reply when the store is opened: the URL may be wrong."""
+
+MIN_VERSION = (7, 0)
+SCHEMA_VERSION = 1
 
 _NOT_NOW = (exceptions.ReadOnlyError, exceptions.MasterDownError)
 _ANY: tuple[Any, ...] = (exceptions.RedisError, OSError)
@@ -230,3 +234,63 @@ async def _reply(connection: Connection) -> Reply:
         return await connection.read_response()
     except exceptions.ResponseError as error:
         return error
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+async def check_server(connection: RedisConnection) -> None:
+    """StoreError with what to set where the server is too old, or would lose or forget what it acknowledged."""
+    name, accepted = connection.address.name, connection.address.keep
+    known, setting = await connection.ask([("INFO",), ("CONFIG", "GET", "appendfsync")])
+    if isinstance(known, exceptions.ResponseError):
+        raise connection.address.explain(known)
+    facts = _facts(known)
+    version = facts.get("redis_version", "0")
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
+        raise StoreError(f"{name}: the server is Redis {version}, and a store needs 7.0 or later; upgrade it")
+    if facts.get("role") == "slave":
+        raise connection.address.explain(exceptions.ReadOnlyError("READONLY"))
+    if facts.get("maxmemory", "0") != "0" and facts.get("maxmemory_policy") != "noeviction":
+        raise StoreError(
+            f"{name}: the server forgets data when its memory is full (maxmemory-policy {facts['maxmemory_policy']}); "
+            "set maxmemory-policy noeviction"
+        )
+    if "appendonly=off" in accepted:
+        return
+    if facts.get("aof_enabled") != "1":
+        raise StoreError(
+            f"{name}: the server keeps no append-only file, so what it acknowledges can be lost; set appendonly yes "
+            "(redis-cli config set appendonly yes), or accept that with ?appendonly=off"
+        )
+    sync = setting[1].decode() if isinstance(setting, list) and setting else "always"  # hosted servers may not say
+    if sync != "always" and f"appendfsync={sync}" not in accepted:
+        raise StoreError(
+            f"{name}: the server acknowledges writes before they are in its file (appendfsync {sync}), so they can be "
+            "lost; set appendfsync always (redis-cli config set appendfsync always), or accept that with "
+            f"?appendfsync={sync}"
+        )
+
+
+async def prepare_data(connection: RedisConnection) -> bytes:
+    """The signing secret, made now where the store is new; StoreError where the data are of another version."""
+    name = connection.address.name
+    *_, version, secret = await connection.query(
+        [
+            ("HSETNX", "meta", "schema_version", SCHEMA_VERSION),
+            ("HSETNX", "meta", "signing_secret", secrets.token_hex(32)),
+            ("HGET", "meta", "schema_version"),
+            ("HGET", "meta", "signing_secret"),
+        ]
+    )
+    if int(version) != SCHEMA_VERSION:
+        raise StoreError(
+            f"{name}: its schema has version {int(version)}, this program knows {SCHEMA_VERSION}; "
+            "install the agentlightning that wrote it, or choose another prefix"
+        )
+    return bytes.fromhex(secret.decode())
+
+
+def _facts(info: bytes) -> dict[str, str]:
+    lines = [line.partition(":") for line in info.decode().splitlines()]
+    return {name: value for name, found, value in lines if found}

@@ -37,8 +37,7 @@ from agentlightning.store.base import LEASE_S, RolloutQuery
 from agentlightning.store.redis import codec, reads, writes
 from agentlightning.store.redis import models as registry
 from agentlightning.store.redis.address import Address
-from agentlightning.store.redis.checks import check_server, prepare_data
-from agentlightning.store.redis.connection import RedisConnection
+from agentlightning.store.redis.connection import RedisConnection, check_server, prepare_data
 from agentlightning.store.redis.transactions import Reads, RedisWriter, Transaction
 from agentlightning.store.rules import reward_number
 from agentlightning.store.run_ids import check_run_id
