@@ -25,7 +25,7 @@ async def pages(scope: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def browser(
-    key: str | None, host: str = "127.0.0.1:7860", sessions: Sessions | None = None, promotes: bool = False
+    key: str | None, host: str = "127.0.0.1:7860", sessions: Sessions | None = None, forks: bool = False
 ) -> AsyncIterator[httpx.AsyncClient]:
     async with SqlLightningStore("memory://") as store:
         await store.create_run("r", {}, "r")
@@ -38,7 +38,7 @@ async def browser(
             pages,
             Authentication(store, key) if key else None,
             sessions or Sessions(),
-            writes=frozenset({"/promote"} if promotes else ()),
+            forks=forks,
         )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(access), base_url=f"http://{host}") as client:
             client.secrets = {name: token.secret for name, token in tokens.items()}  # type: ignore[attr-defined]
@@ -155,17 +155,17 @@ async def test_a_form_of_another_site_logs_nobody_in_and_sends_nothing() -> None
 OWN_FORM = {"origin": "http://127.0.0.1:7860", "sec-fetch-site": "same-origin"}
 
 
-async def test_a_console_promotes_nothing_unless_it_is_told_that_it_may() -> None:
+async def test_a_console_takes_no_form_unless_it_may() -> None:
     async with browser(None) as client:
-        response = await client.post("/promote", data={"run": "r"}, headers=OWN_FORM)
+        response = await client.post("/fork", data={"run": "r"}, headers=OWN_FORM)
 
-    assert (response.status_code, response.text) == (403, "this console only reads; start it with --allow-promote")
+    assert (response.status_code, response.text) == (403, "this console only reads; start it with --allow-fork")
 
 
-async def test_a_form_of_the_consoles_own_page_promotes() -> None:
-    async with browser(None, promotes=True) as client:
-        sent = await client.post("/promote", data={"run": "r"}, headers=OWN_FORM)
-        seen = await client.get("/promote?run=r")
+async def test_a_form_of_the_consoles_own_page_is_taken() -> None:
+    async with browser(None, forks=True) as client:
+        sent = await client.post("/fork", data={"run": "r"}, headers=OWN_FORM)
+        seen = await client.get("/fork?run=r")
 
     assert (sent.status_code, seen.status_code) == (200, 200)
 
@@ -185,9 +185,9 @@ async def test_a_form_of_the_consoles_own_page_promotes() -> None:
         {**OWN_FORM, "x-forwarded-for": "10.0.0.1"},
     ],
 )
-async def test_no_form_of_another_site_or_port_promotes(headers: dict[str, str]) -> None:
-    async with browser(None, promotes=True) as client:
-        response = await client.post("/promote", data={"run": "r"}, headers=headers)
+async def test_no_form_of_another_site_or_port_is_taken(headers: dict[str, str]) -> None:
+    async with browser(None, forks=True) as client:
+        response = await client.post("/fork", data={"run": "r"}, headers=headers)
 
     assert response.status_code == 403
     assert "the pages" not in response.text
@@ -197,12 +197,12 @@ async def test_no_form_of_another_site_or_port_promotes(headers: dict[str, str])
     ("name", "seen", "sent"),
     [("admin", 200, 200), ("reader", 200, 403), ("of one run", 403, 403), ("worker", 403, 403)],
 )
-async def test_a_key_promotes_where_it_may_write(name: str, seen: int, sent: int) -> None:
-    async with browser(KEY, host="console.example", promotes=True) as client:
+async def test_a_key_sends_a_form_where_it_may_write(name: str, seen: int, sent: int) -> None:
+    async with browser(KEY, host="console.example", forks=True) as client:
         secret = KEY if name == "admin" else client.secrets[name]  # type: ignore[attr-defined]
         headers = {"authorization": f"Bearer {secret}", "origin": "http://console.example"}
-        page = await client.get("/promote?run=r", headers=headers)
-        form = await client.post("/promote", data={"run": "r"}, headers=headers)
-        foreign = await client.post("/promote", data={"run": "r"}, headers=headers | {"origin": "http://other.example"})
+        page = await client.get("/fork?run=r", headers=headers)
+        form = await client.post("/fork", data={"run": "r"}, headers=headers)
+        foreign = await client.post("/fork", data={"run": "r"}, headers=headers | {"origin": "http://other.example"})
 
     assert (page.status_code, form.status_code, foreign.status_code) == (seen, sent, 403)

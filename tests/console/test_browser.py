@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +18,6 @@ from browser import AXE, CHROMIUM, console, visitor
 from console_scene import ATTACKS, GROUP, STEPS, fill
 from rewards_scene import GROUPS, RUN, STYLE, fill_rewards
 
-from agentlightning.errors import printable
 from agentlightning.records import Metric, Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.sql.store import SqlLightningStore
@@ -198,26 +195,6 @@ def test_a_replay_plays_until_escape_or_the_last_call_and_not_for_who_wants_no_m
         visit.page.clock.run_for(60_000)
         assert "Call 1 of 2" in visit.page.inner_text("body")
         assert visit.page.get_by_role("link", name="pause").count() == 0
-
-
-def test_a_rollout_is_exported_as_a_file_that_opens_alone_and_as_json(
-    address: str, store_url: str, tmp_path: Path
-) -> None:
-    rollout = rollout_of(store_url, "gamma", 1)
-    saved = {}
-    with visitor() as visit:
-        visit.open(f"{address}/replay?rollout={rollout.id}")
-        for kind in ("HTML", "JSON"):
-            with visit.page.expect_download() as download:
-                visit.page.get_by_role("link", name=re.compile(f"Export.*{kind}")).click()
-            saved[kind] = tmp_path / download.value.suggested_filename
-            download.value.save_as(saved[kind])
-    assert len(json.loads(saved["JSON"].read_text())["calls"]) == 2
-    with visitor(offline=True) as visit:
-        shown = visit.open(saved["HTML"].as_uri())
-        assert "Call 2 of 2" in shown
-        assert printable(ATTACKS[1]) in shown
-        assert visit.page.evaluate("() => window.pwned") is None
 
 
 def test_a_run_is_live_while_somebody_sees_it_and_a_hidden_page_asks_for_nothing(address: str, store_url: str) -> None:

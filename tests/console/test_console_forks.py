@@ -30,7 +30,7 @@ async def writer(reader: Reader) -> AsyncIterator[Reader]:
 
 @pytest.fixture
 async def client(writer: Reader) -> AsyncIterator[httpx.AsyncClient]:
-    access = Access(create_app(writer), None, Sessions(), writes=frozenset({"/fork"}))
+    access = Access(create_app(writer), None, Sessions(), forks=True)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(access), base_url=HOST, headers={"origin": HOST}
     ) as client:

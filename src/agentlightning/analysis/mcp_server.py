@@ -20,7 +20,7 @@ from agentlightning.analysis.reward_hacks import find_hacks
 from agentlightning.analysis.reward_statistics import distributions
 from agentlightning.analysis.rewarded_rollouts import read_rewarded
 from agentlightning.errors import AgentLightningError, MissingExtraError, NotFoundError
-from agentlightning.records import Call, Mode, Rollout, RolloutState
+from agentlightning.records import Call, Mode, RolloutState
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_metrics
 from agentlightning.trainer.monitor.health_checks import active_alarms
@@ -33,6 +33,8 @@ MAX_ANSWER_CHARS = 20_000
 MAX_TEXT_CHARS = 400
 """Characters of one text within an overview."""
 MAX_ROWS = 50
+ROLLOUT = ("id", "run_id", "mode", "step", "state", "group_id", "attempt", "calls", "reward", "outcome", "warning")
+"""Fields of a rollout in a list."""
 WHOLE = ("get_call", "explain_reward")
 """Tools whose texts are not shortened: they are what was asked for."""
 INSTRUCTIONS = (
@@ -54,10 +56,7 @@ class StoreTools:
         """Lists runs, newest first: id, name, state, step, rewards and active alarms."""
         return [
             {
-                "id": run.id,
-                "name": run.name,
-                "state": run.state,
-                "created_ns": run.created_ns,
+                **_picked(run, "id", "name", "state", "created_ns"),
                 **{name: value for name, value in run.summary.items() if isinstance(value, int | float)},
                 "alarms": sorted(active_alarms(run)),
             }
@@ -72,15 +71,11 @@ class StoreTools:
         return {**asdict(run), "rollouts": counts, "checkpoints": checkpoints[-MAX_ROWS:]}
 
     async def read_metric(self, run_id: str, name: str, max_points: Annotated[int, Field(ge=2, le=500)] = 100) -> Any:
-        """Reads one metric of a run by step, thinned to max_points, first and last kept. list_metrics has the names."""
-        await find_run(self.store, run_id)
-        values = {one.step: one.value for one in await self.store.metrics(run_id, name) if not one.abandoned}
-        points = sorted(values.items())
+        """Reads one metric of a run by step, averaged to max_points. list_metrics has the names."""
+        points = (await self.store.series(run_id, [name], max_points=max_points)).get(name)
         if not points:
             raise NotFoundError(f"{name}: run {run_id} has no such metric; list_metrics has the names")
-        if len(points) > max_points:
-            points = [points[round(at * (len(points) - 1) / (max_points - 1))] for at in range(max_points)]
-        return {"name": name, "of": len(values), "points": points}
+        return {"name": name, "points": [(one.step, one.value) for one in points]}
 
     async def list_metrics(self, run_id: str) -> Any:
         """Lists the metrics of a run with their last values."""
@@ -108,7 +103,7 @@ class StoreTools:
         query = RolloutQuery(
             run_id=run_id, mode=mode, step=step, states=None if state is None else [state], after=after, limit=limit
         )
-        return [_row(rollout) for rollout in await self.store.rollouts(query)]
+        return [_picked(rollout, *ROLLOUT) for rollout in await self.store.rollouts(query)]
 
     async def get_rollout(self, rollout_id: str) -> Any:
         """Shows one rollout: task, attempts, rewards, and its calls with the beginning of what was said."""
@@ -117,18 +112,14 @@ class StoreTools:
             raise NotFoundError(f"{rollout_id}: no such rollout")
         calls = await self.store.calls([rollout_id])
         return {
-            **_row(found[0]),
+            **_picked(found[0], *ROLLOUT),
             "task": found[0].task,
             "error": found[0].error,
-            "attempts": [
-                {"attempt": one.attempt, "state": one.state, "error": one.error}
-                for one in await self.store.attempts([rollout_id])
-            ],
+            "attempts": [_picked(one, "attempt", "state", "error") for one in await self.store.attempts([rollout_id])],
             "rewards": [
-                {"name": one.name, "value": one.value, "source": one.source, "call_id": one.call_id}
-                for one in await self.store.rewards([rollout_id])
+                _picked(one, "name", "value", "source", "call_id") for one in await self.store.rewards([rollout_id])
             ],
-            "calls": [{**_call(call), "completion": call.completion} for call in calls[:MAX_ROWS]],
+            "calls": [_call(call) | {"completion": call.completion} for call in calls[:MAX_ROWS]],
             "calls_in_all": len(calls),
         }
 
@@ -215,25 +206,10 @@ def _shortened(value: Any) -> Any:
     return value
 
 
-def _row(rollout: Rollout) -> dict[str, Any]:
-    names = (
-        "id",
-        "run_id",
-        "mode",
-        "step",
-        "state",
-        "group_id",
-        "replica",
-        "attempt",
-        "calls",
-        "reward",
-        "outcome",
-        "warning",
-    )
-    wrong = (rollout.error or "").strip().splitlines()
-    return {name: getattr(rollout, name) for name in names} | {"failure": wrong[-1] if wrong else None}
+def _picked(record: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 def _call(call: Call) -> dict[str, Any]:
     names = ("id", "parent_id", "agent", "policy", "model", "prompt_tokens", "finish_reason", "fork_cause")
-    return {name: getattr(call, name) for name in names} | {"sampled_tokens": len(call.sampled_ids)}
+    return _picked(call, *names) | {"sampled_tokens": len(call.sampled_ids)}

@@ -13,9 +13,6 @@ def console(
     store: Store = None,
     server: Server = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    allow_promote: Annotated[
-        bool, typer.Option("--allow-promote", help="Offer a button that promotes a version of a prompt template.")
-    ] = False,
     allow_fork: Annotated[
         bool, typer.Option("--allow-fork", help="Offer buttons that continue a rollout from one of its calls.")
     ] = False,
@@ -25,8 +22,8 @@ def console(
 
     At an address of this machine everybody on it may read. At any other, browsers are asked for the server's key
     (AGL_SERVER_KEY, else the file beside the store) or a reader's token (agl tokens create --role reader). With
-    --allow-promote everybody on this machine may also promote a prompt version, with --allow-fork also continue a rollout;
-    at another address, who has the server's key or an admin's token.
+    --allow-fork everybody on this machine may also continue a rollout; at another address, whoever
+    has the server's key or an admin's token.
     """
     from agentlightning.console.server import run
     from agentlightning.errors import GatewayError
@@ -45,4 +42,4 @@ def console(
         ) from cause
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listener.getsockname()[1]}"
-    run(url, listener, lambda: typer.echo(f"console {address}"), promotes=allow_promote, forks=allow_fork)
+    run(url, listener, lambda: typer.echo(f"console {address}"), forks=allow_fork)

@@ -21,8 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentlightning.console.export import style_sheet
-from agentlightning.console.markup import element
+from agentlightning.console.markup import element, whole_page
 from agentlightning.errors import AgentLightningError
 from agentlightning.gateway.authentication import Authentication, cross_site_reason, presented_key
 from agentlightning.gateway.roles import Caller
@@ -31,16 +30,13 @@ SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 1000
 MAX_LOGIN_BYTES = 16_384
 LOGIN = "/login"
-PROMOTE = "/promote"
 FORK = "/fork"
-FORMS = {PROMOTE: "--allow-promote", FORK: "--allow-fork"}
-"""Paths whose forms write something, with the option that allows it."""
 ACTOR = "agl_actor"
-"""Of a request's scope: who asks, where they may send its form."""
+"""Key of a request's scope: set where the caller may send its form."""
 FORM = b"application/x-www-form-urlencoded"
 SERVED = re.compile(
-    r"/(|run|live|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|export|login"
-    r"|promote|fork"
+    r"/(|run|live|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|login"
+    r"|fork"
     r"|theme\.css|favicon\.ico|manifest\.json|gradio_api/queue/(join|data)|gradio_api/heartbeat/\w+|(assets|static)(/\w[\w.-]*)+)"
 )
 """Paths that the pages need. Gradio also takes uploads, serves files and fetches URLs: nobody gets to those."""
@@ -86,15 +82,15 @@ class Sessions:
 class Access:
     """Lets requests through to `app`. Without `authentication` this machine may read.
 
-    `writes`: paths of FORMS whose forms this console takes, of its own pages only: anybody's on this machine without
-    `authentication`, with it those of the server's key or an admin's token.
+    `forks`: the form that continues a rollout is taken, from the console's own page only: anybody's on this machine without
+    `authentication`, with it that of the server's key or an admin's token.
     """
 
     app: ASGIApp
     authentication: Authentication | None
     sessions: Sessions
     cookie: str = "agl_console"
-    writes: frozenset[str] = frozenset()
+    forks: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve, or refuse."""
@@ -110,7 +106,7 @@ class Access:
     async def _refusal(self, request: Request) -> Response | None:
         """The response to a request that may not read; None where it may."""
         headers: Headers = list(request.scope["headers"])
-        if request.url.path in FORMS:
+        if request.url.path == FORK:
             return await self._form_refusal(request, headers)
         if self.authentication is None:
             reason = cross_site_reason(request.method, _without_navigation(request.method, headers))
@@ -128,9 +124,8 @@ class Access:
     async def _form_refusal(self, request: Request, headers: Headers) -> Response | None:
         """The response to a request that may not see what a form does, or may not send it; else None, and its scope says
         who asks where they may send it."""
-        path = request.url.path
-        if path not in self.writes:
-            return PlainTextResponse(f"this console only reads; start it with {FORMS[path]}", 403)
+        if not self.forks:
+            return PlainTextResponse("this console only reads; start it with --allow-fork", 403)
         if request.method == "POST" and (reason := _foreign_form(headers)):
             return PlainTextResponse(reason, 403)
         if self.authentication is None:
@@ -237,12 +232,7 @@ def _login_page(wrong: str, status: int) -> HTMLResponse:
         action=LOGIN,
         method="post",
     )  # fmt: skip
-    main = element("main", form, class_="agl login")
-    opening = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
-    )
-    page = f"{opening}<title>Agent Lightning</title><style>{style_sheet()}</style></head><body>{main}</body></html>"
-    return HTMLResponse(page, status)
+    return HTMLResponse(whole_page("Agent Lightning", element("div", form, class_="agl login")), status)
 
 
 def _protected(send: Send) -> Send:

@@ -1,6 +1,6 @@
 """Messages and tokens of a call as HTML.
 
-Driven by the replay, its export and the pages that put rollouts side by side. Everything here was written by agents, tasks
+Driven by the replay and the pages that put rollouts side by side. Everything here was written by agents, tasks
 and models: it is shown as text. Knows no store.
 """
 

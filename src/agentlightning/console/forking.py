@@ -9,6 +9,7 @@ import shlex
 from urllib.parse import parse_qs
 
 import orjson
+from starlette.requests import Request
 from uuid_utils import uuid7
 
 from agentlightning.console.markup import Html, element, join, url
@@ -19,6 +20,7 @@ from agentlightning.records import FINAL_STATES, JSON
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.forks import calls_before, new_forks, read_message, replayable
 
+MAX_FORM_BYTES = 16_384
 MAX_COUNT = 64
 """Forks that one form makes."""
 KINDS = {"text": "a text", "message": "an assistant message in JSON"}
@@ -69,7 +71,7 @@ async def fork_page(reader: Reader, query: Query, may_fork: bool) -> Html:
     )
 
 
-async def fork(reader: Reader, body: bytes, _actor: str) -> str:
+async def fork(reader: Reader, body: bytes) -> str:
     """Enqueues what a sent form asks for; returns the address of a page about it. A form that is sent twice makes nothing
     more."""
     query: Query = parse_qs(body.decode("utf-8", "replace"))
@@ -82,6 +84,16 @@ async def fork(reader: Reader, body: bytes, _actor: str) -> str:
     new = await new_forks(reader.store, rollout_id, calls, count, answer=_answer(query), key=key)
     made = await reader.store.enqueue(new)
     return url("/fork", {"run": made[0].run_id, "group": made[0].group_id})
+
+
+async def bounded_body(request: Request) -> bytes:
+    """The form that was sent. InputError where it is larger than ours."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM_BYTES:
+            raise InputError("form: expected that of the console's page, got too much")
+    return bytes(body)
 
 
 def _answer(query: Query) -> str | JSON | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Mapping
+from importlib.resources import files
 from typing import Final
 from urllib.parse import quote, urlencode
 
@@ -87,3 +88,16 @@ def _attribute(name: str, value: Attribute) -> str:
     if name in ("href", "action", "src") and not re.match(r"/(?!/)|[?#]", str(value)):
         raise ValueError(f"{name}: expected a page of the console, got {value!r}")
     return f' {name}="{escaped(str(value))}"'
+
+
+def style_sheet() -> str:
+    """The style sheet of all pages."""
+    return files("agentlightning.console").joinpath("style.css").read_text(encoding="utf-8")
+
+
+def whole_page(title: str, content: Html) -> str:
+    """A page without Gradio."""
+    opening = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    opening += '<meta name="color-scheme" content="light dark">'
+    head = f"{opening}{element('title', title)}<style>{style_sheet()}</style></head>"
+    return f"{head}<body>{element('main', content, class_='agl')}</body></html>"

@@ -1,6 +1,6 @@
 """Measures of a call's sampled tokens, by which a strip is coloured, and the use that training made of the call.
 
-Driven by the replay and its export. What a training step made of a call is in the store where the run keeps it
+Driven by the replay. What a training step made of a call is in the store where the run keeps it
 (``[monitor] keep_credit``); of what is not there the legend says why. Knows no store.
 """
 

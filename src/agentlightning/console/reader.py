@@ -96,16 +96,11 @@ class Reader:
         store: LightningStore,
         clock: Callable[[], float] = time.monotonic,
         suggestions_timeout_s: float = SUGGESTIONS_TIMEOUT_S,
-        promotes: bool = False,
         forks: bool = False,
     ) -> None:
         self.store = store
-        self.promotes = promotes
-        """Pages offer to promote prompt versions."""
         self.forks = forks
         """The replay offers to continue a rollout."""
-        self.promoting = asyncio.Lock()
-        """Held by a promotion: of a form that is sent twice at once, the second sees what the first did."""
         self._suggestions_timeout_s = suggestions_timeout_s
         self.analyses = asyncio.Semaphore(MAX_ANALYSES)
         """Held by views that read many rollouts."""

@@ -1,7 +1,7 @@
-"""The console's server: the pages and the exports over one store, behind `Access`.
+"""The console's server: the pages over one store, behind `Access`.
 
 Driven by ``agl console`` and by the child process of a training. It opens the store for itself and writes nothing, but for
-promoted prompt versions and forks of rollouts where that is allowed.
+forks of rollouts where that is allowed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ def run(
     listener: socket.socket,
     started: Callable[[], None] = lambda: None,
     *,
-    promotes: bool = False,
     forks: bool = False,
 ) -> None:
     """Serve the store at `url` on a bound socket until SIGTERM or SIGINT; `started` is called when browsers are answered.
 
-    promotes, forks: who may write may promote a prompt version, or continue a rollout, by a button.
+    forks: whoever may write may continue a rollout by a button.
 
     MissingExtraError without Gradio, ConfigError where other hosts could connect and there is no key to ask them for, else
     whatever keeps the store from being read.
     """
     os.environ.update(OFFLINE)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(url, listener, started, promotes, forks))
+        asyncio.run(_serve(url, listener, started, forks))
 
 
 def asked_key(url: str) -> str:
@@ -54,11 +53,11 @@ def asked_key(url: str) -> str:
     return key
 
 
-async def _serve(url: str, listener: socket.socket, started: Callable[[], None], promotes: bool, forks: bool) -> None:
+async def _serve(url: str, listener: socket.socket, started: Callable[[], None], forks: bool) -> None:
     try:
         import uvicorn
 
-        from agentlightning.console.access import FORK, PROMOTE, Access, Sessions
+        from agentlightning.console.access import Access, Sessions
         from agentlightning.console.shell import create_app
     except ModuleNotFoundError as cause:
         raise MissingExtraError(str(cause.name), "console") from cause
@@ -69,11 +68,10 @@ async def _serve(url: str, listener: socket.socket, started: Callable[[], None],
     async with existing_store(url) as store:
         await store.runs(limit=1)  # a wrong key or address is told here, not in a browser
         authentication = None if is_loopback(host) else Authentication(store, asked_key(url))
-        reader = Reader(store, promotes=promotes, forks=forks)
+        reader = Reader(store, forks=forks)
         try:
             cookie = f"agl_console_{port}"
-            writes = frozenset(path for path, allowed in ((PROMOTE, promotes), (FORK, forks)) if allowed)
-            app = Access(create_app(reader), authentication, Sessions(), cookie, writes)
+            app = Access(create_app(reader), authentication, Sessions(), cookie, forks)
             config = uvicorn.Config(
                 app,
                 access_log=False,

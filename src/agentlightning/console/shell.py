@@ -17,10 +17,9 @@ import gradio as gr
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from agentlightning.console.access import ACTOR, FORK, PROMOTE
-from agentlightning.console.export import as_html, as_json, style_sheet
-from agentlightning.console.forking import fork, fork_page
-from agentlightning.console.markup import Html, element, join, url
+from agentlightning.console.access import ACTOR, FORK
+from agentlightning.console.forking import bounded_body, fork, fork_page
+from agentlightning.console.markup import Html, element, join, style_sheet, url, whole_page
 from agentlightning.console.pages.alerts import alerts_page
 from agentlightning.console.pages.bottlenecks import bottlenecks_page
 from agentlightning.console.pages.compare import compare_page
@@ -32,8 +31,7 @@ from agentlightning.console.pages.run import live_part, run_page
 from agentlightning.console.pages.runs import runs_page
 from agentlightning.console.pages.side import side_page
 from agentlightning.console.pages.suggestions import suggestions_page
-from agentlightning.console.parts import PLACES, Query, choice, first, number
-from agentlightning.console.promotion import bounded_body, promote, promotion_page, whole_page
+from agentlightning.console.parts import PLACES, Query
 from agentlightning.console.reader import Reader
 from agentlightning.errors import AgentLightningError
 
@@ -87,20 +85,8 @@ plays, which Escape ends; not for who prefers less motion."""
 
 
 def create_app(reader: Reader) -> FastAPI:
-    """The pages and exports over a reader, without access control."""
+    """The pages over a reader, without access control."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-
-    @app.get("/export")
-    async def export(request: Request) -> Response:
-        return await _export(reader, _query(request))
-
-    @app.get(PROMOTE)
-    async def confirm(request: Request) -> Response:
-        return await _own_page("Promote", promotion_page(reader, _query(request), ACTOR in request.scope))
-
-    @app.post(PROMOTE)
-    async def promote_chosen(request: Request) -> Response:
-        return await _taken("Promote", reader, request, promote)
 
     @app.get(FORK)
     async def offer_fork(request: Request) -> Response:
@@ -193,11 +179,11 @@ async def _own_page(title: str, content: Awaitable[Html]) -> Response:
 
 
 async def _taken(
-    title: str, reader: Reader, request: Request, take: Callable[[Reader, bytes, str], Awaitable[str]]
+    title: str, reader: Reader, request: Request, take: Callable[[Reader, bytes], Awaitable[str]]
 ) -> Response:
     """Does what a sent form says, and leads to the address that `take` returns."""
     try:
-        return RedirectResponse(await take(reader, await bounded_body(request), request.scope[ACTOR]), 303)
+        return RedirectResponse(await take(reader, await bounded_body(request)), 303)
     except Exception as error:
         return HTMLResponse(whole_page(title, join([element("h1", title), _wrong(error)])), _status(error))
 
@@ -229,15 +215,3 @@ def _framed(path: str | None, content: Html) -> str:
 def _query(request: Any) -> Query:
     given = request.query_params
     return {name: given.getlist(name) for name in given}
-
-
-async def _export(reader: Reader, query: Query) -> Response:
-    try:
-        kind = choice(query, "format", ("html", "json"))
-        one = await reader.rollout(first(query, "rollout"), number(query, "attempt"))
-        content = await (as_html if kind == "html" else as_json)(reader, one)
-    except AgentLightningError as error:
-        return Response(str(error), error.http_status, media_type="text/plain")
-    name = f"rollout-{''.join(char for char in one.rollout.id if char.isalnum() or char in '-_')}.{kind}"
-    media = "text/html" if kind == "html" else "application/json"
-    return Response(content, media_type=media, headers={"content-disposition": f'attachment; filename="{name}"'})

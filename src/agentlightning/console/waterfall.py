@@ -1,6 +1,6 @@
 """The spans and model calls of an attempt as a waterfall: who did what, when, within what.
 
-Driven by the replay and its export. Knows no store; names and errors of spans are anybody's text.
+Driven by the replay. Knows no store; names and errors of spans are anybody's text.
 """
 
 from __future__ import annotations

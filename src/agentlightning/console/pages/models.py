@@ -110,7 +110,7 @@ async def prompts_page(reader: Reader, query: Query) -> Html:
             await _candidates(reader, run),
             element("h2", f"{shown.name}, version {shown.version}"),
             element("pre", template_text(shown.value)),
-            _promotion(reader, shown, found),
+            _promotion(shown, found),
             element("h3", f"Difference from version {parent.version}") if parent else None,
             await asyncio.to_thread(difference, template_text(parent.value), template_text(shown.value))
             if parent
@@ -154,20 +154,12 @@ async def _candidates(reader: Reader, run: Run) -> Html | None:
     )
 
 
-def _promotion(reader: Reader, shown: Resource, found: Sequence[Resource]) -> Html:
+def _promotion(shown: Resource, found: Sequence[Resource]) -> Html:
     """The way to make the shown version the newest, where it is not."""
     newest = max(one.version for one in found if one.name == shown.name)
     if newest == shown.version:
         return element("p", "New rollouts get this version.", class_="note")
-    if not reader.promotes:
-        return promotion_command(shown)
-    href = url("/promote", {"run": shown.run_id, "name": shown.name, "version": shown.version})
-    return element("p", element("a", f"Promote version {shown.version}…", href=href))
-
-
-def promotion_command(version: Resource) -> Html:
-    """The command that makes this version the newest, for who may only read here."""
-    words = ["agl", "prompts", "promote", version.run_id, f"{version.name}@{version.version}"]
+    words = ["agl", "prompts", "promote", shown.run_id, f"{shown.name}@{shown.version}"]
     return element("p", "Promote it with: ", element("code", shlex.join(words)))
 
 

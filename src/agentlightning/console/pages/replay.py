@@ -49,7 +49,7 @@ async def replay_page(reader: Reader, query: Query) -> Html:
     lanes = waterfall(one.spans, one.calls, lambda call: url("/replay", {**place, "call": str(call)}), current)
     parts = [
         head(one),
-        _links(one, place),
+        _links(one),
         _attempts(one),
         element("h2", "What happened when"),
         lanes,
@@ -81,7 +81,7 @@ def _current(one: Recorded, query: Query) -> int:
 
 
 def head(one: Recorded) -> Html:
-    """The rollout's own facts: task, reward, outcome. Without links: an exported file has nowhere to lead to."""
+    """The rollout's own facts: task, reward, outcome."""
     rollout = one.rollout
     ended = replay_warning(rollout, one.calls) if one.attempt == rollout.attempt else None
     wrong = [text for text in (rollout.error, rollout.warning, ended) if text]
@@ -308,7 +308,7 @@ def _range(place: dict[str, str], current: int, coloring: str, chosen: range) ->
     )
 
 
-def _links(one: Recorded, place: dict[str, str]) -> Html:
+def _links(one: Recorded) -> Html:
     group = url("/side", {"run": one.rollout.run_id, "group": one.rollout.group_id})
     why = url("/rewards", {"run": one.rollout.run_id, "view": "explain", "rollout": one.rollout.id})
     links = [run_link(one.rollout.run_id, "Its run"), element("a", "Its group side by side", href=group)]
@@ -316,10 +316,6 @@ def _links(one: Recorded, place: dict[str, str]) -> Html:
         links.append(replay_link(one.rollout.fork.rollout_id, "The rollout that it continues"))
     if one.rollout.mode == "train":
         links.append(element("a", "Why it earned that", href=why))
-    links += [
-        element("a", text, href=url("/export", {**place, "format": kind}), download=True)
-        for kind, text in (("html", "Export as one HTML file"), ("json", "Export as JSON"))
-    ]
     return element("p", join(part for link in links for part in (link, " ")), class_="links")
 
 
