@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -29,9 +29,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from agentlightning.algorithms.credit import Evidence, find_rule
+from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.credit.forked import chosen_calls
-from agentlightning.algorithms.credit.keys import observation_key, user_key
+from agentlightning.algorithms.credit.rule import HISTORY
 from agentlightning.algorithms.lightning_rl import UpdatePlan
 from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.config.engine import EngineConfig
@@ -128,14 +128,6 @@ class CountingEngine:
         return metrics
 
 
-@dataclass
-class _Memory:
-    """What rules keep from step to step; a run finds it in its store."""
-
-    history: list[list[list[Trajectory]]] = field(default_factory=list)
-    graph: Any = field(default_factory=lambda: Evidence().graph)
-
-
 class Trainer:
     """One policy and how it learns."""
 
@@ -153,7 +145,7 @@ class Trainer:
         self._sampler = Sampler(model, seed)
         self._weights, self._seed = folder / "weights", seed
         self._draw = Random(f"train {seed}")
-        self._memory = _Memory()
+        self._history: list[list[list[Trajectory]]] = []
         self._rules = load_air(contestant.air)
         table = {"model": {"path": str(model)}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}}
         self._policy = TrainedPolicy(config=parse_config(table), algorithm=self.algorithm, value={})
@@ -200,7 +192,7 @@ class Trainer:
         return Execution(name, task, self.task.solve, self._sampler.words)
 
     def _branches(self, root: Execution, count: int) -> list[Execution]:
-        """So many forks of a root, as `trainer.rl.tree_rollouts` has them: after calls chosen at random, each once before
+        """So many forks of a root, as `trainer.scheduler` has them: after calls chosen at random, each once before
         any a second time; of a root of one call, independent rollouts."""
         places = list(range(1, len(root.calls)))
         Random(f"{self._seed} {root.name}").shuffle(places)
@@ -235,20 +227,13 @@ class Trainer:
         return replace(trajectory, transitions=calls)
 
     def _evidence(self, executions: Sequence[Sequence[Execution]], groups: list[list[Trajectory]]) -> Evidence:
-        rule = find_rule(str(self.algorithm.credit))
-        settings = self.algorithm.rule_settings
-        evidence = Evidence()
+        rule, evidence = self.algorithm.rule, Evidence()
         if "history" in rule.needs:
-            kept = self._memory.history[-settings["history"] :] if settings["history"] else []
-            evidence = replace(evidence, history=[group for step in kept for group in step])
-            self._memory.history.append(groups)
-        if "graph" in rule.needs:
-            evidence = replace(evidence, graph=self._memory.graph)
-            key = observation_key if settings["key"] is None else user_key(settings["key"])
-            graph = self._memory.graph.with_groups(groups, key, settings["forget"])
-            self._memory.graph = graph.bounded(settings["max_states"])
+            evidence = replace(evidence, history=[group for step in self._history[-HISTORY:] for group in step])
+            self._history.append(groups)
         if "fork_returns" in rule.needs:
-            evidence = replace(evidence, fork_returns=self._fork_returns(executions, groups, settings))
+            returns = self._fork_returns(executions, groups, self.algorithm.rule_settings)
+            evidence = replace(evidence, fork_returns=returns)
         return evidence
 
     def _fork_returns(
@@ -257,11 +242,11 @@ class Trainer:
         groups: Sequence[Sequence[Trajectory]],
         settings: dict[str, Any],
     ) -> dict[str, dict[str, list[float]]]:
-        """Samples around the chosen calls, as `trainer.rl.fork_returns` does through a store."""
+        """Samples around the chosen calls, as `trainer.credit_inputs` does through a store."""
         forks: dict[tuple[str, str], list[Execution]] = {}
         for running, group in zip(executions, groups, strict=True):
             for execution, trajectory in zip(running, group, strict=True):
-                chosen = {one.call_id for one in chosen_calls(trajectory, group, settings["calls"], settings["choose"])}
+                chosen = {one.call_id for one in chosen_calls(trajectory, settings["calls"])}
                 ids = [one.call_id for one in trajectory.transitions]
                 for place, (before, after) in enumerate(pairwise(ids), 1):
                     if chosen & {before, after}:

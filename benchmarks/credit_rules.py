@@ -84,7 +84,7 @@ CONTESTANTS = {
     "decisive": Contestant(settings=_credit("decisive")),
     "decisive_key": Contestant(settings=_credit("decisive", key=f"{__file__}:action"), needs_key=True),
     "forked": Contestant(settings=_credit("forked")),
-    "forked_lean": Contestant(settings=_credit("forked", forks=2, calls=1, choose="variance")),
+    "forked_lean": Contestant(settings=_credit("forked", forks=2, calls=1)),
     "gae": Contestant(settings={"advantage": {"type": "gae", "learning_rate": 0.003, "backbone_grad_scale": 0.3}}),
     "packed": Contestant(packed=True),
     "tree": Contestant(settings={"rollouts": "tree"}, packed=True),

@@ -9,8 +9,8 @@ the same budget of compute, of a seed the same warm-started model, tasks and noi
 Compute = tokens sampled + tokens of prompts read + 3 × tokens trained + tokens that only pass forward (`credit_cell.py`),
 those of forks included, so that a rule that forks makes fewer updates. Held-out success is at temperature 1, of 200 tasks
 that training never sees, at ten equal fractions of the budget, and costs nothing. `uniform` and `packed`, with which the
-others are compared, go on where they have not reached 0.8 by then, up to twice the budget. The rules `judge` and `rubric`
-need a language model that judges: they are left out.
+others are compared, go on where they have not reached 0.8 by then, up to twice the budget. The rule `judge`
+needs a language model that judges: it is left out.
 
 Each finished cell is a file of --work: a run that was ended goes on with the cells that are missing, seed after seed. Who
 changes a task or a rule removes its cells. Two commands for different --tasks may share --work.

@@ -57,17 +57,17 @@ async def test_an_external_model_answers_in_its_protocol_and_its_usage_is_counte
 ) -> None:
     house, server = writer
     model = await opened(house, f"{protocol}-1", protocol)
-    answer = await model.ask("Write better.", "edit", 1)
-    assert (answer.text, answer.usage.tokens) == ("It is sunny.", 18)
+    text, usage = await model.ask("Write better.", "edit", 1)
+    assert (text, usage.tokens) == ("It is sunny.", 18)
     [request] = server.requests
     assert (request.path, request.json["messages"]) == (path, [{"role": "user", "content": "Write better."}])
 
 
 async def test_the_policy_answers_through_the_gateway(house: House) -> None:
     model = await opened(house, "policy")
-    answer = await model.ask("hi", "edit", 1)
-    assert answer.text == "It is sunny."
-    assert answer.usage.sampled_tokens > 0
+    text, usage = await model.ask("hi", "edit", 1)
+    assert text == "It is sunny."
+    assert usage.sampled_tokens > 0
 
 
 async def test_what_was_answered_is_not_asked_again_by_another_process(writer: tuple[House, ExternalServer]) -> None:
@@ -109,14 +109,14 @@ async def test_an_answer_is_found_in_an_earlier_attempt_of_its_rollout(writer: t
     assert await house.store.expire_leases() == 1
     [claim] = await house.store.claim(status_here("another", model.run_id, 0), lease_s=900.0)
     assert claim.lease.attempt == 2
-    assert (await model.ask(prompt, "edit", 1)).text == "It is sunny."
+    assert (await model.ask(prompt, "edit", 1))[0] == "It is sunny."
     assert len(server.requests) == 1, "it is not asked again"
 
 
 async def test_a_connection_that_breaks_is_tried_again(writer: tuple[House, ExternalServer]) -> None:
     house, server = writer
     server.drop = 2
-    assert (await (await opened(house, "openai-1")).ask("Write better.", "edit", 1)).text == "It is sunny."
+    assert (await (await opened(house, "openai-1")).ask("Write better.", "edit", 1))[0] == "It is sunny."
 
 
 async def test_a_model_that_is_away_is_a_sentence(writer: tuple[House, ExternalServer]) -> None:
