@@ -17,7 +17,7 @@ from agentlightning.config.run import parse_config, run_record
 from agentlightning.engines.saved_folders import MANIFEST, seal
 from agentlightning.errors import ConfigError, ConflictError, InputError, NotFoundError, StoreError
 from agentlightning.runtime.disk import file_hash
-from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.models import ModelVersion
 from agentlightning.store.open import open_store
 from agentlightning.trainer.fingerprint import take_fingerprint
 from agentlightning.trainer.model_weights import with_versions

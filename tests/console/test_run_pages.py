@@ -17,7 +17,7 @@ from agentlightning.console.pages.suggestions import suggestions_page
 from agentlightning.console.parts import Query
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError, StoreError, printable
-from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.models import ModelVersion
 
 PAGES: dict[str, Callable[[Reader, Query], Awaitable[Html]]] = {
     "/bottlenecks": bottlenecks_page,

@@ -26,7 +26,7 @@ from agentlightning.demo import tiny_model
 from agentlightning.records import Resource, Rollout
 from agentlightning.runtime.children import listen
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.models import ModelVersion
 from agentlightning.store.open import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

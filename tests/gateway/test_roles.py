@@ -34,7 +34,7 @@ from agentlightning.records import (
 from agentlightning.store.audit import Actor
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.models import ModelAlias, ModelVersion
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.summary_types import SummaryQuery
 from agentlightning.store.tokens import TokenRole, new_secret
@@ -48,7 +48,7 @@ ADMINS_ONLY = {
     "find_token",
     "mark_delivered",
     "open_session",
-    "set_alias",
+    "put_alias",
 }
 OF_ALL_RUNS = {"aliases", "wait_aliases"}
 
@@ -150,7 +150,6 @@ def a_version(run_id: str) -> ModelVersion:
 def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str, Any]]:
     """A request to each method that names this run, this rollout and this token."""
     lease = Lease(rollout_id=rollout_id, attempt=1, token="t")
-    model = {"name": run_id, "number": 1}
     return {
         "create_run": {"name": "n", "config": {}, "run_id": run_id},
         "update_run": {"run_id": run_id},
@@ -208,13 +207,12 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "find_token": {"secret_hash": "h"},
         "revoke_token": {"token_id": token_id},
         "audit": {"run_id": run_id},
-        "register_model": {"version": a_version(run_id)},
+        "put_model": {"version": a_version(run_id)},
         "models": {"run_id": run_id},
-        "describe_model": {**model, "notes": "n"},
-        "lease_model": {**model, "holder": "h", "lifetime_s": 1.0},
-        "release_model": {**model, "holder": "h"},
-        "delete_model": model,
-        "set_alias": {**model, "alias": "best", "reason": {}},
+        "put_alias": {
+            "alias": ModelAlias(name=run_id, alias="best", number=1, previous=None, moved_ns=0),
+            "reason": {},
+        },
         "aliases": {"name": run_id},
         "wait_aliases": {"name": run_id, "known": {}, "timeout_s": 0.0},
     }

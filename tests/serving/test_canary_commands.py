@@ -11,7 +11,7 @@ import pytest
 
 from agentlightning.records import Resource
 from agentlightning.serving.split import Split, put_split
-from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.models import ModelVersion
 from agentlightning.store.open import open_store
 from build import agl
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agentlightning.records import FINAL_STATES, Attempt, Call, Resource, Reward, Rollout, Span, Step
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.model_versions import ModelAlias, ModelVersion
+from agentlightning.store.models import ModelAlias, ModelVersion
 from agentlightning.store.scan import read_calls, read_rollouts, read_steps
 from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
 

@@ -1,4 +1,4 @@
-"""Model versions, their aliases and their leases, on every store."""
+"""Model versions and their aliases, on every store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from store_samples import Clock, a_run, sql_store
 
 from agentlightning.errors import ConflictError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.model_versions import ModelVersion, is_reference, next_number, parse_reference
+from agentlightning.store.models import ModelVersion, is_reference, next_number, parse_reference
 
 
 def a_version(run_id: str, step: int = 10, **fields: Any) -> ModelVersion:
@@ -48,7 +48,9 @@ async def test_a_version_is_registered_once_and_read_as_it_was_written(store: Li
     run_id = await a_run(store)
     tags, notes = {"ü": "ö", "a": "b"}, "first\nsecond: é"
     new = await store.register_model(a_version(run_id, tags=tags, notes=notes, pinned=True))
-    assert new == replace(a_version(run_id), tags=tags, notes=notes, pinned=True, number=10, created_ns=clock.now_ns)
+    assert new == replace(
+        a_version(run_id), tags=tags, notes=notes, pinned=True, number=10, created_ns=clock.now_ns, revision=1
+    )
     clock.advance(1)
     assert await store.register_model(a_version(run_id, licence="other", name="another")) == new
     assert await store.models() == await store.models("support") == await store.models(run_id=run_id) == [new]
@@ -60,8 +62,9 @@ async def test_weights_that_were_moved_are_known_by_their_hash(store: LightningS
     other = await store.register_model(replace(version, weights={**version.weights, "manifest_hash": "cd"}))
     assert other == version
     weights = {**version.weights, "url": "s3://bucket/10"}
-    assert await store.register_model(replace(version, weights=weights)) == replace(version, weights=weights)
-    assert await store.models() == [replace(version, weights=weights)]
+    moved = replace(version, weights=weights, revision=2)
+    assert await store.register_model(replace(version, weights=weights)) == moved
+    assert await store.models() == [moved]
 
 
 async def test_numbers_of_a_name_go_on_over_its_runs(store: LightningStore) -> None:
@@ -110,7 +113,8 @@ async def test_tags_notes_and_pins_are_changed_and_nothing_else(store: Lightning
     changed = await store.describe_model("support", 10, tags={"a": "", "c": "3"}, pinned=False)
     assert (changed.tags, changed.notes, changed.pinned) == ({"b": "2", "c": "3"}, "note", False)
     assert await store.models() == [changed]
-    assert await store.describe_model("support", 10, tags={"b": "", "c": ""}, notes="") == version
+    cleared = await store.describe_model("support", 10, tags={"b": "", "c": ""}, notes="")
+    assert cleared == replace(version, revision=4)
     for name, number in (("support", 11), ("other", 10)):
         with pytest.raises(NotFoundError, match=f"no such model version: {name}@{number}"):
             await store.describe_model(name, number, notes="x")
@@ -131,7 +135,7 @@ async def test_an_alias_is_moved_and_remembers_where_it_was(store: LightningStor
     assert (removed.number, removed.previous) == (None, 20)
     assert [each.alias for each in await store.aliases("support")] == ["best"]
     again = await store.set_alias("support", "production", 10, {})
-    assert (again.number, again.previous) == (10, 20)
+    assert (again.number, again.previous) == (10, None)
     entries = [entry for entry in await store.audit() if entry.action == "set_alias"]
     assert [(entry.subject, entry.run_id, entry.detail) for entry in entries[:2]] == [
         (
@@ -170,7 +174,7 @@ async def test_whoever_waits_for_an_alias_hears_of_its_move(store: LightningStor
         assert [(each.number, each.previous) for each in await waiting] == [(20, 10)]
 
 
-async def test_weights_are_never_deleted_while_somebody_uses_them(store: LightningStore, clock: Clock) -> None:
+async def test_weights_are_never_deleted_while_somebody_uses_them(store: LightningStore) -> None:
     await registered(store, 10, 20, 30)
 
     async def refusal(number: int) -> str:
@@ -180,25 +184,10 @@ async def test_weights_are_never_deleted_while_somebody_uses_them(store: Lightni
 
     await store.describe_model("support", 10, pinned=True)
     await store.set_alias("support", "best", 10, {})
-    await store.lease_model("support", 10, "server b", 60.0)
-    await store.lease_model("support", 10, "server a", 30.0)
-    assert await refusal(10) == (
-        "support@10: its weights are kept, since it is pinned, named by the alias best, leased by server a, "
-        "leased by server b"
-    )
+    assert await refusal(10) == "support@10: its weights are kept, since it is pinned, named by the alias best"
     await store.describe_model("support", 10, pinned=False)
-    clock.advance(31)
-    await store.release_model("support", 10, "nobody")
-    assert (
-        await refusal(10) == "support@10: its weights are kept, since it is named by the alias best, leased by server b"
-    )
-    await store.lease_model("support", 10, "server b", 60.0)
-    clock.advance(59)
     await store.set_alias("support", "best", 20, {})
-    assert await refusal(10) == (
-        "support@10: its weights are kept, since it is what the alias best is rolled back to, leased by server b"
-    )
-    await store.release_model("support", 10, "server b")
+    assert await refusal(10) == "support@10: its weights are kept, since it is what the alias best is rolled back to"
     await store.set_alias("support", "best", 30, {})
     started = len(await store.audit())
     await store.delete_model("support", 10)
@@ -212,16 +201,11 @@ async def test_a_version_whose_weights_are_gone_is_not_used_any_more(store: Ligh
     [version] = await registered(store, 10)
     await store.describe_model("support", 10, tags={"a": "b"}, notes="note")
     await store.delete_model("support", 10)
-    for refused in (
-        store.set_alias("support", "best", 10, {}),
-        store.lease_model("support", 10, "h", 1.0),
-        store.describe_model("support", 10, pinned=True),
-    ):
+    for refused in (store.set_alias("support", "best", 10, {}), store.describe_model("support", 10, pinned=True)):
         with pytest.raises(ConflictError, match="support@10: its weights were deleted"):
             await refused
-    for missing in (store.delete_model("support", 11), store.lease_model("support", 11, "h", 1.0)):
-        with pytest.raises(NotFoundError, match="no such model version: support@11"):
-            await missing
+    with pytest.raises(NotFoundError, match="no such model version: support@11"):
+        await store.delete_model("support", 11)
     clock.advance(1)
     weights = {"kind": "adapter", "url": "file:///again"}
     again = await store.register_model(a_version(version.run_id, 10, weights=weights, name="other"))
@@ -230,11 +214,19 @@ async def test_a_version_whose_weights_are_gone_is_not_used_any_more(store: Ligh
     assert await store.models() == [again]
 
 
-@pytest.mark.parametrize(("holder", "lifetime_s"), [("", 1.0), ("a\nb", 1.0), ("h", 0.0), ("h", 86_401.0)])
-async def test_leases_that_make_no_sense_are_refused(store: LightningStore, holder: str, lifetime_s: float) -> None:
-    await registered(store, 10)
-    with pytest.raises(InputError, match="holder: expected" if lifetime_s == 1.0 else "lifetime_s: expected"):
-        await store.lease_model("support", 10, holder, lifetime_s)
+async def test_a_change_of_what_was_changed_meanwhile_is_refused(store: LightningStore) -> None:
+    [version, _] = await registered(store, 10, 20)
+    await store.describe_model("support", 10, notes="first")
+    for changed in (replace(version, notes="second"), replace(version, deleted=True), replace(version, step=11)):
+        with pytest.raises(ConflictError, match="support@10: was changed meanwhile"):
+            await store.put_model(changed)
+    alias = await store.set_alias("support", "best", 10, {})
+    await store.set_alias("support", "best", 20, {})
+    for moved in (alias, replace(alias, number=None), replace(alias, revision=0)):
+        with pytest.raises(ConflictError, match="support@best: was changed meanwhile"):
+            await store.put_alias(moved, {})
+    assert [(each.number, each.notes) for each in await store.models()] == [(10, "first"), (20, "")]
+    assert [each.number for each in await store.aliases()] == [20]
 
 
 async def test_a_run_with_versions_in_use_is_not_deleted(store: LightningStore) -> None:

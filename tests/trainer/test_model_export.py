@@ -9,7 +9,7 @@ import pytest
 
 from agentlightning.engines.saved_folders import seal
 from agentlightning.records import Checkpoint
-from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.models import ModelVersion
 from agentlightning.trainer.model_files import version_folder
 from agentlightning.trainer.model_weights import export_version
 from agentlightning.trainer.registration import weights_of

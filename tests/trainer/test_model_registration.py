@@ -15,7 +15,7 @@ from agentlightning.config.run import Config, parse_config
 from agentlightning.engines.saved_folders import seal
 from agentlightning.records import Metric, Resource
 from agentlightning.store.base import LightningStore
-from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.models import ModelVersion
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.checkpoint_files import save_checkpoint
@@ -134,7 +134,7 @@ async def test_weights_at_a_url_are_named_by_it(store: LightningStore, tmp_path:
     assert version.weights["url"] == f"file://{tmp_path}/shared/run/step-000010"
 
 
-@pytest.mark.parametrize("use", ["pin", "alias", "lease"])
+@pytest.mark.parametrize("use", ["pin", "alias"])
 async def test_checkpoints_of_versions_in_use_are_kept_until_they_are_not(
     store: LightningStore, tmp_path: Path, use: str
 ) -> None:
@@ -142,16 +142,13 @@ async def test_checkpoints_of_versions_in_use_are_kept_until_they_are_not(
     await run.step(10)
     if use == "pin":
         await store.describe_model("run", 10, pinned=True)
-    elif use == "alias":
-        await store.set_alias("run", "production", 10, {})
     else:
-        await store.lease_model("run", 10, "a server", 3600.0)
+        await store.set_alias("run", "production", 10, {})
     for step in (20, 30):
         await run.step(step)
     assert run.steps == [10, 30]
     assert [version.deleted for version in await store.models("run")] == [False, True, False]
     await store.describe_model("run", 10, pinned=False)
-    await store.release_model("run", 10, "a server")
     for alias in await store.aliases():
         await store.set_alias("run", alias.alias, None, {})
     await run.step(40)

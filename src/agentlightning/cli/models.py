@@ -14,7 +14,7 @@ from agentlightning.errors import ConfigError, InputError, NotFoundError
 if TYPE_CHECKING:
     from agentlightning.records import JSON
     from agentlightning.store.base import LightningStore
-    from agentlightning.store.model_versions import ModelAlias, ModelVersion
+    from agentlightning.store.models import ModelAlias, ModelVersion
 
 app = typer.Typer(
     help="List, show, compare, promote, roll back and export versions of trained models.",
@@ -136,7 +136,7 @@ def roll_back_model(
     store: Store = None,
 ) -> None:
     """Take a canary of the model out of service; without one move the alias back to the version that it named before."""
-    from agentlightning.store.model_versions import parse_reference
+    from agentlightning.store.models import parse_reference
 
     parsed = parse_reference(name if "@" in name else f"{name}@production", "NAME[@ALIAS]")
     if parsed.alias is None:

@@ -115,7 +115,7 @@ def _run_folder(name: str, runs: Path) -> RunFolder | None:
 
 
 def _is_version(name: str) -> bool:
-    from agentlightning.store.model_versions import is_reference
+    from agentlightning.store.models import is_reference
 
     return is_reference(name) and not Path(name).exists()
 

@@ -85,7 +85,9 @@ def _rollouts(given: Arguments) -> Touched:
 
 
 def _model(given: Arguments) -> Touched:
-    return Touched(models=[(given["name"], given["number"])])
+    version = given["version"]
+    changed = [(version.name, version.number)] if version.revision else []
+    return Touched(runs=[version.run_id], models=changed)
 
 
 def _each(name: str, rollouts: bool = False) -> Callable[[Arguments], Touched]:
@@ -172,17 +174,13 @@ RULES: Mapping[str, MethodRule] = {
     "tokens": _rule(_READ, _run, "run_id"),
     "revoke_token": _rule("trainer", lambda given: Touched(tokens=[given["token_id"]])),
     "audit": _rule(_READ, _run, "run_id"),
-    "register_model": _rule("trainer", lambda given: Touched(runs=[given["version"].run_id])),
+    "put_model": _rule("trainer", _model),
     "models": _rule(_READ, _run, "run_id"),
-    "describe_model": _rule("trainer", _model),
-    "lease_model": _rule("trainer", _model),
-    "release_model": _rule("trainer", _model),
-    "delete_model": _rule("trainer", _model),
     "aliases": _rule("reader", _all_runs),
     "wait_aliases": _rule("reader", _all_runs),
 }
 """By method of the store. Left to admins: drop_records, delete_runs, expire_leases, mark_delivered, open_session,
-find_token, set_alias, signing_secret. Clients may call none: they ask the served model (sessions/)."""
+find_token, put_alias, signing_secret. Clients may call none: they ask the served model (sessions/)."""
 
 
 class Permissions:

@@ -24,10 +24,10 @@ from agentlightning.errors import AgentLightningError, ConfigError, ConflictErro
 from agentlightning.records import Resource
 from agentlightning.serving.settings import ServeFile, limits_without_key, serve_record
 from agentlightning.serving.split import SPLIT_RESOURCE, Split, put_split, read_evidence, read_trial
-from agentlightning.serving.versions import RENEWAL_S, ServedVersions
+from agentlightning.serving.versions import ServedVersions
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.store.model_versions import ModelReference, parse_reference
+from agentlightning.store.models import ModelReference, parse_reference
 from agentlightning.store.scan import read_rollouts
 from agentlightning.trainer.processes import record_run_status
 
@@ -88,7 +88,7 @@ class ServingRun:
             number = await self._wanted(None)
             await self._begin(number)
             async with record_run_status(self._store, self.run_id):
-                await together([self._renewing(), self._serve(number)])
+                await self._serve(number)
         finally:
             await self.versions.close()
 
@@ -230,12 +230,6 @@ class ServingRun:
                 )
                 log.warning("%s is rolled back: its %s is worse", reason["canary"], evidence.worse)
         return time.monotonic() - asked_s
-
-    async def _renewing(self) -> None:
-        while True:
-            await asyncio.sleep(RENEWAL_S)
-            for number in sorted(self.versions.leased):
-                await self._patiently(partial(self.versions.lease, number))
 
     async def _dropping(self) -> None:
         """Delete calls and words of sessions that ended long ago."""

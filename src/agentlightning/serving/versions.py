@@ -1,6 +1,6 @@
-"""ServedVersions: versions of a model side by side, each sampled by an engine of its own and leased as long as it is.
+"""ServedVersions: versions of a model side by side, each sampled by an engine of its own.
 
-Driven by serving_run.py, which decides which versions there are to be. A version's engine is a policy of the serving run:
+Driven by run.py, which decides which versions there are to be. A version's engine is a policy of the serving run:
 gateways find it by its resource, which says where it is and, once it was released, that it is no more.
 """
 
@@ -22,15 +22,12 @@ from agentlightning.runtime.watchdog import STALL_TIMES, HangLimits, Watchdog
 from agentlightning.serving.settings import ServeFile, served_config
 from agentlightning.serving.split import version_alias
 from agentlightning.store.base import LightningStore
-from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.models import ModelVersion
 from agentlightning.store.scan import find_model_version, find_run
 from agentlightning.trainer.model_files import version_folder
 from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.processes import engine_setup, policy_value, put_tokenizer
 from agentlightning.trainer.run_config import recorded_config
-
-LEASE_S = 120.0
-RENEWAL_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -60,26 +57,15 @@ class ServedVersions:
         self._runs = runs
         self._make = make
         self._served: dict[int, _Served] = {}
-        self._loading: set[int] = set()
 
     @property
     def numbers(self) -> set[int]:
         """The versions that are served."""
         return set(self._served)
 
-    @property
-    def leased(self) -> set[int]:
-        """The versions whose leases are to be renewed: those that are served, and those whose engines start."""
-        return self._loading | set(self._served)
-
     async def config(self, number: int) -> Config:
         """The configuration by which a version is sampled. NotFoundError where there is none, or its weights are gone."""
         return await self._config(await self._version(number))
-
-    async def lease(self, number: int) -> None:
-        """Keep the weights of a version until the next renewal, and some missed ones. NotFoundError where there is none,
-        ConflictError where they were deleted."""
-        await self._store.lease_model(self._name, number, self._run_id, LEASE_S)
 
     async def _config(self, version: ModelVersion) -> Config:
         run = await find_run(self._store, version.run_id)
@@ -93,12 +79,7 @@ class ServedVersions:
         cannot be."""
         if number in self._served:
             return
-        self._loading.add(number)
-        try:
-            await self.lease(number)  # from here on nobody deletes it
-            self._served[number] = await self._start(await self._version(number))
-        finally:
-            self._loading.discard(number)
+        self._served[number] = await self._start(await self._version(number))
         log.info("serving %s@%d", self._name, number)
 
     async def _start(self, version: ModelVersion) -> _Served:
@@ -147,7 +128,6 @@ class ServedVersions:
         )
         await self._store.put_resources([released])
         await _close(served)
-        await self._store.release_model(self._name, number, self._run_id)
         log.info("released %s@%d", self._name, number)
 
     async def watch(self) -> None:
@@ -162,7 +142,7 @@ class ServedVersions:
                 await asyncio.sleep(1.0)
 
     async def close(self) -> None:
-        """Stop all engines. Their leases run out: a server that starts again serves the same versions."""
+        """Stop all engines."""
         await asyncio.gather(*(_close(served) for served in self._served.values()))
         self._served.clear()
 

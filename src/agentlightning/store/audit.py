@@ -20,8 +20,8 @@ MAX_ACTOR_CHARS = 200
 MAX_IDS_NAMED = 20
 """Rollouts that one entry names; of more it gives the number."""
 AUDITED = frozenset(
-    {"cancel", "create_token", "delete_model", "delete_runs", "drop_records", "put_resources", "revoke_token"}
-    | {"set_alias", "update_run"}
+    {"cancel", "create_token", "put_alias", "put_model", "delete_runs", "drop_records", "put_resources", "revoke_token"}
+    | {"update_run"}
 )
 """Methods that write entries."""
 AUDITED_KINDS = frozenset({"policy", "external", "prompt_template", "routes"})

@@ -48,7 +48,7 @@ from agentlightning.records import (
 )
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.audit import AuditEntry
-from agentlightning.store.model_registry import ModelRegistry
+from agentlightning.store.models import ModelRegistry
 from agentlightning.store.session_store import SessionStore
 from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole
@@ -354,7 +354,7 @@ class LightningStore(ModelRegistry, SessionStore):
         In portions, so that nobody else waits long; the run itself goes last, so that an interrupted deletion can be
         repeated. A run that is deleted while others write to it, or wait for it, is deleted all the same: they get
         NotFoundError. Ids that do not exist are ignored. Its model versions stay as entries whose weights were deleted;
-        ConflictError, and nothing is deleted, where one of them is pinned, leased or named by an alias.
+        ConflictError, and nothing is deleted, where one of them is pinned or named by an alias.
         """
 
     # --- access ---------------------------------------------------------------------------------------------------

@@ -207,15 +207,11 @@ class LightningStoreClient(LightningStore):
 
     # --- models ---------------------------------------------------------------------------------------------------
 
-    register_model = _request(LightningStore.register_model)
+    put_model = _request(LightningStore.put_model)
     models = _request(LightningStore.models)
-    describe_model = _request(LightningStore.describe_model)
-    set_alias = _request(LightningStore.set_alias)
+    put_alias = _request(LightningStore.put_alias)
     aliases = _request(LightningStore.aliases)
     wait_aliases = _request(LightningStore.wait_aliases, wait="timeout_s")
-    lease_model = _request(LightningStore.lease_model)
-    release_model = _request(LightningStore.release_model)
-    delete_model = _request(LightningStore.delete_model)
 
     # --- how ------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from agentlightning.errors import NotFoundError
 from agentlightning.records import Call, Metric, Reward, Rollout, Run, Span, Step
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.codec import portions
-from agentlightning.store.model_versions import ModelVersion, parse_reference
+from agentlightning.store.models import ModelVersion, parse_reference
 
 R = TypeVar("R", Call, Span, Reward)
 

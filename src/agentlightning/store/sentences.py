@@ -41,6 +41,7 @@ _REFUSALS: dict[str, tuple[type[StoreError], str]] = {
     "consumed": (ConflictError, f"{_STEP}: rollout {{2}} was consumed by step {{3}} already"),
     "no_credited_rollout": (NotFoundError, "credit: there is no rollout {0} in run {1}"),
     "no_model": (NotFoundError, "no such model version: {0}"),
+    "model_changed": (ConflictError, "{0}: was changed meanwhile; look at it again"),
     "no_alias": (NotFoundError, "no such alias: {0}"),
     "model_deleted": (ConflictError, "{0}: its weights were deleted"),
     "model_in_use": (ConflictError, "{0}: its weights are kept, since it is {1}"),
@@ -59,7 +60,6 @@ REASONS = {
     "pinned": "pinned",
     "aliased": "named by the alias {0}",
     "aliased_before": "what the alias {0} is rolled back to",
-    "leased": "leased by {0}",
     "unknown_route": "{0}: the agent asked for {1}, which is no route; its base URL must end as it was given",
 }
 
@@ -73,11 +73,11 @@ def reason(code: str, *arguments: object) -> str:
     return REASONS[code].format(*arguments)
 
 
-def in_use(pinned: bool, aliases: Sequence[tuple[str, bool]], holders: Sequence[str]) -> str:
+def in_use(pinned: bool, aliases: Sequence[tuple[str, bool]]) -> str:
     """Says by what the weights of a model version are in use; nothing where they are not.
 
     aliases: each with True where it names the version now, False where it did before.
     """
     uses = [reason("pinned")] if pinned else []
     uses += [reason("aliased" if now else "aliased_before", alias) for alias, now in aliases]
-    return ", ".join(uses + [reason("leased", holder) for holder in holders])
+    return ", ".join(uses)

@@ -30,15 +30,7 @@ from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store import keys
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
-from agentlightning.store.model_versions import (
-    ModelAlias,
-    ModelVersion,
-    check_alias,
-    check_description,
-    check_lease,
-    check_name,
-    check_version,
-)
+from agentlightning.store.models import ModelAlias, ModelVersion, check_alias, check_name, check_version
 from agentlightning.store.notifier import ALIASES, FINISHED, METRICS, QUEUED, RESOURCES, Notifier
 from agentlightning.store.requests import current_request
 from agentlightning.store.summaries import Place, check_points, check_query, page_of
@@ -124,26 +116,14 @@ class WaitingStore(LightningStore):
         token = Token(id=new_token_id(), name=name, role=role, run_id=run_id)
         return NewToken(token=await self._add_token(token, hash_of(secret), lifetime_s), secret=secret)
 
-    async def register_model(self, version: ModelVersion) -> ModelVersion:
+    async def put_model(self, version: ModelVersion) -> ModelVersion:
         check_version(version)
-        return await self._register_model(version)
+        return await self._put_model(version)
 
-    async def describe_model(
-        self,
-        name: str,
-        number: int,
-        *,
-        tags: dict[str, str] | None = None,
-        notes: str | None = None,
-        pinned: bool | None = None,
-    ) -> ModelVersion:
-        check_description(tags, notes)
-        return await self._describe_model(name, number, tags, notes, pinned)
-
-    async def set_alias(self, name: str, alias: str, number: int | None, reason: JSON) -> ModelAlias:
-        check_name(name)
-        check_alias(alias)
-        return await self._set_alias(name, alias, number, reason)
+    async def put_alias(self, alias: ModelAlias, reason: JSON) -> ModelAlias:
+        check_name(alias.name)
+        check_alias(alias.alias)
+        return await self._put_alias(alias, reason)
 
     async def wait_aliases(self, name: str, known: Mapping[str, int], timeout_s: float = 30.0) -> list[ModelAlias]:
         async def changed() -> bool:
@@ -151,10 +131,6 @@ class WaitingStore(LightningStore):
 
         await self._until(ALIASES, name, changed, timeout_s)
         return await self.aliases(name)
-
-    async def lease_model(self, name: str, number: int, holder: str, lifetime_s: float) -> None:
-        check_lease(holder, lifetime_s)
-        await self._lease_model(name, number, holder, lifetime_s)
 
     async def audit(self, run_id: str | None = None, after: int = 0, limit: int = 1000) -> list[AuditEntry]:
         _check_limit(limit)
@@ -208,18 +184,10 @@ class WaitingStore(LightningStore):
         """Stores a token, with its times. NotFoundError if its run does not exist."""
 
     @abstractmethod
-    async def _register_model(self, version: ModelVersion) -> ModelVersion: ...
+    async def _put_model(self, version: ModelVersion) -> ModelVersion: ...
 
     @abstractmethod
-    async def _describe_model(
-        self, name: str, number: int, tags: dict[str, str] | None, notes: str | None, pinned: bool | None
-    ) -> ModelVersion: ...
-
-    @abstractmethod
-    async def _set_alias(self, name: str, alias: str, number: int | None, reason: JSON) -> ModelAlias: ...
-
-    @abstractmethod
-    async def _lease_model(self, name: str, number: int, holder: str, lifetime_s: float) -> None: ...
+    async def _put_alias(self, alias: ModelAlias, reason: JSON) -> ModelAlias: ...
 
     @abstractmethod
     async def _entries(self, run_id: str | None, after: int, limit: int) -> list[AuditEntry]:

@@ -13,7 +13,7 @@ from agentlightning.engines.saved_folders import MANIFEST, damage
 from agentlightning.engines.url_folder import UrlFolder
 from agentlightning.errors import NotFoundError
 from agentlightning.runtime.disk import file_hash, make_private_folder
-from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.models import ModelVersion
 
 FETCHED = "models"
 """Folder beside those of the runs for weights that were copied from an object store."""

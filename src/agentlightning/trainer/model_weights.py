@@ -17,7 +17,7 @@ from agentlightning.config.run import Config
 from agentlightning.engines.saved_folders import MANIFEST
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.runtime.disk import make_private_folder
-from agentlightning.store.model_versions import ModelVersion, is_reference
+from agentlightning.store.models import ModelVersion, is_reference
 from agentlightning.store.open import existing_store
 from agentlightning.store.scan import find_model_version
 from agentlightning.trainer.checkpoint import export_policy

@@ -20,7 +20,7 @@ from agentlightning.engines.saved_folders import LEARNER_FOLDER, LEARNER_STATE, 
 from agentlightning.records import JSON, Checkpoint
 from agentlightning.runtime.disk import file_hash
 from agentlightning.store.base import LightningStore
-from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.models import ModelVersion
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders
 from agentlightning.trainer.checkpoint_files import HASH, local_folder
 from agentlightning.trainer.evaluate import TEMPERATURES

@@ -16,7 +16,7 @@ from agentlightning.console.reader import Reader
 from agentlightning.errors import ConfigError, InputError, MissingExtraError
 from agentlightning.prompts.templates import Template, changed_lines
 from agentlightning.records import JSON, Checkpoint, Resource, Run
-from agentlightning.store.model_versions import ModelVersion
+from agentlightning.store.models import ModelVersion
 from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
 
 MAX_ROWS = 200

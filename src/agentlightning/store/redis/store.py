@@ -34,6 +34,7 @@ from agentlightning.records import (
 from agentlightning.store import codec as records
 from agentlightning.store.audit import current_actor
 from agentlightning.store.base import LEASE_S, RolloutQuery
+from agentlightning.store.models import ModelVersion
 from agentlightning.store.redis import codec, reads, writes
 from agentlightning.store.redis import models as registry
 from agentlightning.store.redis.address import Address
@@ -237,6 +238,7 @@ class RedisLightningStore(WaitingStore):
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
         deleted = 0
         for run_id in dict.fromkeys(run_ids):
+            await self.retire_models(run_id)
             known, more = await self._delete_portion(run_id, 0)
             deleted += known
             portion = 0
@@ -285,14 +287,13 @@ class RedisLightningStore(WaitingStore):
 
     # --- models ---------------------------------------------------------------------------------------------------
 
-    _register_model = _writes(registry.register)
+    async def _put_model(self, version: ModelVersion) -> ModelVersion:
+        part = f"{version.reference} {version.revision}"  # a run that is deleted changes several
+        return await self._write(lambda t: registry.put_model(t, version), part)
+
     models = _reads(registry.read)
-    _describe_model = _writes(registry.describe)
-    _set_alias = _writes(registry.set_alias)
+    _put_alias = _writes(registry.put_alias)
     aliases = _reads(registry.aliases)
-    _lease_model = _writes(registry.lease)
-    release_model = _writes(registry.release)
-    delete_model = _writes(registry.delete)
 
     # --- how ------------------------------------------------------------------------------------------------------
 

@@ -779,15 +779,12 @@ def _drop_files(t: Transaction, rollout: Rollout) -> Reads[None]:
 
 
 def delete_portion(t: Transaction, run_id: str, portion: int) -> Reads[list[bool]]:
-    from agentlightning.store.redis import models
-
     """Whether the run was there, and whether there is more of it. The run itself goes last."""
     [exists, alive] = yield from t.read(("EXISTS", f"run:{run_id}"), ("HGET", f"run:{run_id}", "alive"))
     if not exists:
         return t.once([False, False])
     t.write("SREM", "active", run_id)  # a server without memory lets scripts write that remove something first
     if alive is not None:
-        yield from models.delete_of_run(t, run_id)
         t.write("HDEL", f"run:{run_id}", "alive")  # from now on nobody writes to it
         note(t, "delete_runs", run_id, run_id, {})
     indexes = [f"s:{run_id}:{mode}:{state}" for mode in MODES for state in STATES]

@@ -46,7 +46,6 @@ from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES
 from agentlightning.store.run_ids import check_run_id, run_ids
 from agentlightning.store.sentences import refusal
 from agentlightning.store.sql import tables
-from agentlightning.store.sql.models import delete_models_of_run
 from agentlightning.store.sql.prepared import execute_many
 from agentlightning.store.sql.record import ENTRIES, drop_files, note, require_runs
 from agentlightning.store.sql.tables import (
@@ -424,7 +423,6 @@ def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: b
     if first and connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
         return False, False
     if first:
-        delete_models_of_run(transaction, actor, run_id)
         note(transaction, actor, "delete_runs", run_id, run_id, {})
     query = select(rollouts.c.id).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id).limit(PORTION)
     some = connection.execute(query.with_for_update()).scalars().all()
@@ -442,7 +440,6 @@ def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: b
         return True, False
     if connection.execute(query).first() is not None:  # enqueued before the run was locked
         return True, True
-    delete_models_of_run(transaction, actor, run_id)  # those that were registered meanwhile
     for table in (metrics, workers, steps, checkpoints, resources, resource_versions, tokens, files):
         connection.execute(delete(table).where(table.c.run_id == run_id))
     connection.execute(delete(runs).where(runs.c.id == run_id))

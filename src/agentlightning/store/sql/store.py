@@ -4,7 +4,7 @@ Driven by whoever owns the database: a server, or a test. Methods that write are
 commits them in groups; methods that read use threads of their own: two for what is looked up by key, as for every call of
 an agent, and two for lists, so that a long one delays neither calls nor leases. The writer notifies those who wait
 (waiting.py) after a commit, and a listener does for commits of other processes. What the methods do in SQL is in
-lifecycle.py, record.py, history.py, history.py, history.py, models.py and history.py; what differs between databases, in
+lifecycle.py, record.py, history.py, summaries.py and models.py; what differs between databases, in
 database.py.
 """
 
@@ -45,6 +45,7 @@ from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor, current_actor
 from agentlightning.store.base import LEASE_S
+from agentlightning.store.models import ModelAlias, ModelVersion
 from agentlightning.store.requests import current_request
 from agentlightning.store.rules import reward_number
 from agentlightning.store.sql import history, lifecycle, record, tables
@@ -294,6 +295,7 @@ class SqlLightningStore(WaitingStore):
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
         deleted = 0
         for run_id in dict.fromkeys(run_ids):
+            await self.retire_models(run_id)
             known, more = await self._delete_portion(run_id, 0)
             deleted += known
             portion = 0
@@ -348,19 +350,19 @@ class SqlLightningStore(WaitingStore):
 
     # --- models ---------------------------------------------------------------------------------------------------
 
-    _register_model = _writes(registry.register_model)
     models = _reads(registry.read_models, _always)
-    _describe_model = _writes(registry.describe_model)
-    _set_alias = _audited(registry.set_alias)
+    _put_alias = _audited(registry.put_alias, ModelAlias)
     aliases = _reads(registry.read_aliases, _always)
-    _lease_model = _writes(registry.lease_model)
-    release_model = _writes(registry.release_model)
-    _delete_model = _audited(registry.delete_model)
 
-    async def delete_model(self, name: str, number: int) -> None:
-        await self._delete_model(name, number)
-        # Once this returns its files are removed: a power cut must not leave a store that takes them for whole.
-        await asyncio.to_thread(self._database.sync)
+    async def _put_model(self, version: ModelVersion) -> ModelVersion:
+        actor, part = current_actor(), f"{version.reference} {version.revision}"
+        stored = await self._write(
+            _one_by_one, lambda transaction: registry.put_model(transaction, actor, version), ModelVersion, part
+        )
+        if stored.deleted:
+            # Once this returns its files are removed: a power cut must not leave a store that takes them for whole.
+            await asyncio.to_thread(self._database.sync)
+        return stored
 
     # --- how ------------------------------------------------------------------------------------------------------
 

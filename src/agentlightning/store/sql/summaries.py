@@ -80,7 +80,7 @@ Columns = Callable[[str], ColumnElement[Any]]
 
 
 @dataclass(slots=True)
-class CallTotals:
+class _CallTotals:
     """Sums over the calls of one attempt."""
 
     turns: int = 0
@@ -119,8 +119,8 @@ def add_summaries(connection: Connection, rollout_ids: Sequence[str]) -> None:
     execute_many(connection, _ADD_SUMMARY, new)
 
 
-def _totals(connection: Connection, ids: dict[str, Any]) -> defaultdict[tuple[str, int], CallTotals]:
-    found: defaultdict[tuple[str, int], CallTotals] = defaultdict(CallTotals)
+def _totals(connection: Connection, ids: dict[str, Any]) -> defaultdict[tuple[str, int], _CallTotals]:
+    found: defaultdict[tuple[str, int], _CallTotals] = defaultdict(_CallTotals)
     for row in execute(connection, _CALL_TOTALS, ids):
         totals, usage = found[row.rollout_id, row.attempt], orjson.loads(row.usage)
         totals.turns += row.turns

@@ -11,7 +11,7 @@ int32 and float32 arrays, everything nested is JSON text. What the constraints p
 - a rollout is consumed at most once, by a step of its own run, and never if it is an evaluation rollout;
 - a step is the only one of its number;
 - an entry of the audit log stays as it was written;
-- an alias, or a lease, is of a model version that exists.
+- an alias is of a model version that exists.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from agentlightning.records import (
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.codec import ARRAYS, scalar
 from agentlightning.store.gateway_events import BROKEN_SPANS, REFUSED_CALLS, UNKNOWN_ROUTE
-from agentlightning.store.model_versions import ModelAlias, ModelVersion
+from agentlightning.store.models import ModelAlias, ModelVersion
 from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.store.tokens import Token, TokenRole
 
@@ -363,23 +363,12 @@ model_versions = Table(
 )
 
 
-def _of_model() -> ForeignKeyConstraint:
-    return ForeignKeyConstraint(["name", "number"], ["model_versions.name", "model_versions.number"])
-
-
 model_aliases = Table(
-    "model_aliases", metadata, *_columns(ModelAlias), PrimaryKeyConstraint("name", "alias"), _of_model()
-)
-
-model_leases = Table(
-    "model_leases",
+    "model_aliases",
     metadata,
-    Column("name", _Text, nullable=False),
-    Column("number", _Int, nullable=False),
-    Column("holder", _Text, nullable=False),
-    Column("expires_ns", BigInteger, nullable=False),
-    PrimaryKeyConstraint("name", "number", "holder"),
-    _of_model(),
+    *_columns(ModelAlias),
+    PrimaryKeyConstraint("name", "alias"),
+    ForeignKeyConstraint(["name", "number"], ["model_versions.name", "model_versions.number"]),
 )
 
 _KEPT = "the audit log is only ever added to"
