@@ -58,14 +58,14 @@ def failure_of(state: str, error: str | None, warning: str | None, refused: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SummaryPlace:
     """A row's place in an order."""
 
     value: float | None
     id: str
 
 
-def check_query(query: SummaryQuery) -> Place | None:
+def check_query(query: SummaryQuery) -> SummaryPlace | None:
     """The place after which the page begins. InputError names what is wrong with the query, its filter excepted."""
     if query.order_by not in get_args(Order):
         raise InputError(f"order_by: expected one of {', '.join(get_args(Order))}, got {query.order_by!r}")
@@ -80,7 +80,7 @@ def check_query(query: SummaryQuery) -> Place | None:
         known = False
     if not known or (order_by, descending) != (query.order_by, query.descending):
         raise InputError("after: expected the `next` of a page in the same order")
-    return Place(value, row_id)
+    return SummaryPlace(value, row_id)
 
 
 def first_rows(rows: Iterable[RolloutSummary], query: SummaryQuery, count: int) -> list[RolloutSummary]:
@@ -93,7 +93,7 @@ def first_rows(rows: Iterable[RolloutSummary], query: SummaryQuery, count: int) 
     return heapq.nlargest(count, rows, key) if query.descending else heapq.nsmallest(count, rows, key)
 
 
-def is_after(row: RolloutSummary, place: Place | None, query: SummaryQuery) -> bool:
+def is_after(row: RolloutSummary, place: SummaryPlace | None, query: SummaryQuery) -> bool:
     """True where the row comes after the place in the order of the query."""
     if place is None:
         return True

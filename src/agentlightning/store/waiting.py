@@ -33,7 +33,7 @@ from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
 from agentlightning.store.models import ModelAlias, ModelVersion, check_alias, check_name, check_version
 from agentlightning.store.notifier import ALIASES, FINISHED, METRICS, QUEUED, RESOURCES, Notifier
 from agentlightning.store.requests import current_request
-from agentlightning.store.summaries import Place, check_points, check_query, page_of
+from agentlightning.store.summaries import SummaryPlace, check_points, check_query, page_of
 from agentlightning.store.summary_types import RolloutSummary, SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole, check_token, hash_of, new_secret, new_token_id
 from agentlightning.store.where import Filter, parse
@@ -164,7 +164,7 @@ class WaitingStore(LightningStore):
     async def _finished(self, run_id: str, after: int, limit: int) -> list[Rollout]: ...
 
     @abstractmethod
-    async def _summaries(self, query: SummaryQuery, tree: Filter, place: Place | None) -> list[RolloutSummary]:
+    async def _summaries(self, query: SummaryQuery, tree: Filter, place: SummaryPlace | None) -> list[RolloutSummary]:
         """Returns the rows of the page, and one more where there is a next."""
 
     @abstractmethod

@@ -35,7 +35,7 @@ from agentlightning.store.redis import codec
 from agentlightning.store.redis.connection import Command, RedisConnection
 from agentlightning.store.redis.writes import MODES, STATES
 from agentlightning.store.sentences import refusal
-from agentlightning.store.summaries import Place, downsampled, first_rows, is_after
+from agentlightning.store.summaries import SummaryPlace, downsampled, first_rows, is_after
 from agentlightning.store.summary_types import RolloutSummary, SeriesPoint, SummaryQuery
 from agentlightning.store.tokens import Token
 from agentlightning.store.where import Comparison, Filter, matches
@@ -141,7 +141,7 @@ async def finished(connection: RedisConnection, run_id: str, after: int, limit: 
 
 
 async def summaries(
-    connection: RedisConnection, query: SummaryQuery, tree: Filter, place: Place | None
+    connection: RedisConnection, query: SummaryQuery, tree: Filter, place: SummaryPlace | None
 ) -> list[RolloutSummary]:
     """The rows of the page, and one more where there is a next. Filters are evaluated here, on all of a run's summaries."""
     best: list[RolloutSummary] = []

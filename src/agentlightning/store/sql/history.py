@@ -69,7 +69,7 @@ from agentlightning.store.sql.tables import (
     workers,
 )
 from agentlightning.store.sql.upsert import upsert
-from agentlightning.store.sql.writer import Transaction
+from agentlightning.store.sql.writer import SqlTransaction
 from agentlightning.store.tokens import Token
 
 _TOKENS = codec.RecordCodec(Token)
@@ -86,7 +86,7 @@ FOR_EVER = 2**62
 """Wakes everybody, whatever number its listener waits for."""
 
 
-def create_run(transaction: Transaction, actor: Actor, name: str, config: JSON, run_id: str | None = None) -> Run:
+def create_run(transaction: SqlTransaction, actor: Actor, name: str, config: JSON, run_id: str | None = None) -> Run:
     if run_id is not None:
         check_run_id(run_id)
     connection, now_ns = transaction.connection, transaction.now_ns
@@ -106,7 +106,7 @@ def create_run(transaction: Transaction, actor: Actor, name: str, config: JSON, 
 
 
 def update_run(
-    transaction: Transaction, actor: Actor, run_id: str, state: RunState | None = None, summary: JSON | None = None
+    transaction: SqlTransaction, actor: Actor, run_id: str, state: RunState | None = None, summary: JSON | None = None
 ) -> Run:
     run = _run(transaction.connection, run_id)
     if state is not None and state != run.state:
@@ -120,7 +120,7 @@ def update_run(
     return _run(transaction.connection, run.id)
 
 
-def open_step(transaction: Transaction, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
+def open_step(transaction: SqlTransaction, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
     connection = transaction.connection
     require_runs(connection, {run_id})
     present = rules.present_step(_step(connection, run_id, step), run_id, step, consumed)
@@ -142,7 +142,7 @@ def open_step(transaction: Transaction, run_id: str, step: int, consumed: Sequen
     return opened
 
 
-def close_step(transaction: Transaction, run_id: str, step: int, version: int) -> Step:
+def close_step(transaction: SqlTransaction, run_id: str, step: int, version: int) -> Step:
     closed = rules.closed_step(_step(transaction.connection, run_id, step), run_id, step, version)
     transaction.connection.execute(
         update(steps)
@@ -152,7 +152,7 @@ def close_step(transaction: Transaction, run_id: str, step: int, version: int) -
     return closed
 
 
-def reopen_steps(transaction: Transaction, run_id: str, after: int) -> list[Step]:
+def reopen_steps(transaction: SqlTransaction, run_id: str, after: int) -> list[Step]:
     connection = transaction.connection
     require_runs(connection, {run_id})
     closed = steps.c.run_id == run_id, steps.c.step > after, steps.c.state == "closed"
@@ -162,7 +162,7 @@ def reopen_steps(transaction: Transaction, run_id: str, after: int) -> list[Step
     return read_steps(connection, run_id, after=after)
 
 
-def put_checkpoint(transaction: Transaction, checkpoint: Checkpoint) -> None:
+def put_checkpoint(transaction: SqlTransaction, checkpoint: Checkpoint) -> None:
     require_runs(transaction.connection, {checkpoint.run_id})
     if checkpoint.step < 0:
         raise refusal("negative_step", checkpoint.step, checkpoint.run_id)
@@ -238,7 +238,7 @@ def _listed(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, rul
 # --- tokens and the audit log ------------------------------------------------------------------------------------------
 
 
-def bind_token(transaction: Transaction, actor: Actor, run_id: str) -> None:
+def bind_token(transaction: SqlTransaction, actor: Actor, run_id: str) -> None:
     """Give the actor's token the run that is created. ConflictError where it has one meanwhile."""
     if actor.binds is None:
         return
@@ -248,7 +248,7 @@ def bind_token(transaction: Transaction, actor: Actor, run_id: str) -> None:
 
 
 def add_token(
-    transaction: Transaction, actor: Actor, token: Token, secret_hash: str, lifetime_s: float | None
+    transaction: SqlTransaction, actor: Actor, token: Token, secret_hash: str, lifetime_s: float | None
 ) -> Token:
     if token.run_id is not None:
         require_runs(transaction.connection, {token.run_id})
@@ -260,7 +260,7 @@ def add_token(
     return token
 
 
-def revoke_token(transaction: Transaction, actor: Actor, token_id: str) -> Token:
+def revoke_token(transaction: SqlTransaction, actor: Actor, token_id: str) -> Token:
     row = transaction.connection.execute(_TOKEN.where(tokens.c.id == token_id)).first()
     if row is None:
         raise refusal("no_token", token_id)
@@ -389,7 +389,7 @@ def _bytes(connection: Connection, column: Column[str] | Column[bytes]) -> Colum
 # --- the end of data ---------------------------------------------------------------------------------------------------
 
 
-def drop_records(transaction: Transaction, actor: Actor, rollout_ids: Sequence[str]) -> int:
+def drop_records(transaction: SqlTransaction, actor: Actor, rollout_ids: Sequence[str]) -> int:
     connection, parts = transaction.connection, list(codec.chunks(rollout_ids))
     by_run: dict[str, list[str]] = defaultdict(list)
     for part in parts:
@@ -416,7 +416,7 @@ def _drop(connection: Connection, rollout_ids: Sequence[str]) -> int:
     return connection.execute(delete(calls).where(calls.c.rollout_id.in_(rollout_ids))).rowcount
 
 
-def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: bool) -> tuple[bool, bool]:
+def delete_portion(transaction: SqlTransaction, actor: Actor, run_id: str, first: bool) -> tuple[bool, bool]:
     """Delete some of a run; True if it was there, and True while there is more of it. The first portion is noted in the
     audit log."""
     connection = transaction.connection

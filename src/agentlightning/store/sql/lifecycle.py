@@ -51,7 +51,7 @@ from agentlightning.store.sql.tables import (
     workers,
 )
 from agentlightning.store.sql.upsert import Upsert, upsert_into
-from agentlightning.store.sql.writer import Transaction
+from agentlightning.store.sql.writer import SqlTransaction
 
 if TYPE_CHECKING:
     from sqlalchemy import Row
@@ -81,7 +81,7 @@ class SessionRequest:
     lease_s: float
 
 
-def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]]) -> list[list[Rollout]]:
+def enqueue(transaction: SqlTransaction, batches: Sequence[Sequence[dict[str, Any]]]) -> list[list[Rollout]]:
     """Columns of new rollouts; the rollouts that then exist, in the order given."""
     new = [row for batch in batches for row in batch]
     require_runs(transaction.connection, {row["run_id"] for row in new})
@@ -100,7 +100,7 @@ def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]
     return [[found[row["run_id"], row["group_id"], row["replica"]] for row in batch] for batch in batches]
 
 
-def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[list[tuple[Rollout, Lease]]]:
+def claim(transaction: SqlTransaction, requests: Sequence[ClaimRequest]) -> list[list[tuple[Rollout, Lease]]]:
     """Returns each caller's rollouts: earlier callers first, higher priorities first."""
     _see(transaction, [request.worker for request in requests], _CLAIM)
     by_run: dict[str, list[ClaimRequest]] = defaultdict(list)
@@ -123,7 +123,7 @@ def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[li
     return [taken[id(request)] for request in requests]
 
 
-def heartbeat(transaction: Transaction, beats: Sequence[Beat]) -> list[list[bool]]:
+def heartbeat(transaction: SqlTransaction, beats: Sequence[Beat]) -> list[list[bool]]:
     _see(transaction, [beat.worker for beat in beats], _BEAT)
     running = _running(transaction.connection, {lease.rollout_id for beat in beats for lease in beat.leases})
     answers = []
@@ -137,7 +137,7 @@ def heartbeat(transaction: Transaction, beats: Sequence[Beat]) -> list[list[bool
     return answers
 
 
-def finish(transaction: Transaction, batches: Sequence[Sequence[Finish]]) -> list[list[bool]]:
+def finish(transaction: SqlTransaction, batches: Sequence[Sequence[Finish]]) -> list[list[bool]]:
     finishes = [finish for batch in batches for finish in batch]
     running = _running(transaction.connection, {finish.lease.rollout_id for finish in finishes})
     named = {reward.call_id for finish in finishes for reward in finish.rewards if reward.call_id is not None}
@@ -159,7 +159,7 @@ def finish(transaction: Transaction, batches: Sequence[Sequence[Finish]]) -> lis
     return [[next(in_order) for _ in batch] for batch in batches]
 
 
-def cancel(transaction: Transaction, actor: Actor, rollout_ids: Sequence[str]) -> int:
+def cancel(transaction: SqlTransaction, actor: Actor, rollout_ids: Sequence[str]) -> int:
     found = [_live(row) for row in execute(transaction.connection, _LIVE, {"ids": sorted(rollout_ids)})]
     _end(transaction, [(rollout, rules.cancelled()) for rollout in found])
     by_run: dict[str, list[str]] = defaultdict(list)
@@ -170,7 +170,7 @@ def cancel(transaction: Transaction, actor: Actor, rollout_ids: Sequence[str]) -
     return len(found)
 
 
-def expire(transaction: Transaction, deadlines: Sequence[float]) -> list[int]:
+def expire(transaction: SqlTransaction, deadlines: Sequence[float]) -> list[int]:
     """End what ran out; the first caller gets the count. `deadlines` are by `clock.elapsed_s`."""
     if elapsed_s() > min(deadlines):
         return [0] * len(deadlines)
@@ -184,12 +184,12 @@ def expire(transaction: Transaction, deadlines: Sequence[float]) -> list[int]:
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-def open_sessions(transaction: Transaction, requests: Sequence[SessionRequest]) -> list[Rollout]:
+def open_sessions(transaction: SqlTransaction, requests: Sequence[SessionRequest]) -> list[Rollout]:
     require_runs(transaction.connection, {request.session.run_id for request in requests})
     return [_open_session(transaction, request) for request in requests]  # in turn: two of them may be of one session
 
 
-def record_feedback(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
+def record_feedback(transaction: SqlTransaction, batches: Sequence[Rows]) -> list[None]:
     new = [row for batch in batches for row in batch]
     connection = transaction.connection
     whose, run = codec.REWARDS.names.index("rollout_id"), codec.REWARDS.names.index("run_id")
@@ -213,7 +213,7 @@ def record_feedback(transaction: Transaction, batches: Sequence[Rows]) -> list[N
     return [None] * len(batches)
 
 
-def _open_session(transaction: Transaction, request: SessionRequest) -> Rollout:
+def _open_session(transaction: SqlTransaction, request: SessionRequest) -> Rollout:
     connection, session = transaction.connection, request.session
     expires_ns = transaction.now_ns + int(request.lease_s * 1e9)
     of_group = rollouts.c.run_id == session.run_id, rollouts.c.group_id == session.group_id
@@ -408,7 +408,7 @@ _CLAIM = ("host", "pid", *_BEAT)
 """Columns of a worker that change: only a claim says who it is, so that a beat never hides a predecessor from it."""
 
 
-def _see(transaction: Transaction, seen: Iterable[WorkerStatus], changing: tuple[str, ...]) -> None:
+def _see(transaction: SqlTransaction, seen: Iterable[WorkerStatus], changing: tuple[str, ...]) -> None:
     """Records that workers claim or beat. One restarted under its name on its host loses its predecessor's leases."""
     connection = transaction.connection
     latest = {(worker.run_id, worker.id): worker for worker in seen}
@@ -541,7 +541,7 @@ def _look(connection: Connection, ended: Iterable[rules.LiveRollout]) -> dict[tu
 
 
 def _end(
-    transaction: Transaction, ended: Sequence[tuple[rules.LiveRollout, rules.Ending]], *, look: bool = False
+    transaction: SqlTransaction, ended: Sequence[tuple[rules.LiveRollout, rules.Ending]], *, look: bool = False
 ) -> None:
     """Ends attempts by the rules; rollouts that are then finished get their places in the order of their run. look: what the
     record has of the attempts counts."""
@@ -582,7 +582,9 @@ def _end(
     add_summaries(transaction.connection, list(places))
 
 
-def _places(transaction: Transaction, changes: Sequence[tuple[rules.LiveRollout, rules.EndChange]]) -> dict[str, int]:
+def _places(
+    transaction: SqlTransaction, changes: Sequence[tuple[rules.LiveRollout, rules.EndChange]]
+) -> dict[str, int]:
     by_run: dict[str, list[str]] = defaultdict(list)
     for rollout, change in changes:
         if change.state != "queued":

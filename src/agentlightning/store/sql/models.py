@@ -14,12 +14,12 @@ from agentlightning.store.notifier import ALIASES
 from agentlightning.store.sql.record import note, require_runs
 from agentlightning.store.sql.tables import model_aliases, model_versions
 from agentlightning.store.sql.upsert import upsert
-from agentlightning.store.sql.writer import Transaction
+from agentlightning.store.sql.writer import SqlTransaction
 
 _VERSIONS, _ALIASES = codec.RecordCodec(ModelVersion), codec.RecordCodec(ModelAlias)
 
 
-def put_model(transaction: Transaction, actor: Actor, version: ModelVersion) -> ModelVersion:
+def put_model(transaction: SqlTransaction, actor: Actor, version: ModelVersion) -> ModelVersion:
     connection = transaction.connection
     if version.revision == 0:
         return _register(transaction, version)
@@ -32,7 +32,7 @@ def put_model(transaction: Transaction, actor: Actor, version: ModelVersion) -> 
     return stored
 
 
-def put_alias(transaction: Transaction, actor: Actor, alias: ModelAlias, reason: JSON) -> ModelAlias:
+def put_alias(transaction: SqlTransaction, actor: Actor, alias: ModelAlias, reason: JSON) -> ModelAlias:
     connection = transaction.connection
     known = next((one for one in read_aliases(connection, alias.name) if one.alias == alias.alias), None)
     version = None if alias.number is None else _find(connection, alias.name, alias.number)
@@ -68,7 +68,7 @@ def read_aliases(connection: Connection, name: str | None = None) -> list[ModelA
     return [_ALIASES.of_row(row) for row in connection.execute(query)]
 
 
-def _register(transaction: Transaction, version: ModelVersion) -> ModelVersion:
+def _register(transaction: SqlTransaction, version: ModelVersion) -> ModelVersion:
     connection = transaction.connection
     require_runs(connection, {version.run_id})
     own = [one for one in read_models(connection, run_id=version.run_id) if one.policy == version.policy]

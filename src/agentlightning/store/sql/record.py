@@ -51,7 +51,7 @@ from agentlightning.store.sql.tables import (
 )
 from agentlightning.store.sql.tables import files as kept_files
 from agentlightning.store.sql.upsert import upsert
-from agentlightning.store.sql.writer import Transaction
+from agentlightning.store.sql.writer import SqlTransaction
 from agentlightning.store.summaries import bucket_width
 from agentlightning.store.summary_types import SeriesPoint
 
@@ -75,7 +75,9 @@ def whose_calls(connection: Connection, call_ids: Collection[str]) -> set[tuple[
     return {(row.id, row.rollout_id) for row in found}
 
 
-def note(transaction: Transaction, actor: Actor, action: str, subject: str, run_id: str | None, detail: JSON) -> None:
+def note(
+    transaction: SqlTransaction, actor: Actor, action: str, subject: str, run_id: str | None, detail: JSON
+) -> None:
     """Add an entry to the audit log, in the transaction of the act."""
     entry = AuditEntry(
         seq=0,
@@ -91,28 +93,28 @@ def note(transaction: Transaction, actor: Actor, action: str, subject: str, run_
     transaction.connection.execute(insert(audit).values(columns))
 
 
-def append_calls(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
+def append_calls(transaction: SqlTransaction, batches: Sequence[Rows]) -> list[None]:
     _append(transaction, calls, batches)
     return _refuse_foreign_calls(transaction, calls, "parent_id", batches)
 
 
 def mark_delivered(
-    transaction: Transaction, rollout_id: str, attempt: int, call_ids: Sequence[str], delivered: bool
+    transaction: SqlTransaction, rollout_id: str, attempt: int, call_ids: Sequence[str], delivered: bool
 ) -> None:
     mine = calls.c.rollout_id == rollout_id, calls.c.attempt == attempt, calls.c.id.in_(call_ids)
     transaction.connection.execute(update(calls).where(*mine).values(delivered=delivered))
 
 
-def append_spans(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
+def append_spans(transaction: SqlTransaction, batches: Sequence[Rows]) -> list[None]:
     return _append(transaction, spans, batches)
 
 
-def record_rewards(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
+def record_rewards(transaction: SqlTransaction, batches: Sequence[Rows]) -> list[None]:
     _append(transaction, rewards, batches)
     return _refuse_foreign_calls(transaction, rewards, "call_id", batches)
 
 
-def log_metrics(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
+def log_metrics(transaction: SqlTransaction, batches: Sequence[Rows]) -> list[None]:
     """Their `seq` must be given in the order of commits, or those who follow would miss some."""
     _append(transaction, metrics, batches)
     for run_id in {row[0] for batch in batches for row in batch}:
@@ -121,7 +123,7 @@ def log_metrics(transaction: Transaction, batches: Sequence[Rows]) -> list[None]
 
 
 def put_resources(
-    transaction: Transaction, actor: Actor, resources: Sequence[Resource], after: Mapping[str, int] | None = None
+    transaction: SqlTransaction, actor: Actor, resources: Sequence[Resource], after: Mapping[str, int] | None = None
 ) -> list[Resource]:
     run_ids = {resource.run_id for resource in resources}
     require_runs(transaction.connection, run_ids)
@@ -240,12 +242,14 @@ def read_metrics(connection: Connection, run_id: str, name: str | None = None) -
     return [codec.METRICS.of_row(row) for row in connection.execute(query)]
 
 
-def _append(transaction: Transaction, table: Table, batches: Sequence[Rows]) -> list[None]:
+def _append(transaction: SqlTransaction, table: Table, batches: Sequence[Rows]) -> list[None]:
     transaction.insert_new(table, [row for batch in batches for row in batch])
     return [None] * len(batches)
 
 
-def _refuse_foreign_calls(transaction: Transaction, table: Table, column: str, batches: Sequence[Rows]) -> list[None]:
+def _refuse_foreign_calls(
+    transaction: SqlTransaction, table: Table, column: str, batches: Sequence[Rows]
+) -> list[None]:
     """NotFoundError where a row names a call of another rollout: neither could be deleted without the other.
 
     Asked after the rows are inserted: then each call that they name is there, whatever else had its id before.
@@ -277,7 +281,7 @@ def _require_newest(connection: Connection, resource: Resource, after: Mapping[s
         raise refusal("resource_changed", resource.name, resource.run_id, newest, expected)
 
 
-def _put(transaction: Transaction, resource: Resource) -> Resource:
+def _put(transaction: SqlTransaction, resource: Resource) -> Resource:
     first = upsert(transaction.connection, resource_versions)
     first = first.values(run_id=resource.run_id, name=resource.name, last=1)
     next_version = first.on_conflict_do_update(
@@ -293,7 +297,7 @@ def _put(transaction: Transaction, resource: Resource) -> Resource:
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
-def put_files(transaction: Transaction, run_id: str, rollout_id: str | None, files: Mapping[str, bytes]) -> None:
+def put_files(transaction: SqlTransaction, run_id: str, rollout_id: str | None, files: Mapping[str, bytes]) -> None:
     connection = transaction.connection
     require_runs(connection, {run_id})
     mine = select(rollouts.c.id).where(rollouts.c.id == rollout_id, rollouts.c.run_id == run_id)
@@ -333,7 +337,7 @@ def drop_files(connection: Connection, rollout_ids: Sequence[str]) -> None:
 # --- credit ------------------------------------------------------------------------------------------------------------
 
 
-def record_credit(transaction: Transaction, credits: Sequence[CallCredit]) -> None:
+def record_credit(transaction: SqlTransaction, credits: Sequence[CallCredit]) -> None:
     connection = transaction.connection
     rows = [dict(zip(codec.CREDIT.names, codec.credit_row(one), strict=True)) for one in credits]
     # Locked until the commit: whoever deletes a rollout's records meanwhile comes before this, or after it.
@@ -367,7 +371,7 @@ def read_credit(
     return sorted(found, key=lambda each: (each.rollout_id, each.call_id))
 
 
-def drop_credit(transaction: Transaction, run_id: str, before: int) -> None:
+def drop_credit(transaction: SqlTransaction, run_id: str, before: int) -> None:
     transaction.connection.execute(delete(credit).where(credit.c.run_id == run_id, credit.c.step < before))
 
 

@@ -53,7 +53,7 @@ from agentlightning.store.sql import models as registry
 from agentlightning.store.sql.database import Database, database_at
 from agentlightning.store.sql.schema import prepare_schema
 from agentlightning.store.sql.summaries import read_summaries
-from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlWriter, Transaction
+from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlTransaction, SqlWriter
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
 
@@ -69,7 +69,7 @@ P = ParamSpec("P")
 Method = Callable[Concatenate["SqlLightningStore", P], Coroutine[Any, Any, R]]
 
 
-def _writes(write: Callable[Concatenate[Transaction, P], R]) -> Method[P, R]:
+def _writes(write: Callable[Concatenate[SqlTransaction, P], R]) -> Method[P, R]:
     """The method that has the writer do this."""
 
     @functools.wraps(write)
@@ -79,7 +79,7 @@ def _writes(write: Callable[Concatenate[Transaction, P], R]) -> Method[P, R]:
     return method
 
 
-def _audited(write: Callable[Concatenate[Transaction, Actor, P], R], kind: Any = None) -> Method[P, R]:
+def _audited(write: Callable[Concatenate[SqlTransaction, Actor, P], R], kind: Any = None) -> Method[P, R]:
     """The method that has the writer do this for whoever calls it. `kind`: the type of its result, if a request that comes
     again gets that."""
 
@@ -442,5 +442,5 @@ def _settled(reward: Reward, now_ns: int) -> Reward:
     return replace(reward, value=value, created_ns=reward.created_ns or now_ns)
 
 
-def _one_by_one(transaction: Transaction, works: Sequence[Callable[[Transaction], R]]) -> list[R]:
+def _one_by_one(transaction: SqlTransaction, works: Sequence[Callable[[SqlTransaction], R]]) -> list[R]:
     return [work(transaction) for work in works]

@@ -40,7 +40,7 @@ from sqlalchemy import (
 from agentlightning.store import codec
 from agentlightning.store.sql.prepared import execute, execute_many
 from agentlightning.store.sql.tables import SUMMARY_KEYS, calls, rollout_summaries, rollouts, runs
-from agentlightning.store.summaries import COLUMNS, Place, failure_of, first_rows, task_key, title_of
+from agentlightning.store.summaries import COLUMNS, SummaryPlace, failure_of, first_rows, task_key, title_of
 from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
 from agentlightning.store.where import AGENT, COMPARISONS, AllOf, Comparison, Filter, Not, Value
 
@@ -133,7 +133,7 @@ def _totals(connection: Connection, ids: dict[str, Any]) -> defaultdict[tuple[st
 
 
 def read_summaries(
-    connection: Connection, query: SummaryQuery, tree: Filter, place: Place | None
+    connection: Connection, query: SummaryQuery, tree: Filter, place: SummaryPlace | None
 ) -> list[RolloutSummary]:
     """The rows of the page, and one more where there is a next."""
     all_runs = select(runs.c.id)
@@ -149,7 +149,7 @@ class _Page:
     """One page of one run."""
 
     def __init__(
-        self, connection: Connection, query: SummaryQuery, run_id: str, tree: Filter, place: Place | None
+        self, connection: Connection, query: SummaryQuery, run_id: str, tree: Filter, place: SummaryPlace | None
     ) -> None:
         self._connection = connection
         self._run_id = run_id

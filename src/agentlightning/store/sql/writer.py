@@ -49,7 +49,7 @@ PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 
 @dataclass(slots=True)
-class Transaction:
+class SqlTransaction:
     """The context of a method: the connection, the time, and whom to wake once it is committed."""
 
     connection: Connection
@@ -71,7 +71,7 @@ class Transaction:
         self.news[about, run_id] = value
 
 
-BatchMethod = Callable[[Transaction, Sequence[A]], list[R]]
+BatchMethod = Callable[[SqlTransaction, Sequence[A]], list[R]]
 
 
 @dataclass(slots=True, eq=False)
@@ -306,7 +306,7 @@ class SqlWriter:
             entered_ns = self._database.enter(connection, self._exclusive)
             # Read after the lock: times of one database so never run backwards between its transactions.
             now_ns = entered_ns if self._now_ns is None else self._now_ns()
-            transaction = Transaction(connection, now_ns, _inserts=self._inserts)
+            transaction = SqlTransaction(connection, now_ns, _inserts=self._inserts)
             try:
                 self._run(transaction, group, careful)
             except Exception as error:
@@ -325,7 +325,7 @@ class SqlWriter:
     def _transaction_key(self) -> str:
         return f"transaction {self._name} {self._number}"
 
-    def _run(self, transaction: Transaction, group: list[_SqlWork], careful: bool) -> None:
+    def _run(self, transaction: SqlTransaction, group: list[_SqlWork], careful: bool) -> None:
         """Do what was not done before for the same request, and record what is done."""
         connection, now_ns = transaction.connection, transaction.now_ns
         asked = {work.request.key: work for work in reversed(group) if work.request is not None}
@@ -355,7 +355,7 @@ class SqlWriter:
             requests.prune(connection, now_ns)
             self._prune_at = time.monotonic() + requests.PRUNE_EVERY_S
 
-    def _finish(self, root: RootTransaction, transaction: Transaction, group: list[_SqlWork]) -> None:
+    def _finish(self, root: RootTransaction, transaction: SqlTransaction, group: list[_SqlWork]) -> None:
         # Set before the commit: an exception out of it does not say whether the server had already written it.
         self._in_doubt = _Doubtful(transaction.news, group)
         try:
@@ -369,7 +369,7 @@ class SqlWriter:
             self._notifier.notify(transaction.news)
 
 
-def _run(transaction: Transaction, works: list[_SqlWork], careful: bool) -> None:
+def _run(transaction: SqlTransaction, works: list[_SqlWork], careful: bool) -> None:
     """One call of the method for all works; carefully: where that fails one for each, so that only the culprits fail."""
     savepoint = transaction.connection.begin_nested() if careful else None
     try:
