@@ -48,10 +48,6 @@ def config(**prompts: Any) -> Config:
             {"templates": FEW, "rules": [{"template": "few", "agents": ["*"]}]},
             r"rules\.0\.template: expected one that is a text, and 'few' is messages",
         ),
-        (
-            {"templates": SYSTEM, "rules": [{"template": "system", "agents": ["*"], "between": ["", "x"]}]},
-            r"prompts\.rules\.0: between: expected two marks that are not empty",
-        ),
     ],
 )
 def test_prompts_that_cannot_work_are_refused_with_the_setting(prompts: dict[str, Any], sentence: str) -> None:

@@ -121,19 +121,6 @@ async def test_a_response_continues_one_whose_prompt_was_replaced(house: House) 
     assert [call.continuation for call in await calls(house, made)] == ["first_turn", "continued"]
 
 
-async def test_a_marked_block_alone_is_replaced_and_a_prompt_without_marks_is_told(house: House) -> None:
-    await ruled(house, [{**RULES[0], "between": ["<t>", "</t>"]}])
-    house.say("hello")
-    made = await claim(house)
-    await post(house, made, "v1/chat/completions", chat("Be kind. <t>old</t> Now.", "hi"))
-    await post(house, made, "v1/chat/completions", chat("Title?", "hi"))
-    marked, unmarked = await calls(house, made)
-    assert marked.messages[0]["content"] == f"Be kind. <t>{NEW}</t> Now."
-    assert marked.request_fields["system_prompt"]["replaced"] == "old"
-    assert unmarked.messages[0]["content"] == "Title?"
-    assert unmarked.request_fields["system_prompt"] == {"template": "system", "version": 1, "replaced": None}
-
-
 async def test_an_attempt_keeps_its_version_and_new_rollouts_have_the_newest(house: House) -> None:
     await ruled(house)
     house.say("hello")

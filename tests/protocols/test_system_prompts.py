@@ -1,4 +1,4 @@
-"""System prompts are replaced in every protocol, whole or between marks, and nothing else of a request is."""
+"""System prompts are replaced in every protocol, and nothing else of a request is."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from agentlightning.protocols import chat, completions, generate_content, messages, responses
-from agentlightning.protocols.system_prompts import replace_between, replace_system
+from agentlightning.protocols.system_prompts import replace_system
 
 HI = {"role": "user", "content": "hi"}
-MARKS = ("<a>", "</a>")
-TEXT = "Be <a>old</a>."
+TEXT = "Be old."
 
 
 def system_of(wire: Any, data: dict[str, Any]) -> list[Any]:
@@ -38,15 +37,6 @@ def test_a_system_prompt_is_replaced_as_a_whole(wire: Any, data: dict[str, Any])
     assert before == TEXT
     assert system_of(wire, changed) == ["New."]
     assert replace_system(wire.NAME, changed, "New.") == (changed, "New.")
-
-
-@pytest.mark.parametrize(("wire", "data"), REQUESTS)
-def test_a_system_prompt_is_replaced_between_its_marks(wire: Any, data: dict[str, Any]) -> None:
-    changed, before = replace_between(wire.NAME, data, MARKS, "new")
-    assert before == "old"
-    [content] = system_of(wire, changed)
-    assert "Be <a>new</a>." in (content, content[0]["text"] if isinstance(content, list) else "")
-    assert replace_between(wire.NAME, data, ("<b>", "</b>"), "new") == (data, None)
 
 
 def test_a_request_without_a_system_prompt_gets_one() -> None:
@@ -83,7 +73,6 @@ def test_what_is_not_of_the_protocols_form_is_left_to_its_parser() -> None:
         ("generate_content", {"systemInstruction": "x"}),
         (completions.NAME, {"prompt": "hi"}),
     ):
-        assert replace_between(protocol, data, MARKS, "x") == (data, None)
         replace_system(protocol, data, "x")
     assert replace_system(completions.NAME, {"prompt": "hi"}, "x") == ({"prompt": "hi"}, None)
 

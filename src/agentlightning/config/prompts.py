@@ -59,9 +59,6 @@ class PromptRuleConfig(Table):
     agents: tuple[str, ...] = ()
     """Names of the agents, as their calls give them (x-agl-agent, baggage, traced frameworks), with * and ? for other text;
     ``*`` is every agent, those without a name among them."""
-    between: tuple[str, str] | None = None
-    """Two marks in the system prompt: what stands between them is replaced, and calls whose prompt lacks them stay as they
-    are. None: the whole system prompt."""
 
     @field_validator("agents")
     @classmethod
@@ -74,8 +71,6 @@ class PromptRuleConfig(Table):
     def _names_agents(self) -> Self:
         if not self.agents:
             raise ValueError('agents: expected names of agents, or "*" for all, got none')
-        if self.between is not None and not all(self.between):
-            raise ValueError("between: expected two marks that are not empty")
         return self
 
     def applies(self, agent: str | None) -> bool:

@@ -118,8 +118,8 @@ class CallJob:
             kept[TEMPLATE_KWARGS] = self.request.template_kwargs
         if prompt := self.call.request.prompt:
             replaced, seen = prompt["replaced"], self.call.attempt.replaced_prompts
-            own = blake2b((replaced or "").encode(errors="replace"), digest_size=16).digest()
-            known = replaced is not None and self.plan.parent is not None and own in seen
+            own = blake2b(replaced.encode(errors="replace"), digest_size=16).digest()
+            known = self.plan.parent is not None and own in seen
             seen.add(own)
             kept[SYSTEM_PROMPT] = {name: value for name, value in prompt.items() if name != "replaced" or not known}
         return kept

@@ -15,7 +15,7 @@ from agentlightning.config.run import parse_settings
 from agentlightning.errors import ConfigError, InputError
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.protocols.base import ApiError, WireFormat
-from agentlightning.protocols.system_prompts import replace_between, replace_system
+from agentlightning.protocols.system_prompts import replace_system
 from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import TemplateReader
@@ -45,12 +45,9 @@ class PromptRules:
         text = attempt.prompts.get(name)
         if text is None:
             text = attempt.prompts[name] = await self._rendered(name, attempt)
-        if rule.between is None:
-            changed, replaced = replace_system(wire.NAME, data, text)
-            if replaced is None:
-                return data, {}
-        else:
-            changed, replaced = replace_between(wire.NAME, data, rule.between, text)
+        changed, replaced = replace_system(wire.NAME, data, text)
+        if replaced is None:
+            return data, {}
         return changed, {"template": name, "version": attempt.rollout.prompts[name], "replaced": replaced}
 
     async def _rules_of(self, run_id: str) -> tuple[PromptRuleConfig, ...]:

@@ -7,16 +7,12 @@ not of the form that the protocol asks for: its parser refuses that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from agentlightning.protocols import chat, generate_content, messages, responses
 from agentlightning.records import JSON
 
 SYSTEM_ROLES = ("system", "developer")
-
-Edit = Callable[[str], str]
-Marks = tuple[str, str]
 
 
 def replace_system(protocol: str, data: JSON, text: str) -> tuple[JSON, str | None]:
@@ -50,35 +46,6 @@ def replace_system(protocol: str, data: JSON, text: str) -> tuple[JSON, str | No
     return data, None
 
 
-def replace_between(protocol: str, data: JSON, marks: Marks, text: str) -> tuple[JSON, str | None]:
-    """The request with `text` between two marks of its system prompt, which stay, and what stood there; None where no text
-    of the system prompt has them."""
-    before: list[str] = []
-
-    def edit(given: str) -> str:
-        begin, found, rest = given.partition(marks[0])
-        inner, ended, after = rest.partition(marks[1])
-        if not (found and ended) or before:
-            return given
-        before.append(inner)
-        return f"{begin}{marks[0]}{text}{marks[1]}{after}"
-
-    changed: JSON = {}
-    if protocol == messages.NAME and "system" in data:
-        changed = {"system": _edited(data["system"], edit)}
-    elif protocol == generate_content.NAME and isinstance(given := data.get(name := _google_name(data)), dict):
-        changed = {name: {**given, "parts": _edited(given.get("parts"), edit)}}
-    elif protocol in (chat.NAME, responses.NAME):
-        name = "messages" if protocol == chat.NAME else "input"
-        if protocol == responses.NAME and isinstance(data.get("instructions"), str):
-            changed = {"instructions": edit(data["instructions"])}
-        if isinstance(data.get(name), list):
-            system, others = _leading(data[name])
-            edited = [{**each, "content": _edited(each.get("content"), edit)} for each in system]
-            changed[name] = [*edited, *others]
-    return ({**data, **changed}, before[0]) if before else (data, None)
-
-
 def _leading(items: list[Any]) -> tuple[list[JSON], list[Any]]:
     """The system messages that a conversation begins with, and the rest."""
     count = 0
@@ -91,24 +58,12 @@ def _google_name(data: JSON) -> str:
     return "system_instruction" if "system_instruction" in data else "systemInstruction"
 
 
-def _edited(content: Any, edit: Edit) -> Any:
-    """The content with its texts edited: a text, or a list of parts that have one."""
-    if isinstance(content, str):
-        return edit(content)
-    if isinstance(content, list):  # parts have no lists of parts: the parser refuses those
-        return [each if isinstance(each, list) else _edited(each, edit) for each in content]
-    if isinstance(content, dict) and isinstance(content.get("text"), str):
-        return {**content, "text": edit(content["text"])}
-    return content
-
-
 def _joined(contents: Any) -> str:
+    """The texts of contents: a text each, or a list of parts that have one."""
     texts: list[str] = []
-
-    def collect(text: str) -> str:
-        texts.append(text)
-        return text
-
     for content in contents:
-        _edited(content, collect)
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                texts.append(text)
     return "\n\n".join(texts)
