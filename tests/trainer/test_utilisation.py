@@ -10,7 +10,7 @@ import build
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.run import parse_config
 from agentlightning.records import Call, Rollout
-from agentlightning.trainer.utilisation import S, Slots, TimeTally, covered, slots_of
+from agentlightning.trainer.load_trajectories import S, Slots, TimeTally, covered, slots_of
 
 ALL_KNOWN = Slots(workers=4, sampler=8)
 

@@ -30,7 +30,7 @@ from agentlightning.trainer.checkpoint_files import last_checkpoint, load_checkp
 from agentlightning.trainer.credit_record import CreditRecorder, credit_example
 from agentlightning.trainer.evaluate import Kind, run_held_out, summarize
 from agentlightning.trainer.fingerprint import Fingerprint
-from agentlightning.trainer.load_trajectories import DISCARDED, LoadedTrajectories, fixed_inputs
+from agentlightning.trainer.load_trajectories import DISCARDED, LoadedTrajectories, TimeTally, fixed_inputs, slots_of
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.monitor.metrics import path_of
@@ -47,7 +47,6 @@ from agentlightning.trainer.scheduler import (
     TreeSampler,
 )
 from agentlightning.trainer.step import StepPlan, StepPlanner
-from agentlightning.trainer.utilisation import TimeTally, slots_of
 
 MAX_LEARNERS_LOST = 3
 """Learners lost in a row, without a step that was never reached before, after which it is no accident."""

@@ -37,7 +37,7 @@ from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.instrumentations import find as find_instrumentations
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
 from agentlightning.trainer.console_process import check_console, console_process
-from agentlightning.trainer.monitor.worker_absence import WorkerAbsence
+from agentlightning.trainer.monitor.load_watch import WorkerAbsence
 from agentlightning.trainer.policies import opponent_configs, policy_configs
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.supervisor import Supervisor

@@ -10,7 +10,7 @@ import pytest
 from agentlightning.records import NewRollout, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.monitor.worker_absence import WorkerAbsence
+from agentlightning.trainer.monitor.load_watch import WorkerAbsence
 
 Minute = Callable[[], Awaitable[None]]
 
