@@ -10,7 +10,18 @@ from typer.testing import CliRunner, Result
 from agentlightning.cli.app import app
 from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.setup import EngineNeeds, EngineSetup, LearnerSetup
-from agentlightning.records import Call, Claim, Lease, RetryPolicy, Reward, Rollout, Sampling, Span, VersionSpan
+from agentlightning.records import (
+    Call,
+    Claim,
+    Lease,
+    Resource,
+    RetryPolicy,
+    Reward,
+    Rollout,
+    Sampling,
+    Span,
+    VersionSpan,
+)
 from agentlightning.training_types import TrainingSequence, Trajectory, Transition
 
 Place = Claim | Rollout | None
@@ -88,6 +99,12 @@ def claim(id: str = "rollout", **fields: Any) -> Claim:
     running = {"state": "running", "finished_ns": None, "reward": None, "calls": 0}
     one = rollout(id, **{**running, **fields})
     return Claim(rollout=one, lease=Lease(rollout_id=id, attempt=one.attempt, token="token"), key="sk-agl-key")
+
+
+def policy(run_id: str, endpoint: str, tokenizer: Path, model: str = "policy") -> Resource:
+    """The run's policy as gateways sample it, which an engine at this URL serves."""
+    value = {"model": model, "endpoints": [endpoint], "tokenizer": str(tokenizer), "seed": 7, "api": "generate"}
+    return Resource(run_id=run_id, name="default", kind="policy", value=value)
 
 
 def transition(call_id: str = "call", **fields: Any) -> Transition:

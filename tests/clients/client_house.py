@@ -14,7 +14,8 @@ from sdk_house import TEMPLATE
 from server_process import ServerProcess
 from toy_model import write_tokenizer
 
-from agentlightning.records import Call, NewRollout, Resource, WorkerStatus
+import build
+from agentlightning.records import Call, NewRollout, WorkerStatus
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.client import LightningStoreClient
 
@@ -72,9 +73,7 @@ async def open_house(folder: Path, model: str = MODEL) -> AsyncIterator[ClientHo
     try:
         async with LightningStoreClient(server.url, KEY) as store:
             run = await store.create_run("clients", {})
-            value = {"model": model, "endpoints": [engine.url], "tokenizer": str(folder / "tokenizer"), "seed": 7}
-            value["api"] = "generate"
-            await store.put_resources([Resource(run_id=run.id, name="default", kind="policy", value=value)])
+            await store.put_resources([build.policy(run.id, engine.url, folder / "tokenizer", model)])
             yield ClientHouse(server.url, store, run.id, engine, model)
     finally:
         server.close()

@@ -16,8 +16,9 @@ from scripted_engine import ScriptedEngine
 from sdk_house import TEMPLATE
 from toy_model import write_tokenizer
 
+import build
 from agentlightning.gateway.server import AgentLightningServer
-from agentlightning.records import JSON, Call, NewRollout, Resource, Rollout, Sampling
+from agentlightning.records import JSON, Call, NewRollout, Rollout, Sampling
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.client import LightningStoreClient
 
@@ -117,9 +118,8 @@ async def open_stage(folder: Folder, speaker: Speaker) -> AsyncIterator[Stage]:
 @asynccontextmanager
 async def open_stage_of(folder: Folder, engine: str, tokenizer: Path) -> AsyncIterator[Stage]:
     """A stage with one run, whose model an engine at this URL serves."""
-    value = {"model": "policy", "endpoints": [engine], "api": "generate", "tokenizer": str(tokenizer), "seed": 7}
     with AgentLightningServer("memory://", server_key=KEY) as server:
         async with LightningStoreClient(server.url, KEY) as store:
             run = await store.create_run("pages", {})
-            await store.put_resources([Resource(run_id=run.id, name="default", kind="policy", value=value)])
+            await store.put_resources([build.policy(run.id, engine, tokenizer)])
             yield Stage(server.url, store, run.id, folder)

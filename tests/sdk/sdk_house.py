@@ -15,8 +15,9 @@ sys.path.append(str(Path(__file__).parents[1] / "gateway"))  # its scripted engi
 from scripted_engine import ScriptedEngine
 from toy_model import write_tokenizer
 
+import build
 from agentlightning import AgentLightningServer
-from agentlightning.records import Call, NewRollout, Resource, WorkerStatus
+from agentlightning.records import Call, NewRollout, WorkerStatus
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.client import LightningStoreClient
 
@@ -113,9 +114,7 @@ async def open_house(folder: Path) -> AsyncIterator[SdkHouse]:
     with AgentLightningServer("memory://") as server:
         async with LightningStoreClient(server.url) as store:
             run = await store.create_run("sdks", {})
-            policy = {"model": "policy", "endpoints": [engine.url], "tokenizer": str(folder / "tokenizer"), "seed": 7}
-            resource = Resource(run_id=run.id, name="default", kind="policy", value={**policy, "api": "generate"})
-            await store.put_resources([resource])
+            await store.put_resources([build.policy(run.id, engine.url, folder / "tokenizer")])
             house = SdkHouse(server.url, engine, store, renderer, run.id)
             engine.answers = house.answer
             yield house
