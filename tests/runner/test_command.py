@@ -86,7 +86,7 @@ def boxed(
     try:
         agent = CommandAgent(command=command, sandbox=settings, server_url=server_url, hidden=hidden)
         runner = SandboxRunner(agent, term_s=term_s)
-        runner.sandbox.check()
+        runner.check()
     except ConfigError as refused:
         pytest.skip(str(refused))
     return runner

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from agentlightning.sandbox.filesystem import View
 from agentlightning.sandbox.gateway_socket import MAX_CONNECTIONS, ServerAddress
 from agentlightning.sandbox.kinds import MAX_PROCESSES, Box, container_command
 from agentlightning.sandbox.limits import PREFIX, Cgroups
-from agentlightning.sandbox.runner import Sandbox, SandboxRunner
+from agentlightning.sandbox.runner import SandboxRunner
 
 __all__ = ["listener"]  # a fixture
 Inside = Callable[..., CommandRunner]
@@ -46,6 +46,13 @@ while refused < 40:  # the worker takes some of them out meanwhile
 one = socket.create_connection((url.hostname, url.port))
 """
 """Fills the queue in which the relay's own connections wait, and has it make one."""
+
+
+def a_runner(
+    settings: Bubblewrap, command: str, server_url: str = "http://127.0.0.1:1", hidden: Sequence[Path] = ()
+) -> SandboxRunner:
+    """One that was not tried."""
+    return SandboxRunner(CommandAgent(command=command, sandbox=settings, server_url=server_url, hidden=hidden))
 
 
 @pytest.fixture
@@ -283,9 +290,9 @@ async def test_runs_and_the_store_are_left_out_of_what_is_readable(listener: Lis
     assert (await run(runner, url=listener.url)).output == "data\n"
     runner.close()
     with pytest.raises(ConfigError, match="holds runs or the store, which no agent may read"):
-        Sandbox(Bubblewrap(readable=(str(tmp_path),)), "sh", hidden=[tmp_path])
+        a_runner(Bubblewrap(readable=(str(tmp_path),)), "sh", hidden=[tmp_path])
     with pytest.raises(ConfigError, match="which no agent may read"):
-        Sandbox(Bubblewrap(readable=(str(tmp_path / "runs"),)), "sh", hidden=[tmp_path])
+        a_runner(Bubblewrap(readable=(str(tmp_path / "runs"),)), "sh", hidden=[tmp_path])
 
 
 async def test_a_folder_of_runs_is_left_out_that_comes_after_the_worker_has_started(
@@ -325,14 +332,14 @@ def test_what_cannot_be_isolated_here_is_refused(tmp_path: Path, monkeypatch: py
     program.chmod(0o755)
     for readable, word in (("/no/such", "does not exist"), ("/", "got the whole machine")):
         with pytest.raises(ConfigError, match=word):
-            Sandbox(Bubblewrap(readable=(readable,)), "sh")
+            a_runner(Bubblewrap(readable=(readable,)), "sh")
     with pytest.raises(ConfigError, match=r"which is not in the sandbox; add the folder"):
-        Sandbox(Bubblewrap(readable=()), str(program))
+        a_runner(Bubblewrap(readable=()), str(program))
     with pytest.raises(ConfigError, match="reaches an https server by its name only"):
-        Sandbox(Bubblewrap(readable=()), "sh", server_url="https://10.0.0.1")
+        a_runner(Bubblewrap(readable=()), "sh", server_url="https://10.0.0.1")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="needs the program 'bwrap', which is not found on PATH"):
-        Sandbox(Bubblewrap(), "sh")
+        a_runner(Bubblewrap(), "sh")
 
 
 @pytest.mark.skipif(
@@ -342,8 +349,8 @@ def test_a_machine_without_user_namespaces_is_refused_by_the_name_of_the_setting
     source = (
         "import sys; from agentlightning.config.sandbox import Bubblewrap\n"
         "from agentlightning.errors import ConfigError\n"
-        "from agentlightning.sandbox.runner import Sandbox\n"
-        "try: Sandbox(Bubblewrap(readable=()), 'sh').check()\n"
+        "from agentlightning.runner.sandboxes import CommandAgent, check_sandbox\n"
+        "try: check_sandbox(CommandAgent(command='sh', sandbox=Bubblewrap(readable=()), server_url='http://127.0.0.1:1'))\n"
         "except ConfigError as error: print(error)\n"
     )
     (tmp_path / "check.py").write_text(source)

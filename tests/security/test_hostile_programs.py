@@ -14,7 +14,7 @@ from attack_scene import SERVER_KEY, Scene
 from agentlightning.config.sandbox import Bubblewrap
 from agentlightning.errors import ConfigError
 from agentlightning.records import NewRollout
-from agentlightning.sandbox.runner import Sandbox
+from agentlightning.runner.sandboxes import CommandAgent, check_sandbox
 from agentlightning.store.base import RolloutQuery
 
 HOSTILE = """
@@ -79,7 +79,8 @@ print(1)
 
 async def test_a_program_in_a_sandbox_gets_nothing_and_harms_nobody(scene: Scene, tmp_path: Path) -> None:
     try:
-        Sandbox(Bubblewrap(readable=(str(tmp_path),)), "sh").check()
+        settings = Bubblewrap(readable=(str(tmp_path),))
+        check_sandbox(CommandAgent(command="sh", sandbox=settings, server_url="http://127.0.0.1:1"))
     except ConfigError as refused:
         pytest.skip(str(refused))
     run = await scene.store.create_run("boxed", {"sandbox": {"type": "bubblewrap", "readable": [str(tmp_path)]}})

@@ -17,7 +17,7 @@ from server_process import ServerProcess
 from agentlightning.config.sandbox import Bubblewrap
 from agentlightning.errors import ConfigError
 from agentlightning.records import NewRollout
-from agentlightning.sandbox.runner import Sandbox
+from agentlightning.runner.sandboxes import CommandAgent, check_sandbox
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 
@@ -58,7 +58,8 @@ async def test_an_agent_reads_neither_the_store_nor_its_servers_key_nor_checkpoi
     server: ServerProcess, tmp_path: Path
 ) -> None:
     try:
-        Sandbox(Bubblewrap(readable=(str(tmp_path),)), "sh").check()
+        settings = Bubblewrap(readable=(str(tmp_path),))
+        check_sandbox(CommandAgent(command="sh", sandbox=settings, server_url="http://127.0.0.1:1"))
     except ConfigError as refused:
         pytest.skip(str(refused))
     (tmp_path / "agent.py").write_text(LOOK)

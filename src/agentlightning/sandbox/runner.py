@@ -60,34 +60,15 @@ FORBIDDING = {
 async def start_runner(agent: CommandAgent, store: LightningStore) -> StartedRunner:
     """The runner of a command agent whose attempts have sandboxes. ConfigError where they cannot be had here."""
     runner = SandboxRunner(agent)
-    await asyncio.to_thread(runner.sandbox.check)
+    await asyncio.to_thread(runner.check)
     return StartedRunner(runner=runner)
 
 
 def check(agent: CommandAgent) -> str:
     """Try an empty sandbox, and describe it. ConfigError where it cannot be had here. Blocks."""
-    sandbox = SandboxRunner(agent).sandbox
-    sandbox.check()
-    return f"sandbox: {sandbox}"
-
-
-class SandboxRunner(CommandRunner):
-    """Runs every attempt of a command line in a sandbox of its own."""
-
-    def __init__(self, agent: CommandAgent, term_s: float = 2.0) -> None:
-        assert isinstance(agent.sandbox, Bubblewrap | Container)
-        own_files = isinstance(agent.sandbox, Bubblewrap)
-        super().__init__(agent.command, scored=agent.scored, guardian=agent.guardian, term_s=term_s, found=own_files)
-        program = self._arguments[0]
-        self.sandbox = Sandbox(agent.sandbox, program, server_url=agent.server_url, hidden=agent.hidden)
-
-    @asynccontextmanager
-    async def _program(self, claim: Claim, llm: LLM, folder: Path) -> AsyncIterator[Program]:
-        box = self.sandbox
-        environment = command_environment(box.inherited, claim, box.inside(llm), Path(INSIDE) / "task.json")
-        task, mark = json.dumps(claim.rollout.task), self._guardian.environment
-        async with box.open(folder, task, self._arguments, environment, mark) as program:
-            yield program
+    runner = SandboxRunner(agent)
+    runner.check()
+    return f"sandbox: {runner}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,28 +95,27 @@ class SandboxedProgram(Program):
         return "; it reached sandbox.memory_mb" if self.group is not None and self.group.ran_out_of_memory() else ""
 
 
-class Sandbox:
-    """The sandboxes of one worker. ConfigError where its settings cannot be met here; `check` tries."""
+class SandboxRunner(CommandRunner):
+    """Runs every attempt of a command line in a sandbox of its own; nothing of it is left afterwards.
 
-    def __init__(
-        self,
-        settings: Bubblewrap | Container,
-        program: str,
-        *,
-        server_url: str = "http://127.0.0.1:8765",
-        hidden: Sequence[Path] = (),
-    ) -> None:
-        """program: what the command runs; hidden: folders that no agent may read."""
-        self._settings = settings
-        self._address = ServerAddress(server_url)
+    ConfigError where the settings cannot be met here; `check` tries.
+    """
+
+    def __init__(self, agent: CommandAgent, term_s: float = 2.0) -> None:
+        settings = agent.sandbox
+        assert isinstance(settings, Bubblewrap | Container)
+        self._settings: Bubblewrap | Container = settings
+        self._address = ServerAddress(agent.server_url)
         self._container = container_program() if isinstance(settings, Container) else None
         needed = self._container or "bwrap"
         if shutil.which(needed) is None:
             raise ConfigError(f"sandbox: {settings.type} needs the program {needed!r}, which is not found on PATH")
-        self._view = view_of(settings.readable, hidden, program=None if self._container else program)
-        self._groups = Cgroups(()) if self._container else Cgroups()
+        in_image = self._container is not None
+        super().__init__(agent.command, scored=agent.scored, guardian=agent.guardian, term_s=term_s, found=not in_image)
+        self._view = view_of(settings.readable, agent.hidden, program=None if in_image else self._arguments[0])
+        self._groups = Cgroups(()) if in_image else Cgroups()
         self._groups.sweep()
-        alone = not (self._groups or self._container)
+        alone = not (self._groups or in_image)
         if alone and os.geteuid() == 0:
             raise ConfigError(
                 "sandbox: memory and processes cannot be limited here: no control group with the controllers memory and "
@@ -169,7 +149,7 @@ class Sandbox:
             except (OSError, subprocess.TimeoutExpired) as cause:
                 raise ConfigError(f"sandbox: {self._settings.type} cannot be run here: {cause}") from cause
             finally:
-                self._end(box, group)
+                self._end_box(box, group)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").split("\n")
             why = (
@@ -178,29 +158,11 @@ class Sandbox:
             )
             raise ConfigError(f"sandbox: {self._settings.type} cannot be run here: {why}{_hint()}")
 
-    def inside(self, llm: LLM) -> LLM:
-        """The model as it is reached from inside."""
-        outer = llm.anthropic_base_url
-        path = outer[outer.index("/r/") :]
-        root = f"{self._address.inner_url}{path}"
-        return dataclasses.replace(llm, base_url=f"{root}/v1", anthropic_base_url=root)
-
-    @property
-    def inherited(self) -> dict[str, str]:
-        """Variables of the worker that an agent gets; an image has a PATH of its own."""
-        kept = INHERITED[:-1] if self._container else INHERITED
-        return {name: os.environ[name] for name in kept if name in os.environ}
-
     @asynccontextmanager
-    async def open(
-        self, folder: Path, task: str, arguments: Sequence[str], environment: Mapping[str, str], mark: Mapping[str, str]
-    ) -> AsyncIterator[SandboxedProgram]:
-        """A sandbox in an empty folder of the worker's; nothing of it is left afterwards.
-
-        environment: what the program gets, with HOME added; mark: variables by which this machine finds the processes.
-        """
-        box = self._box(folder, {**environment, "HOME": HOME}, arguments)
-        (box.shared / "task.json").write_text(task, encoding="utf-8")
+    async def _program(self, claim: Claim, llm: LLM, folder: Path) -> AsyncIterator[Program]:
+        environment = command_environment(self._inherited(), claim, self._inside(llm), Path(INSIDE) / "task.json")
+        box = self._box(folder, {**environment, "HOME": HOME}, self._arguments)
+        (box.shared / "task.json").write_text(json.dumps(claim.rollout.task), encoding="utf-8")
         async with GatewaySocket(box.shared / "gateway.sock", self._address):
             read, write = os.pipe()
             os.set_blocking(write, False)  # whoever runs inside can open the other end as well
@@ -209,7 +171,7 @@ class Sandbox:
                 group = await asyncio.shield(making)  # a thread that has begun makes it, though this is cancelled
                 yield SandboxedProgram(
                     arguments=_joined(group, self._words(box)),
-                    environment={**self._environment(box), **mark},
+                    environment={**self._environment(box), **self._guardian.environment},
                     stdin=read,
                     control=write,
                     group=group,
@@ -217,7 +179,18 @@ class Sandbox:
             finally:
                 os.close(write)
                 os.close(read)
-                await asyncio.to_thread(self._end, box, await making)
+                await asyncio.to_thread(self._end_box, box, await making)
+
+    def _inside(self, llm: LLM) -> LLM:
+        """The model as it is reached from inside."""
+        outer = llm.anthropic_base_url
+        root = f"{self._address.inner_url}{outer[outer.index('/r/') :]}"
+        return dataclasses.replace(llm, base_url=f"{root}/v1", anthropic_base_url=root)
+
+    def _inherited(self) -> dict[str, str]:
+        """Variables of the worker that an agent gets; an image has a PATH of its own."""
+        kept = INHERITED[:-1] if self._container else INHERITED
+        return {name: os.environ[name] for name in kept if name in os.environ}
 
     def _words(self, box: Box) -> list[str]:
         return bubblewrap_command(box) if self._container is None else container_command(box, self._container)
@@ -229,7 +202,7 @@ class Sandbox:
             return dict(box.environment)
         return {**os.environ, **{name: value for name, value in box.environment.items() if name != "HOME"}}
 
-    def _end(self, box: Box, group: Cgroup | None) -> None:
+    def _end_box(self, box: Box, group: Cgroup | None) -> None:
         if self._container is not None:
             end_container(self._container, box.name)
         if group is not None:
