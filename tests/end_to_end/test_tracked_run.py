@@ -29,6 +29,7 @@ async def test_a_tracked_run_that_is_killed_goes_on_in_the_same_tracker_run(fold
     events = EventAccumulator(str(folder.path / "runs" / training.run_id / "tensorboard"))
     events.Reload()
     shown = [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors("train/reward_mean")]
+    shown = list(dict.fromkeys(shown))  # the row that was on its way at the kill may be there twice, with equal numbers
     assert [step for step, _ in shown] == list(range(1, STEPS + 1))
     async with open_store(training.store) as store:
         kept = {
