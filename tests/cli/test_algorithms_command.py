@@ -1,4 +1,4 @@
-"""``agl algorithms`` as a process: what is built in, and what a file names."""
+"""``agl train --list-algorithms`` as a process: what is built in, and what a file names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_agl_algorithms_lists_every_part_with_its_source_and_settings(tmp_path: 
         f'[model]\npath = "m"\n[agent]\nrun = "a.py:f"\n[data]\ntrain = "t"\n[algorithm]\nloss = "{FILE}:sapo"\n'
     )
     done = subprocess.run(
-        [sys.executable, "-m", "agentlightning", "algorithms", str(config)],
+        [sys.executable, "-m", "agentlightning", "train", str(config), "--list-algorithms"],
         capture_output=True,
         text=True,
         check=True,

@@ -55,7 +55,7 @@ def test_a_terminal_obeys_nothing_that_a_text_says(url: str) -> None:
     prompts(url, "add", "r", "system", "-", text="Be brief.")
     prompts(url, "add", "r", "system", "-", text="Be \x1b]0;title\x07brief.")
     assert prompts(url, "show", "r", "system").output == "Be \\x1b]0;title\\x07brief.\n"
-    assert "\x1b" not in prompts(url, "diff", "r", "system@1", "system@2").output
+    assert "\x1b" not in prompts(url, "show", "r", "system@1", "system@2").output
     assert found(url, "show", "r", "system")["value"]["template"] == "Be \x1b]0;title\x07brief."
 
 
@@ -74,13 +74,13 @@ def test_versions_are_added_listed_shown_and_compared(url: str, tmp_path: Path) 
     ]
     assert prompts(url, "show", "r", "system@1").output == "Answer {question}.\nBe brief.\n"
     assert found(url, "show", "r", "system")["version"] == 2
-    compared = found(url, "diff", "r", "system@1", "system@2")
+    compared = found(url, "show", "r", "system@1", "system@2")
     assert compared["diff"].splitlines()[3:] == [
         "-Answer {question}.",
         "+Think, then answer {{ question }}.",
         " Be brief.",
     ]
-    assert prompts(url, "diff", "r", "system", "system@2").output == "the two are the same\n"
+    assert prompts(url, "show", "r", "system", "system@2").output == "the two are the same\n"
 
 
 def test_a_promoted_version_is_what_new_rollouts_get(url: str) -> None:
@@ -127,7 +127,7 @@ def test_a_mistake_is_one_sentence_and_changes_nothing(
 
 
 def test_candidates_of_a_search_are_listed_with_parents_and_rewards(url: str) -> None:
-    assert prompts(url, "candidates", "r").output == "r: no search for prompts yet; see: agl optimize\n"
+    assert prompts(url, "list", "r", "--candidates").output == "r: no search for prompts yet; see: agl optimize\n"
 
     async def search() -> None:
         async with open_store(url) as store:
@@ -151,10 +151,10 @@ def test_candidates_of_a_search_are_listed_with_parents_and_rewards(url: str) ->
             await store.finish([Finish(lease=claim.lease, state="failed", error="boom")])
 
     asyncio.run(search())
-    lines = [line.split() for line in prompts(url, "candidates", "r").output.splitlines()]
+    lines = [line.split() for line in prompts(url, "list", "r", "--candidates").output.splitlines()]
     assert lines[1:] == [
         ["0", "-", "0", "-", "seed", "system@1"],
         ["1", "0.000", "1", "0", "apo", "edit", "system@2"],
         ["-", "-", "0", "1", "apo", "edit", "refused:", "no", "template"],
     ]
-    assert [each["rewards"] for each in found(url, "candidates", "r")] == [{}, {"3": 0.0}, {}]
+    assert [each["rewards"] for each in found(url, "list", "r", "--candidates")] == [{}, {"3": 0.0}, {}]

@@ -1,4 +1,4 @@
-"""``agl runs delete|archive|export|prune`` and ``agl store status``."""
+"""``agl runs delete|archive|export|prune`` and ``agl runs list --queue``."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_a_search_that_is_stopped_and_killed_goes_on_and_pays_nothing_twice(prep
     assert len({one.task["prompt"] for one in answered}) == len({one.group_id.rpartition(":")[0] for one in answered})
     assert len(hosted.asked) <= len(answered) + 4  # the two that were under way side by side at each kill
 
-    candidates = json.loads(prepared.run("prompts", "candidates", run, "--json").stdout)
+    candidates = json.loads(prepared.run("prompts", "list", run, "--candidates", "--json").stdout)
     best = next(each for each in candidates if each["number"] == result["best"])
     assert (set(best["rewards"].values()), best["versions"].keys()) == ({1.0}, {"system"})
     newest = json.loads(prepared.run("prompts", "show", run, "system", "--json").stdout)

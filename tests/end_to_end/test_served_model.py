@@ -267,7 +267,7 @@ def test_a_canary_is_decided_once_while_its_server_and_its_engines_are_killed(fo
         until(lambda: answered(after + 4), "sessions are answered after the decision")
     assert not users.failed, users.failed
     assert {len(models) for models in users.models.values() if models} == {1}  # none saw two versions
-    usage = served.agl("tokens", "usage", "--run", RUN, "--store", served.url, "--json")
+    usage = served.agl("tokens", "list", "--usage", "--run", RUN, "--store", served.url, "--json")
     assert json.loads(usage)[0]["calls"] >= 2 * sum(map(bool, users.models.values())) - 4
     server.send_signal(signal.SIGTERM)
     assert server.wait(timeout=DEADLINE_S) == 0

@@ -1,6 +1,7 @@
 """Catalog: what `[algorithm]` may name, with the source and the settings of each.
 
-``agl algorithms`` prints it. Built-in parts, those of installed packages, and those of files that a configuration names.
+``agl train --list-algorithms`` prints it. Built-in parts, parts of installed packages, and parts of files that a
+configuration names.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
-"""``agl algorithms``: what the table [algorithm] may name."""
+"""``agl train --list-algorithms``: the names that the table [algorithm] takes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 
-def algorithms(
-    file: Annotated[
-        Path | None, typer.Argument(help="Configuration file, whose own parts, file.py:name, are listed too.")
-    ] = None,
-) -> None:
-    """List algorithms, credit rules, advantages, losses and aggregations, each with its source and settings."""
+def list_algorithms(file: Path | None) -> None:
+    """Prints algorithms, credit rules, advantages, losses and aggregations, each with its source and settings.
+
+    file: a configuration, whose own parts ``file.py:name`` are listed, too.
+    """
     from rich.table import Table
 
     from agentlightning.algorithms.catalog import catalog, named_in

@@ -16,7 +16,6 @@ from typer.core import TyperGroup
 
 from agentlightning import __version__
 from agentlightning.cli import (
-    algorithms,
     check,
     console,
     demo,
@@ -47,8 +46,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "First hour": ("demo", "check", "train", "eval", "console"),
         "Data": ("record", "runs", "rollouts", "rewards"),
         "Prompts": ("optimize", "prompts"),
-        "Models": ("models", "algorithms"),
-        "Servers": ("serve", "worker", "deploy"),
+        "Models": ("models", "serve"),
+        "Machines": ("worker", "deploy"),
         "Administration": ("store", "tokens", "mcp"),
     }
 )
@@ -105,7 +104,6 @@ app.add_typer(rewards.app, name="rewards")
 app.command("optimize")(optimize.optimize)
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(models.app, name="models")
-app.command("algorithms")(algorithms.algorithms)
 app.command("serve")(serve.serve)
 app.command("worker")(worker.worker)
 app.add_typer(store.app, name="store")

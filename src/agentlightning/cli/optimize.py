@@ -104,7 +104,7 @@ def _print(console: Console, result: OptimizeResult, promote: bool) -> None:
     if result.finished:
         kept = "rollouts of this run get" if promote else "not promoted; rollouts of this run get"
         say(f"{kept} {versions}")
-        say(f"candidates: agl prompts candidates {result.run_id}")
+        say(f"candidates: agl prompts list --candidates {result.run_id}")
 
 
 def _mean(rewards: dict[int, float]) -> float | None:

@@ -40,8 +40,18 @@ Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="A versio
 
 
 @app.command("list")
-def list_templates(run: RunId, as_json: Json = False, store: Store = None) -> None:
+def list_templates(
+    run: RunId,
+    candidates: Annotated[
+        bool, typer.Option("--candidates", help="List the candidates of a search, with parents and validation rewards.")
+    ] = False,
+    as_json: Json = False,
+    store: Store = None,
+) -> None:
     """List every version of a run's templates. New rollouts get the last of each."""
+    if candidates:
+        _list_candidates(run, as_json, store)
+        return
     from agentlightning.store.templates import template_versions
     from agentlightning.trainer.display import screen
 
@@ -58,55 +68,34 @@ def list_templates(run: RunId, as_json: Json = False, store: Store = None) -> No
     print_columns(screen(), rows) if found else screen().print("no prompt template yet; add one with: agl prompts add")
 
 
-@app.command("candidates")
-def list_candidates(run: RunId, as_json: Json = False, store: Store = None) -> None:
-    """List the candidates of a search (agl optimize) with their parents and validation rewards."""
-    from dataclasses import asdict
-    from statistics import fmean
-
-    from agentlightning.store.prompt_candidates import CandidateRecord, read_candidates, validation_rewards
-    from agentlightning.trainer.display import screen
-
-    async def work(opened: LightningStore) -> tuple[list[CandidateRecord], dict[int, dict[int, float]]]:
-        candidates = await read_candidates(opened, run)
-        return candidates, await validation_rewards(opened, run)
-
-    found, rewards = with_store(store, work)
-    scored = [(each, rewards.get(-1 if each.number is None else each.number, {})) for each in found]
-    if as_json:
-        print_json([{**asdict(each), "rewards": own} for each, own in scored])
-        return
-    rows = [("candidate", "reward", "tasks", "from", "made by", "versions")]
-    for each, own in scored:
-        versions = ", ".join(f"{name}@{version}" for name, version in each.versions.items())
-        parents = ", ".join(map(str, each.parents)) or "-"
-        number, mean = "-" if each.number is None else str(each.number), f"{fmean(own.values()):.3f}" if own else "-"
-        rows.append((number, mean, str(len(own)), parents, each.source, versions or f"refused: {each.refused}"))
-    print_columns(screen(), rows) if found else screen().print(f"{run}: no search for prompts yet; see: agl optimize")
-
-
 @app.command("show")
-def show_template(run: RunId, version: Reference, as_json: Json = False, store: Store = None) -> None:
-    """Print a version as it is stored."""
+def show_template(
+    run: RunId,
+    version: Reference,
+    other: Annotated[
+        str | None, typer.Argument(metavar="[NAME@VERSION]", help="Print the difference to this version instead.")
+    ] = None,
+    as_json: Json = False,
+    store: Store = None,
+) -> None:
+    """Print a version as it is stored, or the difference between two."""
     from agentlightning.store.templates import find_version
 
-    found = with_store(store, lambda opened: find_version(opened, run, version))
-    if as_json:
-        print_json(found)
+    async def work(opened: LightningStore) -> list[Resource]:
+        return [await find_version(opened, run, each) for each in (version, other) if each is not None]
+
+    found = with_store(store, work)
+    if len(found) == 2:
+        _show_difference(*found, as_json)
+    elif as_json:
+        print_json(found[0])
     else:
-        typer.echo(printable("\n".join(_parsed(found).lines())))
+        typer.echo(printable("\n".join(_parsed(found[0]).lines())))
 
 
-@app.command("diff")
-def diff_templates(run: RunId, before: Reference, after: Reference, as_json: Json = False, store: Store = None) -> None:
-    """Print the difference of two versions."""
+def _show_difference(old: Resource, new: Resource, as_json: bool) -> None:
     from agentlightning.prompts.templates import diff
-    from agentlightning.store.templates import find_version
 
-    async def work(opened: LightningStore) -> tuple[Resource, Resource]:
-        return await find_version(opened, run, before), await find_version(opened, run, after)
-
-    old, new = with_store(store, work)
     names = f"{old.name}@{old.version}", f"{new.name}@{new.version}"
     text = diff(_parsed(old), _parsed(new), names)
     if as_json:
@@ -201,6 +190,31 @@ def compare_templates(
         lambda own, display: compare_versions(config, own, display, found, others, tasks, temperature),
     )
     print_json(tested) if as_json else _print_test(screen(), tested, run, transcripts)
+
+
+def _list_candidates(run: str, as_json: bool, store: str | None) -> None:
+    from dataclasses import asdict
+    from statistics import fmean
+
+    from agentlightning.store.prompt_candidates import CandidateRecord, read_candidates, validation_rewards
+    from agentlightning.trainer.display import screen
+
+    async def work(opened: LightningStore) -> tuple[list[CandidateRecord], dict[int, dict[int, float]]]:
+        candidates = await read_candidates(opened, run)
+        return candidates, await validation_rewards(opened, run)
+
+    found, rewards = with_store(store, work)
+    scored = [(each, rewards.get(-1 if each.number is None else each.number, {})) for each in found]
+    if as_json:
+        print_json([{**asdict(each), "rewards": own} for each, own in scored])
+        return
+    rows = [("candidate", "reward", "tasks", "from", "made by", "versions")]
+    for each, own in scored:
+        versions = ", ".join(f"{name}@{version}" for name, version in each.versions.items())
+        parents = ", ".join(map(str, each.parents)) or "-"
+        number, mean = "-" if each.number is None else str(each.number), f"{fmean(own.values()):.3f}" if own else "-"
+        rows.append((number, mean, str(len(own)), parents, each.source, versions or f"refused: {each.refused}"))
+    print_columns(screen(), rows) if found else screen().print(f"{run}: no search for prompts yet; see: agl optimize")
 
 
 def _parsed(resource: Resource) -> Template:

@@ -62,12 +62,16 @@ def explain(
 def what_if(
     run: RunId,
     step: Annotated[int, typer.Option("--step", help="Training step whose rollouts are looked at.")],
-    credit: Annotated[str | None, typer.Option("--credit", help="Another credit rule; see: agl algorithms")] = None,
+    credit: Annotated[
+        str | None, typer.Option("--credit", help="Another credit rule; see: agl train --list-algorithms")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--credit-set", help="A setting of the rule: --credit-set gamma=0.9. May be repeated."),
     ] = None,
-    advantage: Annotated[str | None, typer.Option("--advantage", help="Another advantage; see: agl algorithms")] = None,
+    advantage: Annotated[
+        str | None, typer.Option("--advantage", help="Another advantage; see: agl train --list-algorithms")
+    ] = None,
     weights: Annotated[
         str | None, typer.Option("--weights", help="Weights of rewards by name: answer=1,format=0.2")
     ] = None,

@@ -9,7 +9,7 @@ import typer
 
 from agentlightning.cli import bottlenecks, compare, retention, suggest
 from agentlightning.cli.drift import show_drift
-from agentlightning.cli.options import RunId, Runs, Store, with_store
+from agentlightning.cli.options import RunId, Runs, Store, print_columns, with_store
 from agentlightning.cli.quantities import shown_bytes
 
 if TYPE_CHECKING:
@@ -31,8 +31,14 @@ def list_runs(
     everything: Annotated[bool, typer.Option("--all", help="Also the runs of agl check.")] = False,
     runs: Runs = Path("runs"),
     sizes: Annotated[bool, typer.Option("--sizes", help="Also how much each holds; reads all of it.")] = False,
+    queue: Annotated[
+        bool, typer.Option("--queue", help="Only the queued and running work of each running run.")
+    ] = False,
 ) -> None:
     """List runs, newest first. One that says it runs, and whose process on this machine is gone, was killed."""
+    if queue:
+        _list_queues(store)
+        return
     from rich.table import Table
 
     from agentlightning.analysis.run_settings import tags_of
@@ -58,6 +64,20 @@ def list_runs(
             row += [str(size.rollouts), str(size.calls), str(size.spans), shown_bytes(size.bytes)]
         table.add_row(*row)
     screen().print(table if found else "no run yet; start one with: agl demo")
+
+
+def _list_queues(store: str | None) -> None:
+    from agentlightning.trainer.display import screen
+
+    numbers = with_store(store, lambda opened: opened.statistics())
+    if not numbers:
+        screen().print("no run is running")
+        return
+    rows = [("run", "queued", "oldest queued", "running", "leases expiring", "workers")]
+    for one in numbers:
+        oldest = f"{one.oldest_queued_s:.0f} s" if one.queued else "-"
+        rows.append((one.run_id, str(one.queued), oldest, str(one.running), str(one.expiring), str(one.workers)))
+    print_columns(screen(), rows)
 
 
 @app.command("show")

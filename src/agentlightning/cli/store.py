@@ -7,28 +7,14 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Store, with_store
+from agentlightning.cli.options import Store
 
-app = typer.Typer(help="Copy and look after a store.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Copy a store.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command("status")
-def status(store: Store = None) -> None:
-    """Print the state of each running run."""
-    from rich.table import Table
-
-    from agentlightning.trainer.display import screen
-
-    numbers = with_store(store, lambda opened: opened.statistics())
-    table = Table(box=None)
-    table.add_column("run", no_wrap=True)
-    for column in ("queued", "oldest queued", "running", "leases expiring", "workers"):
-        table.add_column(column, justify="right")
-    for one in numbers:
-        oldest = f"{one.oldest_queued_s:.0f} s" if one.queued else ""
-        counts = (one.queued, oldest, one.running, one.expiring, one.workers)
-        table.add_row(one.run_id, *map(str, counts))
-    screen().print(table if numbers else "no run is running")
+@app.callback()
+def options() -> None:
+    """Copy a store."""
 
 
 @app.command("backup")

@@ -8,6 +8,7 @@ import typer
 
 from agentlightning.cli.options import Json, Server, Store, one_store, with_store
 from agentlightning.cli.quantities import seconds_of
+from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,16 +61,28 @@ def create_token(
 @app.command("list")
 def list_tokens(
     run: Run = None,
+    usage: Annotated[
+        bool, typer.Option("--usage", help="Print what each serving key of --run has used, and its limits.")
+    ] = False,
+    as_json: Json = False,
     store: Store = None,
     server: Server = None,
 ) -> None:
     """List tokens, oldest first, including those that have ended."""
+    if usage:
+        if run is None:
+            raise ConfigError("--usage: expected --run RUN with it, the run that serves")
+        _list_usage(run, as_json, one_store(store, server))
+        return
     import time
 
-    from agentlightning.cli.options import print_columns
+    from agentlightning.cli.options import print_columns, print_json
     from agentlightning.trainer.display import screen
 
     found = with_store(one_store(store, server), lambda opened: opened.tokens(run))
+    if as_json:
+        print_json(found)
+        return
     rows = [("token", "name", "role", "run", "created (UTC)", "expires (UTC)", "state")]
     now_ns = time.time_ns()
     for token in found:
@@ -77,31 +90,6 @@ def list_tokens(
         state = "valid" if ended is None else f"revoked {_time(token.revoked_ns)}" if token.revoked_ns else ended
         times = _time(token.created_ns), _time(token.expires_ns)
         rows.append((token.id, token.name, token.role, token.run_id or "-", *times, state))
-    print_columns(screen(), rows)
-
-
-@app.command("usage")
-def show_usage(
-    run: Annotated[str, typer.Option("--run", help="Id of the run that serves.")],
-    as_json: Json = False,
-    store: Store = None,
-    server: Server = None,
-) -> None:
-    """Print what each serving key of a run has used, and its limits ([limits.keys.NAME])."""
-    from dataclasses import asdict
-
-    from agentlightning.cli.options import print_columns, print_json
-    from agentlightning.gateway.limits import read_key_usage
-    from agentlightning.trainer.display import screen
-
-    found = with_store(one_store(store, server), lambda opened: read_key_usage(opened, run))
-    if as_json:
-        print_json([asdict(one) for one in found])
-        return
-    rows: list[tuple[str, ...]] = [("token", "name", "calls", "tokens", "limits")]
-    for one in found:
-        limits = ", ".join(f"{setting} {bound}" for setting, bound in one.limits.items())
-        rows.append((one.token, one.name, f"{one.calls}", f"{one.tokens}", limits or "-"))
     print_columns(screen(), rows)
 
 
@@ -140,6 +128,24 @@ def show_audit(
         detail = orjson.dumps(entry.detail).decode() if entry.detail else ""
         place = str(entry.seq), _time(entry.created_ns)
         rows.append((*place, entry.actor, entry.action, entry.subject, entry.run_id or "-", detail))
+    print_columns(screen(), rows)
+
+
+def _list_usage(run: str, as_json: bool, store: str | None) -> None:
+    from dataclasses import asdict
+
+    from agentlightning.cli.options import print_columns, print_json
+    from agentlightning.gateway.limits import read_key_usage
+    from agentlightning.trainer.display import screen
+
+    found = with_store(store, lambda opened: read_key_usage(opened, run))
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    rows: list[tuple[str, ...]] = [("token", "name", "calls", "tokens", "limits")]
+    for one in found:
+        limits = ", ".join(f"{setting} {bound}" for setting, bound in one.limits.items())
+        rows.append((one.token, one.name, f"{one.calls}", f"{one.tokens}", limits or "-"))
     print_columns(screen(), rows)
 
 

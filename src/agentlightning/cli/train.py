@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentlightning.cli.algorithms import list_algorithms
 from agentlightning.cli.options import (
     ADDRESSES,
     Runs,
@@ -67,6 +68,10 @@ def train(
         list[str] | None,
         typer.Option("--from-run", help="Learn from this run's rollouts, in place of tasks. May be repeated."),
     ] = None,
+    list_parts: Annotated[
+        bool,
+        typer.Option("--list-algorithms", help="List algorithms, credit rules, advantages and losses; train nothing."),
+    ] = False,
     settings: Settings = None,
     store: Store = None,
     runs: Runs = Path("runs"),
@@ -83,6 +88,9 @@ def train(
 
     With --from-run and no file, the model, its engine and the agent that is evaluated are those of that run.
     """
+    if list_parts:
+        list_algorithms(config)
+        return
     if rerun is not None:
         if any((config, resume, run, agent, tasks, val, reward, model, algorithm, from_run, settings)):
             raise ConfigError("--rerun: takes all settings from that run; give no others")
