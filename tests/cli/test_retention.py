@@ -104,8 +104,8 @@ def test_runs_are_listed_with_their_sizes_on_request() -> None:
 
 
 def test_the_status_shows_running_runs() -> None:
-    said = agl("store", "status").output
+    said = agl("runs", "list", "--queue").output
     assert "oldest queued" in said
     assert [line.split()[:2] for line in said.splitlines()[1:]] == [["now", "1"]]
     agl("runs", "delete", "now", "--force")
-    assert agl("store", "status").output == "no run is running\n"
+    assert agl("runs", "list", "--queue").output == "no run is running\n"

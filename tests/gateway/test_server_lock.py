@@ -48,7 +48,7 @@ def test_a_second_server_on_a_file_is_refused_and_takes_over_when_the_first_was_
     with pytest.raises(ConflictError, match="an SQLite file has one server"):
         AgentLightningServer(store).start()
     assert httpx.get(f"{first.url}/readyz", timeout=60).status_code == 200
-    for command in (("runs", "list"), ("store", "status")):  # who looks is in nobody's way
+    for command in (("runs", "list"), ("runs", "list", "--queue")):  # who looks is in nobody's way
         done = agl(*command, "--store", store)
         assert done.returncode == 0, done.stderr
     first.signal(signal.SIGKILL)

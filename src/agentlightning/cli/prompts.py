@@ -86,7 +86,7 @@ def show_template(
 
     found = with_store(store, work)
     if len(found) == 2:
-        _show_difference(*found, as_json)
+        _show_difference(found[0], found[1], as_json)
     elif as_json:
         print_json(found[0])
     else:
