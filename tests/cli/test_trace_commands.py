@@ -141,41 +141,42 @@ def test_a_field_of_tasks_that_no_row_has_is_an_error() -> None:
     assert str(error) == "--task-fields: no row of rows.jsonl has a field 'answre'"
 
 
+def otlp(spans: list[tuple[str, dict[str, str]]]) -> str:
+    """Spans of one trace, a second after each other, as OTLP/JSON."""
+    written = [
+        {
+            "traceId": "1" * 32,
+            "spanId": f"{number:016x}",
+            "name": name,
+            "startTimeUnixNano": str(number * 10**9),
+            "endTimeUnixNano": str((number + 1) * 10**9),
+            "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()],
+        }
+        for number, (name, attributes) in enumerate(spans, 1)
+    ]
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": written}]}]})
+
+
 def test_rollouts_without_a_usable_call_are_told_of() -> None:
-    span = {"name": "search", "context": {"span_id": 7, "trace_id": 8}, "attributes": {}}
-    Path("spans.jsonl").write_text(json.dumps(span))
+    Path("spans.jsonl").write_text(otlp([("search", {})]))
     done = agl("record", "--traces", "spans.jsonl")
     assert "note: 1 rollouts have no model call that can be learned from" in done.output
 
 
 def test_a_rollout_is_shown_with_its_agents_and_with_what_spans_tell() -> None:
-    spans = [
-        {"name": name, "context": {"span_id": number, "trace_id": 1}, "parent_id": None, "attributes": attributes}
-        for number, (name, attributes) in enumerate(
-            [
-                (
-                    "chat",
-                    {
-                        "gen_ai.operation.name": "chat",
-                        "gen_ai.agent.name": "writer",
-                        "gen_ai.input.messages": json.dumps([ASK]),
-                        "gen_ai.output.messages": json.dumps([{"role": "assistant", "content": "2"}]),
-                    },
-                ),
-                ("agl.message", {"agl.message": "two\ntables"}),
-                (
-                    "lookup",
-                    {
-                        "gen_ai.operation.name": "execute_tool",
-                        "gen_ai.tool.call.arguments": '{"q": 1}',
-                        "gen_ai.tool.call.result": "none",
-                    },
-                ),
-            ],
-            1,
-        )
-    ]
-    Path("spans.jsonl").write_text("".join(json.dumps(span) + "\n" for span in spans))
+    chat = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.agent.name": "writer",
+        "gen_ai.input.messages": json.dumps([ASK]),
+        "gen_ai.output.messages": json.dumps([{"role": "assistant", "content": "2"}]),
+    }
+    tool = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.call.arguments": '{"q": 1}',
+        "gen_ai.tool.call.result": "none",
+    }
+    message = {"agl.message": "two\ntables"}
+    Path("spans.jsonl").write_text(otlp([("chat", chat), ("agl.message", message), ("lookup", tool)]))
     run = str(figures(agl("record", "--traces", "spans.jsonl"))["run_id"])
     rollout = agl("rollouts", "list", run).stdout.splitlines()[1].split()[0]
     shown = agl("rollouts", "show", rollout, "--spans").stdout

@@ -49,7 +49,7 @@ from agentlightning.algorithms.selection import (
     own_credits,
     own_groups,
 )
-from agentlightning.algorithms.settings import Choice, NamedPart, Names, Shorthand, check_settings, name_of
+from agentlightning.algorithms.settings import NamedPart, Names, PartChoice, Shorthand, check_settings, name_of
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.records import Outcome
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
@@ -94,13 +94,13 @@ class LightningRL:
     ``file.py:name`` of a call; the other calls are context. None: all calls."""
     group_size: PositiveInt = 8
     """Rollouts of one task that are compared with each other."""
-    rollouts: Annotated[Independent | RolloutTree | str, Choice()] = "independent"
+    rollouts: Annotated[Independent | RolloutTree | str, PartChoice()] = "independent"
     """The way in which the rollouts of a group are sampled. tree: some begin it, the others are forked from them, share the
     calls before that place, and calls get the credit `tree`."""
     credit: Annotated[NamedPart | str | Rule | CreditRule, Shorthand("type")] = "uniform"
     """Credit rule: a name in `credit.CREDIT`, ``file.py:name`` of a custom rule, or the rule or function itself; a table
     holds the rule's own settings, too."""
-    advantage: Annotated[Grpo | Gae | NamedPart | str, Choice()] = "grpo"
+    advantage: Annotated[Grpo | Gae | NamedPart | str, PartChoice()] = "grpo"
     """A name in `advantage.ADVANTAGES`, gae (a critic estimates what each call and token added), or a plug-in
     ``(groups, credits, *, settings)``; see `plugins.plugin_advantages`."""
     reward_weights: Mapping[str, float] | None = None
@@ -118,18 +118,18 @@ class LightningRL:
     """Adds solved_bonus × R to each advantage of a rollout: for rewards 0 and 1, that share of positive sample reinforcement
     (Zhu et al. 2025, arXiv 2506.01347, section 2), so that groups that are solved throughout are trained on, too; equally a
     baseline below the mean (Arnal et al. 2025, "Asymmetric REINFORCE", arXiv 2506.20520)."""
-    loss: Annotated[PpoClip | Gspo | Cispo | NamedPart | str, Choice()] = "ppo_clip"
+    loss: Annotated[PpoClip | Gspo | Cispo | NamedPart | str, PartChoice()] = "ppo_clip"
     """The loss of a token, see docs/losses.md: ppo_clip, gspo, cispo, reinforce, or a plug-in
     ``(logprobs, tokens, *, settings)``, which the learner loads. reinforce has no ratio: it takes one update per step, or
     importance sampling."""
-    correction: Annotated[OldPolicy | Importance | RatioMask | OffPolicyMask | str | None, Choice()] = None
+    correction: Annotated[OldPolicy | Importance | RatioMask | OffPolicyMask | str | None, PartChoice()] = None
     """Correction for samples of older weights, and of a sampler with other arithmetic. None: the loss's ratio alone, to the
     recorded logprobs."""
     kl: Annotated[KlTerm | float, Shorthand("coefficient")] = 0.0
     """KL to the reference: its coefficient, or a table with its estimator."""
     entropy: NonNegativeFloat = 0.0
     """Coefficient of the entropy bonus."""
-    aggregation: Annotated[FixedLength | NamedPart | str | None, Choice()] = None
+    aggregation: Annotated[FixedLength | NamedPart | str | None, PartChoice()] = None
     """Loss aggregation mode; see `adapters.sequences.token_weights`. None: token_mean, with gspo sequence_mean, as in its
     paper (equation 5). Or a plug-in ``(trajectories, *, settings)``; see `plugins.plugin_weights`."""
     minibatches: PositiveInt = 4

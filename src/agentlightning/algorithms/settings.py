@@ -42,8 +42,8 @@ class NamedPart(AlgorithmPart):
         return dict(self.model_extra or {})
 
 
-class Choice(Tagged):
-    """Annotation of a setting that is one of several parts: ``Annotated[PpoClip | Gspo | NamedPart | str, Choice()]``.
+class PartChoice(Tagged):
+    """Annotation of a setting that is one of several parts: ``Annotated[PpoClip | Gspo | NamedPart | str, PartChoice()]``.
 
     A bare name or a function stands for the part with its defaults. With `NamedPart` in the union any other name is taken.
     """

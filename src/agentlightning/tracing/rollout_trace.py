@@ -34,7 +34,11 @@ def trace_of(rollout: Rollout, calls: Sequence[Call], spans: Iterable[Span], rew
     known = {span.id: f"{rollout.id}.{rollout.attempt}.{_span_digits(span.id)}" for span in own}
     by_id = {call.id: call for call in calls}
     chats = [
-        replace(_chat(call, by_id, told), trace_id=trace_id, parent_id=known.get(call.span_id or "", root.id))
+        replace(
+            _chat(call, by_id, told, root.started_ns),
+            trace_id=trace_id,
+            parent_id=known.get(call.span_id or "", root.id),
+        )
         for call in calls
     ]
     others = [
@@ -96,7 +100,8 @@ def _root(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward], tr
     )
 
 
-def _chat(call: Call, by_id: Mapping[str, Call], rewards: Sequence[Reward]) -> Span:
+def _chat(call: Call, by_id: Mapping[str, Call], rewards: Sequence[Reward], default_ns: int) -> Span:
+    """default_ns: time of a call that has none, since it was imported from a conversation."""
     chain = call_chain(call, by_id)
     prompt = chain_prompt(chain)
     model = call.model or call.policy
@@ -146,8 +151,8 @@ def _chat(call: Call, by_id: Mapping[str, Call], rewards: Sequence[Reward]) -> S
         attempt=call.attempt,
         name=f"chat {model}",
         attributes=attributes,
-        started_ns=call.started_ns,
-        finished_ns=call.finished_ns,
+        started_ns=call.started_ns or default_ns,
+        finished_ns=call.finished_ns or default_ns,
         kind="client",
         status="error" if call.finish_reason == ABANDONED else "unset",
     )

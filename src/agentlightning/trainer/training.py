@@ -33,9 +33,9 @@ from agentlightning.trainer.loop import RLLoop
 from agentlightning.trainer.monitor.alert_sender import AlertSender
 from agentlightning.trainer.monitor.curve import draw_curve
 from agentlightning.trainer.monitor.load_watch import LoadWatch
-from agentlightning.trainer.monitor.metric_logger import MetricLogger
+from agentlightning.trainer.monitor.metric_logger import MetricLogger, TrackerProcesses
 from agentlightning.trainer.monitor.trace_export import TraceExport
-from agentlightning.trainer.monitor.trackers import TrackerThreads, check_trackers
+from agentlightning.trainer.monitor.trackers import check_trackers
 from agentlightning.trainer.offline.dataset import EXAMPLES, OfflineDataset, max_row_tokens
 from agentlightning.trainer.offline.loop import OfflineLoop
 from agentlightning.trainer.offline.settings import (
@@ -136,7 +136,7 @@ class Training:
         async with (
             aclosing(self._lease),
             processes,
-            TrackerThreads(folder, trackers, self._progress.note) as sending,
+            TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending,
             AlertSender(config.alerts, folder.run_id, self._progress.note, withhold) as alerts,
         ):
             loop = self._loop = make_loop(processes)

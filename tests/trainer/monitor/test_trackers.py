@@ -1,11 +1,14 @@
-"""Trackers: each row reaches them once, whatever ends in between; and the real ones."""
+"""TrackerProcesses: each row reaches them once, whatever ends in between; and the real ones, in processes of their own."""
 
 import asyncio
+import fcntl
+import os
+import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -13,24 +16,23 @@ import pytest
 from agentlightning.config.run import Config, parse_config
 from agentlightning.errors import MissingExtraError
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
+from agentlightning.trainer.monitor.metric_logger import TrackerProcesses
 from agentlightning.trainer.monitor.metrics import path_of
-from agentlightning.trainer.monitor.trackers import TRACKERS, Outbox, TrackerThreads, check_trackers
+from agentlightning.trainer.monitor.trackers import TRACKERS, Outbox, check_trackers, feed
 
 Logged = tuple[int, dict[str, float]]
 
 
 class Remembering:
-    """A tracker that keeps what it is sent, and fails while it is `away`."""
+    """A tracker that keeps what it is told, and fails while `broken` says so."""
 
-    def __init__(self, got: list[Logged]) -> None:
+    def __init__(self, got: list[Logged], broken: Callable[[], bool] = lambda: False) -> None:
         self.got = got
-        self.away = False
-        self.refused = threading.Event()
+        self.broken = broken
         self.ended: str | None = None
 
     def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        if self.away:
-            self.refused.set()
+        if self.broken():
             raise ConnectionError("the tracker's server is away")
         self.got.append((step, dict(values)))
 
@@ -48,17 +50,45 @@ def append(folder: Path, *rows: bytes) -> None:
         file.write(b"".join(rows))
 
 
-@pytest.fixture
-def remembered(monkeypatch: pytest.MonkeyPatch) -> Remembering:
-    """Stands for TensorBoard."""
+def outbox(folder: Path) -> Outbox:
+    return Outbox(folder / "metrics.jsonl", folder / "sent")
+
+
+def unheard(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_rows_are_sent_in_order_with_their_metrics_by_group(tmp_path: Path) -> None:
     tracker = Remembering([])
-    monkeypatch.setitem(TRACKERS, "tensorboard", lambda *_: tracker)
-    return tracker
+    append(
+        tmp_path,
+        row(0, "eval/greedy", **{"eval/greedy/reward_mean": 0.25}),
+        row(1, **{"odd": 2.0, "policy/entropy": 0.1, "train/reward_mean": 0.5}),
+    )
+    feed(lambda: tracker, outbox(tmp_path), ["finished"], unheard)
+    assert tracker.got == [
+        (0, {"eval/greedy/reward_mean": 0.25}),
+        (1, {"train/reward_mean": 0.5, "policy/entropy": 0.1, "odd": 2.0}),
+    ]
+    assert tracker.ended == "finished"
+
+
+def test_rows_that_come_while_it_runs_are_sent_with_the_next_news(tmp_path: Path) -> None:
+    tracker, sent_before = Remembering([]), []
+
+    def news() -> Any:
+        for step in (1, 2):
+            append(tmp_path, row(step, loss=float(step)))
+            yield ""
+            sent_before.append(len(tracker.got))
+
+    feed(lambda: tracker, outbox(tmp_path), news(), unheard)
+    assert sent_before == [1, 2]
 
 
 def test_half_a_line_is_sent_once_it_is_whole(tmp_path: Path) -> None:
     whole = row(1, loss=1.0)
-    box, tracker = Outbox(tmp_path / "metrics.jsonl", tmp_path / "sent"), Remembering([])
+    box, tracker = outbox(tmp_path), Remembering([])
     append(tmp_path, whole[:10])
     box.send(tracker)
     assert tracker.got == []
@@ -67,54 +97,53 @@ def test_half_a_line_is_sent_once_it_is_whole(tmp_path: Path) -> None:
     assert [step for step, _ in tracker.got] == [1]
 
 
-async def test_rows_are_sent_in_order_with_their_metrics_by_group(folder: RunFolder, remembered: Remembering) -> None:
-    first = row(0, "eval/greedy", **{"eval/greedy/reward_mean": 0.25})
-    second = row(1, **{"odd": 2.0, "policy/entropy": 0.1, "train/reward_mean": 0.5, "train/loss": float("nan")})
-    assert await fed(folder, "tensorboard", "finished", first, second) == []
-    assert remembered.got == [
-        (0, {"eval/greedy/reward_mean": 0.25}),
-        (1, {"train/reward_mean": 0.5, "policy/entropy": 0.1, "odd": 2.0}),
-    ]
-    assert remembered.ended == "finished"
+def test_a_resumed_run_goes_on_where_the_tracker_was_and_repeats_no_step(tmp_path: Path) -> None:
+    got: list[Logged] = []
+    append(tmp_path, row(1, loss=1.0), row(2, loss=2.0), row(2, "eval/greedy", **{"eval/greedy/reward_mean": 0.5}))
+    feed(lambda: Remembering(got), outbox(tmp_path), [], unheard)
+    append(
+        tmp_path,
+        row(1, RESUMED),
+        row(2, loss=2.0),
+        row(2, "eval/greedy", **{"eval/greedy/reward_mean": 0.5}),
+        row(3, loss=3.0),
+    )
+    feed(lambda: Remembering(got), outbox(tmp_path), [], unheard)
+    assert [step for step, _ in got] == [1, 2, 2, 3]
 
 
-async def test_a_resumed_run_goes_on_where_the_tracker_was_and_repeats_no_step(
-    folder: RunFolder, remembered: Remembering
-) -> None:
-    evaluated = row(2, "eval/greedy", **{"eval/greedy/reward_mean": 0.5})
-    await fed(folder, "tensorboard", "interrupted", row(1, loss=1.0), row(2, loss=2.0), evaluated)
-    await fed(folder, "tensorboard", "finished", row(1, RESUMED), row(2, loss=2.0), evaluated, row(3, loss=3.0))
-    assert [step for step, _ in remembered.got] == [1, 2, 2, 3]
+def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    tracker = Remembering([])
+    append(tmp_path, row(1, loss=float("nan"), kl=0.1))
+    feed(lambda: tracker, outbox(tmp_path), [], unheard)
+    assert tracker.got == [(1, {"policy/kl": 0.1})]
 
 
-async def test_a_tracker_that_fails_is_reported_once_and_gets_everything_when_it_is_back(
-    folder: RunFolder, remembered: Remembering
-) -> None:
+def test_a_tracker_that_fails_is_told_of_once_and_gets_everything_when_it_is_back(tmp_path: Path) -> None:
+    got: list[Logged] = []
+    away, told = [True], []
+
+    def news() -> Any:
+        for step in (1, 2, 3, 4):
+            append(tmp_path, row(step, loss=1.0))
+            away[0] = step < 4
+            yield ""
+
+    feed(lambda: Remembering(got, lambda: away[0]), outbox(tmp_path), news(), told.append)
+    assert [step for step, _ in got] == [1, 2, 3, 4]
+    (text,) = told
+    assert "ConnectionError: the tracker's server is away" in text
+
+
+def test_a_tracker_that_never_opens_ends_quietly_with_its_run(tmp_path: Path) -> None:
+    def refuse() -> Remembering:
+        raise RuntimeError("no API key")
+
     told: list[str] = []
-    remembered.away = True
-    async with TrackerThreads(folder, ["tensorboard"], told.append) as trackers:
-        for step in (1, 2, 3):
-            append(folder.path, row(step, loss=1.0))
-            trackers.poke()
-        assert await asyncio.to_thread(remembered.refused.wait, 60)
-        remembered.away = False
-    assert [step for step, _ in remembered.got] == [1, 2, 3]
-    assert [text.partition(";")[0] for text in told] == [
-        "tracker tensorboard failed (ConnectionError: the tracker's server is away)"
-    ]
-
-
-async def test_a_tracker_that_hangs_does_not_hold_up_the_end_of_its_run(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hangs = threading.Event()
-    monkeypatch.setitem(TRACKERS, "tensorboard", lambda *_: hangs.wait())
-    append(folder.path, row(1, loss=1.0))
-    told: list[str] = []
-    async with TrackerThreads(folder, ["tensorboard"], told.append, end_s=0.05):
-        pass
-    hangs.set()
-    assert told == ["tracker tensorboard did not take what was left within 0 s"]
+    append(tmp_path, row(1, loss=1.0))
+    feed(refuse, outbox(tmp_path), ["", "", "finished"], told.append)
+    assert len(told) == 1
+    assert not (tmp_path / "sent").exists()
 
 
 def test_a_tracker_whose_package_is_missing_is_an_error_that_names_the_extra() -> None:
@@ -157,9 +186,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 async def fed(folder: RunFolder, name: str, state: str, *rows: bytes) -> list[str]:
-    """The notes of a run that sent these rows and ended."""
+    """What was told while a process of the tracker sent these rows and ended."""
     told: list[str] = []
-    trackers = TrackerThreads(folder, [name], told.append, end_s=250)
+    trackers = TrackerProcesses(folder, [name], told.append, end_s=250)
     async with trackers:
         for each in rows:
             append(folder.path, each)
@@ -250,3 +279,65 @@ async def test_a_tracker_that_cannot_work_is_told_of_and_holds_nobody_up(folder:
     told = await fed(folder, "tensorboard", "finished", row(1, loss=1.0), row(2, loss=1.0))
     assert len(told) == 1
     assert told[0].startswith("tracker tensorboard failed (")
+
+
+async def test_a_tracker_that_is_killed_is_told_of_and_the_next_one_sends_what_is_missing(folder: RunFolder) -> None:
+    told: list[str] = []
+    heard = asyncio.Event()
+
+    def tell(text: str) -> None:
+        told.append(text)
+        heard.set()
+
+    trackers = TrackerProcesses(folder, ["tensorboard"], tell)
+    async with trackers:
+        (pid,) = trackers.pids().values()
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            await heard.wait()
+        append(folder.path, row(1, entropy=0.5))
+        trackers.poke()
+    assert "is sent when the run is resumed" in told[0]
+    assert await fed(folder, "tensorboard", "finished") == []
+    assert read_tensorboard(folder) == [(1, 0.5)]
+
+
+async def test_only_one_process_feeds_a_tracker_of_a_run(folder: RunFolder) -> None:
+    """The one of a trainer that was killed may still be sending when the run is resumed."""
+    heard = asyncio.Event()
+    (folder.path / "tensorboard").write_text("a file where its folder should be")
+    append(folder.path, row(1, loss=1.0))
+    async with TrackerProcesses(folder, ["tensorboard"], lambda text: heard.set()):
+        async with asyncio.timeout(60):
+            await heard.wait()
+        with (folder.path / "trackers" / "tensorboard.lock").open("rb") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+async def test_a_tracker_sends_what_is_left_when_its_trainer_is_killed(folder: RunFolder) -> None:
+    program = f"""
+import asyncio, os, signal
+from pathlib import Path
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.monitor.metric_logger import TrackerProcesses
+async def main():
+    folder = RunFolder(Path({str(folder.path.parent)!r}), {folder.run_id!r})
+    async with TrackerProcesses(folder, ["tensorboard"], print) as trackers:
+        with (folder.path / "metrics.jsonl").open("ab", buffering=0) as file:
+            file.write({row(1, entropy=0.5)!r})
+            trackers.poke()
+            while not (folder.path / "trackers" / "tensorboard.sent").exists():
+                await asyncio.sleep(0)
+            file.write({row(2, entropy=0.25)!r})
+        print(*trackers.pids().values(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert await fed(folder, "tensorboard", "finished") == []  # waits for the one that was left alone
+    assert read_tensorboard(folder) == [(1, 0.5), (2, 0.25)]
+    (file,) = (folder.path / "tensorboard").iterdir()
+    assert f".{done.stdout.strip()}." in file.name  # it was that one that sent both

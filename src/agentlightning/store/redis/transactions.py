@@ -50,7 +50,7 @@ class Group:
 
 
 class Transaction:
-    """What one transaction read and writes. Keys are without the store's prefix, and follow the command's name."""
+    """The reads and writes of one transaction. Keys are without the store's prefix, and follow the command's name."""
 
     def __init__(self, group: Group, actor: str) -> None:
         self.group = group

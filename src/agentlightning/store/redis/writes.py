@@ -779,7 +779,7 @@ def _drop_files(t: Transaction, rollout: Rollout) -> Reads[None]:
 
 
 def delete_portion(t: Transaction, run_id: str, portion: int) -> Reads[list[bool]]:
-    """Whether the run was there, and whether there is more of it. The run itself goes last."""
+    """Returns whether the run was there, and whether there is more of it. The run itself goes last."""
     [exists, alive] = yield from t.read(("EXISTS", f"run:{run_id}"), ("HGET", f"run:{run_id}", "alive"))
     if not exists:
         return t.once([False, False])

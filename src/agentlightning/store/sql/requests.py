@@ -1,4 +1,4 @@
-"""What was done for requests, in SQL: rows that the writer reads first and writes last in the transaction that does it.
+"""Outcomes of requests, in SQL: rows that the writer reads first and writes last in the transaction that does it.
 
 store/requests.py says what they are for.
 """

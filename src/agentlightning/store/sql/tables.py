@@ -140,8 +140,8 @@ requests = Table(
     Column("outcome", LargeBinary),  # MessagePack; NULL where doing it again does the same
     Column("created_ns", BigInteger, nullable=False, index=True),
 )
-"""What was done for a request, written by the transaction that did it: see store/requests.py. So transactions of PostgreSQL
-have a row, too: after a lost connection it tells whether the last commit took place."""
+"""The outcome of a request, written by the transaction that produced it: see store/requests.py. So transactions of
+PostgreSQL have a row, too: after a lost connection it tells whether the last commit took place."""
 
 runs = Table(
     "runs",

@@ -1,17 +1,25 @@
 """Metric logger: records a run's metrics in the store and in metrics.jsonl, checks its health, and tells alarms.
 
-A training loop gives it every row, and `load_watch.py` what it finds between them. Trackers read metrics.jsonl in
-threads of their own (`trackers.py`).
+A training loop gives it every row, and `load_watch.py` what it finds between them. Trackers are child processes that read
+metrics.jsonl themselves (`trackers.py`), so that whatever happens to one of them, the run neither ends nor waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from agentlightning.config.external import TRACKER_KEYS
 from agentlightning.records import JSON, Metric
+from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.runtime.children import inheritable, secrets_line
+from agentlightning.runtime.disk import open_private
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.health_checks import ACTIVE, HEALTH_CHECKS, Alarm, HealthCheck, alarms, new_alarms
@@ -20,6 +28,8 @@ from agentlightning.trainer.progress import Progress
 
 SUMMARY = ("train/reward_mean", "eval/greedy/reward_mean", "eval/sampled/reward_mean", "train/loss", "eval/loss")
 """Metrics that a list of runs shows."""
+TRACKER_TIMEOUT_S = 30.0
+"""Seconds that a tracker has to send what is left when a run ends."""
 
 
 @dataclass(kw_only=True)
@@ -102,3 +112,98 @@ class MetricLogger:
         """The run went back to the checkpoint of `step`: what was recorded of later steps is undone."""
         self.folder.append_metrics({"step": step, "kind": RESUMED, "time": time.time()})
         self._rows = [row for row in self._rows if row["step"] <= step]
+
+
+class TrackerProcesses:
+    """The child processes that send a run's numbers on, one for each tracker.
+
+    ``async with``: they start with the block and get `end_s` at its end. What one of them cannot do is told once; the
+    numbers stay in the store and in metrics.jsonl, and a resumed run sends what is missing.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        names: Sequence[str],
+        tell: Callable[[str], None],
+        withhold: Iterable[str] = (),
+        end_s: float = TRACKER_TIMEOUT_S,
+    ) -> None:
+        """withhold: variables of the environment with secrets; a tracker gets its own, by its standard input."""
+        self._withhold = set(withhold)
+        self._folder = folder
+        self._names = names
+        self._tell = tell
+        self._end_s = end_s
+        self._children: dict[str, Process] = {}
+        self._background = BackgroundTasks()
+        self._readers: set[asyncio.Task[None]] = set()
+        self._ending = False
+        self.state = "interrupted"
+        """End of the run, for the trackers: finished, interrupted or failed."""
+
+    async def __aenter__(self) -> TrackerProcesses:
+        for name in self._names:
+            self._children[name] = await self._start(name)
+            self._readers.add(
+                self._background.start(f"tracker {name}", partial(self._read, name, self._children[name]))
+            )
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, asyncio.CancelledError):
+            self.state = "failed"
+        self._ending = True
+        for child in self._children.values():
+            _write(child, f"{self.state}\n".encode()).close()
+        await asyncio.gather(*(self._end(name, child) for name, child in self._children.items()), *self._readers)
+
+    def poke(self) -> None:
+        """metrics.jsonl has grown. Never waits."""
+        for child in self._children.values():
+            _write(child, b"\n")
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by tracker."""
+        return {name: child.pid for name, child in self._children.items()}
+
+    async def _start(self, name: str) -> Process:
+        own = {key: os.environ[key] for key in TRACKER_KEYS.get(name, ()) if key in os.environ}
+        program = "agentlightning.trainer.monitor.trackers"
+        with open_private(self._folder.path / "logs" / f"tracker-{name}.log", "ab") as log:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", program, "--folder", str(self._folder.path), "--tracker", name),
+                env=inheritable(os.environ, {*self._withhold, *own}),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches the trainer alone
+            )
+        _write(child, secrets_line(own))
+        return child
+
+    async def _end(self, name: str, child: Process) -> None:
+        try:
+            await asyncio.wait_for(child.wait(), self._end_s)
+        except TimeoutError:
+            child.kill()
+            self._tell(f"tracker {name} did not take what was left within {self._end_s:.0f} s")
+
+    async def _read(self, name: str, child: Process) -> None:
+        """Passes its warnings on, until it ends."""
+        assert child.stdout is not None
+        async for line in child.stdout:
+            self._tell(line.decode(errors="replace").rstrip("\n"))
+        if not self._ending:
+            self._tell(
+                f"tracker {name} ended, see logs/tracker-{name}.log; what it lacks is in metrics.jsonl, and is sent when "
+                "the run is resumed"
+            )
+
+
+def _write(child: Process, line: bytes) -> asyncio.StreamWriter:
+    """Dropped where the child is gone: it reads the file anyway."""
+    assert child.stdin is not None
+    if child.returncode is None:
+        child.stdin.write(line)
+    return child.stdin

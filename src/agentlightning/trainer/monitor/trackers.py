@@ -1,21 +1,23 @@
-"""Trackers by name: TensorBoard, Weights & Biases, MLflow, trackio; and the threads that feed them.
+"""Trackers by name: TensorBoard, Weights & Biases, MLflow, trackio; and the process that feeds one of them.
 
-Each tracker of a run has a thread. It reads metrics.jsonl, sends each row once, and lists what it has sent, so that a
-resumed run continues where the tracker was. A step that a crash undid is executed again from the same rollouts and
-weights and gives the same numbers: the tracker keeps the first. Whatever happens to a tracker, the run neither ends nor
-waits for it.
+    python -m agentlightning.trainer.monitor.trackers --folder runs/ID --tracker NAME
+
+`metric_logger.py` starts one process for each tracker of a run. It reads metrics.jsonl, sends each row once, and lists what
+it has sent, so that a resumed run goes on where the tracker was. A step that a crash undid is executed again from the same
+rollouts and weights and gives the same numbers: the tracker keeps the first. Trackers are imported here alone.
 """
 
 from __future__ import annotations
 
-import asyncio
+import argparse
+import contextlib
+import fcntl
 import importlib.util
-import logging
 import os
-import queue
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,17 +27,16 @@ import orjson
 from agentlightning.config.run import run_record
 from agentlightning.errors import MissingExtraError
 from agentlightning.records import JSON
+from agentlightning.runtime.children import keep_files_private, receive_secrets
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.metrics import in_order, numbers
 
 PROJECT = "agentlightning"
 """Name of the project or experiment, where the tracker's own variable names none."""
-TRACKER_TIMEOUT_S = 30.0
-"""Seconds that a tracker has to send what is left when a run ends."""
+ORPHAN_TIMEOUT_S = 60
+"""Seconds that a tracker whose trainer is gone may take to send what is left."""
 MAX_PARAMS = 100
 """Parameters that MLflow takes at a time."""
-
-log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
@@ -157,7 +158,7 @@ class Trackio:
         self._run.finish()
 
 
-TRACKERS: dict[str, Callable[[RunFolder, Mapping[str, str]], Tracker]] = {
+TRACKERS: Mapping[str, Callable[[RunFolder, Mapping[str, str]], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": WandB,
     "mlflow": MLflow,
@@ -212,89 +213,38 @@ class Outbox:
             self._waiting.append(row)
 
 
-class TrackerThreads:
-    """The threads that send a run's numbers on, one for each tracker.
+def feed(open_tracker: Callable[[], Tracker], outbox: Outbox, news: Iterable[str], tell: Callable[[str], None]) -> None:
+    """Send rows until the news end: each is empty where there are rows, the last one says how the run ended.
 
-    ``async with``: they start with the block and get `end_s` at its end. A failure is reported once and tried again with
-    each row; the numbers stay in the store and in metrics.jsonl, and a resumed run sends what is missing.
+    What fails is told once, and tried again with the next row and at the end.
     """
+    tracker: Tracker | None = None
+    failing, state = False, "interrupted"
 
-    def __init__(
-        self, folder: RunFolder, names: Sequence[str], tell: Callable[[str], None], end_s: float = TRACKER_TIMEOUT_S
-    ) -> None:
-        self._tell = tell
-        self._end_s = end_s
-        self._feeds = {name: _Feed(name, folder, tell) for name in names}
-        self.state = "interrupted"
-        """End of the run, for the trackers: finished, interrupted or failed."""
-
-    async def __aenter__(self) -> TrackerThreads:
-        for feed in self._feeds.values():
-            feed.start()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not issubclass(kind, asyncio.CancelledError):
-            self.state = "failed"
-        for feed in self._feeds.values():
-            feed.rows.put(self.state)
-        deadline = time.monotonic() + self._end_s
-        for name, feed in self._feeds.items():
-            await asyncio.to_thread(feed.join, max(0.0, deadline - time.monotonic()))
-            if feed.is_alive():  # a daemon, which does not hold up the end of the process
-                self._tell(f"tracker {name} did not take what was left within {self._end_s:.0f} s")
-
-    def poke(self) -> None:
-        """metrics.jsonl has grown. Never waits."""
-        for feed in self._feeds.values():
-            feed.rows.put("")
-
-
-class _Feed(threading.Thread):
-    """Sends rows to one tracker until it is told how the run ended."""
-
-    def __init__(self, name: str, folder: RunFolder, tell: Callable[[str], None]) -> None:
-        super().__init__(name=f"tracker {name}", daemon=True)
-        self.rows: queue.SimpleQueue[str] = queue.SimpleQueue()
-        """An empty text where there are new rows; the end of the run last."""
-        self._kind = name
-        self._folder = folder
-        self._report = tell
-        self._tracker: Tracker | None = None
-        self._failing = False
-
-    def run(self) -> None:
-        sent = self._folder.path / "trackers" / f"{self._kind}.sent"
-        sent.parent.mkdir(exist_ok=True)
-        outbox = Outbox(self._folder.path / "metrics.jsonl", sent)
-        self._send(outbox)
-        while not (state := self.rows.get()):
-            self._send(outbox)
-        self._send(outbox)
-        if self._tracker is not None:
-            try:
-                self._tracker.close(state)
-            except Exception as error:
-                log.exception("tracker %s", self._kind)
-                self._report(f"tracker {self._kind} could not be closed ({_in_one_line(error)})")
-
-    def _send(self, outbox: Outbox) -> None:
+    def attempt() -> None:
+        nonlocal tracker, failing
         try:
             if outbox.waiting():
-                self._tracker = self._tracker or self._open()
-                outbox.send(self._tracker)
-            self._failing = False
-        except Exception as error:  # whatever a tracker raises: the run goes on
-            log.exception("tracker %s", self._kind)
-            if not self._failing:
-                self._report(
-                    f"tracker {self._kind} failed ({_in_one_line(error)}); it is tried again with each step, and no number "
-                    "is lost"
-                )
-            self._tracker, self._failing = None, True
+                tracker = tracker or open_tracker()
+                outbox.send(tracker)
+            failing = False
+        except Exception as error:  # whatever a tracker raises: it must not end
+            traceback.print_exc()
+            if not failing:
+                tell(f"failed ({_in_one_line(error)}); it is tried again with each step, and no number is lost")
+            tracker, failing = None, True
 
-    def _open(self) -> Tracker:
-        return TRACKERS[self._kind](self._folder, flat(run_record(self._folder.config())))
+    attempt()
+    for word in news:
+        state = word or state
+        attempt()
+    attempt()  # a trainer that was killed said nothing of its last row
+    if tracker is not None:
+        try:
+            tracker.close(state)
+        except Exception as error:
+            traceback.print_exc()
+            tell(f"could not be closed ({_in_one_line(error)})")
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
@@ -315,3 +265,38 @@ def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
 def _in_one_line(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}".replace("\n", " ")
     return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--tracker", choices=sorted(TRACKERS), required=True)
+    options = parser.parse_args()
+    report = os.dup(1)  # standard output is for what a person should read; what a tracker prints goes to its log
+    os.dup2(2, 1)
+    keep_files_private()
+    os.environ.update(receive_secrets())  # its keys, where its library looks for them
+    for number in (signal.SIGINT, signal.SIGTERM):  # it ends when its trainer says so or is gone
+        signal.signal(number, signal.SIG_IGN)
+    folder = RunFolder(options.folder.parent, options.folder.name)
+    beside = folder.path / "trackers"
+    beside.mkdir(exist_ok=True)
+    held = (beside / f"{options.tracker}.lock").open("ab")
+    fcntl.flock(held, fcntl.LOCK_EX)  # the one of a trainer that was killed may still be sending
+
+    def news() -> Iterable[str]:
+        for line in sys.stdin:
+            yield line.strip()
+        signal.alarm(ORPHAN_TIMEOUT_S)
+
+    def tell(text: str) -> None:
+        with contextlib.suppress(OSError):  # its trainer is gone
+            os.write(report, f"tracker {options.tracker} {text}\n".encode())
+
+    settings = flat(run_record(folder.config()))
+    outbox = Outbox(folder.path / "metrics.jsonl", beside / f"{options.tracker}.sent")
+    feed(lambda: TRACKERS[options.tracker](folder, settings), outbox, news(), tell)
+
+
+if __name__ == "__main__":
+    main()

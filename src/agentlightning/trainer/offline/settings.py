@@ -24,7 +24,7 @@ from agentlightning.algorithms.offline import (
 )
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS, PromptAlgorithm
 from agentlightning.algorithms.selection import selection
-from agentlightning.config.run import Config
+from agentlightning.config.run import Config, EvalConfig, ModelConfig
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.support import Support, check_loss, check_preference_loss
 from agentlightning.errors import ConfigError, boundary
@@ -38,10 +38,16 @@ OFFLINE_ALGORITHMS: Mapping[str, type[OfflineAlgorithm]] = MappingProxyType(
 AnyAlgorithm = TypeVar("AnyAlgorithm", bound=LightningRL | OfflineAlgorithm)
 ONLINE = "lightning_rl"
 """Name of the algorithm that samples."""
+SAMPLING_SETTINGS = (
+    ("model", "temperature"),
+    *(("trainer", name) for name in ("max_staleness", "batch_order")),
+)
+"""Settings of training rollouts, with their tables: an offline run has none."""
 
 
 def offline_algorithm(config: Config) -> OfflineAlgorithm:
-    """The configured algorithm, or that of a part of a schedule. ConfigError for an unknown name or setting."""
+    """The configured algorithm, or that of a part of a schedule. ConfigError for an unknown name, an unknown setting, or one
+    that would be ignored."""
     kind = algorithm_class(config)
     if not issubclass(kind, OfflineAlgorithm):
         raise ConfigError(
@@ -49,9 +55,8 @@ def offline_algorithm(config: Config) -> OfflineAlgorithm:
             f"(data.from_run); expected one of {', '.join(OFFLINE_ALGORITHMS)}"
         )
     algorithm = make_algorithm(config, kind)
-    if config.offline and config.agent.given != (config.data.val is not None):
-        missing = "data.val" if config.agent.given else "agent"
-        raise ConfigError(f"{missing}: is missing; with data.from_run an agent and held-out tasks go together")
+    if config.offline:
+        _check_ignored(config)
     if not config.data.from_run:
         raise ConfigError(
             f"algorithm.type: {config.algorithm['type']!r} learns from recorded rollouts: name their run with data.from_run"
@@ -152,3 +157,35 @@ def inherited(recorded: JSON) -> dict[str, Any]:
         tables["external"] = recorded.get("external", {})
         tables["limits"] = recorded.get("limits", {})
     return tables
+
+
+def _check_ignored(config: Config) -> None:
+    plain = Config(model=ModelConfig(path=config.model.path), data=config.data)
+    for table, name in SAMPLING_SETTINGS:
+        if getattr(getattr(config, table), name) != getattr(getattr(plain, table), name):
+            raise ConfigError(f"{table}.{name}: has no effect with data.from_run: nothing is sampled to learn from")
+    if config.air.rules:
+        raise ConfigError("air: has no effect with data.from_run: offline algorithms compare whole rollouts")
+    if config.monitor.model_copy(update={"tags": ()}) != plain.monitor:
+        raise ConfigError("monitor: has no effect with data.from_run: offline algorithms give no call a credit")
+    if config.agent.on_failure != "drop":
+        raise ConfigError("agent.on_failure: has no effect with data.from_run: only what succeeded is learned from")
+    if config.agent.given != (config.data.val is not None):
+        missing = "data.val" if config.agent.given else "agent"
+        raise ConfigError(f"{missing}: is missing; with data.from_run an agent and held-out tasks go together")
+    if not config.agent.given:
+        _check_no_agent(config, plain)
+
+
+def _check_no_agent(config: Config, plain: Config) -> None:
+    ignored = {
+        "agent": config.agent != plain.agent,
+        "external": config.external != plain.external,
+        "limits": config.limits != plain.limits,
+        "model.max_tokens": config.model.max_tokens is not None,
+    }
+    for name, given in ignored.items():
+        if given:
+            raise ConfigError(f"{name}: has no effect with data.from_run where no agent is evaluated")
+    if config.eval != EvalConfig(every=config.eval.every):
+        raise ConfigError("eval: without an agent only every has an effect: how often the held-out loss is computed")

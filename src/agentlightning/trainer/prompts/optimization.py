@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentlightning.algorithms.prompts.search import PromptAlgorithm, PromptCandidate, SearchResult, Split
+from agentlightning.config.external import secret_variables
 from agentlightning.config.file import named_files
 from agentlightning.config.run import Config, run_record, without_password
 from agentlightning.errors import BudgetSpentError, ConflictError, InputError, NotFoundError
@@ -20,9 +21,9 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import promote_candidate
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
-from agentlightning.trainer.monitor.metric_logger import MetricLogger
+from agentlightning.trainer.monitor.metric_logger import MetricLogger, TrackerProcesses
 from agentlightning.trainer.monitor.trace_export import TraceExport
-from agentlightning.trainer.monitor.trackers import TrackerThreads, check_trackers
+from agentlightning.trainer.monitor.trackers import check_trackers
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
@@ -109,10 +110,11 @@ class Optimization:
 
         processes = Processes(config, folder, register=register, progress=self._progress)
         check_trackers(trackers)
+        withhold = secret_variables(config.model_dump())
         async with (
             aclosing(self._lease),
             processes,
-            TrackerThreads(folder, trackers, self._progress.note) as sending,
+            TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending,
             AsyncExitStack() as stack,
         ):
             store = processes.store
