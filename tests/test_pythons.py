@@ -22,7 +22,7 @@ LIGHT = (
     "tests/runner/test_record_reader.py",
     "tests/runner/test_user_code.py",
     "tests/runner/test_worker_process.py",
-    "tests/test_config.py",
+    "tests/config/test_config.py",
     "tests/test_errors.py",
     "tests/tracing/test_air_rules.py",
     "tests/tracing/test_tracer.py",

@@ -171,7 +171,7 @@ def test_a_compacted_state_is_the_one_that_others_were_in_who_were_told_the_same
         search("b", ["left", "left", "right"], {1}).trajectory(0.0),
         search("c", ["left", "up"], {0}).trajectory(0.4),
     ]
-    found = [one.values for one in grouped_gae.function(group, gamma=1.0, lam=0.0)]
+    found = [one.values for one in grouped_gae.function(group, lam=0.0)]
     assert [row[-1] for row in found] == pytest.approx([0.5, -0.5, 0.4 - 1.4 / 3])
 
 

@@ -31,11 +31,6 @@ def test_an_answer_is_all_that_the_model_wrote_in_a_rollout() -> None:
     assert (row.tokens, trained(row)) == ([1, 2, 3, 4, 5, 6], [3, 5, 6])
 
 
-def test_unmerged_rows_train_the_same_tokens() -> None:
-    rows = completion_rows(rollout("r", ([1, 2], [3]), ([1, 2, 3, 4], [5, 6])), merged=False)
-    assert [trained(row) for row in rows] == [[3], [5, 6]]
-
-
 def test_weights_are_those_given_for_each_call_and_nothing_else() -> None:
     (row,) = completion_rows(rollout("r", ([1], [2]), ([1, 2, 3], [4])), weights=[0.25, 0.5])
     assert row.weights == [0, 0.25, 0, 0.5]

@@ -16,7 +16,7 @@ def test_calls_are_counted_by_agent_and_failures_by_the_last_line_of_their_error
     first = [a_rollout(0, 1.0), a_rollout(2, None)]
     second = [replace(a_rollout(1, None), error=traceback), replace(a_rollout(3, None), error=traceback)]
     calls = [replace(a_call(0), agent="writer"), replace(a_call(2), agent="judge"), a_call(1), a_call(3)]
-    found = compare_columns(["support@40", "support@50"], [first, second], calls, {})
+    found = compare_columns(["support@40", "support@50"], [first, second], calls)
     one, other = found.figures
     assert (one.version, one.failures, other.failures) == ("support@40", {"it broke": 1}, {"ValueError: no answer": 2})
     assert {name: each.calls for name, each in one.agents.items()} == {"judge": 1, "writer": 1}

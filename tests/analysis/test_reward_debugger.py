@@ -96,22 +96,6 @@ async def test_a_consumed_rollout_is_explained_from_its_steps_list(store: Lightn
     assert [one.call_id for one in found.rollout.calls] == [f"{ids[1]}-0"]  # the step had not read the second one
 
 
-async def test_a_step_that_searched_for_prompts_is_explained_by_the_algorithm_that_its_weights_learned_by(
-    store: LightningStore,
-) -> None:
-    tables: dict[str, Any] = {
-        "data": {"train": "t", "val": "v"},
-        "prompts": {"templates": {"system": "Answer."}},
-        "optimize": {"model": "policy"},
-        "trainer": {"steps": 2, "tasks_per_step": 1},
-    }
-    entry = {"from_step": 2, "group_size": 4}
-    algorithm = {"name": "random_search", "schedule": [entry | {"type": "lightning_rl"}]}
-    first, *_ = await made(store, algorithm=algorithm, **tables)
-    found = await explain_rollout(store, first)
-    assert [one.advantage for one in found.rollout.calls] == pytest.approx([GRPO[0]] * 2)
-
-
 async def test_named_rewards_are_weighed_in_the_explanation(store: LightningStore) -> None:
     earned = [
         Earned(group="a", replica=place, reward=0.0, named={"answer": float(place == 0), "format": 0.5})

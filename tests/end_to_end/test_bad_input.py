@@ -119,7 +119,7 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> N
             ["algorithm: dual_clip: expected a number above 1 + clip_high, got 1.1"],
         ),
         (["--set", "algorithm.importance_cap=3"], ["algorithm.importance_cap: no such setting"]),
-        (["--set", "algorithm.critic.lam=0.9"], ["algorithm.critic: has no effect with advantage = 'grpo'"]),
+        (["--set", "algorithm.critic.lam=0.9"], ["algorithm.critic: no such setting"]),
         (["--set", "eval.every=2"], ["eval: has no effect without data.val"]),
         (["--tasks", "broken.jsonl"], ["broken.jsonl, line 2: not JSON"]),
         (["--tasks", "none.jsonl"], ["none.jsonl: no such file"]),
@@ -154,7 +154,7 @@ def test_a_file_that_is_not_there_is_refused(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["train", "--resume", "nobody"], ["export", "nobody", "--to", "out"], ["eval", "nobody"]]
+    "arguments", [["train", "--resume", "nobody"], ["models", "export", "nobody", "--to", "out"], ["eval", "nobody"]]
 )
 def test_an_unknown_run_is_refused(folder: Folder, invoke: Callable[..., Result], arguments: list[str]) -> None:
     refused_at_once(invoke(*arguments), "nobody: no such run in runs")
@@ -178,7 +178,7 @@ async def test_export_leaves_a_folder_that_is_not_empty_as_it_is(folder: Folder)
     folder.write("mine/thesis.tex", "years of work")
 
     def export(to: str) -> subprocess.CompletedProcess[str]:
-        return folder.run("export", run.id, "--to", to, "--store", url)
+        return folder.run("models", "export", run.id, "--to", to, "--store", url)
 
     refused(await asyncio.to_thread(export, "mine"), 2, "mine: exists and is not an empty folder")
     assert [file.read_text() for file in (folder.path / "mine").iterdir()] == ["years of work"]

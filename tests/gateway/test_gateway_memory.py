@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from types import SimpleNamespace
+from typing import Any
 
 from gateway_house import House, path
 
+from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.policy.sdk_retries import MAX_UNDELIVERED, SdkRetries
 from agentlightning.protocols.base import Completion
@@ -20,6 +23,13 @@ def body(text: str = "hi") -> dict[str, object]:
 async def asked(house: House, claim: Claim, text: str, **headers: str) -> None:
     reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=body(text), headers=headers)
     assert reply.status_code == 200, reply.text
+
+
+def call_with(attempt: TrackedAttempt, key: str | None = None) -> Any:
+    """What the memory of retries reads of a call."""
+    headers = [] if key is None else [(b"idempotency-key", key.encode())]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"", "headers": headers}
+    return SimpleNamespace(attempt=attempt, request=AgentRequest(scope, None))
 
 
 async def test_an_idempotency_key_keeps_no_completion_alive(house: House) -> None:
@@ -39,7 +49,7 @@ async def test_a_long_idempotency_key_is_not_kept(house: House) -> None:
     retries, attempt = SdkRetries(house.store), TrackedAttempt(claim.rollout, 1, 0.0)
     tracemalloc.start()
     for number in range(200):
-        pending = retries.begin(attempt, "default", b"h", f"{number:032d}" * 1000)
+        pending = retries.begin(call_with(attempt, f"{number:032d}" * 1000), "default", b"h")
         pending.call_id = str(number)
         retries.end(pending)
     grown, _ = tracemalloc.get_traced_memory()
@@ -50,9 +60,10 @@ async def test_a_long_idempotency_key_is_not_kept(house: House) -> None:
 async def test_undelivered_completions_of_one_request_are_bounded(house: House) -> None:
     claim = await house.claim()
     retries, attempt = SdkRetries(house.store), TrackedAttempt(claim.rollout, 1, 0.0)
+    call = call_with(attempt)
     tracemalloc.start()
     for number in range(20_000):
-        pending = retries.begin(attempt, "default", b"h", None)
+        pending = retries.begin(call, "default", b"h")
         pending.abandoned, pending.call_id = True, f"{number:0100d}"
         retries.end(pending)
     grown, _ = tracemalloc.get_traced_memory()

@@ -66,16 +66,15 @@ async def test_the_tokens_of_reasoning_are_counted(thinker: House) -> None:
 
 
 @pytest.mark.parametrize("asked", ["message.output_text.logprobs", "reasoning.encrypted_content"])
-async def test_a_stored_response_has_what_was_asked_for_when_it_was_made_or_is_now(thinker: House, asked: Any) -> None:
+async def test_a_stored_response_has_what_was_asked_for_when_it_was_made(thinker: House, asked: Any) -> None:
     thinker.say("<think>hm</think>It is sunny.")
     client = thinker.openai(await thinker.claim())
     with_it = await client.responses.create(model="policy", input="Hi", include=[asked])
     without = await client.responses.create(model="policy", input="Hi")
     for made in (with_it, without):
         assert (await client.responses.retrieve(made.id)).to_dict() == made.to_dict()
-    now = await client.responses.retrieve(without.id, include=[asked, "file_search_call.results"])
-    given, missing, found = ([item.to_dict() | {"id": ""} for item in one.output] for one in (with_it, without, now))
-    assert found == given != missing
+    given, missing = ([item.to_dict() | {"id": ""} for item in one.output] for one in (with_it, without))
+    assert given != missing
 
 
 @pytest.mark.parametrize("stream", [False, True])
