@@ -18,7 +18,7 @@ from agentlightning.store.open import open_store
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-tokens.md"
+PAGE = Path(__file__).parents[2] / "docs" / "apis.md"
 RIGHT = {"red": "alpha", "green": "beta", "blue": "gamma", "black": "delta"}
 
 
