@@ -161,7 +161,7 @@ def test_the_metrics_page_has_every_number_by_group_and_every_warning() -> None:
 
     numbers = {cells[0].strip("`"): cells[1] for cells in rows(text.split("\n## Metrics\n")[1])}
     warnings = [cells[0].strip("`") for cells in rows(text.split("\n## Health checks\n")[1].split("\n## ")[0])]
-    findings = [cells[0].strip("`") for cells in rows(text.split("\n## What bounds a run?\n")[1].split("\n## ")[0])]
+    findings = [cells[0].strip("`") for cells in rows(text.split("\n## Bottlenecks\n")[1].split("\n## ")[0])]
     trackers = [cells[0].strip("`") for cells in rows(text.split("\n## Trackers\n")[1].split("\n## ")[0])]
 
     assert numbers == METRICS
