@@ -58,10 +58,6 @@ system = "Answer."
 [algorithm]
 type = "apo"
 minibatch = 2
-beam_width = 1
-branch_factor = 2
-race_alpha = 0.3
-max_race_rollouts = 16
 [optimize]
 model = "writer"
 max_rollouts = 300

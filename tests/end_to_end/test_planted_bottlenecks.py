@@ -49,7 +49,7 @@ async def first_finding(training: Training, *settings: str) -> str:
     assert page.index(first["name"]) < min(
         (page.index(one["name"]) for one in found["findings"][1:]), default=len(page)
     )
-    assert all(meaning in page for meaning in MEANINGS.values())
+    assert all(escaped(meaning) in page for meaning in MEANINGS.values())
     return str(first["name"])
 
 

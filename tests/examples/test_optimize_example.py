@@ -52,6 +52,5 @@ def test_a_search_finds_the_prompt_under_which_the_agent_succeeds(folder: Path, 
     assert (found["finished"], found["before"], found["after"]) == (True, 0.0, 1.0)
     assert "Look up the order" in found["texts"]["system"]
     assert "number alone" in found["texts"]["system"]
-    assert found["cost"] > 0
     tested = agl(folder, "prompts", "test", found["run_id"], "system@1", "system", "--json")
     assert [one["reward_mean"] for one in tested["figures"]] == [0.0, 1.0]

@@ -68,7 +68,7 @@ del OPERATIONS["GET /events"]  # whose answer has no end
 def leaks(reply: httpx.Response) -> list[str]:
     """What a reply says of the inside. Words of the request may come back: hypothesis draws them from this very file too."""
     sent = reply.request.read().decode(errors="replace") + unquote(str(reply.request.url))
-    return [detail for detail in DETAILS if detail in reply.text and detail not in sent]
+    return [detail for detail in DETAILS if detail in reply.text and detail.rstrip('"') not in sent]
 
 
 # --- the REST face ----------------------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ def peak_mb(path: Path, arguments: Sequence[str]) -> float:
         "runs export run --to {folder}/jsonl",
         "runs export run --to {folder}/parquet --format parquet",
         "runs list --sizes",
-        "rollouts drift run",
-        "runs archive run --to {folder}/gone",
+        "runs show run --drift",
+        "runs export run --delete --to {folder}/gone",
     ],
 )
 async def test_a_large_store_needs_no_large_memory(tmp_path: Path, command: str) -> None:
