@@ -80,7 +80,8 @@ class Hosted:
         if "```" not in text.rpartition("Answer with")[2]:
             return "It lacks something."
         current = text.split("```\n")[1].strip()
-        return f"```\n{current} {WORDS[len(self.asked) // 2 % len(WORDS)]}\n```"
+        missing = [word for word in WORDS if word not in current.split()]
+        return f"```\n{current} {missing[len(self.asked) // 2 % len(missing)]}\n```"
 
 
 @pytest.fixture
