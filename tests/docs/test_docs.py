@@ -118,9 +118,9 @@ def test_the_configuration_page_has_every_setting_with_its_default(table: str) -
     assert documented == settings_tables()[table]
 
 
-def test_the_settings_to_begin_with_are_few_and_have_their_defaults() -> None:
+def test_the_common_settings_are_few_and_have_their_defaults() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    begin = [*rows(text.split("\n## The settings to begin with\n")[1].split("\n## ")[0])]
+    begin = [*rows(text.split("\n## Common settings\n")[1].split("\n## ")[0])]
     assert len(begin) <= 24
     for name, default, _ in begin:
         table, _, setting = name.strip("`").rpartition(".")
