@@ -228,7 +228,7 @@ def test_the_site_shows_every_page() -> None:
 
 
 def test_the_glossary_has_every_record_and_no_other() -> None:
-    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").split("\n## Records\n")[1].split("\n## ")[0]
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8").split("\n## Records\n")[1].split("\n## ")[0]
 
     listed = [name for cells in rows(text) for name in re.findall(r"`(\w+)`", cells[0])]
 
