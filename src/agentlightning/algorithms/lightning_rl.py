@@ -119,7 +119,7 @@ class LightningRL:
     (Zhu et al. 2025, arXiv 2506.01347, section 2), so that groups that are solved throughout are trained on, too; equally a
     baseline below the mean (Arnal et al. 2025, "Asymmetric REINFORCE", arXiv 2506.20520)."""
     loss: Annotated[PpoClip | Gspo | Cispo | NamedPart | str, PartChoice()] = "ppo_clip"
-    """The loss of a token, see docs/losses.md: ppo_clip, gspo, cispo, reinforce, or a plug-in
+    """The loss of a token, see docs/algorithms.md: ppo_clip, gspo, cispo, reinforce, or a plug-in
     ``(logprobs, tokens, *, settings)``, which the learner loads. reinforce has no ratio: it takes one update per step, or
     importance sampling."""
     correction: Annotated[OldPolicy | Importance | RatioMask | OffPolicyMask | str | None, PartChoice()] = None
