@@ -102,4 +102,4 @@ def test_a_batch_has_the_loss_of_verl(case: str) -> None:
 
 
 def test_the_table_of_the_documents_is_the_reference_s() -> None:
-    assert table() in (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
+    assert table() in (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
