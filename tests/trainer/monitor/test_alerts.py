@@ -249,4 +249,4 @@ def test_a_url_that_no_host_can_have_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize("name", ["queue_without_workers", "queue_old", "disk_filling", "run_silent"])
 def test_the_page_of_alerts_has_every_alarm_of_the_load(name: str) -> None:
-    assert f"| `{name}` |" in (Path(__file__).parents[3] / "docs" / "alerts.md").read_text()
+    assert f"| `{name}` |" in (Path(__file__).parents[3] / "docs" / "console.md").read_text()
