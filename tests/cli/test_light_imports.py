@@ -25,7 +25,7 @@ def imported_by(code: str) -> set[str]:
         "import agentlightning as agl; agl.LightningStoreClient, agl.LightningRL, agl.Trainer",
         "import agentlightning.cli.app",
         "import agentlightning.runner.__main__",
-        "import agentlightning.adapters, agentlightning.tracing.rules, agentlightning.tracing.rollout_trace",
+        "import agentlightning.adapters, agentlightning.tracing.air, agentlightning.tracing.exporters",
     ],
 )
 def test_agents_workers_and_the_command_line_load_nothing_heavy(code: str) -> None:

@@ -22,8 +22,7 @@ from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.sampler import Sampler, open_sampler
 from agentlightning.errors import EngineError, InputError
 from agentlightning.records import JSON
-from agentlightning.rendering.grammar import structured_outputs
-from agentlightning.rendering.grammar_masks import Grammars
+from agentlightning.rendering.grammar import Grammars, structured_outputs
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence, Transition
 from build import learner_setup

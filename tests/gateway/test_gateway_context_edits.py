@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway_house import House, path
 
-from agentlightning.protocols.context_edits import CLEARED_RESULT
+from agentlightning.protocols.prompt_edits import CLEARED_RESULT
 from agentlightning.records import Claim
 
 AS_CLAUDE_CODE = {

@@ -14,7 +14,7 @@ from external_house import SECRET, recorded, serve
 from external_server import ExternalServer, sse
 from gateway_house import House, path
 
-from agentlightning.protocols.sse import EventReader
+from agentlightning.protocols.base import EventReader
 from agentlightning.records import Claim
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
 

@@ -9,7 +9,7 @@ from gateway_house import House, path
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from agentlightning.protocols.sse import EventReader
+from agentlightning.protocols.base import EventReader
 from agentlightning.records import Claim
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

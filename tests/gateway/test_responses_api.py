@@ -10,7 +10,7 @@ from gateway_house import House, path
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.responses import Response
 
-from agentlightning.protocols.sse import EventReader
+from agentlightning.protocols.base import EventReader
 from agentlightning.records import Claim
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

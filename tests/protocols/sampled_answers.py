@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from random_requests import cut
 
-from agentlightning.protocols.base import Choice, Completion, Delta, EventStream, ToolCall, ToolDelta
-from agentlightning.protocols.sse import EventReader
+from agentlightning.protocols.base import Choice, Completion, Delta, EventReader, EventStream, ToolCall, ToolDelta
 
 CALL_ID = "01970000-1111-7222-8333-444455556666"
 OTHER_ID = "01970000-1111-7222-8333-444455557777"

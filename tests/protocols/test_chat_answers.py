@@ -17,17 +17,19 @@ from random_requests import anything, cut
 from agentlightning.errors import EngineError
 from agentlightning.protocols import chat
 from agentlightning.protocols.base import (
+    MAX_EVENT_BYTES,
     ApiError,
     Choice,
     Completion,
     CompletionRequest,
     Delta,
+    EventReader,
     TokenLogprob,
     ToolCall,
     ToolDelta,
     WireFormat,
+    sse_event,
 )
-from agentlightning.protocols.sse import MAX_EVENT_BYTES, EventReader, event
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 REASONED = Choice(
@@ -320,7 +322,7 @@ def test_the_module_is_a_wire_format() -> None:
 
 @given(values=st.lists(st.dictionaries(st.text(), st.text())), cuts=st.lists(st.integers(0, 200)))
 def test_events_survive_any_cut_of_the_network(values: list[dict[str, str]], cuts: list[int]) -> None:
-    data = b"".join(event(value) for value in values)
+    data = b"".join(sse_event(value) for value in values)
     reader, found, start = EventReader(), list[bytes](), 0
     for place in [*sorted(place for place in cuts if place < len(data)), len(data)]:
         found += reader.feed(data[start:place])
@@ -330,7 +332,7 @@ def test_events_survive_any_cut_of_the_network(values: list[dict[str, str]], cut
 
 def test_one_event_in_a_hundred_thousand_pieces_is_read() -> None:
     """Time must be linear in the bytes: quadratic, this is more than a hundred gigabytes of copies."""
-    data = event("x" * (2 << 20))
+    data = sse_event("x" * (2 << 20))
     reader = EventReader()
     [found] = [one for start in range(0, len(data), 20) for one in reader.feed(data[start : start + 20])]
     assert json.loads(found) == "x" * (2 << 20)

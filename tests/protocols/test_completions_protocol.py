@@ -18,10 +18,10 @@ from agentlightning.protocols.base import (
     Completion,
     CompletionRequest,
     Delta,
+    EventReader,
     TokenLogprob,
     WireFormat,
 )
-from agentlightning.protocols.sse import EventReader
 
 
 def parse(**given: Any) -> CompletionRequest:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.protocols.base import ApiError
-from agentlightning.protocols.context_edits import (
+from agentlightning.protocols.prompt_edits import (
     CLEARED_RESULT,
     ClearThinking,
     ClearToolUses,

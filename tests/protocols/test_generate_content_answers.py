@@ -18,11 +18,11 @@ from agentlightning.protocols.base import (
     Completion,
     CompletionRequest,
     Delta,
+    EventReader,
     TokenLogprob,
     WireFormat,
     assistant_message,
 )
-from agentlightning.protocols.sse import EventReader
 from agentlightning.rendering.graph import normal
 
 HI = [{"role": "user", "parts": [{"text": "hi"}]}]

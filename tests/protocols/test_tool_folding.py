@@ -13,7 +13,7 @@ from sampled_answers import answer, choices, events, objects, said, streamed
 
 from agentlightning.protocols import responses
 from agentlightning.protocols.base import Choice, CompletionRequest, assistant_message
-from agentlightning.protocols.tool_folding import flatten
+from agentlightning.protocols.response_items import flatten
 from agentlightning.rendering.graph import normal
 
 SPAWN = {"type": "function", "name": "spawn", "description": "d", "parameters": {"type": "object"}}

@@ -10,7 +10,7 @@ import pytest
 from conversations import parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_templates import HEADED, THINKING
+from toy_templates import HEADED
 
 from agentlightning.records import Call, Sampling
 from agentlightning.rendering.conversation import Conversation, PromptPlan
@@ -160,45 +160,6 @@ def conversation_of(renderer: Renderer, *answers: str) -> tuple[Conversation, li
     return conversation, messages
 
 
-def test_an_edited_answer_forks_and_says_so(chatml: Renderer) -> None:
-    conversation, messages = conversation_of(chatml, "one", "two")
-    messages[4] = {"role": "assistant", "content": "edited"}
-    plan = conversation.plan(RequestView.of(messages, None))
-    assert plan.fork_cause == "assistant_message_edited"
-    assert plan.parent is not None
-    assert plan.parent.call_id == "0"
-
-
-def test_other_tools_fork_and_say_so(chatml: Renderer) -> None:
-    conversation, messages = conversation_of(chatml, "one")
-    plan = conversation.plan(RequestView.of(messages, TOOLS))
-    assert (plan.fork_cause, plan.parent) == ("system_or_tools_changed", None)
-
-
-def test_a_shortened_history_forks_and_says_so(chatml: Renderer) -> None:
-    conversation, messages = conversation_of(chatml, "one", "two", "three")
-    plan = conversation.plan(RequestView.of([messages[0], *messages[3:]], None))
-    assert (plan.fork_cause, plan.parent) == ("history_cut", None)
-
-
-def test_an_edited_question_forks_and_says_so(chatml: Renderer) -> None:
-    conversation, messages = conversation_of(chatml, "one")
-    messages[1] = {"role": "user", "content": "another question"}
-    plan = conversation.plan(RequestView.of(messages, None))
-    assert (plan.fork_cause, plan.parent) == ("history_edited", None)
-
-
-def test_a_second_conversation_is_a_branch_and_not_a_fork(chatml: Renderer) -> None:
-    conversation, _ = conversation_of(chatml, "one")
-    examples = [
-        {"role": "user", "content": "e"},
-        {"role": "assistant", "content": "f"},
-        {"role": "user", "content": "g"},
-    ]
-    assert conversation.plan(RequestView.of(examples, None)).fork_cause is None
-    assert conversation.plan(RequestView.of([{"role": "user", "content": "alone"}], None)).fork_cause is None
-
-
 def test_two_calls_may_continue_the_same_call(chatml: Renderer) -> None:
     conversation, messages = conversation_of(chatml, "one")
     first = conversation.plan(RequestView.of(messages, None))
@@ -247,22 +208,6 @@ def test_a_graph_rebuilt_from_its_calls_continues_where_it_was(renderers: dict[s
     assert plan.parent.call_id == "2"
     messages[1] = {"role": "assistant", "content": "edited"}
     assert rebuilt.plan(RequestView.of(messages, None)).fork_cause == "assistant_message_edited"
-
-
-def test_a_template_that_drops_old_reasoning_is_named(make_renderer: Callable[..., Renderer]) -> None:
-    renderer = make_renderer(THINKING)
-    conversation = Conversation(renderer)
-    messages: list[Message] = [{"role": "user", "content": "q"}]
-    plan = conversation.plan(RequestView.of(messages, None))
-    message = record(conversation, plan, "0", sample(renderer, "<think>\nhm\n</think>\n\nyes", True))
-    assert message["reasoning_content"] == "hm"
-    bare = {"role": "assistant", "content": "yes"}
-    tool = {"role": "tool", "content": "ok", "tool_call_id": "c"}
-    kept = conversation.plan(RequestView.of([*messages, bare, tool], None))
-    assert kept.fork_cause is None
-    assert kept.parent is not None
-    dropped = conversation.plan(RequestView.of([*messages, bare, {"role": "user", "content": "and"}], None))
-    assert (dropped.fork_cause, dropped.parent) == ("template_rewrites_history", None)
 
 
 def test_an_end_token_that_opens_the_next_message_is_not_written_twice(make_renderer: Callable[..., Renderer]) -> None:

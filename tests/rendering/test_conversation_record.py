@@ -15,9 +15,8 @@ from toy_templates import HERMES, PLAIN
 
 from agentlightning.records import Call
 from agentlightning.rendering.call_chain import call_chain, chain_messages, is_whole
-from agentlightning.rendering.conversation import Conversation, PromptPlan
+from agentlightning.rendering.conversation import Conversation, PromptPlan, prompt_hash
 from agentlightning.rendering.graph import RequestView
-from agentlightning.rendering.prompts import prompt_hash
 from agentlightning.rendering.renderer import Renderer, RenderError
 
 Message = dict[str, Any]
@@ -243,9 +242,7 @@ def test_a_prompt_of_ids_is_used_as_it_is(chatml: Renderer) -> None:
     second, _ = complete(conversation, [30, 31, 32, 40, 41, 50], "1", [60])
     assert (first.prompt_ids, second.prompt_ids, second.suffix_ids) == ([30, 31, 32], [30, 31, 32, 40, 41, 50], [50])
     assert second.parent is not None
-    cut = conversation.plan_prompt([30, 31, 32, 40, 50])
-    assert (cut.parent, cut.fork_cause, cut.untrained_tokens) == (None, "assistant_message_edited", 2)
-    assert conversation.plan_prompt([30, 31]).fork_cause is None
+    assert conversation.plan_prompt([30, 31, 32, 40, 50]).parent is None
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**31])
@@ -254,15 +251,13 @@ def test_ids_that_no_vocabulary_has_are_refused(chatml: Renderer, wrong: int) ->
         Conversation(chatml).plan_prompt([1, wrong])
 
 
-def test_an_answer_that_the_agent_cut_is_a_fork(chatml: Renderer) -> None:
+def test_an_answer_that_the_agent_cut_is_encoded_afresh(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
     ids = chatml.encode(" think\nobserve: it mad")
     complete(conversation, "question:", "0", ids)
     plan = conversation.plan_prompt("question: think\nobserve: 42")
-    assert (plan.parent, plan.fork_cause, plan.untrained_tokens) == (None, "assistant_message_edited", len(ids))
+    assert plan.parent is None
     assert plan.prompt_ids == chatml.encode("question: think\nobserve: 42")
-    assert conversation.plan_prompt("question:\nanother one").fork_cause is None
-    assert conversation.plan_prompt("questions").fork_cause is None
 
 
 @settings(max_examples=50, deadline=None)

@@ -22,17 +22,18 @@ from transformers import AutoTokenizer
 
 from agentlightning.errors import EngineError
 from agentlightning.records import JSON
+from agentlightning.rendering.completion_parser import Syntax
 from agentlightning.rendering.grammar import (
     FORMATS,
     GrammarError,
+    Grammars,
+    Mask,
     TemplateModel,
     check_grammar,
     make_grammar,
     structured_outputs,
 )
-from agentlightning.rendering.grammar_masks import Grammars, Mask
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.rendering.tool_syntax import Syntax
 
 SYNTAXES = ["hermes", "tags", "pairs", "bare"]
 TEACHES = {

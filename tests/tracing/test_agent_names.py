@@ -8,7 +8,7 @@ from typing import Any
 import build
 from agentlightning.records import Call, NewRollout, Span, WorkerStatus
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.tracing.agent_names import name_calls, named_calls
+from agentlightning.tracing.tool_uses import name_calls, named_calls
 
 
 def a_call(name: str, span: str | None, agent: str | None = None, **fields: Any) -> Call:

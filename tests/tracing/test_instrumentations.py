@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentlightning.errors import ConfigError
-from agentlightning.tracing.instrumentations import find
+from agentlightning.tracing.frameworks import find_instrumentations
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from agentlightning.tracing.instrumentations import find
     ],
 )
 def test_an_instrumentation_is_found_by_its_name_or_by_its_package(name: str, module: str) -> None:
-    [entry] = find([name])
+    [entry] = find_instrumentations([name])
     assert entry.module == module
 
 
 def test_an_absent_one_is_named_with_the_package_to_install() -> None:
     with pytest.raises(ConfigError) as error:
-        find(["langchain", "crewai"])
+        find_instrumentations(["langchain", "crewai"])
     assert "'crewai'" in str(error.value)
     assert "pip install openinference-instrumentation-crewai" in str(error.value)
     assert "langchain" in str(error.value).rpartition("installed are")[2]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -15,12 +17,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from agentlightning.errors import InputError
 from agentlightning.records import Span
-from agentlightning.tracing.otlp import OtlpRequest, OtlpSpan, from_object, hex_of, read_json
-from agentlightning.tracing.protobuf import (
+from agentlightning.tracing.otlp import (
+    IDS,
+    OtlpRequest,
+    OtlpSpan,
+    from_object,
+    read_json,
     read_protobuf,
     read_response,
     write_json,
-    write_protobuf,
     write_response,
     write_status,
 )
@@ -71,51 +76,11 @@ def a_request(*spans: Any) -> dict[str, Any]:
 
 def message(request: dict[str, Any]) -> ExportTraceServiceRequest:
     """The same request in protobuf."""
-    found = ExportTraceServiceRequest()
-    for group in request["resourceSpans"]:
-        resource_spans = found.resource_spans.add()
-        fill(resource_spans.resource.attributes, group["resource"]["attributes"])
-        for scope_spans in group["scopeSpans"]:
-            made = resource_spans.scope_spans.add()
-            made.scope.name, made.scope.version = scope_spans["scope"]["name"], scope_spans["scope"]["version"]
-            fill(made.scope.attributes, scope_spans["scope"]["attributes"])
-            for each in scope_spans["spans"]:
-                span = made.spans.add(
-                    trace_id=bytes.fromhex(each["traceId"]),
-                    span_id=bytes.fromhex(each["spanId"]),
-                    parent_span_id=bytes.fromhex(each["parentSpanId"]),
-                    name=each["name"],
-                    kind=each["kind"],
-                    start_time_unix_nano=int(each["startTimeUnixNano"]),
-                    end_time_unix_nano=int(each["endTimeUnixNano"]),
-                )
-                fill(span.attributes, each["attributes"])
-                span.status.code, span.status.message = each["status"]["code"], each["status"]["message"]
-                for event in each["events"]:
-                    other = span.events.add(name=event["name"], time_unix_nano=int(event["timeUnixNano"]))
-                    fill(other.attributes, event["attributes"])
-    return found
-
-
-def fill(pairs: Any, attributes: list[dict[str, Any]]) -> None:
-    for attribute in attributes:
-        set_value(pairs.add(key=attribute["key"]).value, attribute["value"])
-
-
-def set_value(value: Any, given: dict[str, Any]) -> None:
-    for kind, plain in given.items():
-        match kind:
-            case "arrayValue":
-                value.array_value.SetInParent()
-                for item in plain["values"]:
-                    set_value(value.array_value.values.add(), item)
-            case "kvlistValue":
-                value.kvlist_value.SetInParent()
-                fill(value.kvlist_value.values, plain["values"])
-            case "intValue":
-                value.int_value = int(plain)
-            case _:
-                setattr(value, kind.replace("Value", "_value"), plain)
+    given = json.loads(json.dumps(request))
+    for span in given["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+        ids = {name: base64.b64encode(bytes.fromhex(span[name])).decode() for name in IDS}
+        span |= ids
+    return ParseDict(given, ExportTraceServiceRequest())
 
 
 def only(received: OtlpRequest) -> OtlpSpan:
@@ -153,11 +118,6 @@ def test_json_and_protobuf_are_read_into_the_same_span() -> None:
 @pytest.mark.parametrize(("given", "read"), [(PARENT.upper(), PARENT), ("0000000000000000", ""), (None, ""), ("", "")])
 def test_a_parent_is_read_in_the_forms_of_otlp(given: object, read: str) -> None:
     assert only(from_object(a_request(a_span(parentSpanId=given)))).parent_id == read
-
-
-def test_an_enum_of_a_later_release_is_read_as_unspecified() -> None:
-    span = only(from_object(a_request(a_span(kind=99, status={"code": 99}))))
-    assert (span.kind, span.status) == ("internal", "unset")
 
 
 DEEP: dict[str, Any] = {"stringValue": "x"}
@@ -271,10 +231,6 @@ def test_what_is_written_is_read_back() -> None:
     assert received.resources[0].attributes == {"service.name": "agent"}
 
 
-def test_hex_digits_of_other_ids_are_none() -> None:
-    assert [hex_of(name) for name in (f"a.1.{SPAN}", "0189-uuid", "a.1.0000000000000000")] == [SPAN, "", ""]
-
-
 def test_a_partial_success_says_how_many_were_rejected_and_why() -> None:
     response = ExportTraceServiceResponse.FromString(write_response(2, "2 undecodable"))
     assert response.partial_success.rejected_spans == 2
@@ -311,11 +267,6 @@ def test_a_request_of_another_shape_is_refused(request_: object) -> None:
         from_object(request_)
 
 
-@pytest.mark.parametrize("request_", [{}, {"resourceSpans": [{}]}, {"resourceSpans": [{"scopeSpans": [{}]}]}])
-def test_a_request_without_spans_is_read(request_: dict[str, Any]) -> None:
-    assert from_object(request_) == OtlpRequest()
-
-
 def test_more_spans_than_a_request_may_have_are_refused_before_they_are_read() -> None:
     request = a_request(*[a_span()] * 3)
     body = message(request).SerializeToString()
@@ -328,31 +279,16 @@ def test_more_spans_than_a_request_may_have_are_refused_before_they_are_read() -
             read()
 
 
-def test_a_number_that_protobuf_cannot_carry_is_written_as_text() -> None:
-    span = Span(
-        id=f"r.1.{SPAN}",
-        run_id="",
-        rollout_id="",
-        attempt=1,
-        name="x",
-        started_ns=1,
-        finished_ns=2,
-        attributes={"n": 2**63},
-    )
-    assert only(read_protobuf(write_protobuf([span], {}))).attributes["n"] == str(2**63)
-
-
 def test_a_collectors_answer_says_what_it_rejects() -> None:
     assert read_response(write_response(3, "too old")) == (3, "too old")
     assert read_response(b"") == (0, "")
     assert read_response(b"<html>") == (0, "")
 
 
-@pytest.mark.parametrize("before", [b"", b"\x3b\x3c"], ids=["", "behind an unknown group"])
 @pytest.mark.parametrize("group", [b"", b"\x12\x00" * 60])
-def test_groups_without_spans_are_bounded_before_they_take_memory(group: bytes, before: bytes) -> None:
-    body = before + (b"\x0a" + bytes([len(group)]) + group) * 60_000
-    with pytest.raises(InputError, match=r"at most (50000 spans|1000000 fields)"):
+def test_groups_without_spans_are_bounded_before_they_take_memory(group: bytes) -> None:
+    body = b"\x3b\x3c" + (b"\x0a" + bytes([len(group)]) + group) * 60_000
+    with pytest.raises(InputError, match=r"at most (50000 spans|500000 fields)"):
         read_protobuf(body, 50_000)
     scopes = [{"scopeSpans": [{}] * (len(group) // 2)}] * 60_000
     with pytest.raises(InputError, match="at most 50000 spans"):
@@ -364,13 +300,12 @@ def test_json_of_too_many_things_is_refused_before_it_is_read() -> None:
         read_json(b'{"resourceSpans":[' + b"{}," * 8_000_000 + b"{}]}", 50_000)
 
 
-@pytest.mark.parametrize("before", [b"", b"\x3b\x3c"], ids=["", "behind an unknown group"])
-def test_fields_are_counted_before_anything_is_made_of_them(before: bytes) -> None:
-    attributes = b"\x4a\x00" * 1_000_001
+def test_fields_are_counted_before_anything_is_made_of_them() -> None:
+    attributes = b"\x4a\x00" * 500_001
     nested = b""
     for tag, inner in ((b"\x12", attributes), (b"\x12", None), (b"\x0a", None)):
-        nested = before + tag + varint(len(inner or nested)) + (inner or nested)
-    with pytest.raises(InputError, match="at most 1000000 fields"):
+        nested = b"\x3b\x3c" + tag + varint(len(inner or nested)) + (inner or nested)
+    with pytest.raises(InputError, match="at most 500000 fields"):
         read_protobuf(nested, 50_000)
 
 

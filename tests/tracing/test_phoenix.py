@@ -13,8 +13,7 @@ import aiohttp
 import pytest
 from test_exporters import FIRST, ROLLOUT, a_call, a_reward, a_span
 
-from agentlightning.tracing.exporters import OtlpHttpExporter
-from agentlightning.tracing.rollout_trace import resource_of, trace_of
+from agentlightning.tracing.exporters import OtlpHttpExporter, resource_of, trace_of
 
 PHOENIX = Path(__file__).parents[2] / ".venv-phoenix" / "bin" / "phoenix"
 

@@ -19,8 +19,7 @@ from agentlightning.errors import InputError, NotFoundError
 from agentlightning.records import Attempt, Call, Reward, Rollout, Span
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.feedback import attempt_feedback
-from agentlightning.tracing.agent_names import name_calls
-from agentlightning.tracing.tool_uses import ToolExecution, call_steps
+from agentlightning.tracing.tool_uses import ToolExecution, call_steps, name_calls
 
 NEXT: Final = ("\x1b[C", "\x1bOC", " ", "n", "l")
 BACK: Final = ("\x1b[D", "\x1bOD", "p", "h")

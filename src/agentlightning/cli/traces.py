@@ -30,9 +30,9 @@ def export_traces(run: str, to: str, store: str | None) -> None:
         OtlpHttpExporter,
         finished_rollouts,
         headers_of,
+        resource_of,
         send_rollouts,
     )
-    from agentlightning.tracing.rollout_trace import resource_of
 
     remote = to.startswith(("http://", "https://"))
     exporter = OtlpHttpExporter(to, headers_of(os.environ), timeout_s=30.0) if remote else OtlpFileExporter(Path(to))

@@ -15,7 +15,7 @@ from agentlightning.analysis.rollout_view import content_text
 from agentlightning.console.markup import Html, element, join
 from agentlightning.console.measures import Measure
 from agentlightning.records import JSON, Call
-from agentlightning.rendering.token_bytes import token_bytes
+from agentlightning.rendering.model_folder import token_bytes
 
 MAX_OPEN_CHARS = 4000
 """Longer texts are folded: the whole of them is there, a click away."""

@@ -24,7 +24,7 @@ from agentlightning.records import Attempt, Call, Checkpoint, Resource, Reward, 
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
 from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
-from agentlightning.tracing.agent_names import name_calls
+from agentlightning.tracing.tool_uses import name_calls
 
 MAX_RUNS = 200
 """Runs of the list, and those that its search goes through."""

@@ -15,7 +15,7 @@ from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.protocols.base import CompletionRequest, WireFormat
-from agentlightning.protocols.tool_folding import FOLDS
+from agentlightning.protocols.response_items import FOLDS
 from agentlightning.records import ABANDONED, JSON, SYSTEM_PROMPT, TEMPLATE_KWARGS, Call, Sampling
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 

@@ -34,7 +34,15 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.store.server_keys import is_loopback
 from agentlightning.store.tokens import is_token
-from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan, read_json
+from agentlightning.tracing.otlp import (
+    OtlpRequest,
+    OtlpResource,
+    OtlpSpan,
+    read_json,
+    read_protobuf,
+    write_response,
+    write_status,
+)
 from agentlightning.tracing.sanitize import SanitizedSpans, SpanOwner, SpanSanitizer
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
@@ -366,8 +374,6 @@ def _read(encoding: Encoding, packing: bytes, body: bytes) -> _Body:
     digest = hashlib.blake2b(body, digest_size=8).hexdigest()
     if encoding == "json":
         return _Body(read_json(body, MAX_SPANS_PER_REQUEST), len(body), digest)
-    from agentlightning.tracing.protobuf import read_protobuf  # its schema costs 0.1 s, which most servers never need
-
     return _Body(read_protobuf(body, MAX_SPANS_PER_REQUEST), len(body), digest)
 
 
@@ -379,8 +385,6 @@ async def _succeed(reply: AgentResponse, encoding: Encoding, sanitized: Sanitize
         partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": message}} if causes else {}
         await reply.whole(200, orjson.dumps(partial))
         return
-    from agentlightning.tracing.protobuf import write_response
-
     await reply.whole(200, write_response(rejected, message), CONTENT_TYPES["protobuf"])
 
 
@@ -389,6 +393,4 @@ async def _refuse(reply: AgentResponse, encoding: Encoding, status: int, message
     if encoding == "json":
         await reply.whole(status, orjson.dumps({"message": message}), headers=again)
         return
-    from agentlightning.tracing.protobuf import write_status
-
     await reply.whole(status, write_status(message), CONTENT_TYPES["protobuf"], again)

@@ -15,7 +15,7 @@ from agentlightning.config.run import parse_settings
 from agentlightning.errors import ConfigError, InputError
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.protocols.base import ApiError, WireFormat
-from agentlightning.protocols.system_prompts import replace_system
+from agentlightning.protocols.prompt_edits import replace_system
 from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import TemplateReader

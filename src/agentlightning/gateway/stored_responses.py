@@ -13,7 +13,7 @@ from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.policy.sdk_retries import mark_delivered, recorded_answer
 from agentlightning.protocols import responses
 from agentlightning.protocols.base import ApiError, call_id
-from agentlightning.protocols.input_items import call_of_item, dereferenced, referenced_ids
+from agentlightning.protocols.responses import call_of_item, dereferenced, referenced_ids
 from agentlightning.records import ABANDONED, JSON, Call
 from agentlightning.rendering.call_chain import call_chain, is_whole
 from agentlightning.store.base import LightningStore

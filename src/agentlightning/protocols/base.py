@@ -8,16 +8,18 @@ the record are written in it. Pure data: knows nothing of tokens, templates, HTT
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from typing import Protocol as Interface
 
 import orjson
 
+from agentlightning.errors import EngineError
 from agentlightning.records import JSON
 
 if TYPE_CHECKING:
-    from agentlightning.protocols.context_edits import ContextEdit
+    from agentlightning.protocols.prompt_edits import ContextEdit
 
 MAX_NESTING = 64
 """Levels of nesting that a request may have: what reads it is recursive."""
@@ -437,3 +439,74 @@ def short(value: Any) -> str:
     except TypeError:
         text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
+
+
+def replayed(events: EventStream, completion: Completion, token_ids: bool = False) -> Iterator[bytes]:
+    """Yields a whole completion as a stream, of whatever protocol; with `token_ids` its ids as well."""
+    yield events.first()
+    for index, choice in enumerate(completion.choices):
+        tools = tuple(
+            ToolDelta(index=place, arguments=call.arguments, id=call.id, name=call.name)
+            for place, call in enumerate(choice.tool_calls)
+        )
+        delta = Delta(
+            content=choice.content or "",
+            reasoning=choice.reasoning or "",
+            tools=tools,
+            logprobs=choice.logprobs,
+            token_ids=choice.token_ids if token_ids else (),
+        )
+        yield events.delta(index, delta)
+    yield events.last(completion)
+
+
+# --- server-sent events ----------------------------------------------------------------------------------------------
+
+
+SSE_DONE = b"data: [DONE]\n\n"
+
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+"""Room for the largest event there is, a whole response with an image in it; the loop that reads it serves everybody."""
+
+
+def sse_event(data: Any, name: str = "") -> bytes:
+    """One event that carries `data` as JSON, with its name where it has one."""
+    head = b"event: " + name.encode() + b"\n" if name else b""
+    return head + b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+class EventReader:
+    """Splits a byte stream into the data of its events, wherever the network cut it.
+
+    >>> reader = EventReader()
+    >>> reader.feed(b'data: {"a"')
+    []
+    >>> reader.feed(b': 1}\\n\\ndata: [DONE]\\n\\n')
+    [b'{"a": 1}', b'[DONE]']
+    """
+
+    def __init__(self) -> None:
+        self._line: list[bytes] = []
+        """Pieces of the line under way: joined once, so that reading takes time linear in the stream's bytes."""
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The data of the events that `chunk` completes; comments and other fields are passed over.
+
+        Raises EngineError where an event is longer than MAX_EVENT_BYTES.
+        """
+        self._line.append(chunk)
+        if b"\n" not in chunk:
+            self._size += len(chunk)
+            if self._size > MAX_EVENT_BYTES:
+                raise event_too_large()
+            return []
+        lines = b"".join(self._line).split(b"\n")
+        self._line = [lines.pop()]
+        self._size = len(self._line[0])
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+
+
+def event_too_large() -> EngineError:
+    """The error for a stream whose next event does not end within MAX_EVENT_BYTES."""
+    return EngineError(f"the stream has an event of more than {MAX_EVENT_BYTES} bytes")

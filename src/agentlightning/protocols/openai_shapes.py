@@ -12,8 +12,17 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols import fields, sse
-from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, Delta, TokenLogprob
+from agentlightning.protocols import fields
+from agentlightning.protocols.base import (
+    SSE_DONE,
+    ApiError,
+    Choice,
+    Completion,
+    CompletionRequest,
+    Delta,
+    TokenLogprob,
+    sse_event,
+)
 from agentlightning.records import JSON
 
 
@@ -89,8 +98,8 @@ class ChunkStream(ABC):
             end = self._ends.get(index, Delta(last=True))
             parts += self._chunks(index, replace(end, sampled_tokens=choice.sampled_tokens), choice.finish_reason)
         if self._usage:
-            parts.append(sse.event({**self._frame, "choices": [], "usage": usage(completion)}))
-        parts.append(sse.DONE)
+            parts.append(sse_event({**self._frame, "choices": [], "usage": usage(completion)}))
+        parts.append(SSE_DONE)
         return b"".join(parts)
 
     def failed(self, refusal: ApiError) -> bytes:
@@ -99,7 +108,7 @@ class ChunkStream(ABC):
     def chunk(self, index: int, part: JSON, finish_reason: str | None = None, **more: Any) -> bytes:
         """A chunk with this part of a choice, and with what else it has."""
         choice = {"index": index, **part, "logprobs": part.get("logprobs"), "finish_reason": finish_reason}
-        return sse.event({**self._frame, "choices": [choice], **self._counts(), **more})
+        return sse_event({**self._frame, "choices": [choice], **self._counts(), **more})
 
     def _chunks(self, index: int, delta: Delta, finish_reason: str | None = None) -> list[bytes]:
         if self._sampled is not None:

@@ -12,8 +12,17 @@ from typing import Annotated
 import orjson
 from msgspec import Meta, Struct
 
-from agentlightning.protocols import completions, fields, openai_shapes, sse
-from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, Delta, EventStream
+from agentlightning.protocols import completions, fields, openai_shapes
+from agentlightning.protocols.base import (
+    SSE_DONE,
+    ApiError,
+    Choice,
+    Completion,
+    CompletionRequest,
+    Delta,
+    EventStream,
+    sse_event,
+)
 from agentlightning.records import JSON
 
 NAME = "tokens"
@@ -119,14 +128,14 @@ class _TokenEvents:
             )
             for index, one in enumerate(completion.choices)
         ]
-        used = sse.event({**self._frame, "choices": [], "usage": openai_shapes.usage(completion)})
-        return b"".join([*ends, used, sse.DONE])
+        used = sse_event({**self._frame, "choices": [], "usage": openai_shapes.usage(completion)})
+        return b"".join([*ends, used, SSE_DONE])
 
     def failed(self, refusal: ApiError) -> bytes:
         return b"data: " + error(refusal) + b"\n\n"
 
     def _event(self, choice: JSON) -> bytes:
-        return sse.event({**self._frame, "choices": [choice]})
+        return sse_event({**self._frame, "choices": [choice]})
 
 
 def _frame(kind: str, call_id: str, model: str, created_s: int) -> JSON:

@@ -13,10 +13,12 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any, Literal
 
 from agentlightning.records import ABANDONED, JSON, TEMPLATE_KWARGS, Call, ImageSpan, prefill_of, with_completion
 from agentlightning.rendering.graph import (
+    DIGEST_BYTES,
     CallGraph,
     CallNode,
     Digest,
@@ -34,7 +36,6 @@ from agentlightning.rendering.graph import (
     root,
     verbatim,
 )
-from agentlightning.rendering.prompts import Prompt, PromptIndex, PromptNode, RunningHash, prompt_hash
 from agentlightning.rendering.renderer import PROBE, Renderer, RenderError
 
 ForkCause = Literal[
@@ -323,14 +324,11 @@ class Conversation:
             suffix_ids = prompt[len(prefix) :]
             rest = renderer.decode(suffix_ids, special=True)
             text = renderer.decode(prompt, special=True)
-        cause, lost = self._cut(prompt, node)
         request_hash = prompt_hash(prompt)
         return PromptPlan(
             prompt_ids=prefix + suffix_ids,
             suffix_ids=suffix_ids,
             parent=node,
-            fork_cause=cause,
-            untrained_tokens=lost,
             request_hash=request_hash,
             position=self._take(request_hash),
             prompt_text=text,
@@ -517,19 +515,6 @@ class Conversation:
             return None
         return renderer.after_answer(end, text[stop + len(closing) :], text)
 
-    def _cut(self, prompt: Prompt, node: PromptNode | None) -> tuple[ForkCause | None, int]:
-        """The fork where a prompt continues an earlier prompt with an edited part of its completion, and the tokens lost."""
-        asked, rest = self._prompts.asked(prompt)
-        if asked is None or asked is node or asked.parent is not node:
-            return None, 0
-        sampled = asked.sampled_ids.tolist()
-        if isinstance(rest, str):
-            answer = self._renderer.decode(sampled)
-            kept = rest.lstrip()[:1] == answer.lstrip()[:1] != ""
-        else:
-            kept = rest[:1] == sampled[:1] != []
-        return ("assistant_message_edited", len(sampled)) if kept else (None, 0)
-
     def _message_plan(self, view: RequestView, node: CallNode | None, known: int, **prompt: Any) -> PromptPlan:
         """The plan of a request with messages, of which the path to `node` has the first `known`."""
         return PromptPlan(
@@ -584,7 +569,7 @@ class Conversation:
             ids=ids.plus(sampled_ids),
         )
         self._nodes[call_id] = node
-        self._prompts.add(node, (text, ids))
+        self._prompts.add(node)
         self.size += node.size
 
 
@@ -631,3 +616,91 @@ def _answer_end(render: Rendering, filled: list[JSON], depth: int, text: str, cl
 def _first(call_id: str) -> str:
     """The id of the first of several samples of one request: others have a number after a dot."""
     return call_id.partition(".")[0]
+
+
+# --- raw prompts -----------------------------------------------------------------------------------------------------
+
+
+Prompt = str | list[int]
+
+MAX_TOKEN_ID = 2**31 - 1
+"""Ids are stored as 32-bit integers; no vocabulary comes near."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningHash:
+    """A length in bytes and the hash of as many, to which more can be added."""
+
+    size: int
+    state: Any
+
+    @classmethod
+    def empty(cls) -> RunningHash:
+        """The hash of nothing."""
+        return cls(0, blake2b(digest_size=DIGEST_BYTES))
+
+    def plus(self, more: Prompt | array[int]) -> RunningHash:
+        """The hash of this and more."""
+        data = _bytes(more)
+        state = self.state.copy()
+        state.update(data)
+        return RunningHash(self.size + len(data), state)
+
+    @property
+    def digest(self) -> Digest:
+        """The hash so far."""
+        return bytes(self.state.digest())
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PromptNode(CallNode):
+    """A recorded call that was made with a raw prompt."""
+
+    text: RunningHash
+    """The prompt and all that was sampled, as text, without the token that ended it."""
+    ids: RunningHash
+
+
+class PromptIndex:
+    """Calls with raw prompts by the beginnings that they give to later prompts: as text or as ids, a length and a hash."""
+
+    def __init__(self) -> None:
+        self.by_request: dict[Digest, list[PromptNode]] = {}
+        self._whole: dict[type, dict[int, dict[Digest, list[PromptNode]]]] = {str: {}, list: {}}
+
+    def add(self, node: PromptNode) -> None:
+        self.by_request.setdefault(node.request_hash, []).append(node)
+        for kind, running in ((str, node.text), (list, node.ids)):
+            self._whole[kind].setdefault(running.size, {}).setdefault(running.digest, []).append(node)
+        if node.parent is not None:
+            node.parent.children += 1
+
+    def longest(self, prompt: Prompt) -> PromptNode | None:
+        """The call whose prompt and completion are the longest beginning; of equal ones the first that nothing continues."""
+        data = memoryview(_bytes(prompt))
+        state = blake2b(digest_size=DIGEST_BYTES)
+        found: list[PromptNode] = []
+        done = 0
+        known = self._whole[type(prompt)]
+        for size in sorted(size for size in known if size <= len(data)):
+            state.update(data[done:size])
+            done = size
+            found = known[size].get(state.digest(), found)
+        return next((node for node in found if node.children == 0), found[0] if found else None)
+
+
+def prompt_hash(prompt: Prompt) -> Digest:
+    """The hash of a request with this prompt; texts and ids differ."""
+    kind = b"text:" if isinstance(prompt, str) else b"ids:"
+    return blake2b(kind + _bytes(prompt), digest_size=DIGEST_BYTES).digest()
+
+
+def _bytes(prompt: Prompt | array[int]) -> bytes:
+    if isinstance(prompt, str):
+        return prompt.encode()
+    if isinstance(prompt, array):
+        return prompt.tobytes()
+    wrong = next((index for index in prompt if not 0 <= index <= MAX_TOKEN_ID), None)
+    if wrong is not None:
+        raise RenderError(f"prompt: expected token ids from 0 to {MAX_TOKEN_ID}, got {wrong}")
+    return array("i", prompt).tobytes()

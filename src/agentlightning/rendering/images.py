@@ -11,11 +11,12 @@ import io
 import json
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
+
+from cachetools import LRUCache
 
 from agentlightning.errors import InputError, MissingExtraError, ModelError
 
@@ -116,9 +117,8 @@ class ImageProcessor:
         self._working = threading.Lock()
         """Held to decode: one image at a time, since it takes a hundred times its file's bytes."""
         self._loaded: Any = None
-        self._expansions: OrderedDict[str, list[int]] = OrderedDict()
-        self._pixels: OrderedDict[str, Any] = OrderedDict()
-        self._pixel_bytes = 0
+        self._expansions = LRUCache[str, list[int]](MAX_CACHED_EXPANSIONS)
+        self._pixels = LRUCache[str, Any](MAX_CACHED_BYTES, getsizeof=lambda pixels: int(pixels.nbytes))
 
     @classmethod
     def find(cls, folder: Path) -> ImageProcessor | None:
@@ -148,8 +148,6 @@ class ImageProcessor:
                 found = self._expand(data)
             with self._lock:
                 self._expansions[name] = found
-                if len(self._expansions) > MAX_CACHED_EXPANSIONS:
-                    self._expansions.popitem(last=False)
         return found
 
     def _expand(self, data: bytes) -> list[int]:
@@ -165,17 +163,13 @@ class ImageProcessor:
         name = image_hash(data)
         with self._lock:
             if (found := self._pixels.get(name)) is not None:
-                self._pixels.move_to_end(name)
                 return found
         with self._working:
             image, processor = decode_image(data), self._processor().image_processor
             found = _read(image, lambda image: processor(images=[image], return_tensors="pt"))["pixel_values"][0]
         with self._lock:
-            if name not in self._pixels:  # else another thread decoded the same image meanwhile
+            if found.nbytes <= MAX_CACHED_BYTES:
                 self._pixels[name] = found
-                self._pixel_bytes += found.nbytes
-            while self._pixel_bytes > MAX_CACHED_BYTES and len(self._pixels) > 1:
-                self._pixel_bytes -= self._pixels.popitem(last=False)[1].nbytes
         return found
 
     def _processor(self) -> Any:

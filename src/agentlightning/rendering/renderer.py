@@ -20,8 +20,7 @@ from agentlightning.errors import InputError, ModelError
 from agentlightning.records import JSON, ImageSpan, prefill_of, with_completion
 from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser
 from agentlightning.rendering.families import find_family
-from agentlightning.rendering.grammar import TemplateModel
-from agentlightning.rendering.grammar_masks import Grammars
+from agentlightning.rendering.grammar import Grammars, TemplateModel
 from agentlightning.rendering.images import ImageProcessor
 from agentlightning.rendering.model_folder import end_ids, read_json, special_tokens
 

@@ -11,7 +11,11 @@ from types import ModuleType
 from agentlightning.config.agent import AgentConfig
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.tracing.buffer import SpanBuffer
-from agentlightning.tracing.frameworks import load_installed_adapters
+from agentlightning.tracing.frameworks import (
+    enable_instrumentations,
+    find_instrumentations,
+    load_installed_adapters,
+)
 from agentlightning.tracing.propagation import ContextPropagator, ImportHook
 
 
@@ -23,11 +27,10 @@ def trace_agents(agent: AgentConfig, server_url: str) -> None:
     load_installed_adapters()
     ContextPropagator(server_url).install()
     if agent.instrumentations:
-        from agentlightning.tracing.instrumentations import enable, find
         from agentlightning.tracing.tracer import Tracer, install
 
-        found = find(agent.instrumentations)
-        enable(found, install(Tracer(current_spans)))
+        found = find_instrumentations(agent.instrumentations)
+        enable_instrumentations(found, install(Tracer(current_spans)))
     else:
         ImportHook({"opentelemetry.trace": _trace}).start()
 

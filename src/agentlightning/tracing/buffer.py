@@ -27,7 +27,6 @@ from agentlightning.tracing.sanitize import (
 )
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
 
 UNFINISHED = "agl.unfinished"
@@ -41,43 +40,44 @@ class SpanBuffer:
         self, run_id: str, rollout_id: str, attempt: int, max_spans: int = MAX_SPANS, max_bytes: int = MAX_BYTES
     ) -> None:
         self._owner = SpanOwner(run_id=run_id, rollout_id=rollout_id, attempt=attempt)
-        self._max_spans = max_spans
+        self._spans_left = max_spans
         self._bytes_left = max_bytes
         self._lock = threading.Lock()
         self._open: dict[int, ReadableSpan] = {}
         self._ended: list[ReadableSpan] = []
-        self._taken = 0
         self._broken: Counter[str] = Counter()
         self._notes = 0
         self._closed = False
-        self._resource: tuple[Resource, JSON] | None = None
+        self._resource: tuple[Any, JSON] = None, {}
+        """A resource, of which a process has one as a rule, and its attributes."""
 
     def start(self, span: ReadableSpan, span_id: int) -> None:
         """A span of this attempt has begun."""
         with self._lock:
-            if not self._closed and len(self._open) < self._max_spans:
+            if not self._closed and len(self._open) < MAX_SPANS:
                 self._open[span_id] = span
 
     def end(self, span: ReadableSpan, span_id: int) -> None:
         """It has ended. What ends after the attempt is not kept: `close` has taken it as unfinished."""
         with self._lock:
             self._open.pop(span_id, None)
-            if self._closed:
-                return
-            if self._taken + len(self._ended) < self._max_spans:
-                self._ended.append(span)
-            else:
-                self._broken["too_many"] += 1
+            if not self._closed:
+                self._keep(span)
 
     def close(self) -> None:
         """The attempt has ended: what is open is kept as it is, and nothing is added any more."""
         with self._lock:
             self._closed = True
-            room = self._max_spans - self._taken - len(self._ended)
-            unfinished = list(self._open.values())
-            self._ended += unfinished[:room]
-            self._broken["too_many"] += max(0, len(unfinished) - room)
+            for span in self._open.values():
+                self._keep(span)
             self._open.clear()
+
+    def _keep(self, span: ReadableSpan) -> None:
+        self._spans_left -= 1
+        if self._spans_left >= 0:
+            self._ended.append(span)
+        else:
+            self._broken["too_many"] += 1
 
     @property
     def pending(self) -> bool:
@@ -90,33 +90,31 @@ class SpanBuffer:
         Of one caller at a time."""
         with self._lock:
             ended, self._ended = self._ended, []
-            self._taken += len(ended)
-        spans, causes = [], Counter[str]()
-        for span in ended:
+            causes, self._broken = self._broken, Counter()
+        spans = []
+        for each in ended:
             try:
-                made = sanitize(_received(span), self._shared(span.resource), self._owner)
+                span, cut, size = sanitize(_received(each), self._shared(each.resource), self._owner)
             except Exception:  # an agent may put anything into a span: whatever that does, only this span is lost
                 causes["undecodable"] += 1
                 continue
-            if made.span.name in RESERVED:
+            if span.name in RESERVED:
                 causes["reserved_name"] += 1
-            elif made.size > self._bytes_left:
+            elif size > self._bytes_left:
                 causes["too_many"] += 1
             else:
-                self._bytes_left -= made.size
-                causes[CUT] += made.cut
-                spans.append(made.span)
-        with self._lock:
-            causes, self._broken = +(causes + self._broken), Counter()
+                self._bytes_left -= size
+                causes.update([CUT] * cut)
+                spans.append(span)
         if causes:
             spans.append(self._note(causes))
         return spans
 
-    def _shared(self, resource: Resource) -> JSON:
-        """Attributes of a resource, of which a process has one as a rule."""
-        if self._resource is None or self._resource[0] is not resource:
-            told = {name: plain(value) for name, value in resource.attributes.items()}
-            own = {name: value for name, value in told.items() if not name.startswith("telemetry.sdk.")}
+    def _shared(self, resource: Any) -> JSON:
+        if self._resource[0] is not resource:
+            own = {
+                name: plain(one) for name, one in resource.attributes.items() if not name.startswith("telemetry.sdk.")
+            }
             self._resource = resource, resource_attributes(own)
         return self._resource[1]
 
@@ -142,7 +140,7 @@ class SpanBuffer:
 
 def _received(span: ReadableSpan) -> OtlpSpan:
     context, parent, scope = span.context, span.parent, span.instrumentation_scope
-    attributes = _attributes(span.attributes)
+    attributes: JSON = plain(dict(span.attributes or {}))
     attributes |= plain(conventional(span.name, attributes))
     if scope is not None:
         attributes["scope.name"] = clean(scope.name)
@@ -160,15 +158,10 @@ def _received(span: ReadableSpan) -> OtlpSpan:
         status=known(_number_of(span.status.status_code), STATUSES),
         status_message=clean(span.status.description or ""),
         events=[
-            {"name": clean(event.name), "time_ns": int(event.timestamp), "attributes": _attributes(event.attributes)}
-            for event in span.events
+            {"name": clean(one.name), "time_ns": int(one.timestamp), "attributes": plain(dict(one.attributes or {}))}
+            for one in span.events
         ],
     )
-
-
-def _attributes(given: Mapping[str, Any] | None) -> JSON:
-    found: JSON = plain(dict(given or {}))
-    return found
 
 
 def _number_of(given: object) -> object:

@@ -1,8 +1,7 @@
-"""Tool uses of each call of an attempt: the tools it asked for and what they gave, from the calls themselves and from spans.
+"""What the spans of an attempt say of its calls: the tools that each call led to, and its agent where it named none.
 
-The rules of AIR drive it (`rules.py`), over the whole record of one attempt. What a tool gave stands in the messages of a
-later call, in a span, in both, or in neither; what stands in both is one use. A span is somebody else's data: nothing here
-raises on it. Pure.
+AIR drives it over the whole record of one attempt. What a tool gave stands in the messages of a later call, in a span, in
+both, or in neither; what stands in both is one use. A span is somebody else's data: nothing here raises on it.
 """
 
 from __future__ import annotations
@@ -10,15 +9,18 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
 from agentlightning.adapters.semantics import ToolUse, tool_use
+from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.records import ABANDONED, JSON, Call, Span
 from agentlightning.rendering.call_chain import call_chain, chain_tools
+from agentlightning.store.base import LightningStore
+from agentlightning.store.scan import by_attempt
 
 FAILED = re.compile(
     r"\s*(?:[\w.]*(?:error|exception)\s*(?:[:(\[\n]|\Z)|traceback \(most recent call last\)|an error occurred\b"
@@ -139,7 +141,7 @@ def parse_tool_calls(answer: JSON) -> Iterator[tuple[str | None, str, str]]:
 
 
 def says_error(text: str, pattern: re.Pattern[str] | None = None) -> bool:
-    """Returns whether a tool's result tells that the tool failed.
+    """Whether a tool's result tells that the tool failed.
 
     >>> says_error("ValueError: no such city"), says_error('{"isError": true}'), says_error("Error rates fell")
     (True, True, False)
@@ -234,53 +236,35 @@ class _Steps:
 
     # --- what spans say ---------------------------------------------------------------------------------------------
 
-    def read_spans(self, told: Sequence[ToolUse], parents: dict[str, str | None]) -> None:
+    def read_spans(self, told: Sequence[ToolUse], parents: Mapping[str, str | None]) -> None:
         """Take in the tools' spans, in the order they began."""
-        tree = _Tree(self.steps, parents)
+        under: defaultdict[str, list[CallStep]] = defaultdict(list)
+        """By span: the calls that were made within it, in the order they finished."""
+        for step in self.steps:
+            for span_id in _lineage(step.call.span_id, parents):
+                under[span_id].append(step)
         seen = {use.span_id: use for use in told}
         for use in told:
-            around = (seen[above] for above in tree.above(use.span_id) if above in seen)
-            if any(_is_one(use, outer, tree) for outer in around):
+            _, *above = _lineage(use.span_id, parents)
+            if any(_is_one(use, seen[one], under[one]) for one in above if one in seen):
                 continue  # two instrumentations told of one use, one within the other
-            owner = tree.owner(use)
+            within = (_last(under[one], use.started_ns) for one in (use.span_id, *above) if one in under)
+            # the call that led to it: the last before it that shares its nearest ancestor, else the last before it
+            owner = next(filter(None, within), None) or _last(self.steps, use.started_ns)
             known = self._known(use, owner)
+            if known is None and owner is not None:
+                known = ToolExecution(name=use.name, arguments=use.arguments or "", asked=False, id=use.call_id)
+                owner.tool_calls.append(known)
             if known is not None:
                 self._merge(known, use)
-            elif owner is not None and not self._repeats(use, owner):
-                added = ToolExecution(name=use.name, arguments=use.arguments or "", asked=False, id=use.call_id)
-                self._merge(added, use)
-                owner.tool_calls.append(added)
 
     def _known(self, told: ToolUse, owner: CallStep | None) -> ToolExecution | None:
-        """The use that a span tells of, among those that calls asked for: by the id; by what the call before it asked; by
-        what another one asked in the same words, for clocks differ; by the name. None where another span told of it."""
-        named = self._by_id.get(told.call_id, []) if told.call_id is not None else []
-        if named:
+        """The use that a span tells of: by the id; else what the call before it asked in the same words, or by the name."""
+        if named := self._by_id.get(told.call_id or ""):
             return min(named, key=lambda one: (one[0] is not owner, one[1].seen))[1]
-        waiting = [use for use in (owner.tool_calls if owner is not None else []) if _waits(use, told)]
+        waiting = [use for use in (owner.tool_calls if owner else ()) if _waits(use, told)]
         key = told.name, canonical(told.arguments or "")
-        same = next((use for use in waiting if use.key == key), None)
-        if same is not None or (owner is not None and self._repeats(told, owner)):
-            return same
-        others = [
-            (abs(told.started_ns - step.call.finished_ns), number, use)
-            for number, step in enumerate(self.steps)
-            for use in step.tool_calls
-            if told.arguments is not None and _waits(use, told) and use.key == key
-        ]
-        nearest = min(others, key=lambda one: one[:2], default=None)
-        return nearest[2] if nearest is not None else next(iter(waiting), None)
-
-    def _repeats(self, told: ToolUse, owner: CallStep) -> bool:
-        """Returns whether another instrumentation told of the same: the same question at the same time."""
-        key = told.name, canonical(told.arguments or "")
-        return any(
-            use.span is not None
-            and use.key == key
-            and use.span.started_ns <= told.finished_ns
-            and told.started_ns <= use.span.finished_ns
-            for use in owner.tool_calls
-        )
+        return next((use for use in waiting if use.key == key), waiting[0] if waiting else None)
 
     def _merge(self, use: ToolExecution, told: ToolUse) -> None:
         use.seen = True
@@ -292,38 +276,13 @@ class _Steps:
             use.failed = failed
 
 
-class _Tree:
-    """Attribution of spans to calls: the last one before it that shares its nearest ancestor, else the last before it."""
-
-    def __init__(self, found: Sequence[CallStep], parents: dict[str, str | None]) -> None:
-        self._parents = parents
-        self._under: defaultdict[str, list[CallStep]] = defaultdict(list)
-        """By span: the calls that were made within it, in the order they finished."""
-        self._all = list(found)
-        for step in found:
-            if step.call.span_id is not None:
-                for above in (step.call.span_id, *self.above(step.call.span_id)):
-                    self._under[above].append(step)
-
-    def above(self, span_id: str) -> Iterator[str]:
-        """The ids of its ancestors, the nearest first; of a cycle each one once."""
-        known = {span_id}
-        above = self._parents.get(span_id)
-        while above is not None and above not in known and len(known) < MAX_ANCESTORS:
-            yield above
-            known.add(above)
-            above = self._parents.get(above)
-
-    def called_within(self, span_id: str, before_ns: int) -> bool:
-        """Returns whether a call that was made within the span had finished by then."""
-        return _last(self._under.get(span_id, []), before_ns) is not None
-
-    def owner(self, told: ToolUse) -> CallStep | None:
-        """The call that led to it; None where no call came before it."""
-        for above in (told.span_id, *self.above(told.span_id)):
-            if (step := _last(self._under.get(above, []), told.started_ns)) is not None:
-                return step
-        return _last(self._all, told.started_ns)
+def _lineage(span_id: str | None, parents: Mapping[str, str | None]) -> list[str]:
+    """The span and its ancestors, the nearest first; of a cycle each one once."""
+    found: dict[str, None] = {}
+    while span_id is not None and span_id not in found and len(found) < MAX_ANCESTORS:
+        found[span_id] = None
+        span_id = parents.get(span_id)
+    return list(found)
 
 
 def _last(found: Sequence[CallStep], before_ns: int) -> CallStep | None:
@@ -338,20 +297,20 @@ def _goes_on(one: CallStep | None, step: CallStep) -> None:
 
 
 def _waits(use: ToolExecution, told: ToolUse) -> bool:
-    """Returns whether a span may be the first to tell of this use."""
+    """Whether a span may be the first to tell of this use."""
     return use.asked and not use.seen and use.name == told.name
 
 
-def _is_one(inner: ToolUse, outer: ToolUse, tree: _Tree) -> bool:
-    """Returns whether two spans, one within the other, tell of one use. Not where a call within the outer one led to the
-    inner one: an agent that is a tool may call itself."""
+def _is_one(inner: ToolUse, outer: ToolUse, called: Sequence[CallStep]) -> bool:
+    """Whether two spans, one within the other, tell of one use. Not where a call within the outer one led to the inner one:
+    an agent that is a tool may call itself."""
     if inner.name != outer.name or (inner.call_id and outer.call_id and inner.call_id != outer.call_id):
         return False
-    return not tree.called_within(outer.span_id, inner.started_ns)
+    return _last(called, inner.started_ns) is None
 
 
 def _before(one: CallStep, step: CallStep) -> bool:
-    """Returns whether the one's completion can be in the other's prompt."""
+    """Whether the one's completion can be in the other's prompt."""
     return one is not step and one.call.finished_ns <= step.call.started_ns
 
 
@@ -359,3 +318,28 @@ def _answer_key(answer: JSON) -> bytes:
     """Equal for a completion and for what an agent repeats of it."""
     asked = [(name, canonical(arguments)) for _, name, arguments in parse_tool_calls(answer)]
     return orjson.dumps([content_text(answer.get("content")), asked])
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+async def named_calls(store: LightningStore, calls: Sequence[Call]) -> list[Call]:
+    """The calls, those that lack an agent with the one that their span is within; reads spans only where one lacks it."""
+    nameless = {call.rollout_id for call in calls if call.agent is None and call.span_id is not None}
+    if not nameless:
+        return list(calls)
+    return name_calls(calls, await store.spans(sorted(nameless)))
+
+
+def name_calls(calls: Sequence[Call], spans: Sequence[Span]) -> list[Call]:
+    """`named_calls` without a store. A call whose span was never recorded, or is nobody's, stays without a name."""
+    trees = {place: SpanTree(found) for place, found in by_attempt(spans).items()}
+    return [_named(call, trees.get((call.rollout_id, call.attempt))) for call in calls]
+
+
+def _named(call: Call, tree: SpanTree | None) -> Call:
+    if tree is None or call.agent is not None or call.span_id is None:
+        return call
+    span = tree.get(call.span_id)
+    agent = tree.agent(span) if span is not None else None
+    return call if agent is None else replace(call, agent=agent)

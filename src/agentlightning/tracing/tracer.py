@@ -1,8 +1,8 @@
 """Tracer: OpenTelemetry spans that agents of this process make find their attempt, and know whose agent's they are.
 
 A worker makes one and installs it once the agent's code is loaded. A span belongs to the attempt in whose context it starts,
-else to that of the span around it, so that threads which were only given an OpenTelemetry context are covered, too. Knows
-neither stores nor frameworks; imports OpenTelemetry's SDK when it is installed.
+else to that of the span around it, so that threads which were only given an OpenTelemetry context are covered, too. Imported
+once OpenTelemetry's SDK is there; knows neither stores nor frameworks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BUFFER = "_agl_buffer"
 
 
 class Tracer(SpanProcessor):
-    """Routes every span of the process. current: the buffer of the attempt that this context belongs to."""
+    """Routes every span of the process; the worker delivers them. current: the buffer of this context's attempt."""
 
     def __init__(self, current: Callable[[], SpanBuffer | None]) -> None:
         self._current = current
@@ -36,10 +36,8 @@ class Tracer(SpanProcessor):
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
         parent = trace.get_current_span(parent_context)
-        agent = (
-            agent_named_by(parent.attributes or {}) if isinstance(parent, ReadableSpan) else None
-        ) or inherited_agent(parent)
-        if agent is not None:
+        own = agent_named_by(parent.attributes or {}) if isinstance(parent, ReadableSpan) else None
+        if (agent := own or inherited_agent(parent)) is not None:
             setattr(span, INHERITED, agent)
         buffer = self._current() or getattr(parent, BUFFER, None)
         if buffer is not None:
@@ -53,12 +51,6 @@ class Tracer(SpanProcessor):
         buffer = self._buffers.pop(span_id, None)
         if buffer is not None:
             buffer.end(span, span_id)
-
-    def shutdown(self) -> None: ...
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """The worker delivers; nothing waits here."""
-        return True
 
 
 def install(tracer: Tracer) -> TracerProvider:

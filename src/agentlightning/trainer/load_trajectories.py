@@ -27,8 +27,8 @@ from agentlightning.records import Call, ConsumedInputs, Outcome, Reward, Rollou
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS, broken_counts
 from agentlightning.store.scan import by_attempt, read_images
-from agentlightning.tracing.agent_names import named_calls
 from agentlightning.tracing.air import PREFIX
+from agentlightning.tracing.tool_uses import named_calls
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.scheduler import TreeTally, check_calls_recorded
 from agentlightning.training_types import Trajectory

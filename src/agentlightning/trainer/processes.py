@@ -34,7 +34,7 @@ from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.runtime.watchdog import STALL_TIMES, HangLimits, Watchdog
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.tracing.instrumentations import find as find_instrumentations
+from agentlightning.tracing.frameworks import find_instrumentations
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
 from agentlightning.trainer.console_process import check_console, console_process
 from agentlightning.trainer.monitor.load_watch import WorkerAbsence

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentlightning.errors import EngineError
 from agentlightning.gateway.external.client import StreamPassthrough
-from agentlightning.protocols.sse import MAX_EVENT_BYTES
+from agentlightning.protocols.base import MAX_EVENT_BYTES
 from agentlightning.records import JSON
 
 WORDS = [b'data: {"choices": [{"index": 0, "delta": {"content": "%d"}}]}\n\n' % number for number in range(3)]

@@ -18,7 +18,7 @@ from agentlightning.records import Finish, NewRollout, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.tracing.protobuf import write_response
+from agentlightning.tracing.otlp import write_response
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.trace_export import TraceExport
 

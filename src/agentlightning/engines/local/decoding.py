@@ -21,7 +21,7 @@ from torch import Tensor
 
 from agentlightning.errors import EngineError, InputError
 from agentlightning.records import JSON
-from agentlightning.rendering.grammar_masks import Grammars, Mask
+from agentlightning.rendering.grammar import Grammars, Mask
 from agentlightning.training_types import TrainingSequence
 
 MASK_64 = (1 << 64) - 1

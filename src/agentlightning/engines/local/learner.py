@@ -44,7 +44,7 @@ from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.engines.saved_folders import LEARNER_STATE
 from agentlightning.engines.setup import LearnerSetup
 from agentlightning.errors import EngineError, ModelError
-from agentlightning.rendering.grammar_masks import Grammars
+from agentlightning.rendering.grammar import Grammars
 from agentlightning.rendering.model_folder import end_ids
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TokenNumbers, TrainingSequence
 

@@ -39,8 +39,7 @@ from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler, S
 from agentlightning.engines.sampler_address import SAMPLING_KEY, asks_for, holds
 from agentlightning.engines.setup import LearnerSetup
 from agentlightning.errors import AgentLightningError, EngineError, InputError, MissingExtraError, ModelError, printable
-from agentlightning.rendering.grammar import structured_outputs
-from agentlightning.rendering.grammar_masks import Grammars
+from agentlightning.rendering.grammar import Grammars, structured_outputs
 from agentlightning.rendering.model_folder import end_ids
 from agentlightning.runtime.children import end_with_parent, give_way, keep_files_private
 from agentlightning.runtime.log_lines import line_handler

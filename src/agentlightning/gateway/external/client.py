@@ -22,8 +22,7 @@ import orjson
 from agentlightning.errors import EngineError
 from agentlightning.gateway.external.directory import ExternalModel
 from agentlightning.gateway.http_client import MAX_BODY_BYTES, HttpClient, HttpResponse
-from agentlightning.protocols.base import ApiError, CompletionReader
-from agentlightning.protocols.sse import MAX_EVENT_BYTES, EventReader, event_too_large
+from agentlightning.protocols.base import MAX_EVENT_BYTES, ApiError, CompletionReader, EventReader, event_too_large
 from agentlightning.records import JSON
 from agentlightning.runtime.backoff import Backoff
 

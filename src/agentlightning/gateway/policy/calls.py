@@ -47,12 +47,11 @@ from agentlightning.protocols.base import (
     CompletionRequest,
     assistant_message,
 )
-from agentlightning.protocols.context_edits import apply_edits
+from agentlightning.protocols.prompt_edits import apply_edits
 from agentlightning.records import ABANDONED, JSON, TEMPLATE_KWARGS, Call
 from agentlightning.rendering.call_chain import chain_messages
-from agentlightning.rendering.conversation import Conversation, PromptPlan
+from agentlightning.rendering.conversation import Conversation, PromptPlan, prompt_hash
 from agentlightning.rendering.graph import Digest, RequestView
-from agentlightning.rendering.prompts import prompt_hash
 from agentlightning.rendering.renderer import check_text
 from agentlightning.store.base import LightningStore
 

@@ -39,8 +39,7 @@ from agentlightning.gateway.policy.engine_client import (
 )
 from agentlightning.gateway.policy.renderers import Renderers
 from agentlightning.gateway.resource_watcher import ResourceWatcher
-from agentlightning.protocols.base import ApiError
-from agentlightning.protocols.sse import EventReader
+from agentlightning.protocols.base import ApiError, EventReader
 from agentlightning.records import JSON, Resource, Rollout
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.runtime.background import BackgroundTasks

@@ -25,13 +25,12 @@ from agentlightning.protocols.base import (
     TokenLogprob,
     ToolCall,
     ToolDelta,
+    replayed,
 )
-from agentlightning.protocols.response_events import replayed
 from agentlightning.records import JSON, Call, prefill_of
-from agentlightning.rendering.completion_parser import Piece
+from agentlightning.rendering.completion_parser import Piece, held_back
+from agentlightning.rendering.model_folder import token_bytes
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.rendering.token_bytes import token_bytes
-from agentlightning.rendering.tool_syntax import held_back
 
 
 class ResponseDecoder:

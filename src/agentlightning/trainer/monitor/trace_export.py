@@ -15,8 +15,7 @@ from typing import Self
 
 from agentlightning.runtime.disk import open_private
 from agentlightning.store.base import LightningStore
-from agentlightning.tracing.exporters import OtlpHttpExporter, finished_rollouts, headers_of, send_rollouts
-from agentlightning.tracing.rollout_trace import resource_of
+from agentlightning.tracing.exporters import OtlpHttpExporter, finished_rollouts, headers_of, resource_of, send_rollouts
 from agentlightning.trainer.checkpoint import RunFolder
 
 WAIT_S = 30.0

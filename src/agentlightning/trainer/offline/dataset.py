@@ -28,7 +28,7 @@ from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.records import Call, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_images, read_rollouts
-from agentlightning.tracing.agent_names import named_calls
+from agentlightning.tracing.tool_uses import named_calls
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import content_key
 from agentlightning.training_types import Trajectory
