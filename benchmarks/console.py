@@ -36,7 +36,7 @@ from typing import get_args
 import console_browsers
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
-from agentlightning.store.summary_types import Order, SummaryQuery
+from agentlightning.store.summaries import Order, SummaryQuery
 from console_store import SHARES, Filled, fill
 
 SERVERS = Path(__file__).resolve().parent.parent / "tests" / "store"

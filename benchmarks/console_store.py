@@ -20,8 +20,7 @@ from sqlalchemy import Table
 from agentlightning.records import Attempt, Call, RetryPolicy, Reward, Rollout, Sampling, Span, VersionSpan
 from agentlightning.store import codec
 from agentlightning.store.sql import tables
-from agentlightning.store.summaries import task_key, title_of
-from agentlightning.store.summary_types import RolloutSummary
+from agentlightning.store.summaries import SUMMARIES, RolloutSummary, task_key, title_of
 
 SHARES = (0.6, 0.2, 0.1, 0.09, 0.01)
 """Of the rollouts, by run."""
@@ -52,7 +51,7 @@ AGENTS = ([], [], ["writer"], ["reader", "writer"], ["planner", "reader", "write
 _ATTEMPTS = codec.RecordCodec(Attempt)
 _KINDS: dict[Table, Any] = {
     tables.rollouts: codec.ROLLOUTS,
-    tables.rollout_summaries: codec.SUMMARIES,
+    tables.rollout_summaries: SUMMARIES,
     tables.attempts: _ATTEMPTS,
     tables.calls: codec.CALLS,
     tables.rewards: codec.REWARDS,
@@ -181,7 +180,7 @@ class _Source:
             duration_s=seconds,
             **shared,
         )
-        rows[tables.rollout_summaries].append(codec.SUMMARIES.row(summary))
+        rows[tables.rollout_summaries].append(SUMMARIES.row(summary))
 
     def _add_calls(self, rows: Rows, rollout_id: str, turns: int, agents: list[str], length: int) -> int:
         template, named = self._templates[length], codec.CALLS.names

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from agentlightning.cli.app import app
 from agentlightning.records import Finish, NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.store.open import open_store
-from agentlightning.store.prompt_candidates import CandidateRecord, group_id
+from agentlightning.store.templates import CandidateRecord, group_id
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from agentlightning.records import (
     WorkerStatus,
 )
 from agentlightning.store.base import LightningStore
-from agentlightning.store.feedback import feedback_span
-from agentlightning.store.prompt_candidates import CandidateRecord
+from agentlightning.store.scan import feedback_span
+from agentlightning.store.templates import CandidateRecord
 
 ATTACKS = (
     "<script>window.pwned = 1</script>",

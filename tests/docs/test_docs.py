@@ -34,7 +34,7 @@ from agentlightning.config.policies import PolicyConfig
 from agentlightning.config.run import Config
 from agentlightning.config.sandbox import Bubblewrap, Container, KubernetesJob
 from agentlightning.serving.settings import ServeConfig
-from agentlightning.store.summary_types import RolloutSummary
+from agentlightning.store.summaries import RolloutSummary
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS
 from agentlightning.trainer.monitor.metrics import METRICS
 from agentlightning.trainer.monitor.trackers import TRACKERS

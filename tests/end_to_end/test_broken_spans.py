@@ -14,8 +14,9 @@ from training import Training
 
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.store.base import RolloutQuery
-from agentlightning.store.gateway_events import BROKEN_SPANS, broken_warning
+from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.store.open import open_store
+from agentlightning.store.rules import broken_warning
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.records import Claim, Mode, NewRollout, Resource, Sampling, WorkerStatus
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.serving.sessions import UserSessions
-from agentlightning.store import keys
 from agentlightning.store.base import LightningStore
+from agentlightning.store.tokens import mint_key
 
 SERVER_KEY = "server-key"
 KEYS = external_keys(["JUDGE_KEY=127.0.0.1", "TEST_ENGINE_KEY=127.0.0.1"])
@@ -37,7 +37,7 @@ class AttemptKeys(httpx.Auth):
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         named = re.match(r"/r/([0-9a-f-]{36})/(\d+)(/|$)", request.url.path)
         if named and not {"authorization", "x-api-key"} & set(request.headers):
-            request.headers["authorization"] = f"Bearer {keys.mint(self._secret, named[1], int(named[2]))}"
+            request.headers["authorization"] = f"Bearer {mint_key(self._secret, named[1], int(named[2]))}"
         yield request
 
 

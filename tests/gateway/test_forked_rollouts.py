@@ -18,7 +18,7 @@ from agentlightning.runner.agent import llm_for
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.forks import new_forks, replay_ended, replay_warning
-from agentlightning.store.summary_types import SummaryQuery
+from agentlightning.store.summaries import SummaryQuery
 
 QUESTIONS = ["weather in Rome?", "and in Oslo?", "and in Lima?"]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}

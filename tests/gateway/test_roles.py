@@ -36,7 +36,7 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.models import ModelAlias, ModelVersion
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.store.summary_types import SummaryQuery
+from agentlightning.store.summaries import SummaryQuery
 from agentlightning.store.tokens import TokenRole, new_secret
 from agentlightning.store.wire import METHODS
 

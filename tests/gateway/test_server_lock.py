@@ -14,7 +14,7 @@ from server_process import ServerProcess
 
 from agentlightning.errors import ConflictError, StoreError
 from agentlightning.gateway.server import AgentLightningServer
-from agentlightning.store.server_lock import ServerLock
+from agentlightning.store.server_keys import ServerLock
 
 START_S = 100
 
@@ -67,7 +67,7 @@ def test_a_server_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
     with ServerLock(store) as ending:
         ending.ending()
         program = (
-            "import sys; from agentlightning.store.server_lock import ServerLock as L\n"
+            "import sys; from agentlightning.store.server_keys import ServerLock as L\n"
             "print('begins', flush=True)\nwith L(sys.argv[1]): print('has it', flush=True)"
         )
         next_one = subprocess.Popen([sys.executable, "-c", program, store], stdout=subprocess.PIPE, text=True)

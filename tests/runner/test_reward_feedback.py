@@ -17,7 +17,7 @@ from agentlightning.errors import RewardError
 from agentlightning.records import Rollout
 from agentlightning.runner.result import RolloutResult, result_of
 from agentlightning.runner.scoring import FunctionScorer, SumScorer, load_scorers, read_score
-from agentlightning.store.feedback import MAX_FEEDBACK_CHARS, feedback_text, read_feedback
+from agentlightning.store.scan import MAX_FEEDBACK_CHARS, feedback_text, read_feedback
 
 ATTACK = "</pre><script>\x1b[31m[bold]"
 

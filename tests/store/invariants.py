@@ -11,7 +11,7 @@ from agentlightning.records import FINAL_STATES, Attempt, Call, Resource, Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.models import ModelAlias, ModelVersion
 from agentlightning.store.scan import read_calls, read_rollouts, read_steps
-from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
+from agentlightning.store.summaries import RolloutSummary, SummaryQuery
 
 
 async def violations(store: LightningStore) -> list[str]:

@@ -14,7 +14,7 @@ from power_loss import PowerCut, missing
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
-from agentlightning.store.sql.database import database_at
+from agentlightning.store.sql.store import database_at
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

@@ -12,9 +12,9 @@ from store_samples import a_run, a_worker, claimed, ending, some
 
 from agentlightning.errors import ConflictError
 from agentlightning.records import Metric, Resource
+from agentlightning.store.audit import requested
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
-from agentlightning.store.requests import requested
 
 Change = Callable[[LightningStore, str], Awaitable[Any]]
 

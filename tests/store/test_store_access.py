@@ -13,10 +13,9 @@ from store_samples import SECOND, Clock, a_run, a_worker, claimed, ending, finis
 
 from agentlightning.errors import ConflictError, InputError, NotFoundError
 from agentlightning.records import Resource
-from agentlightning.store import keys
 from agentlightning.store.audit import Actor, acting_as
 from agentlightning.store.base import LightningStore
-from agentlightning.store.tokens import hash_of, is_token, new_secret
+from agentlightning.store.tokens import hash_of, is_token, mint_key, new_secret, verify_key
 
 
 async def test_a_token_is_found_by_the_hash_of_its_secret(store: LightningStore, clock: Clock) -> None:
@@ -201,8 +200,8 @@ async def test_postgresql_refuses_to_change_the_audit_log(postgres_url: str, clo
 
 def test_a_token_is_never_taken_for_the_key_of_an_attempt() -> None:
     secret = bytes(32)
-    key = keys.mint(secret, new_id(), 1)
+    key = mint_key(secret, new_id(), 1)
     assert not is_token(key)
-    assert keys.verify(secret, new_secret()) is None
+    assert verify_key(secret, new_secret()) is None
     # An identity whose text begins as a token's does: only its length tells.
     assert not is_token("sk-agl-token-" + key[len("sk-agl-token-") :])

@@ -9,7 +9,8 @@ from store_samples import a_call, a_reward, a_span, a_worker, claimed, ending, f
 
 from agentlightning.records import RetryPolicy
 from agentlightning.store.base import LightningStore
-from agentlightning.store.gateway_events import BROKEN_SPANS, NO_CALLS, OUTGROWN, REFUSED_CALLS, broken_warning
+from agentlightning.store.gateway_events import BROKEN_SPANS, NO_CALLS, OUTGROWN, REFUSED_CALLS
+from agentlightning.store.rules import broken_warning
 
 DEADLINE_S = 20.0
 """For waits that are expected to end much sooner, by a push."""

@@ -16,7 +16,7 @@ from store_samples import Clock, a_call, a_run, a_worker, claimed, some, sql_sto
 from agentlightning.errors import StoreError
 from agentlightning.records import Call
 from agentlightning.store.base import LightningStore
-from agentlightning.store.sql.database import database_at
+from agentlightning.store.sql.store import database_at
 
 
 def store_at(path: object, options: str = "") -> LightningStore:

@@ -13,35 +13,34 @@ from hypothesis import strategies as st
 
 from agentlightning.errors import ConfigError, NotFoundError
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.store.keys import mint, verify
 from agentlightning.store.open import existing_store, open_store
-from agentlightning.store.server_keys import key_path
-from agentlightning.store.server_lock import ServerLock
+from agentlightning.store.server_keys import ServerLock, key_path
 from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
+from agentlightning.store.tokens import mint_key, verify_key
 
 SECRET = b"s" * 32
 
 
 @given(st.uuids(), st.integers(0, 2**16 - 1))
 def test_a_key_carries_its_attempt(rollout: uuid.UUID, attempt: int) -> None:
-    key = mint(SECRET, str(rollout), attempt)
+    key = mint_key(SECRET, str(rollout), attempt)
     assert key.startswith("sk-agl-")
-    assert verify(SECRET, key) == (str(rollout), attempt)
-    assert verify(b"t" * 32, key) is None
+    assert verify_key(SECRET, key) == (str(rollout), attempt)
+    assert verify_key(b"t" * 32, key) is None
 
 
 @given(st.integers(7, 52), st.sampled_from("AZaz09-_=+ é"))
 def test_a_key_with_any_other_character_is_none(position: int, character: str) -> None:
-    key = mint(SECRET, str(uuid.UUID(int=7)), 1)
+    key = mint_key(SECRET, str(uuid.UUID(int=7)), 1)
     forged = key[:position] + character + key[position + 1 :]
     # the last character has two bits that mean nothing: another spelling of the same key does no harm
-    assert forged == key or verify(SECRET, forged) is None or position == len(key) - 1
+    assert forged == key or verify_key(SECRET, forged) is None or position == len(key) - 1
 
 
 @given(st.text(max_size=80))
 def test_any_text_is_judged_without_an_error(text: str) -> None:
-    assert verify(SECRET, text) is None
-    assert verify(SECRET, "sk-agl-" + text) is None
+    assert verify_key(SECRET, text) is None
+    assert verify_key(SECRET, "sk-agl-" + text) is None
 
 
 async def test_a_claims_key_is_signed_with_the_stores_secret() -> None:
@@ -49,7 +48,7 @@ async def test_a_claims_key_is_signed_with_the_stores_secret() -> None:
 
     async with InMemoryLightningStore() as store:
         [claim] = await claimed(store)
-        assert verify(await store.signing_secret(), claim.key) == (claim.rollout.id, 1)
+        assert verify_key(await store.signing_secret(), claim.key) == (claim.rollout.id, 1)
 
 
 def test_the_scheme_chooses_the_store() -> None:

@@ -18,7 +18,7 @@ from agentlightning.errors import StoreError
 from agentlightning.records import Metric, Resource
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
-from agentlightning.store.sql.database import database_at
+from agentlightning.store.sql.store import database_at
 
 
 @pytest.fixture

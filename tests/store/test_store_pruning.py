@@ -12,7 +12,7 @@ from store_samples import Clock, a_call, a_reward, a_run, a_worker, claimed, end
 
 from agentlightning.records import Checkpoint, Consumed, Run, RunSize, RunState
 from agentlightning.store.base import LightningStore
-from agentlightning.store.pruning import DAY_NS, Keep, choose, drop_old_records, find_doomed, keep_pruned, prune
+from agentlightning.store.retention import DAY_NS, Keep, choose, drop_old_records, find_doomed, keep_pruned, prune
 
 
 def a_stored_run(number: int, days_old: float, state: RunState = "finished") -> Run:

@@ -13,7 +13,7 @@ from store_samples import Clock, a_reward, claimed, sql_store
 from agentlightning.errors import StoreError
 from agentlightning.records import Metric
 from agentlightning.store.sql import tables
-from agentlightning.store.sql.database import database_at
+from agentlightning.store.sql.store import database_at
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -12,9 +12,9 @@ from store_samples import SECOND, Clock, a_call, a_reward, a_run, a_worker, clai
 
 from agentlightning.errors import NotFoundError, RewardError
 from agentlightning.records import Claim, NewRollout, Resource
-from agentlightning.store import keys
 from agentlightning.store.base import LightningStore
-from agentlightning.store.summary_types import SummaryQuery
+from agentlightning.store.summaries import SummaryQuery
+from agentlightning.store.tokens import session_token
 
 
 def a_session(run_id: str, name: str = "one", **fields: Any) -> NewRollout:
@@ -97,7 +97,7 @@ async def test_after_its_end_a_session_begins_anew(store: LightningStore) -> Non
 async def test_any_gateway_may_finish_a_session(store: LightningStore) -> None:
     claim = await opened(store)
     if (secret := await store.signing_secret()) is not None:
-        assert claim.lease.token == keys.session_token(secret, claim.rollout.id)
+        assert claim.lease.token == session_token(secret, claim.rollout.id)
 
 
 async def test_a_session_pins_the_newest_prompt_templates(store: LightningStore) -> None:

@@ -24,7 +24,7 @@ from agentlightning.errors import InputError, NotFoundError
 from agentlightning.records import Consumed, Metric, NewRollout, RetryPolicy
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
-from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
+from agentlightning.store.summaries import RolloutSummary, SummaryQuery
 
 
 async def summary(store: LightningStore, rollout_id: str) -> RolloutSummary:

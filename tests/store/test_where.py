@@ -15,11 +15,17 @@ from postgres_server import PostgresServer
 from sqlalchemy import Connection, create_engine, insert, text
 
 from agentlightning.errors import InputError
-from agentlightning.store import codec
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.summaries import read_summaries
-from agentlightning.store.summaries import check_query, first_rows, is_after, page_of
-from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
+from agentlightning.store.summaries import (
+    SUMMARIES,
+    RolloutSummary,
+    SummaryQuery,
+    check_query,
+    first_rows,
+    is_after,
+    page_of,
+)
 from agentlightning.store.where import AGENT, FIELDS, AllOf, AnyOf, Comparison, Filter, Not, matches, parse
 
 RUNS = ("one", "two")
@@ -214,7 +220,7 @@ def _run(run_id: str) -> dict[str, Any]:
 @contextmanager
 def holding(database: Connection, rows: list[RolloutSummary]) -> Iterator[None]:
     if rows:
-        database.execute(insert(tables.rollout_summaries), [codec.SUMMARIES.columns(row) for row in rows])
+        database.execute(insert(tables.rollout_summaries), [SUMMARIES.columns(row) for row in rows])
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from agentlightning.analysis.rollout_view import print_call, print_feedback
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.records import Attempt, Call, Reward, Rollout, Span
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.feedback import attempt_feedback
+from agentlightning.store.scan import attempt_feedback
 from agentlightning.tracing.tool_uses import ToolExecution, call_steps, name_calls
 
 NEXT: Final = ("\x1b[C", "\x1bOC", " ", "n", "l")

@@ -196,7 +196,7 @@ def _list_candidates(run: str, as_json: bool, store: str | None) -> None:
     from dataclasses import asdict
     from statistics import fmean
 
-    from agentlightning.store.prompt_candidates import CandidateRecord, read_candidates, validation_rewards
+    from agentlightning.store.templates import CandidateRecord, read_candidates, validation_rewards
     from agentlightning.trainer.display import screen
 
     async def work(opened: LightningStore) -> tuple[list[CandidateRecord], dict[int, dict[int, float]]]:

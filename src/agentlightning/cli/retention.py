@@ -15,7 +15,7 @@ from agentlightning.errors import ConfigError, ConflictError
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
-    from agentlightning.store.pruning import Keep
+    from agentlightning.store.retention import Keep
 
 Force = Annotated[bool, typer.Option("--force", help="Also a run that is running.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -33,7 +33,7 @@ def export(
     yes: Yes = False,
 ) -> None:
     """Write a run to files, one per kind of record. To export its model: agl models export."""
-    from agentlightning.store.export import archive_run, export_run
+    from agentlightning.store.retention import archive_run, export_run
 
     async def work(opened: LightningStore) -> dict[str, int]:
         if not delete:
@@ -71,7 +71,7 @@ def delete(
     By age and size, the longest unchanged runs go first and running ones never. Deleting a prompt search also deletes the
     run RUN-optimizer, which records its optimizer model's calls.
     """
-    from agentlightning.store.pruning import Keep
+    from agentlightning.store.retention import Keep
 
     keep = Keep(
         days=days_of(older_than, "--older-than"),
@@ -97,7 +97,7 @@ async def _delete(store: LightningStore, runs: Sequence[str], force: bool, yes: 
 async def _prune(store: LightningStore, keep: Keep, dry_run: bool, yes: bool) -> None:
     import time
 
-    from agentlightning.store.pruning import delete_doomed, drop_old_records, find_doomed
+    from agentlightning.store.retention import delete_doomed, drop_old_records, find_doomed
 
     now_ns = time.time_ns()
     doomed = await find_doomed(store, keep, now_ns)

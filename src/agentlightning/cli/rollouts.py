@@ -13,14 +13,14 @@ import typer
 from agentlightning.cli import export_rows, fork, traces
 from agentlightning.cli.options import Json, Mode, RunId, Step, Store, print_json, with_store
 from agentlightning.records import RolloutState
-from agentlightning.store.summary_types import RolloutSummary
+from agentlightning.store.summaries import RolloutSummary
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from agentlightning.records import Rollout
     from agentlightning.store.base import LightningStore
-    from agentlightning.store.summary_types import SummaryQuery
+    from agentlightning.store.summaries import SummaryQuery
 
 Warnings = Mapping[str, str]
 
@@ -65,7 +65,7 @@ def list_rollouts(
     """List the rollouts of a run, newest first. With a filter or an order: of finished ones, from their summaries."""
     from agentlightning.store.base import RolloutQuery
     from agentlightning.store.scan import find_run
-    from agentlightning.store.summary_types import SummaryQuery
+    from agentlightning.store.summaries import SummaryQuery
     from agentlightning.trainer.display import screen
 
     by_summary = bool(where or sort or after or ascending) or state == "refused"
@@ -161,7 +161,7 @@ def show_rollout(
     from agentlightning.analysis.rollout_view import print_rollout
     from agentlightning.errors import NotFoundError
     from agentlightning.store.base import RolloutQuery
-    from agentlightning.store.feedback import read_feedback
+    from agentlightning.store.scan import read_feedback
     from agentlightning.trainer.display import screen
 
     async def work(opened: LightningStore) -> None:

@@ -98,7 +98,7 @@ def train(
         return
     if changed_ok:
         raise ConfigError("--changed-ok: expected --rerun RUN with it")
-    from agentlightning.store.run_ids import check_run_id
+    from agentlightning.store.rules import check_run_id
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.model_weights import with_versions
     from agentlightning.trainer.training import new_run_id

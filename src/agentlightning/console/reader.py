@@ -23,7 +23,7 @@ from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.records import Attempt, Call, Checkpoint, Resource, Reward, Rollout, Run, Span
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
-from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
+from agentlightning.store.summaries import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.tracing.tool_uses import name_calls
 
 MAX_RUNS = 200

@@ -32,9 +32,15 @@ from agentlightning.runtime.watchdog import ChildHeartbeat, beat_to_parent
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
-from agentlightning.store.pruning import KEEP_ALL, Keep, keep_pruned
-from agentlightning.store.server_keys import KEY_VARIABLE, is_loopback, key_path, load_or_create_key, published
-from agentlightning.store.server_lock import ServerLock
+from agentlightning.store.retention import KEEP_ALL, Keep, keep_pruned
+from agentlightning.store.server_keys import (
+    KEY_VARIABLE,
+    ServerLock,
+    is_loopback,
+    key_path,
+    load_or_create_key,
+    published,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,11 +20,11 @@ from agentlightning.protocols.base import ApiError
 from agentlightning.records import Call, Claim, Rollout
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.store import keys
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.forks import calls_to_replay, replayable, replayable_external
 from agentlightning.store.server_keys import is_loopback
+from agentlightning.store.tokens import KEY_PREFIX, verify_key
 
 ATTEMPT_AGE_S = 60.0
 """An attempt's state is read again after this long, in case that it ended unknown to this server."""
@@ -122,7 +122,7 @@ class AttemptCache:
 
         Keys that are not ours are as good as none: many SDKs insist on sending one.
         """
-        if key is None or not key.startswith(keys.PREFIX):
+        if key is None or not key.startswith(KEY_PREFIX):
             if named is None:
                 raise ApiError(
                     "no key: expected the attempt's own key (sk-agl-…) as Authorization: Bearer",
@@ -308,7 +308,7 @@ class AttemptCache:
     async def _verify(self, key: str) -> tuple[str, int]:
         if self._secret is None:
             self._secret = await self._store.signing_secret()
-        owner = keys.verify(self._secret, key)
+        owner = verify_key(self._secret, key)
         if owner is None:
             raise ApiError(
                 "the key was not made by this server's store",

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from agentlightning.errors import InputError, StoreError
 from agentlightning.gateway.asgi_response import disconnected
 from agentlightning.store.base import LightningStore
-from agentlightning.store.summary_types import SummaryQuery
+from agentlightning.store.summaries import SummaryQuery
 
 HEARTBEAT_S = 15.0
 """Proxies close connections that are silent for a minute."""

@@ -29,11 +29,10 @@ from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import JSON, Rollout, Span
-from agentlightning.store import keys
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.store.server_keys import is_loopback
-from agentlightning.store.tokens import is_token
+from agentlightning.store.tokens import KEY_PREFIX, is_token
 from agentlightning.tracing.otlp import (
     OtlpRequest,
     OtlpResource,
@@ -167,7 +166,7 @@ class TraceReceiver:
             has_key = self._authentication.server_key is not None
             if (has_key or is_token(incoming.key or "")) and await self._is_admin(incoming):
                 return _Sender(None, 0)
-            keyless = incoming.key is None or not incoming.key.startswith(keys.PREFIX)
+            keyless = incoming.key is None or not incoming.key.startswith(KEY_PREFIX)
             if keyless and not has_key and incoming.client is not None and is_loopback(incoming.client):
                 _refuse_pages(incoming)
                 return _Sender(None, 0)

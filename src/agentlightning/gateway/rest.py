@@ -42,8 +42,7 @@ from agentlightning.records import Call, Claim, Mode, Rollout, RolloutState, Run
 from agentlightning.store import wire
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.server_keys import is_loopback
-from agentlightning.store.summaries import MAX_LIMIT, MAX_POINTS
-from agentlightning.store.summary_types import Order, SeriesPoint, SummaryPage, SummaryQuery
+from agentlightning.store.summaries import MAX_LIMIT, MAX_POINTS, Order, SeriesPoint, SummaryPage, SummaryQuery
 
 
 def create_api(

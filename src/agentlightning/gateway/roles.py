@@ -17,7 +17,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.store.audit import Actor
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.summary_types import SummaryQuery
+from agentlightning.store.summaries import SummaryQuery
 from agentlightning.store.tokens import TokenRole
 
 MAX_CACHED_ROLLOUTS = 65_536

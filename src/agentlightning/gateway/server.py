@@ -19,8 +19,7 @@ from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.runtime.children import listen
 from agentlightning.store.open import open_store
-from agentlightning.store.server_keys import is_loopback
-from agentlightning.store.server_lock import ServerLock
+from agentlightning.store.server_keys import ServerLock, is_loopback
 
 START_TIMEOUT_S = 30.0
 

@@ -3,7 +3,7 @@
 An ASGI middleware inside the API's own (middleware.py); other paths go on to FastAPI, whose routes describe the methods and
 serve people. Workers call methods thousands of times a second, so they are served here in bare ASGI: a body is unpacked,
 checked against the method's signature in one pass, allowed (roles.py) and executed for the request that its key names
-(store/requests.py): once. Knows nothing of how a store works.
+(store/audit.py): once. Knows nothing of how a store works.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from agentlightning.gateway.roles import Caller, Permissions
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import Metric
 from agentlightning.store import wire
-from agentlightning.store.audit import acting_as
+from agentlightning.store.audit import acting_as, requested
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http_transport import BATCH, KEY_HEADER, MIN_COMPRESSED_BYTES, compressed, decompressed
-from agentlightning.store.requests import requested
 
 MSGPACK = wire.CONTENT_TYPE.encode()
 

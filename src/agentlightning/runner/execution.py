@@ -24,8 +24,8 @@ from agentlightning.runner.result import result_of
 from agentlightning.runner.scoring import Scorer
 from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.store.base import LightningStore
-from agentlightning.store.feedback import feedback_span, feedback_text
 from agentlightning.store.rules import reward_number
+from agentlightning.store.scan import feedback_span, feedback_text
 from agentlightning.store.templates import TemplateReader
 from agentlightning.tracing.buffer import SpanBuffer
 

@@ -26,7 +26,7 @@ from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.result import RolloutResult
 from agentlightning.runner.scoring import FINAL, SCORE_TIMEOUT_S, Score
-from agentlightning.store.feedback import feedback_text
+from agentlightning.store.scan import feedback_text
 
 INSTRUCTIONS = (
     "You judge what an AI agent did. Score it from 0 (it did nothing towards the task's goal) to 1 (it reached the goal "

@@ -15,7 +15,7 @@ import orjson
 from agentlightning.adapters.conversations import conversations, full_messages
 from agentlightning.adapters.trajectories import JUDGE, step_rewards
 from agentlightning.records import JSON, Call, Reward, Span, with_completion
-from agentlightning.store.feedback import FEEDBACK
+from agentlightning.store.scan import FEEDBACK
 from agentlightning.tracing.tool_uses import CallStep, ToolExecution, call_steps, content_text
 
 

@@ -19,7 +19,7 @@ from agentlightning.runner.function import AgentRunner
 from agentlightning.runner.guardian import Guardian
 from agentlightning.store.base import LightningStore
 from agentlightning.store.server_keys import find_key_file
-from agentlightning.store.sqlite_file import sqlite_file
+from agentlightning.store.urls import sqlite_file
 
 MODULES = {
     "bubblewrap": "agentlightning.sandbox.runner",

@@ -27,8 +27,8 @@ from agentlightning.runner.processes import kill_group
 from agentlightning.runner.result import RolloutResult, as_json
 from agentlightning.runner.user_code import load
 from agentlightning.runtime.children import inheritable
-from agentlightning.store.feedback import feedback_text
 from agentlightning.store.rules import reward_number
+from agentlightning.store.scan import feedback_text
 
 FINAL = "reward"
 STEPS = "steps"

@@ -45,11 +45,9 @@ from agentlightning.records import (
 )
 from agentlightning.serving.settings import ServeConfig
 from agentlightning.serving.split import SPLIT_RESOURCE, Split, choose_version, version_alias
-from agentlightning.store import keys
-from agentlightning.store.base import RolloutQuery
+from agentlightning.store.base import SESSION_HOLDER, RolloutQuery
 from agentlightning.store.rules import reward_number
-from agentlightning.store.session_store import HOLDER
-from agentlightning.store.tokens import Token
+from agentlightning.store.tokens import Token, session_token
 
 RENEWALS = 4
 """Times that a lease is renewed within its own time, at most."""
@@ -232,7 +230,12 @@ class UserSessions:
         rollout = session.attempt.rollout
         while True:
             worker = WorkerStatus(
-                id=HOLDER, run_id=rollout.run_id, host=socket.gethostname(), pid=os.getpid(), running=0, seen_ns=0
+                id=SESSION_HOLDER,
+                run_id=rollout.run_id,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                running=0,
+                seen_ns=0,
             )
             asked_s = time.monotonic()
             try:
@@ -248,7 +251,7 @@ class UserSessions:
     async def _lease(self, rollout: Rollout) -> Lease:
         if self._secret is None:
             self._secret = await self._store.signing_secret()
-        return Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=keys.session_token(self._secret, rollout.id))
+        return Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=session_token(self._secret, rollout.id))
 
     # --- what a client does with a session --------------------------------------------------------------------------
 

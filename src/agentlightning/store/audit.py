@@ -1,19 +1,24 @@
-"""The audit log: who deleted, cancelled, published, or gave and took access; and how a store learns who asks.
+"""The context of a call of a store's method: the actor, whose acts the audit log keeps, and the request, which happens once.
 
-Written by the stores in the transaction of the act, read by people; nothing of ours changes or deletes an entry. A server
-says for whom it acts by `acting_as`; whoever opens a store without a server is a user of this machine.
+Set by servers around the call (`acting_as`, `requested`), read by the stores. An entry of the log is written in the
+transaction of the act and never changed. So is the outcome of a request, as a row (key, digest, outcome): a request that
+comes again, after a time-out or a crash, through whatever server, is answered with it. Rows are kept for longer than any
+client goes on sending.
 """
 
 from __future__ import annotations
 
 import functools
 import getpass
+import hashlib
+import hmac
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from agentlightning.errors import ConflictError
 from agentlightning.records import JSON, Resource
 
 MAX_ACTOR_CHARS = 200
@@ -47,11 +52,11 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Somebody who asks a store to do something."""
+    """The caller of a store's methods."""
 
     name: str
     binds: str | None = None
-    """Id of their token, where the first run that it creates is to become its run."""
+    """Id of a token without a run: the first run that it creates becomes its run."""
 
 
 _actor: ContextVar[Actor | None] = ContextVar("actor", default=None)
@@ -78,13 +83,12 @@ def current_actor() -> Actor:
 
 
 def noted_value(resource: Resource) -> JSON:
-    """The detail of an entry about a resource beside its kind and version: of routes all they say, with the numbers for
-    which they were chosen."""
+    """The detail of an entry about a resource besides its kind and version: the whole value of routes."""
     return dict(resource.value) if resource.kind == "routes" else {}
 
 
 def named_ids(ids: list[str]) -> JSON:
-    """The detail of an entry about rollouts: how many they are, and the first of them."""
+    """The detail of an entry about rollouts: their number, and the first of them."""
     return {"rollouts": len(ids), "ids": sorted(ids)[:MAX_IDS_NAMED]}
 
 
@@ -94,3 +98,57 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container without an entry for its user
         return str(os.getuid())
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+REQUEST_KEPT_S = 900.0
+"""Seconds for which the outcome of a request is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a client."""
+
+    name: str
+    """The client's, with whatever else tells requests apart: the caller and the method."""
+    digest: bytes
+    """Of its body: the same name for something else is refused."""
+    suffix: str = ""
+
+    @property
+    def key(self) -> str:
+        """Under which it is remembered: a hash, so that no reader of the store learns a name."""
+        return hashlib.sha256(f"{self.name}{self.suffix}".encode()).hexdigest()[:40]
+
+    def part(self, suffix: str) -> Request:
+        """One of several transactions of the request."""
+        return replace(self, suffix=suffix) if suffix else self
+
+    def secret(self, key: bytes) -> bytes:
+        """32 bytes that only a holder of both the key and the request's name knows: the same each time it is sent."""
+        return hmac.digest(key, f"secret {self.name}".encode(), "sha256")
+
+
+_request: ContextVar[Request | None] = ContextVar("request", default=None)
+
+
+@contextmanager
+def requested(name: str, body: bytes) -> Iterator[None]:
+    """Around the call of a store's method: it is done for this request."""
+    previous = _request.set(Request(name, hashlib.sha256(body).digest()[:16]))
+    try:
+        yield
+    finally:
+        _request.reset(previous)
+
+
+def current_request() -> Request | None:
+    """The request of `requested`; None outside of it."""
+    return _request.get()
+
+
+def check_same(request: Request, digest: bytes) -> None:
+    """ConflictError where the request was something else when it came first."""
+    if digest != request.digest:
+        raise ConflictError("idempotency-key: this key was used for another request; take a new one for each")

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.runtime.disk import PRIVATE_FILE
-from agentlightning.store.sqlite_file import sqlite_file
+from agentlightning.store.urls import sqlite_file
 
 LOCK_TIMEOUT_S = 60.0
 _OURS = ("timeout", "patience", "read_timeout")

@@ -11,7 +11,7 @@ Life of a rollout::
       `--- lease expires | finish(lost) ---'                 (lost attempts are counted apart, up to retry.max_lost)
     queued | running --cancel--> cancelled
 
-A session (session_store.py) begins as running, and has succeeded when its lease expires.
+A session is a rollout of a group of its own, claimed as it is made: no worker runs its agent, which is a program elsewhere.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ from agentlightning.records import (
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.models import ModelRegistry
-from agentlightning.store.session_store import SessionStore
-from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
+from agentlightning.store.summaries import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole
 
 LEASE_S = 30.0
 """Seconds a lease lasts without a heartbeat; workers beat every 10."""
+
+SESSION_HOLDER = "gateway"
+"""Holds the leases of sessions, in the place of a worker."""
 
 MAX_FINISHED = 1000
 """Most rollouts that `wait` returns at a time, so that nobody holds a whole run in memory."""
@@ -82,7 +84,7 @@ class RolloutQuery:
     newest_first: bool = False
 
 
-class LightningStore(ModelRegistry, SessionStore):
+class LightningStore(ModelRegistry):
     """The abstract store. Every method may raise StoreError when the store cannot serve."""
 
     background: BackgroundTasks | None = None
@@ -221,6 +223,26 @@ class LightningStore(ModelRegistry, SessionStore):
     @abc.abstractmethod
     async def workers(self, run_id: str | None = None) -> list[WorkerStatus]:
         """Workers, last seen first."""
+
+    # --- sessions: rollouts of users who talk to a served model, for gateways --------------------------------------------
+
+    @abc.abstractmethod
+    async def open_session(self, session: NewRollout, lease_s: float) -> Claim:
+        """Open a session, or go on with the one that is open: the running rollout of the group, whose lease then ends
+        `lease_s` seconds from now.
+
+        Where there is none a new rollout begins, with the group's next replica (the one given counts for nothing), claimed
+        for attempt 1 in the same transaction: of callers at the same time, through any server, all get the same. Prompt
+        templates are pinned as by `claim`. It ends by `finish`, or has succeeded when its lease runs out.
+        """
+
+    @abc.abstractmethod
+    async def record_feedback(self, rewards: Sequence[Reward]) -> None:
+        """Record rewards of sessions, at any time; ids that exist are ignored.
+
+        Where a session has succeeded already its reward, also in its summary, becomes `final_reward` of what is recorded
+        then. NotFoundError where there is no such session or call; RewardError where a value is not finite.
+        """
 
     # --- the record -----------------------------------------------------------------------------------------------
 

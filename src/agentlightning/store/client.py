@@ -27,11 +27,10 @@ import uuid_utils
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.records import Call, Finish, Metric, Reward, Span
 from agentlightning.store import codec, wire
-from agentlightning.store.audit import AUDITED, declared_actor
+from agentlightning.store.audit import AUDITED, current_request, declared_actor
 from agentlightning.store.base import LightningStore
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.http_transport import RETRY_TIMEOUT_S, HttpTransport, StoreResponse
-from agentlightning.store.requests import current_request
 from agentlightning.store.rules import reward_number
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])

@@ -32,7 +32,6 @@ from agentlightning.records import (
     Run,
     Span,
 )
-from agentlightning.store.summary_types import RolloutSummary
 
 T = TypeVar("T")
 
@@ -205,7 +204,6 @@ class RecordCodec(Generic[T]):
 CALLS, SPANS, REWARDS, METRICS = RecordCodec(Call), RecordCodec(Span), RecordCodec(Reward), RecordCodec(Metric)
 RUNS, ROLLOUTS, RESOURCES = RecordCodec(Run), RecordCodec(Rollout), RecordCodec(Resource)
 CONSUMED, CREDIT = RecordCodec(Consumed), RecordCodec(CallCredit)
-SUMMARIES = RecordCodec(RolloutSummary)
 read_retry = msgspec.json.Decoder(RetryPolicy).decode
 
 

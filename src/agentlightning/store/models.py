@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from agentlightning.errors import InputError
 from agentlightning.records import JSON
-from agentlightning.store.sentences import in_use, refusal
+from agentlightning.store.rules import in_use, refusal
 
 MAX_NAME_CHARS = 128
 MAX_NOTES_CHARS = 10_000

@@ -12,7 +12,7 @@ import os
 from agentlightning.errors import ConfigError, MissingExtraError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.server_keys import KEY_VARIABLE, find_key
-from agentlightning.store.sqlite_file import sqlite_file
+from agentlightning.store.urls import sqlite_file
 
 
 def open_store(url: str, server_key: str | None = None) -> LightningStore:

@@ -7,12 +7,14 @@ database, clock or network.
 from __future__ import annotations
 
 import math
+import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentlightning.errors import RewardError
+from agentlightning.errors import ConflictError, InputError, NotFoundError, RewardError, StoreError
 from agentlightning.records import (
     FINAL_STATES,
     AttemptEnd,
@@ -29,8 +31,10 @@ from agentlightning.records import (
     Step,
     WorkerStatus,
 )
-from agentlightning.store.gateway_events import IGNORED_BASE_URL, NO_CALLS, broken_warning, refused_warning
-from agentlightning.store.sentences import reason, refusal
+from agentlightning.store.gateway_events import IGNORED_BASE_URL, NO_CALLS
+
+MAX_REASONS = 16
+"""Reasons of refused calls that a warning names."""
 
 NEVER_FINAL: frozenset[str] = frozenset({"air", "rescored"})
 """Sources of rewards that never settle a rollout: what AIR saw, and what a reward function said of it afterwards."""
@@ -146,7 +150,7 @@ def _warning(ended: AttemptState, diagnosis: str | None, evidence: AttemptRecord
     silent = evidence.calls == 0 and ended != "lost"
     said = None
     if evidence.refused:
-        said = refused_warning(evidence.refused)
+        said = _refused_warning(evidence.refused)
         said = f"{NO_CALLS}: {said}" if silent else said
     elif silent and evidence.unknown_path is not None:
         said = reason("unknown_route", NO_CALLS, evidence.unknown_path)
@@ -156,6 +160,30 @@ def _warning(ended: AttemptState, diagnosis: str | None, evidence: AttemptRecord
         return said
     broken = broken_warning(evidence.broken)
     return broken if said is None else f"{said}; {broken}"
+
+
+def broken_warning(counts: Mapping[str, int]) -> str:
+    """Returns the warning of a rollout about its broken spans.
+
+    >>> broken_warning({"undecodable": 2, "too_large": 1})
+    'broken spans, dropped or cut: too_large 1, undecodable 2'
+    """
+    causes = ", ".join(f"{cause} {count}" for cause, count in sorted(counts.items()))
+    return reason("broken_spans", causes)
+
+
+def _refused_warning(counts: Mapping[str, int]) -> str:
+    """Returns the warning of a rollout about its refused calls.
+
+    >>> _refused_warning({"context_management": 3})
+    '3 calls refused: context_management 3'
+    >>> _refused_warning({"context_length_exceeded": 1, "tools": 1})
+    '2 calls refused: context_length_exceeded 1, tools 1'
+    """
+    total = sum(counts.values())
+    named = sorted(counts.items())[:MAX_REASONS]
+    fields = ", ".join(f"{field} {count}" for field, count in named) + (", …" if len(counts) > len(named) else "")
+    return reason("refused_calls", f"{total} call{'' if total == 1 else 's'}", fields)
 
 
 def overdue(rollout: LiveRollout) -> Ending:
@@ -290,3 +318,93 @@ def reward_number(value: Any, name: str = "reward") -> float:
     if not math.isfinite(number):
         raise RewardError(f"{name}: expected a finite number, got {number}")
     return number
+
+
+def check_run_id(run_id: str) -> None:
+    """Run ids name folders."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", run_id):
+        raise InputError(f"run_id: expected letters, digits, '.', '_' and '-', got {run_id!r}")
+
+
+def run_ids(now_ns: int) -> Iterator[str]:
+    """The UTC second, then the part of it in 1/65536ths: for this moment, then for those after it, without end."""
+    while True:
+        second, rest = divmod(now_ns, 10**9)
+        yield f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(second))}-{rest * 65536 // 10**9:04x}"
+        now_ns += 10**9 // 65536 + 1
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+_STEP = "step {0} of run {1}"
+
+_REFUSALS: dict[str, tuple[type[StoreError], str]] = {
+    "no_run": (NotFoundError, "no such run: {0}"),
+    "run_exists": (ConflictError, "run {0} exists already"),
+    "no_token": (NotFoundError, "no such token: {0}"),
+    "token_has_run": (ConflictError, "token {0} has its run already, or was revoked; it creates no other"),
+    "no_template": (NotFoundError, "prompts: run {0} has no prompt template {1!r} of version {2}"),
+    "no_file_user": (NotFoundError, "files: there is no rollout {0} in run {1}"),
+    "no_session": (NotFoundError, "rewards: rollout {0} is no session of run {1}"),
+    "no_attempt": (NotFoundError, "{0}: rollout {1} has no attempt {2}"),
+    "no_call": (
+        NotFoundError,
+        "{0}: they name a call that is not recorded in their rollout (a parent comes before its children)",
+    ),
+    "resource_changed": (ConflictError, "resources: the newest version of {0} of run {1} is {2}, not {3}"),
+    "negative_step": (ConflictError, f"{_STEP}: a checkpoint's step is 0 or more"),
+    "no_step": (NotFoundError, f"no such step: {_STEP}"),
+    "step_open": (ConflictError, f"{_STEP} is open with another list of rollouts already"),
+    "step_closed": (ConflictError, f"{_STEP} is closed already"),
+    "step_closed_otherwise": (ConflictError, f"{_STEP} was closed with version {{2}}, not {{3}}"),
+    "listed_twice": (ConflictError, f"{_STEP}: a rollout is listed twice"),
+    "no_rollout": (NotFoundError, f"{_STEP}: no such rollout: {{2}}"),
+    "of_other_run": (ConflictError, f"{_STEP}: rollout {{2}} belongs to run {{3}}"),
+    "is_evaluation": (
+        ConflictError,
+        f"{_STEP}: rollout {{2}} is an evaluation rollout, which is never learned from",
+    ),
+    "not_finished": (ConflictError, f"{_STEP}: rollout {{2}} is {{3}}, not finished"),
+    "consumed": (ConflictError, f"{_STEP}: rollout {{2}} was consumed by step {{3}} already"),
+    "no_credited_rollout": (NotFoundError, "credit: there is no rollout {0} in run {1}"),
+    "no_model": (NotFoundError, "no such model version: {0}"),
+    "model_changed": (ConflictError, "{0}: was changed meanwhile; look at it again"),
+    "no_alias": (NotFoundError, "no such alias: {0}"),
+    "model_deleted": (ConflictError, "{0}: its weights were deleted"),
+    "model_in_use": (ConflictError, "{0}: its weights are kept, since it is {1}"),
+    "run_has_models": (ConflictError, "run {0} is kept with the model versions that are in use: {1}"),
+    "has_records_to_come": (ConflictError, "rollout {0} is {1}: only records of finished rollouts can be dropped"),
+}
+
+REASONS = {
+    "cancelled": "the rollout was cancelled",
+    "silent_worker": "worker {0} stopped sending heartbeats",
+    "restarted_worker": "worker {0} ended and started again",
+    "unknown_call": "{0}: expected call_id to name a recorded call of the rollout, got {1}",
+    "two_rewards": "final rewards from two sources ({0}) contradict each other: give the reward in one way only",
+    "broken_spans": "broken spans, dropped or cut: {0}",
+    "refused_calls": "{0} refused: {1}",
+    "pinned": "pinned",
+    "aliased": "named by the alias {0}",
+    "aliased_before": "what the alias {0} is rolled back to",
+    "unknown_route": "{0}: the agent asked for {1}, which is no route; its base URL must end as it was given",
+}
+
+
+def refusal(code: str, *arguments: object) -> StoreError:
+    kind, sentence = _REFUSALS[code]
+    return kind(sentence.format(*arguments))
+
+
+def reason(code: str, *arguments: object) -> str:
+    return REASONS[code].format(*arguments)
+
+
+def in_use(pinned: bool, aliases: Sequence[tuple[str, bool]]) -> str:
+    """Says by what the weights of a model version are in use; nothing where they are not.
+
+    aliases: each with True where it names the version now, False where it did before.
+    """
+    uses = [reason("pinned")] if pinned else []
+    uses += [reason("aliased" if now else "aliased_before", alias) for alias, now in aliases]
+    return ", ".join(uses)

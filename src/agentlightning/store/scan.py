@@ -1,18 +1,18 @@
-"""Reading a whole run in portions: whoever does so holds a bounded part of it in memory, whatever the store holds.
+"""Reading a whole run in portions, so that a bounded part of it is in memory; what others ask of any store by its methods.
 
-Driven by whoever reads more than one step of a run; works on any store, through its methods. What is written meanwhile may
-be seen or not.
+What is written meanwhile may be seen or not.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
-from agentlightning.errors import NotFoundError
+from agentlightning.errors import NotFoundError, RewardError
 from agentlightning.records import Call, Metric, Reward, Rollout, Run, Span, Step
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.codec import portions
@@ -104,3 +104,60 @@ async def read_images(store: LightningStore, calls: Iterable[Call]) -> dict[str,
         for start in range(0, len(wanted), MAX_IMAGES):
             found |= await store.files(run_id, wanted[start : start + MAX_IMAGES])
     return found
+
+
+# --- feedback: the words of a reward function, kept as a span of the attempt, which no OTLP exporter can make --------------
+
+FEEDBACK: Literal["reward.feedback"] = "reward.feedback"
+"""Name of the span, and of its attribute with the text."""
+MAX_FEEDBACK_CHARS = 8192
+"""Characters of one attempt's feedback that are kept."""
+
+
+def feedback_text(given: Any, name: str) -> str:
+    """Feedback of a reward function or an agent as it is kept: cut where it is too long. RewardError for anything but a text
+    or None.
+
+    >>> feedback_text("wrong year", "feedback"), feedback_text(None, "feedback")
+    ('wrong year', '')
+    """
+    if given is None:
+        return ""
+    if not isinstance(given, str):
+        raise RewardError(f"{name}: expected a text, got {type(given).__name__} {given!r:.80}")
+    text = given.encode("utf-8", "replace").decode().replace("\0", "�").strip()  # no store has halves of characters
+    return text if len(text) <= MAX_FEEDBACK_CHARS else text[: MAX_FEEDBACK_CHARS - 1] + "…"
+
+
+def feedback_span(rollout: Rollout, attempt: int, text: str) -> Span:
+    """The record of an attempt's feedback; a second one of the same attempt is ignored by stores."""
+    now = time.time_ns()
+    return Span(
+        id=_span_id(rollout.id, attempt),
+        run_id=rollout.run_id,
+        rollout_id=rollout.id,
+        attempt=attempt,
+        name=FEEDBACK,
+        attributes={FEEDBACK: text},
+        started_ns=now,
+        finished_ns=now,
+    )
+
+
+def attempt_feedback(spans: Iterable[Span]) -> dict[tuple[str, int], str]:
+    """The feedback among spans, by rollout and attempt."""
+    return {
+        (span.rollout_id, span.attempt): str(span.attributes.get(FEEDBACK, ""))
+        for span in spans
+        if span.id == _span_id(span.rollout_id, span.attempt)
+    }
+
+
+async def read_feedback(store: LightningStore, rollouts: Sequence[Rollout]) -> list[str]:
+    """The feedback of each rollout's latest attempt, in their order; '' where there is none."""
+    found = attempt_feedback(await store.spans([rollout.id for rollout in rollouts]))
+    return [found.get((rollout.id, rollout.attempt), "") for rollout in rollouts]
+
+
+def _span_id(rollout_id: str, attempt: int) -> str:
+    return f"{rollout_id}.{attempt}.{FEEDBACK}"

@@ -1,17 +1,22 @@
-"""Tokens: secrets that open part of a store's methods, each with a role, many of them for one run only.
+"""Tokens, secrets that open part of a store's methods, each with a role; and keys of attempts, worth one attempt each.
 
 A token's secret is ``sk-agl-token-…``, made here and shown once; a store keeps its SHA-256, which leads nobody back: the
-secret has 256 random bits. Its length differs from that of an attempt's key, and its beginning from that of a server's key.
-Several are valid at a time, so that one is replaced while the other still works. Pure functions; what a role may do is the
-gateway's to know.
+secret has 256 random bits. Several are valid at a time, so that one is replaced while the other still works.
+
+An attempt's key, ``sk-agl-…``, minted by `claim`, carries its identity (the rollout's UUID and the number of the attempt)
+and a signature under the store's secret, so that a gateway verifies it without asking anybody. Pure functions; what a role
+may do is the gateway's to know.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
+import hmac
 import math
 import secrets
+import uuid
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -93,3 +98,45 @@ def check_token(name: str, role: str, run_id: str | None, lifetime_s: float | No
         raise InputError("run_id: expected none for role admin, which opens all runs")
     if lifetime_s is not None and not (math.isfinite(lifetime_s) and 0 < lifetime_s <= MAX_LIFETIME_S):
         raise InputError(f"lifetime_s: expected seconds, more than 0 and at most a hundred years, got {lifetime_s}")
+
+
+# --- keys of attempts -------------------------------------------------------------------------------------------------
+
+KEY_PREFIX = "sk-agl-"
+
+_IDENTITY_BYTES = 18  # 16 of the UUID, 2 of the attempt
+_SIGNATURE_BYTES = 16
+_TEXT_LENGTH = (_IDENTITY_BYTES + _SIGNATURE_BYTES) * 8 // 6 + 1
+
+
+def mint_key(secret: bytes, rollout_id: str, attempt: int) -> str:
+    """The key of one attempt; always the same for the same secret."""
+    identity = uuid.UUID(rollout_id).bytes + attempt.to_bytes(2, "big")
+    signed = identity + _signature(secret, identity)
+    return KEY_PREFIX + base64.urlsafe_b64encode(signed).rstrip(b"=").decode()
+
+
+def session_token(secret: bytes, rollout_id: str) -> str:
+    """The token of a session's lease: every gateway knows it, so that each may end a session that another opened."""
+    return hmac.digest(secret, b"session " + uuid.UUID(rollout_id).bytes, hashlib.sha256)[:12].hex()
+
+
+def verify_key(secret: bytes, key: str) -> tuple[str, int] | None:
+    """(rollout id, attempt) of a key signed with this secret, else None. Compares in constant time."""
+    text = key.removeprefix(KEY_PREFIX)
+    if text == key or len(text) != _TEXT_LENGTH or not text.isascii():
+        return None
+    try:
+        signed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error:
+        return None
+    if base64.urlsafe_b64encode(signed).rstrip(b"=") != text.encode():
+        return None  # bits of the last character that no byte has: a key has one text
+    identity, signature = signed[:_IDENTITY_BYTES], signed[_IDENTITY_BYTES:]
+    if not hmac.compare_digest(signature, _signature(secret, identity)):
+        return None
+    return str(uuid.UUID(bytes=identity[:16])), int.from_bytes(identity[16:], "big")
+
+
+def _signature(secret: bytes, identity: bytes) -> bytes:
+    return hmac.digest(secret, identity, hashlib.sha256)[:_SIGNATURE_BYTES]

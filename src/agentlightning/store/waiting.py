@@ -27,15 +27,31 @@ from agentlightning.records import (
     WorkerStatus,
 )
 from agentlightning.runtime.background import BackgroundTasks
-from agentlightning.store import keys
-from agentlightning.store.audit import AuditEntry
+from agentlightning.store.audit import AuditEntry, current_request
 from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
 from agentlightning.store.models import ModelAlias, ModelVersion, check_alias, check_name, check_version
 from agentlightning.store.notifier import ALIASES, FINISHED, METRICS, QUEUED, RESOURCES, Notifier
-from agentlightning.store.requests import current_request
-from agentlightning.store.summaries import SummaryPlace, check_points, check_query, page_of
-from agentlightning.store.summary_types import RolloutSummary, SeriesPoint, SummaryPage, SummaryQuery
-from agentlightning.store.tokens import NewToken, Token, TokenRole, check_token, hash_of, new_secret, new_token_id
+from agentlightning.store.summaries import (
+    RolloutSummary,
+    SeriesPoint,
+    SummaryPage,
+    SummaryPlace,
+    SummaryQuery,
+    check_points,
+    check_query,
+    page_of,
+)
+from agentlightning.store.tokens import (
+    NewToken,
+    Token,
+    TokenRole,
+    check_token,
+    hash_of,
+    mint_key,
+    new_secret,
+    new_token_id,
+    session_token,
+)
 from agentlightning.store.where import Filter, parse
 
 R = TypeVar("R")
@@ -67,17 +83,17 @@ class WaitingStore(LightningStore):
         _check_labels(worker.run_id, await self._asked_labels(worker.run_id), labels or {})
         taken = await self._until(QUEUED, worker.run_id, lambda: self._take(worker, limit, lease_s), wait_s)
         return [
-            Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt))
+            Claim(rollout=rollout, lease=lease, key=mint_key(self._secret, rollout.id, rollout.attempt))
             for rollout, lease in taken
         ]
 
     async def open_session(self, session: NewRollout, lease_s: float) -> Claim:
         rollout_id = str(uuid_utils.uuid7())
-        token = keys.session_token(self._secret, rollout_id)
+        token = session_token(self._secret, rollout_id)
         rollout = await self._open_session(replace(session, kind="session"), rollout_id, token, lease_s)
-        token = keys.session_token(self._secret, rollout.id)
+        token = session_token(self._secret, rollout.id)
         lease = Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=token)
-        return Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt))
+        return Claim(rollout=rollout, lease=lease, key=mint_key(self._secret, rollout.id, rollout.attempt))
 
     async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
         goal = after + at_least

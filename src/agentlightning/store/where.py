@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from agentlightning.errors import InputError
 from agentlightning.store.codec import scalar
-from agentlightning.store.summary_types import RolloutSummary
+from agentlightning.store.summaries import RolloutSummary
 
 MAX_CHARS = 65_536
 MAX_COMPARISONS = 100

@@ -11,7 +11,7 @@ from functools import partial
 from agentlightning.config.run import Config
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NoCallsError
 from agentlightning.records import Attempt, Call, RetryPolicy, Reward, Rollout
-from agentlightning.store.feedback import read_feedback
+from agentlightning.store.scan import read_feedback
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.evaluate import TEMPERATURES, Kind, run_held_out, summarize

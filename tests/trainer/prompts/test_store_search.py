@@ -16,9 +16,8 @@ from agentlightning.prompts.templates import Template
 from agentlightning.records import Finish, NewRollout, Rollout
 from agentlightning.runner.attempt import status_here
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.store.templates import add_version, promote_candidate
+from agentlightning.store.templates import add_version, promote_candidate, read_candidates, validation_rewards
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.prompts.optimization import searched
 

@@ -13,7 +13,7 @@ from agentlightning.console.markup import Html, element, join
 from agentlightning.console.parts import Query, choice, clipped, first, interval, run_link, select, setting, table
 from agentlightning.console.reader import Reader
 from agentlightning.records import Run
-from agentlightning.store.summary_types import SeriesPoint
+from agentlightning.store.summaries import SeriesPoint
 
 MAX_NAME_CHARS = 60
 """Of a run's name beside each chart."""

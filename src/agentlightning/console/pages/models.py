@@ -17,7 +17,7 @@ from agentlightning.errors import ConfigError, InputError, MissingExtraError
 from agentlightning.prompts.templates import Template, changed_lines
 from agentlightning.records import JSON, Checkpoint, Resource, Run
 from agentlightning.store.models import ModelVersion
-from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
+from agentlightning.store.templates import read_candidates, validation_rewards
 
 MAX_ROWS = 200
 """Versions that are listed, the newest; a run publishes one a step."""

@@ -31,8 +31,8 @@ from agentlightning.console.waterfall import waterfall
 from agentlightning.errors import InputError
 from agentlightning.records import Call, Reward
 from agentlightning.rendering.call_chain import call_chain, chain_tools, is_whole
-from agentlightning.store.feedback import attempt_feedback
 from agentlightning.store.forks import replay_warning
+from agentlightning.store.scan import attempt_feedback
 
 
 async def replay_page(reader: Reader, query: Query) -> Html:

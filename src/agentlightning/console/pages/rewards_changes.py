@@ -44,7 +44,7 @@ from agentlightning.errors import AgentLightningError, ConfigError, InputError, 
 from agentlightning.records import CallCredit, Run
 from agentlightning.runtime.code_loader import is_code
 from agentlightning.store.base import RolloutQuery
-from agentlightning.store.summary_types import SummaryQuery
+from agentlightning.store.summaries import SummaryQuery
 
 MAX_STEP_ROLLOUTS = 1000
 """Rollouts of a step that these views compute; the commands have no bound."""

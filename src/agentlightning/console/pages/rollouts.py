@@ -10,7 +10,7 @@ from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, choice, first, replay_link, run_link, select, shown, table
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError
-from agentlightning.store.summary_types import Order, RolloutSummary, SummaryPage, SummaryQuery
+from agentlightning.store.summaries import Order, RolloutSummary, SummaryPage, SummaryQuery
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 AXES = ("step", "turns", "sampled_tokens", "prompt_tokens", "duration_s")

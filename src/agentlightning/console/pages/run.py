@@ -15,7 +15,7 @@ from agentlightning.console.parts import Query, figures, first, interval, run_li
 from agentlightning.console.reader import Curves, Reader
 from agentlightning.errors import InputError
 from agentlightning.records import Run
-from agentlightning.store.summary_types import SeriesPoint
+from agentlightning.store.summaries import SeriesPoint
 from agentlightning.trainer.monitor.health_checks import active_alarms
 
 CHARTS: Sequence[tuple[str, Mapping[str, str]]] = (

@@ -10,7 +10,7 @@ from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, figures, first, replay_link, shown
 from agentlightning.console.reader import Reader, Recorded
 from agentlightning.errors import InputError
-from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
+from agentlightning.store.summaries import RolloutSummary, SummaryQuery
 
 MAX_COLUMNS = 16
 """Rollouts beside each other; a group may have more."""

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from redis import exceptions
 
 from agentlightning.errors import ConfigError, StoreError
-from agentlightning.store.open import seconds_in_url
+from agentlightning.store.urls import seconds_in_url
 
 PORT = 6379
 PREFIX = "default"

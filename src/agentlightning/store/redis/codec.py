@@ -32,8 +32,7 @@ from agentlightning.records import (
 )
 from agentlightning.store import codec
 from agentlightning.store.audit import AuditEntry
-from agentlightning.store.summaries import failure_of, task_key, title_of
-from agentlightning.store.summary_types import RolloutSummary
+from agentlightning.store.summaries import RolloutSummary, failure_of, task_key, title_of
 from agentlightning.store.tokens import Token
 
 ROLLOUT = ("new", "now", "place", "consumed")

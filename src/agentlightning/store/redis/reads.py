@@ -34,9 +34,16 @@ from agentlightning.store.codec import chunks
 from agentlightning.store.redis import codec
 from agentlightning.store.redis.connection import Command, RedisConnection
 from agentlightning.store.redis.writes import MODES, STATES
-from agentlightning.store.sentences import refusal
-from agentlightning.store.summaries import SummaryPlace, downsampled, first_rows, is_after
-from agentlightning.store.summary_types import RolloutSummary, SeriesPoint, SummaryQuery
+from agentlightning.store.rules import refusal
+from agentlightning.store.summaries import (
+    RolloutSummary,
+    SeriesPoint,
+    SummaryPlace,
+    SummaryQuery,
+    downsampled,
+    first_rows,
+    is_after,
+)
 from agentlightning.store.tokens import Token
 from agentlightning.store.where import Comparison, Filter, matches
 

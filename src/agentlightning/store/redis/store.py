@@ -40,8 +40,7 @@ from agentlightning.store.redis import models as registry
 from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.connection import RedisConnection, check_server, prepare_data
 from agentlightning.store.redis.transactions import Reads, RedisWriter, Transaction
-from agentlightning.store.rules import reward_number
-from agentlightning.store.run_ids import check_run_id
+from agentlightning.store.rules import check_run_id, reward_number
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
 

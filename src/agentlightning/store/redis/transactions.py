@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentlightning.errors import AgentLightningError, InputError, StoreError
+from agentlightning.store.audit import REQUEST_KEPT_S, Request, check_same, current_request
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.redis.connection import Command, RedisConnection, Reply
-from agentlightning.store.requests import KEPT_S, Request, check_same, current_request
-from agentlightning.store.sentences import refusal
+from agentlightning.store.rules import refusal
 
 R = TypeVar("R")
 
@@ -258,7 +258,7 @@ def _parts(works: Sequence[_Work], unnamed_s: float) -> Iterator[list[tuple[_Wor
 
 def _packed(work: _Work, transaction: Transaction, unnamed_s: float) -> bytes:
     name: str | bool = work.key if work.request is None else work.request.key
-    kept_s = int(unnamed_s if work.request is None else KEPT_S)
+    kept_s = int(unnamed_s if work.request is None else REQUEST_KEPT_S)
     digest = b"" if work.request is None else work.request.digest
     recorded = transaction.outcome is not msgspec.UNSET
     if not recorded and work.request is None:

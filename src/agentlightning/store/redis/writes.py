@@ -39,6 +39,7 @@ from agentlightning.records import (
 from agentlightning.store import codec as records
 from agentlightning.store import rules
 from agentlightning.store.audit import AUDITED_KINDS, named_ids, noted_value
+from agentlightning.store.base import SESSION_HOLDER
 from agentlightning.store.gateway_events import (
     BROKEN_SPANS,
     OUTGROWN,
@@ -52,9 +53,7 @@ from agentlightning.store.redis import codec
 from agentlightning.store.redis.codec import CallTotals, Stored, whole
 from agentlightning.store.redis.connection import Command, Reply
 from agentlightning.store.redis.transactions import Reads, Transaction, peek, together
-from agentlightning.store.run_ids import run_ids
-from agentlightning.store.sentences import refusal
-from agentlightning.store.session_store import HOLDER
+from agentlightning.store.rules import refusal, run_ids
 from agentlightning.store.tokens import Token
 
 MODES: tuple[Mode, ...] = ("train", "eval")
@@ -490,7 +489,7 @@ def open_session(t: Transaction, session: NewRollout, rollout_id: str, token: st
     queued = records.new_rollout(replace(session, replica=count), rollout_id, t.now_ns)
     new = rules.pinned(replace(queued, state="running", attempt=1, started_ns=t.now_ns), newest)
     _put_new(t, new)
-    _lease(t, new, HOLDER, token, lease_s)
+    _lease(t, new, SESSION_HOLDER, token, lease_s)
     return new
 
 

@@ -1,31 +1,34 @@
-"""A database under the SQL store: what differs between SQLite and PostgreSQL, behind one interface.
+"""A database under the SQL store: what differs between SQLite and PostgreSQL, and statements executed on the driver itself.
 
-Driven by the SQL store and its writers. A kind of database knows how to connect, how a transaction begins, what its failures
-mean in plain words and which of them pass by themselves; the methods and the tables know none of it.
+Driven by the SQL store and its writers. A database knows how to connect, how a transaction begins, what its failures mean
+and which of them pass by themselves; the methods and the tables know none of it.
+
+Prepared statements are SQLAlchemy's constructs, compiled once and executed on the driver's own cursor: what SQLAlchemy does
+around each execution costs several times what SQLite needs for the statement. Lists are one parameter, `ids`.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+import functools
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from sqlalchemy import Connection, Engine
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+import orjson
+from sqlalchemy import Connection, Dialect, Engine, Executable, Table
+from sqlalchemy.dialects import postgresql, registry, sqlite
+from sqlalchemy.exc import DBAPIError
 
-from agentlightning.config.run import without_password
-from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.errors import AgentLightningError
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.notifier import Notifier, Topic
-
-EXPECTED = "memory://, sqlite:///path or postgresql://user:password@host/database"
 
 MAX_READ_S = 60.0
 """Seconds that one read may take; ``?read_timeout=`` in the URL says otherwise. Long lists are read in pages."""
 
 TOO_LONG = "a read took longer than it may, and was ended; read less at a time, or set ?read_timeout=SECONDS in the URL"
-
-Now = Callable[[], int]
 
 
 class Database(abc.ABC):
@@ -40,7 +43,7 @@ class Database(abc.ABC):
     appends_apart: bool = False
     """Appends of records run beside the other methods, on a connection of their own."""
     remote = False
-    """A connection may be lost while a commit is under way, so that nobody knows whether it took place."""
+    """A connection may be lost during a commit, so that nobody knows whether it took place."""
     patience_s: float = 0.0
     """Seconds that methods wait for a database that is away."""
 
@@ -50,18 +53,18 @@ class Database(abc.ABC):
 
     @abc.abstractmethod
     def reader(self) -> Engine:
-        """An engine for as many threads as `readers` says, whose reads end after the time that they may take."""
+        """An engine for `readers` threads, whose reads end after the time that they may take."""
 
     @abc.abstractmethod
     def now_ns(self) -> int:
-        """The time by the clock that all who use this database share, roughly: for what is only sorted by time."""
+        """The time by the clock that all users of this database share, roughly: for what is only sorted by time."""
 
     @abc.abstractmethod
     def explain(self, error: DBAPIError) -> AgentLightningError:
         """The sentence for a failure, with the name of the database and what to do."""
 
     def enter(self, connection: Connection, exclusive: bool) -> int:
-        """Called first in each transaction; the time. Of those that are exclusive there is one at a time."""
+        """Called first in each transaction; the time. Exclusive ones run one at a time."""
         return self.now_ns()
 
     def enter_schema(self, connection: Connection) -> None:  # noqa: B027 - BEGIN may be enough
@@ -71,7 +74,7 @@ class Database(abc.ABC):
         """Called last in a transaction that notifies: other processes get its notifications when it is committed."""
 
     def end_predecessor(self, connection: Connection, writer: str) -> None:  # noqa: B027 - none is ever lost
-        """First on a new connection after one was lost: what is left of the writer's old session is over."""
+        """First on a new connection after one was lost: ends the writer's old session."""
 
     def sync(self) -> None:  # noqa: B027 - most commits wait for the disk themselves
         """Have all that was committed on the disk before returning."""
@@ -81,26 +84,106 @@ class Database(abc.ABC):
         return False
 
     def listen(self, notifier: Notifier, writer: str, background: BackgroundTasks) -> Callable[[], None] | None:
-        """Notify for what other processes tell; returns what ends that. Blocks until it listens. `background` is told
-        where that fails."""
+        """Notify for the commits of other processes; returns what ends that. Blocks until it listens. Failures go to
+        `background`."""
         return None
 
 
-def database_at(url: str) -> Database:
-    """The database at a URL; ConfigError where it is none, MissingExtraError where its driver is not installed."""
-    from agentlightning.store.sql.sqlite import SqliteDatabase
+# --- statements -------------------------------------------------------------------------------------------------------
 
-    if url == "memory://":
-        return SqliteDatabase(make_url("sqlite://"))
-    scheme = url.partition("://")[0]
+Row = Any
+"""A named tuple of the statement's columns."""
+Upsert = sqlite.Insert | postgresql.Insert
+
+_IDS = " IN (__[POSTCOMPILE_ids])"
+_AMONG = {"sqlite": " IN (SELECT value FROM json_each(?))", "postgresql": " = ANY(%(ids)s)"}
+"""SQLAlchemy's notation for a list of parameters, and that of each dialect for a parameter that is a list."""
+_DRIVERS = {"sqlite": "sqlite.pysqlite", "postgresql": "postgresql.psycopg"}
+
+
+def upsert(connection: Connection, table: Table) -> Upsert:
+    """An INSERT into the table for this connection's dialect, still without its conflict clause."""
+    return upsert_into(connection.dialect.name, table)
+
+
+def upsert_into(dialect: str, table: Table) -> Upsert:
+    """The same, for the dialect of this name."""
+    return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+
+
+def insert_new(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Inserts rows, in the order of the table's columns without ``seq``; those whose id exists are ignored."""
+    if rows:
+        execute_rows(connection, _insert(connection.dialect.name, table), rows)
+
+
+def execute(connection: Connection, statement: Executable, given: Mapping[str, Any]) -> list[Row]:
+    """Runs the statement with these parameters; its rows, where it has any."""
+    prepared = _prepare(statement, connection.dialect.name, ())
+    with _cursor(connection, prepared.text) as cursor:
+        cursor.execute(prepared.text, prepared.arguments(given))
+        return prepared.rows(cursor) if cursor.description is not None else []
+
+
+def execute_many(connection: Connection, statement: Executable, given: Sequence[Mapping[str, Any]]) -> None:
+    """Runs an INSERT or UPDATE of the columns that the first of these parameters names, once for each."""
+    if given:
+        prepared = _prepare(statement, connection.dialect.name, tuple(given[0]))
+        execute_rows(connection, prepared.text, [prepared.arguments(each) for each in given])
+
+
+def execute_rows(connection: Connection, text: str, rows: Sequence[Any]) -> None:
+    """Runs a statement in the driver's own words, once for each of these parameters."""
+    with _cursor(connection, text) as cursor:
+        cursor.executemany(text, rows)
+
+
+class _Prepared:
+    def __init__(self, statement: Any, dialect: Dialect, columns: tuple[str, ...]) -> None:
+        compiled = statement.compile(dialect=dialect, column_keys=list(columns) or None)
+        self.text = str(compiled).replace(_IDS, _AMONG[dialect.name])
+        self._defaults: dict[str, Any] = dict(compiled.params)
+        self._order: tuple[str, ...] | None = tuple(compiled.positiontup) if compiled.positional else None
+        self._make: Callable[[Iterable[Any]], Row] | None = None
+
+    def arguments(self, given: Mapping[str, Any]) -> Any:
+        """By position for SQLite, which takes a list as JSON; by name for PostgreSQL, which knows lists."""
+        if self._order is None:
+            return {**self._defaults, **given}
+        values = [given[name] if name in given else self._defaults[name] for name in self._order]
+        return tuple(orjson.dumps(value).decode() if type(value) is list else value for value in values)
+
+    def rows(self, cursor: Any) -> list[Row]:
+        if self._make is None:
+            columns = [column[0] for column in cursor.description]
+            self._make = getattr(namedtuple("Row", columns), "_make")  # noqa
+        return list(map(self._make, cursor.fetchall()))
+
+
+@functools.cache
+def _insert(dialect: str, table: Table) -> str:
+    columns = [column.name for column in table.columns if column.name != "seq"]
+    statement = upsert_into(dialect, table).on_conflict_do_nothing(index_elements=["id"] if "id" in columns else None)
+    positional = registry.load(_DRIVERS[dialect])(paramstyle="format" if dialect == "postgresql" else "qmark")
+    return str(statement.compile(dialect=positional, column_keys=columns))
+
+
+@functools.cache
+def _prepare(statement: Executable, dialect: str, columns: tuple[str, ...]) -> _Prepared:
+    return _Prepared(statement, registry.load(_DRIVERS[dialect])(), columns)
+
+
+@contextmanager
+def _cursor(connection: Connection, text: str) -> Iterator[Any]:
+    """A cursor of the driver, whose errors are raised as SQLAlchemy's."""
+    driver, kind = connection.connection, connection.dialect.loaded_dbapi.Error
+    cursor = driver.cursor()
     try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        raise ConfigError(f"store: expected {EXPECTED}, got {without_password(url)!r}") from None
-    if scheme == "sqlite" and parsed.database not in (None, "", ":memory:"):
-        return SqliteDatabase(parsed)
-    if scheme in ("postgresql", "postgres"):
-        from agentlightning.store.sql.postgres import PostgresDatabase
-
-        return PostgresDatabase(parsed)
-    raise ConfigError(f"store: expected {EXPECTED}, got {without_password(url)!r}")
+        yield cursor
+    except kind as error:
+        lost = connection.dialect.is_disconnect(error, driver.driver_connection, cursor)
+        raise DBAPIError.instance(
+            text, None, error, kind, connection_invalidated=lost, dialect=connection.dialect
+        ) from error
+    finally:
+        cursor.close()

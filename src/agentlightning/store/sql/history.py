@@ -1,4 +1,4 @@
-"""Runs in SQL: their steps with what each consumed, checkpoints, tokens, numbers, and the end of their data.
+"""Runs in SQL: their steps with what each consumed, checkpoints, tokens, model versions, numbers, the end of their data.
 
 Methods of the writer take a transaction (and an actor where the act is noted), those that read a connection; base.py says
 what they mean.
@@ -42,11 +42,11 @@ from agentlightning.records import (
 from agentlightning.store import codec, rules
 from agentlightning.store.audit import Actor, AuditEntry, named_ids
 from agentlightning.store.base import EXPIRING_S, SEEN_S
-from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES
-from agentlightning.store.run_ids import check_run_id, run_ids
-from agentlightning.store.sentences import refusal
+from agentlightning.store.models import ModelAlias, ModelVersion, changed_version, moved_alias, next_number
+from agentlightning.store.notifier import ALIASES, FINISHED, METRICS, QUEUED, RESOURCES
+from agentlightning.store.rules import check_run_id, refusal, run_ids
 from agentlightning.store.sql import tables
-from agentlightning.store.sql.prepared import execute_many
+from agentlightning.store.sql.database import execute_many, upsert
 from agentlightning.store.sql.record import ENTRIES, drop_files, note, require_runs
 from agentlightning.store.sql.tables import (
     attempts,
@@ -57,6 +57,8 @@ from agentlightning.store.sql.tables import (
     credit,
     files,
     metrics,
+    model_aliases,
+    model_versions,
     resource_versions,
     resources,
     rewards,
@@ -68,11 +70,10 @@ from agentlightning.store.sql.tables import (
     tokens,
     workers,
 )
-from agentlightning.store.sql.upsert import upsert
 from agentlightning.store.sql.writer import SqlTransaction
 from agentlightning.store.tokens import Token
 
-_TOKENS = codec.RecordCodec(Token)
+_TOKENS, _MODELS, _ALIASES = codec.RecordCodec(Token), codec.RecordCodec(ModelVersion), codec.RecordCodec(ModelAlias)
 _TOKEN = select(*[tokens.c[name] for name in _TOKENS.names])
 _ENTRY = select(*[audit.c[name] for name in ENTRIES.names])
 # rollout, outcome
@@ -292,6 +293,78 @@ def read_audit(
     if run_id is not None:
         query = query.where(audit.c.run_id == run_id)
     return [ENTRIES.of_row(row) for row in connection.execute(query)]
+
+
+# --- model versions ----------------------------------------------------------------------------------------------------
+
+
+def put_model(transaction: SqlTransaction, actor: Actor, version: ModelVersion) -> ModelVersion:
+    connection = transaction.connection
+    if version.revision == 0:
+        return _register(transaction, version)
+    known = _find(connection, version.name, version.number)
+    stored = changed_version(version, known, read_aliases(connection, version.name), transaction.now_ns)
+    mine = model_versions.c.name == stored.name, model_versions.c.number == stored.number
+    connection.execute(update(model_versions).where(*mine).values(_MODELS.columns(stored)))
+    if known is not None and stored.deleted and not known.deleted:
+        note(transaction, actor, "delete_model", stored.reference, stored.run_id, {"step": stored.step})
+    return stored
+
+
+def put_alias(transaction: SqlTransaction, actor: Actor, alias: ModelAlias, reason: JSON) -> ModelAlias:
+    connection = transaction.connection
+    known = next((one for one in read_aliases(connection, alias.name) if one.alias == alias.alias), None)
+    version = None if alias.number is None else _find(connection, alias.name, alias.number)
+    moved = moved_alias(alias, known, version, transaction.now_ns)
+    columns = _ALIASES.columns(moved)
+    if moved.number is None:
+        mine = model_aliases.c.name == moved.name, model_aliases.c.alias == moved.alias
+        connection.execute(delete(model_aliases).where(*mine))
+        version = _find(connection, alias.name, moved.previous or 0)
+    else:
+        statement = upsert(connection, model_aliases).values(columns)
+        connection.execute(statement.on_conflict_do_update(index_elements=["name", "alias"], set_=columns))
+    detail = {"number": moved.number, "previous": moved.previous, "reason": reason}
+    run_id = None if version is None else version.run_id
+    note(transaction, actor, "set_alias", f"{moved.name}@{moved.alias}", run_id, detail)
+    transaction.tell(ALIASES, moved.name)
+    return moved
+
+
+def read_models(connection: Connection, name: str | None = None, run_id: str | None = None) -> list[ModelVersion]:
+    query = select(model_versions).order_by(model_versions.c.name, model_versions.c.number)
+    if name is not None:
+        query = query.where(model_versions.c.name == name)
+    if run_id is not None:
+        query = query.where(model_versions.c.run_id == run_id)
+    return [_MODELS.of_row(row) for row in connection.execute(query)]
+
+
+def read_aliases(connection: Connection, name: str | None = None) -> list[ModelAlias]:
+    query = select(model_aliases).order_by(model_aliases.c.name, model_aliases.c.alias)
+    if name is not None:
+        query = query.where(model_aliases.c.name == name)
+    return [_ALIASES.of_row(row) for row in connection.execute(query)]
+
+
+def _register(transaction: SqlTransaction, version: ModelVersion) -> ModelVersion:
+    connection = transaction.connection
+    require_runs(connection, {version.run_id})
+    own = [one for one in read_models(connection, run_id=version.run_id) if one.policy == version.policy]
+    if known := [one for one in own if one.step == version.step]:
+        return known[0]
+    last = max(((one.number, one.step) for one in own if one.name == version.name), default=None)
+    taken = select(model_versions.c.number).where(model_versions.c.name == version.name)
+    number = next_number(connection.execute(taken).scalars().all(), last, version.step)
+    new = replace(version, number=number, revision=1, created_ns=transaction.now_ns)
+    connection.execute(insert(model_versions).values(_MODELS.columns(new)))
+    return new
+
+
+def _find(connection: Connection, name: str, number: int) -> ModelVersion | None:
+    mine = model_versions.c.name == name, model_versions.c.number == number
+    row = connection.execute(select(model_versions).where(*mine)).first()
+    return None if row is None else _MODELS.of_row(row)
 
 
 # --- numbers -----------------------------------------------------------------------------------------------------------

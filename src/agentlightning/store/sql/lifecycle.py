@@ -21,7 +21,7 @@ from agentlightning.records import Finish, Lease, Mode, Reward, Rollout, Rollout
 from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store import codec, rules
 from agentlightning.store.audit import Actor, named_ids
-from agentlightning.store.base import RolloutQuery
+from agentlightning.store.base import SESSION_HOLDER, RolloutQuery
 from agentlightning.store.gateway_events import (
     BROKEN_SPANS,
     OUTGROWN,
@@ -31,10 +31,9 @@ from agentlightning.store.gateway_events import (
     refused_counts,
 )
 from agentlightning.store.notifier import FINISHED, QUEUED
-from agentlightning.store.sentences import refusal
-from agentlightning.store.session_store import HOLDER
+from agentlightning.store.rules import refusal
 from agentlightning.store.sql import tables
-from agentlightning.store.sql.prepared import execute, execute_many
+from agentlightning.store.sql.database import Upsert, execute, execute_many, insert_new, upsert_into
 from agentlightning.store.sql.record import Rows, note, read_rewards, record_rewards, require_runs, whose_calls
 from agentlightning.store.sql.summaries import add_summaries
 from agentlightning.store.sql.tables import (
@@ -50,7 +49,6 @@ from agentlightning.store.sql.tables import (
     spans,
     workers,
 )
-from agentlightning.store.sql.upsert import Upsert, upsert_into
 from agentlightning.store.sql.writer import SqlTransaction
 
 if TYPE_CHECKING:
@@ -153,7 +151,7 @@ def finish(transaction: SqlTransaction, batches: Sequence[Sequence[Finish]]) -> 
             kept, ending = rules.last_rewards(rollout, finish, transaction.now_ns, known)
             brought += kept
             ended.append((rollout, ending))
-    transaction.insert_new(rewards, [codec.REWARDS.row(reward) for reward in brought])
+    insert_new(transaction.connection, rewards, [codec.REWARDS.row(reward) for reward in brought])
     _end(transaction, ended, look=True)
     in_order = iter(answers)
     return [[next(in_order) for _ in batch] for batch in batches]
@@ -229,7 +227,7 @@ def _open_session(transaction: SqlTransaction, request: SessionRequest) -> Rollo
     execute_many(connection, _enqueue(connection.dialect.name), [columns])
     [begun] = _pin_templates(connection, session.run_id, [begun])
     lease = Lease(rollout_id=begun.id, attempt=1, token=request.token)
-    execute_many(connection, _START_ATTEMPT, [_attempt(lease, HOLDER, transaction.now_ns, expires_ns)])
+    execute_many(connection, _START_ATTEMPT, [_attempt(lease, SESSION_HOLDER, transaction.now_ns, expires_ns)])
     return begun
 
 

@@ -1,18 +1,21 @@
-"""PostgreSQL: engines, what begins a transaction, what its failures mean, and what several processes tell each other.
+"""PostgreSQL: engines, what begins a transaction, what its failures mean, and notifications between processes.
 
 Transactions that change the life of rollouts hold one advisory lock, so that they are serial as in SQLite and a waiter sees
 places in the order of commits; appends run beside them. docs/store.md says why it is not SKIP LOCKED, with figures.
 
-A connection may break while a commit is under way. So that nothing is executed twice, each such transaction writes a
-row of its own into ``requests``: once the lock is ours again, the old transaction is over, and the row says how it ended.
-(pg_xact_status cannot: after a crash of the server the number of a transaction that was lost is given to another.)
+A connection may break during a commit. So that nothing is executed twice, each such transaction writes a row of its own
+into ``requests``: once the lock is ours again, the old transaction is over, and the row says how it ended. (pg_xact_status
+cannot: after a crash of the server the number of a transaction that was lost is given to another.)
 """
 
 from __future__ import annotations
 
+import selectors
+import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -31,17 +34,22 @@ from agentlightning.errors import (
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.codec import portions
 from agentlightning.store.notifier import Notifier, Topic
-from agentlightning.store.open import seconds_in_url
 from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database
+from agentlightning.store.urls import seconds_in_url
 
-if TYPE_CHECKING:
+try:
     import psycopg
+except ModuleNotFoundError as missing:
+    raise MissingExtraError("psycopg", "postgres") from missing
 
 MAX_OUTAGE_S = 60.0
 """Seconds that methods wait for a server that is away; ``?patience=`` in the URL says otherwise."""
 LOCK_TIMEOUT_S = 10.0
 """Seconds to wait for another's lock; ``?timeout=`` in the URL says otherwise."""
 CHANNEL = "agl"
+LISTENER = "postgresql listener"
+LISTEN_PAUSE_S = 0.2
+"""Between attempts to listen again."""
 LOCK = 0x61676C  # "agl"; advisory locks belong to one database
 MAX_PAYLOAD_BYTES = 6000
 """Size of one notification; the server takes less than 8000."""
@@ -68,11 +76,6 @@ class PostgresDatabase(Database):
     appends_apart = True
 
     def __init__(self, url: URL) -> None:
-        try:
-            import psycopg
-        except ModuleNotFoundError as error:
-            raise MissingExtraError("psycopg", "postgres") from error
-        self._driver = psycopg
         query = dict(url.query)
         self.patience_s = seconds_in_url("patience", query.pop("patience", MAX_OUTAGE_S))
         lock_s = seconds_in_url("timeout", query.pop("timeout", LOCK_TIMEOUT_S))
@@ -87,7 +90,7 @@ class PostgresDatabase(Database):
         self._ahead_ns: int | None = None
 
     def writer(self, name: str) -> Engine:
-        return self._engine("BEGIN", {"application_name": _session_name(name)}, poolclass=NullPool)
+        return self._engine("BEGIN", {"application_name": f"agl {name}"}, poolclass=NullPool)
 
     def reader(self) -> Engine:
         bounded = {"options": f"-c statement_timeout={max(1, int(self._read_s * 1000))} {self._options}"}
@@ -99,17 +102,19 @@ class PostgresDatabase(Database):
     def enter(self, connection: Connection, exclusive: bool) -> int:
         if not exclusive:
             return self.now_ns()
-        return self._clock(connection.execute(_LOCK, {"lock": LOCK}).one()[1])
+        now_ns = int(connection.execute(_LOCK, {"lock": LOCK}).one()[1]) * 1000
+        self._ahead_ns = now_ns - time.monotonic_ns()
+        return now_ns
 
     def enter_schema(self, connection: Connection) -> None:
-        self._clock(connection.execute(_LOCK, {"lock": LOCK}).one()[1])
+        self.enter(connection, exclusive=True)
 
     def tell(self, connection: Connection, writer: str, news: Mapping[Topic, int]) -> None:
         for payload in _payloads(writer, news):
             connection.execute(_NOTIFY, {"channel": CHANNEL, "payload": payload})
 
     def end_predecessor(self, connection: Connection, writer: str) -> None:
-        connection.execute(_END_PREDECESSOR, {"name": _session_name(writer)})  # it may still hold the lock
+        connection.execute(_END_PREDECESSOR, {"name": f"agl {writer}"})  # it may still hold the lock
         connection.execute(_LOCK, {"lock": LOCK})  # granted when the old transaction is over
 
     def passes(self, error: Exception) -> bool:
@@ -124,11 +129,9 @@ class PostgresDatabase(Database):
         return isinstance(error, OperationalError) and not any(symptom in said for symptom in _REFUSED)
 
     def listen(self, notifier: Notifier, writer: str, background: BackgroundTasks) -> Callable[[], None]:
-        from agentlightning.store.sql.listener import Listener
-
         try:
-            return Listener(self._connect, notifier, writer, background).stop
-        except self._driver.Error as error:
+            return _Listener(self._connect, notifier, writer, background).stop
+        except psycopg.Error as error:
             raise OperationalError("LISTEN", None, error) from error
 
     def explain(self, error: DBAPIError) -> AgentLightningError:
@@ -167,16 +170,84 @@ class PostgresDatabase(Database):
 
     def _connect(self) -> psycopg.Connection[Any]:
         plain = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
-        return self._driver.connect(plain, **self._arguments())
-
-    def _clock(self, now_us: int) -> int:
-        now_ns = now_us * 1000
-        self._ahead_ns = now_ns - time.monotonic_ns()
-        return now_ns
+        return psycopg.connect(plain, **self._arguments())
 
 
-def _session_name(writer: str) -> str:
-    return f"agl {writer}"
+class _Listener:
+    """A thread that receives what other processes commit, from the constructor until `stop`.
+
+    A notification is a hint, never data. While the connection is away nothing comes, so everybody is woken when it is back.
+    psycopg.Error where the first connection fails.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], psycopg.Connection[Any]],
+        notifier: Notifier,
+        writer: str,
+        background: BackgroundTasks,
+    ) -> None:
+        self._connect = connect
+        self._background = background
+        self._notifier = notifier
+        self._writer = writer
+        self._stopped, self._stop = socket.socketpair()
+        self._thread = threading.Thread(
+            target=self._serve, args=[self._listening()], name="store-listener", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Blocks."""
+        self._stop.send(b".")
+        self._thread.join()
+        self._stop.close()
+        self._stopped.close()
+
+    def _listening(self) -> psycopg.Connection[Any]:
+        connection = self._connect()
+        try:
+            connection.execute(f"LISTEN {CHANNEL}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _serve(self, connection: psycopg.Connection[Any] | None) -> None:
+        going = True
+        while going:
+            try:
+                if connection is None:
+                    connection = self._listening()
+                    self._notifier.notify_all()  # notifications were missed meanwhile
+                going = self._receive(connection)
+            except (psycopg.Error, OSError):  # the server is away, as every method will say
+                going = not self._ready(None, LISTEN_PAUSE_S)
+            except Exception as error:  # as what somebody else says on the channel
+                self._background.failed(LISTENER, error)
+                going = not self._ready(None, LISTEN_PAUSE_S)
+                self._background.running(LISTENER)
+            if connection is not None:
+                connection.close()
+                connection = None
+
+    def _receive(self, connection: psycopg.Connection[Any]) -> bool:
+        """Notify for each notification; False when stopped. Raises psycopg.Error when the connection is lost."""
+        while True:
+            for received in connection.notifies(timeout=0):
+                writer, news = orjson.loads(received.payload)
+                if writer != self._writer:  # this process has notified already
+                    self._notifier.notify({(about, run_id): value for about, run_id, value in news})
+            if self._ready(connection):
+                return False
+
+    def _ready(self, connection: psycopg.Connection[Any] | None, timeout_s: float | None = None) -> bool:
+        """Wait until the connection has something to read, or `timeout_s`; True when stopped."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stopped, selectors.EVENT_READ)
+            if connection is not None:
+                selector.register(connection.fileno(), selectors.EVENT_READ)
+            return any(key.fileobj is self._stopped for key, _ in selector.select(timeout_s))
 
 
 def _payloads(writer: str, news: Mapping[Topic, int]) -> list[str]:
@@ -205,13 +276,11 @@ _PASSING = {
 _SENTENCES = {
     "57014": TOO_LONG,
     "53100": "the disk of the server is full; free some space and go on: what was acknowledged is kept",
-    "53200": "the server has no memory left; give it more, or end what uses it",
     "25006": "the server is read-only, as a standby is; name the primary in the URL",
     "55P03": "another process holds the store's lock for too long; end it, or wait and try again",
     "42501": "the user may not do this; GRANT it the rights to create and change tables in its schema",
     "53300": "the server has no connection left; raise its max_connections, or end others",
     "57P03": "the server starts, stops or recovers; wait and try again",
-    "58030": "the server's disk refused a read or write; check its space and health: what was acknowledged is kept",
 }
 """By SQLSTATE: what an established connection says."""
 
@@ -222,7 +291,6 @@ _REFUSED = {
     "pg_hba.conf": "the server lets nobody in from here; change its pg_hba.conf, or use another host or user",
     "could not translate host name": "no machine of this name is known; correct the host in the URL",
     "failed to resolve host": "no machine of this name is known; correct the host in the URL",
-    "invalid connection option": "libpq knows no such option; correct the URL",
     "permission denied for database": "the user may not connect; GRANT it CONNECT on the database",
 }
 """By a part of what the server or libpq said when it was asked for a connection, which has no SQLSTATE."""

@@ -33,8 +33,8 @@ from agentlightning.records import JSON, Call, CallCredit, Metric, Resource, Rew
 from agentlightning.store import codec
 from agentlightning.store.audit import AUDITED_KINDS, Actor, AuditEntry, noted_value
 from agentlightning.store.notifier import METRICS, RESOURCES
-from agentlightning.store.sentences import refusal
-from agentlightning.store.sql.prepared import execute
+from agentlightning.store.rules import refusal
+from agentlightning.store.sql.database import execute, insert_new, upsert
 from agentlightning.store.sql.tables import (
     attempts,
     audit,
@@ -50,10 +50,8 @@ from agentlightning.store.sql.tables import (
     spans,
 )
 from agentlightning.store.sql.tables import files as kept_files
-from agentlightning.store.sql.upsert import upsert
 from agentlightning.store.sql.writer import SqlTransaction
-from agentlightning.store.summaries import bucket_width
-from agentlightning.store.summary_types import SeriesPoint
+from agentlightning.store.summaries import SeriesPoint, bucket_width
 
 ENTRIES = codec.RecordCodec(AuditEntry)
 _RUNS = select(runs.c.id).where(runs.c.id.in_(bindparam("ids", expanding=True)))
@@ -243,7 +241,7 @@ def read_metrics(connection: Connection, run_id: str, name: str | None = None) -
 
 
 def _append(transaction: SqlTransaction, table: Table, batches: Sequence[Rows]) -> list[None]:
-    transaction.insert_new(table, [row for batch in batches for row in batch])
+    insert_new(transaction.connection, table, [row for batch in batches for row in batch])
     return [None] * len(batches)
 
 

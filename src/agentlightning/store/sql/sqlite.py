@@ -19,8 +19,8 @@ from sqlalchemy.pool import NullPool, StaticPool
 
 from agentlightning.errors import ConfigError, ConflictError, StoreError
 from agentlightning.runtime.disk import PRIVATE_FILE, close_to_others, sync
-from agentlightning.store.open import seconds_in_url
 from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database
+from agentlightning.store.urls import seconds_in_url
 
 BUSY_TIMEOUT_S = 10
 """Seconds to wait for another process's lock; ``?timeout=`` in the URL says otherwise."""

@@ -23,9 +23,11 @@ from uuid import uuid4
 
 import uuid_utils
 from sqlalchemy import Connection, Table
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from agentlightning.errors import ConflictError, InputError, StoreError
+from agentlightning.config.run import without_password
+from agentlightning.errors import ConfigError, ConflictError, InputError, StoreError
 from agentlightning.records import (
     Call,
     Checkpoint,
@@ -43,16 +45,15 @@ from agentlightning.records import (
 )
 from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store import codec
-from agentlightning.store.audit import Actor, current_actor
+from agentlightning.store.audit import Actor, current_actor, current_request
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.models import ModelAlias, ModelVersion
-from agentlightning.store.requests import current_request
 from agentlightning.store.rules import reward_number
 from agentlightning.store.sql import history, lifecycle, record, tables
-from agentlightning.store.sql import models as registry
-from agentlightning.store.sql.database import Database, database_at
-from agentlightning.store.sql.schema import prepare_schema
+from agentlightning.store.sql.database import Database
+from agentlightning.store.sql.sqlite import SqliteDatabase
 from agentlightning.store.sql.summaries import read_summaries
+from agentlightning.store.sql.tables import prepare_schema
 from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlTransaction, SqlWriter
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
@@ -350,14 +351,14 @@ class SqlLightningStore(WaitingStore):
 
     # --- models ---------------------------------------------------------------------------------------------------
 
-    models = _reads(registry.read_models, _always)
-    _put_alias = _audited(registry.put_alias, ModelAlias)
-    aliases = _reads(registry.read_aliases, _always)
+    models = _reads(history.read_models, _always)
+    _put_alias = _audited(history.put_alias, ModelAlias)
+    aliases = _reads(history.read_aliases, _always)
 
     async def _put_model(self, version: ModelVersion) -> ModelVersion:
         actor, part = current_actor(), f"{version.reference} {version.revision}"
         stored = await self._write(
-            _one_by_one, lambda transaction: registry.put_model(transaction, actor, version), ModelVersion, part
+            _one_by_one, lambda transaction: history.put_model(transaction, actor, version), ModelVersion, part
         )
         if stored.deleted:
             # Once this returns its files are removed: a power cut must not leave a store that takes them for whole.
@@ -444,3 +445,24 @@ def _settled(reward: Reward, now_ns: int) -> Reward:
 
 def _one_by_one(transaction: SqlTransaction, works: Sequence[Callable[[SqlTransaction], R]]) -> list[R]:
     return [work(transaction) for work in works]
+
+
+def database_at(url: str) -> Database:
+    """The database at a URL; ConfigError where it is none, MissingExtraError where its driver is not installed."""
+    if url == "memory://":
+        return SqliteDatabase(make_url("sqlite://"))
+    scheme = url.partition("://")[0]
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        parsed = None
+    if parsed is not None and scheme == "sqlite" and parsed.database not in (None, "", ":memory:"):
+        return SqliteDatabase(parsed)
+    if parsed is not None and scheme in ("postgresql", "postgres"):
+        from agentlightning.store.sql.postgres import PostgresDatabase
+
+        return PostgresDatabase(parsed)
+    raise ConfigError(
+        "store: expected memory://, sqlite:///path or postgresql://user:password@host/database, "
+        f"got {without_password(url)!r}"
+    )

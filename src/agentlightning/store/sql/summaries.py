@@ -37,11 +37,19 @@ from sqlalchemy import (
     tuple_,
 )
 
-from agentlightning.store import codec
-from agentlightning.store.sql.prepared import execute, execute_many
+from agentlightning.store.sql.database import execute, execute_many
 from agentlightning.store.sql.tables import SUMMARY_KEYS, calls, rollout_summaries, rollouts, runs
-from agentlightning.store.summaries import COLUMNS, SummaryPlace, failure_of, first_rows, task_key, title_of
-from agentlightning.store.summary_types import RolloutSummary, SummaryQuery
+from agentlightning.store.summaries import (
+    COLUMNS,
+    SUMMARIES,
+    RolloutSummary,
+    SummaryPlace,
+    SummaryQuery,
+    failure_of,
+    first_rows,
+    task_key,
+    title_of,
+)
 from agentlightning.store.where import AGENT, COMPARISONS, AllOf, Comparison, Filter, Not, Value
 
 FIRST_ROWS = 300
@@ -115,7 +123,7 @@ def add_summaries(connection: Connection, rollout_ids: Sequence[str]) -> None:
             outcome=None,
             duration_s=0.0 if row.started_ns is None else (row.finished_ns - row.started_ns) / 1e9,
         )
-        new.append(codec.SUMMARIES.columns(summary))
+        new.append(SUMMARIES.columns(summary))
     execute_many(connection, _ADD_SUMMARY, new)
 
 
@@ -214,7 +222,7 @@ class _Page:
         return literal_column(f"+{name}", column.type)
 
     def _fetch(self, query: Select[Any]) -> list[RolloutSummary]:
-        return [codec.SUMMARIES.of_row(row) for row in self._connection.execute(query)]
+        return [SUMMARIES.of_row(row) for row in self._connection.execute(query)]
 
 
 def condition(tree: Filter, columns: Columns, sqlite: bool) -> ColumnElement[bool]:

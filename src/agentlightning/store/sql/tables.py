@@ -16,6 +16,7 @@ int32 and float32 arrays, everything nested is JSON text. What the constraints p
 
 from __future__ import annotations
 
+import secrets
 import typing
 from collections.abc import Collection
 from typing import Any
@@ -27,6 +28,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     ColumnElement,
+    Connection,
     Double,
     ForeignKey,
     ForeignKeyConstraint,
@@ -39,9 +41,14 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     event,
+    insert,
+    inspect,
     literal_column,
+    select,
+    update,
 )
 
+from agentlightning.errors import StoreError
 from agentlightning.records import (
     Attempt,
     AttemptState,
@@ -66,7 +73,8 @@ from agentlightning.store.audit import AuditEntry
 from agentlightning.store.codec import ARRAYS, scalar
 from agentlightning.store.gateway_events import BROKEN_SPANS, REFUSED_CALLS, UNKNOWN_ROUTE
 from agentlightning.store.models import ModelAlias, ModelVersion
-from agentlightning.store.summary_types import RolloutSummary
+from agentlightning.store.sql.database import Database
+from agentlightning.store.summaries import RolloutSummary
 from agentlightning.store.tokens import Token, TokenRole
 
 SCHEMA_VERSION = 1
@@ -140,7 +148,7 @@ requests = Table(
     Column("outcome", LargeBinary),  # MessagePack; NULL where doing it again does the same
     Column("created_ns", BigInteger, nullable=False, index=True),
 )
-"""The outcome of a request, written by the transaction that produced it: see store/requests.py. So transactions of
+"""The outcome of a request, written by the transaction that produced it: see store/audit.py. So transactions of
 PostgreSQL have a row, too: after a lost connection it tells whether the last commit took place."""
 
 runs = Table(
@@ -392,3 +400,41 @@ AUDIT_IS_KEPT = {
 for _dialect, _statements in AUDIT_IS_KEPT.items():
     for _statement in _statements:
         event.listen(audit, "after_create", DDL(_statement).execute_if(dialect=_dialect))  # type: ignore[no-untyped-call]
+
+
+# --- creation ---------------------------------------------------------------------------------------------------------
+
+
+def prepare_schema(connection: Connection, database: Database) -> bytes:
+    """Create the tables where there are none, refuse another version; returns the signing secret. In one transaction."""
+    version = _read_version(connection)
+    if version is None:
+        database.enter_schema(connection)  # several may start at once
+        version = _read_version(connection)
+    if version is None:
+        return _create(connection)
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"{database.name}: its schema has version {version}, this program needs {SCHEMA_VERSION}; choose another "
+            "place for the store, or use the version of agentlightning that made it"
+        )
+    # A database that cannot be written is refused now, not at the first call.
+    proof = meta.c.key == "schema_version"
+    connection.execute(update(meta).where(proof).values(value=str(version).encode()))
+    secret = select(meta.c.value).where(meta.c.key == "signing_secret")
+    return bytes(connection.execute(secret).scalar_one())
+
+
+def _read_version(connection: Connection) -> int | None:
+    if not inspect(connection).has_table("meta"):
+        return None
+    known = select(meta.c.value).where(meta.c.key == "schema_version")
+    value = connection.execute(known).scalar()
+    return None if value is None else int(value)
+
+
+def _create(connection: Connection) -> bytes:
+    metadata.create_all(connection, checkfirst=False)  # a question for each table took longer than making it
+    known = {"schema_version": str(SCHEMA_VERSION).encode(), "signing_secret": secrets.token_bytes(32)}
+    connection.execute(insert(meta), [{"key": key, "value": value} for key, value in known.items()])
+    return known["signing_secret"]

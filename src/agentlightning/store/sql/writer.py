@@ -4,8 +4,9 @@ Driven by the SQL store, whose methods submit work and await it. A unit of work 
 function of a transaction and a LIST of arguments: the arguments queued for one method at a time become one call, so that a
 hundred concurrent appends are one executemany. One that fails fails alone. Nothing is answered before the commit.
 
-A database that is away is waited for, as long as it asks for. A group whose transaction did not take place is executed
-again; where the connection broke during the commit, the database is asked first whether it did.
+A database that is away is waited for. A group whose transaction did not take place is executed again; where the connection
+broke during the commit, the database is asked first whether it did. Work that is done for a request (store/audit.py) is done
+once: its outcome is a row that the same transaction writes.
 """
 
 from __future__ import annotations
@@ -21,16 +22,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, RootTransaction, Table
+import msgspec
+from sqlalchemy import Connection, RootTransaction, bindparam, delete, select
 from sqlalchemy.exc import DBAPIError
 
-from agentlightning.errors import StoreError
+from agentlightning.errors import AgentLightningError, StoreError
+from agentlightning.store.audit import REQUEST_KEPT_S, Request, check_same
 from agentlightning.store.notifier import Notifier, Topic
-from agentlightning.store.requests import Request
-from agentlightning.store.sql import requests
-from agentlightning.store.sql.database import Database
-from agentlightning.store.sql.prepared import execute_rows
-from agentlightning.store.sql.upsert import upsert
+from agentlightning.store.sql.database import Database, Row, execute, insert_new
+from agentlightning.store.sql.tables import requests
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -46,6 +46,8 @@ OPEN_TIMEOUT_S = 10.0
 """Seconds to wait for a database that is away when the store is opened."""
 PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Between attempts to reach a database that is away; the last one is repeated."""
+PRUNE_EVERY_S = 60.0
+"""Seconds after which outcomes of old requests are deleted again."""
 
 
 @dataclass(slots=True)
@@ -55,16 +57,6 @@ class SqlTransaction:
     connection: Connection
     now_ns: int
     news: dict[Topic, int] = field(default_factory=dict)
-    _inserts: dict[Table, str] = field(default_factory=dict)
-
-    def insert_new(self, table: Table, rows: list[tuple[Any, ...]]) -> None:
-        """Insert rows, in the order of the table's columns without ``seq``; those whose id exists are ignored."""
-        if not rows:
-            return
-        text = self._inserts.get(table)
-        if text is None:
-            text = self._inserts[table] = _insert(self.connection, table)
-        execute_rows(self.connection, text, rows)
 
     def tell(self, about: str, run_id: str, value: int = 0) -> None:
         """Wake those who wait for this topic, after the commit."""
@@ -83,16 +75,18 @@ class _SqlWork:
     since: float
     """time.monotonic() when it was submitted."""
     request: Request | None = None
-    """For which it is done: once, whatever comes twice."""
+    """For which it is done once; None where it may be repeated."""
     kind: Any = None
-    """Type of the result, if that is what a repeated request gets; None where it may do the same again."""
+    """Type of the result, which a repeated request gets."""
     result: Any = None
     error: BaseException | None = None
+    done: bool = False
+    """Committed, or failed for good."""
 
 
 @dataclass(slots=True)
 class _Doubtful:
-    """A transaction whose commit was cut off: what it told, and whose results it made."""
+    """A transaction whose commit was cut off: its notifications, and the work of which it has the results."""
 
     news: dict[Topic, int]
     group: list[_SqlWork]
@@ -127,7 +121,6 @@ class SqlWriter:
         self._awaited: float = math.inf
         """Length of the queue at which the thread wants to be woken; infinite while it works."""
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._inserts: dict[Table, str] = {}
         self._stopped = threading.Event()
         self._connection: Connection | None = None
         self._number = 0
@@ -142,22 +135,23 @@ class SqlWriter:
         """time.monotonic() of the last commit."""
         self._crowded = False
         """The last commit was of more than one."""
-        self._usual: dict[BatchMethod[Any, Any] | None, float] = {}
-        """Size of the larger ones of the last groups, of all and by the method that began them."""
+        self._usual: dict[BatchMethod[Any, Any], float] = {}
+        """Size of the larger ones of the last groups, by the method that began them."""
         self.heard: Callable[[float, int], None] | None = None
-        """Told of every group: seconds since the first was submitted, and how many they were."""
+        """Called with every group: seconds since the first was submitted, and how many they were."""
         self._thread = threading.Thread(target=self._serve, name="store-writer", daemon=True)
         self._thread.start()
 
     async def submit(
         self, method: BatchMethod[A, R], argument: A, request: Request | None = None, kind: Any = None
     ) -> R:
-        """Run the method on this argument in some transaction; returns after its commit, or what was done for the same
-        request before. `kind`: the type of a result that is recorded for that."""
+        """Run the method on this argument in some transaction; returns after its commit, or the outcome of the same request
+        before. `kind`: the type of the result; None where a repeated request may do the same again."""
         if self._stopped.is_set():  # after the None of `stop` nothing is taken from the queue any more
             raise StoreError("the store is closed; open it first")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
+        request = None if kind is None else request
         self._put(_SqlWork(method, argument, future, loop, time.monotonic(), request, kind))
         return await future
 
@@ -175,16 +169,12 @@ class SqlWriter:
             group = [work for work in group if not work.future.cancelled()]  # not begun, so nobody misses it
             if not group:
                 continue
-            crowded = len(group) > 1
-            # What failed for good keeps its error, is not tried again, and is answered with the others.
             waiting, attempt = group, 0
-            while waiting:
-                waiting = self._try(waiting)
-                if waiting:
-                    self._stopped.wait(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
-                    attempt += 1
+            while waiting := self._try(waiting):
+                self._stopped.wait(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
+                attempt += 1
             # Before the answers: who is answered may submit at once, and is then to be gathered with the others.
-            self._committed, self._crowded = time.monotonic(), crowded
+            self._committed, self._crowded = time.monotonic(), len(group) > 1
             if self.heard is not None:
                 self.heard(self._committed - group[0].since, len(group))
             _answer(group)
@@ -199,19 +189,18 @@ class SqlWriter:
             # Any failure ends the connection: what state its transaction is in would be a guess.
             self._disconnect()
             passes = self._database.passes(error)
-            # The old session may still be at its commit. Until `_took_place` has asked, nothing is executed again.
+            # The old session may still be at its commit. Until `_resolve_doubt` has asked, nothing is executed again.
             # (Methods of the other kind may be repeated, so nobody has to ask.)
             self._lost = self._lost or (passes and self._exclusive)
             patience_s = self._database.patience_s
             if self._opening is not None:  # perhaps the server just starts; perhaps the URL is wrong
                 patience_s = min(patience_s, OPEN_TIMEOUT_S)
             latest = time.monotonic() - patience_s  # each waits from its own submission, not from the group's
-            waiting = [work for work in group if passes and work.since > latest and not self._stopped.is_set()]
-            if len(waiting) < len(group):
-                final = self._final(error)
-                for work in set(group).difference(waiting):
-                    work.error = final
-            return waiting
+            final = self._final(error)
+            for work in group:
+                if not work.done and not (passes and work.since > latest and not self._stopped.is_set()):
+                    work.error, work.done = final, True
+            return [work for work in group if not work.done]
         return []
 
     def _final(self, error: Exception) -> Exception:
@@ -246,16 +235,15 @@ class SqlWriter:
         # about to submit again. One caller alone would only be delayed.
         first = self._queue[0]
         if first is not None and self._crowded and time.monotonic() - self._committed < MAX_GATHER_S:
-            # As many as usual are enough: the rest would come after the deadline anyway.
-            self._wait(int(min(self._usual.get(first.method, MAX_GROUP), self._usual[None])), MAX_GATHER_S)
+            self._wait(int(self._usual.get(first.method, 1)), MAX_GATHER_S)  # the rest would miss the deadline anyway
         group: list[_SqlWork] = []
         while self._queue and len(group) < MAX_GROUP:
             work = self._queue.popleft()
             if work is None:
                 return group, False
             group.append(work)
-        for kind in (group[0].method, None):
-            self._usual[kind] = max(len(group), USUAL_FADES * self._usual.get(kind, 0.0))
+        method = group[0].method
+        self._usual[method] = max(len(group), USUAL_FADES * self._usual.get(method, 0.0))
         return group, True
 
     def _connected(self) -> Connection:
@@ -274,90 +262,89 @@ class SqlWriter:
                 connection.close()
 
     def _execute(self, connection: Connection, group: list[_SqlWork]) -> None:
-        """One transaction, or none if it took place already; raises where the database refused it as a whole."""
-        if self._lost and self._took_place(connection, group):
-            return
-        # Savepoints cost as much as an append: they are for groups in which something failed.
-        if not self._commit(connection, group, careful=False):
-            self._commit(connection, group, careful=True)
+        """One transaction, or several where one of the group fails; raises where the database refused it as a whole."""
+        if self._lost:
+            self._resolve_doubt(connection)
+        parts = [[work for work in group if not work.done]]
+        while parts:
+            part = parts.pop()
+            if part and not self._commit(connection, part):
+                # By halves, until who fails is alone: a batch of a hundred does not fail for one bad row.
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
 
-    def _took_place(self, connection: Connection, group: list[_SqlWork]) -> bool:
-        """On a new connection after one was lost: whether the group's work is done, results and all."""
+    def _resolve_doubt(self, connection: Connection) -> None:
+        """On a new connection after one was lost: finds out whether the last commit took place."""
         # The last transaction wrote a row under its number. The old session is ended first, and its lock waited for, so
         # that it can no longer write behind our back.
         with connection.begin():
             self._database.end_predecessor(connection, self._name)
-            committed = bool(requests.read(connection, [self._transaction_key]))
+            committed = bool(_read_requests(connection, [self._transaction_key]))
         self._lost = False
         doubtful, self._in_doubt = self._in_doubt, None
-        if doubtful is None or not committed:
-            return False
-        self._notifier.notify(doubtful.news)  # `_finish` did not come to it
-        # Work that is tried again has the results that its methods made before the commit. A new group comes here where all
-        # of the doubtful one was given up meanwhile: it has none, and is executed.
-        return set(group) <= set(doubtful.group)
+        if doubtful is not None and committed:
+            self._notifier.notify(doubtful.news)  # `_finish` did not come to it
+            for work in doubtful.group:  # they have the results that their methods made before the commit
+                work.done = True
 
-    def _commit(self, connection: Connection, group: list[_SqlWork], *, careful: bool) -> bool:
-        """Run all methods and commit; False where one failed and they have to be run again, carefully."""
-        for work in group:
+    def _commit(self, connection: Connection, part: list[_SqlWork]) -> bool:
+        """Run all methods and commit; False where one failed and the part is to be split."""
+        for work in part:
             work.result = work.error = None
         self._number += 1  # also where it fails below: a number is never written by two transactions
         with connection.begin() as root:
             entered_ns = self._database.enter(connection, self._exclusive)
             # Read after the lock: times of one database so never run backwards between its transactions.
-            now_ns = entered_ns if self._now_ns is None else self._now_ns()
-            transaction = SqlTransaction(connection, now_ns, _inserts=self._inserts)
+            transaction = SqlTransaction(connection, entered_ns if self._now_ns is None else self._now_ns())
             try:
-                self._run(transaction, group, careful)
+                self._run(transaction, part)
             except Exception as error:
-                if careful or self._database.passes(error):
+                if self._database.passes(error):
                     raise  # not one method's fault: the whole group is tried again, or fails
                 root.rollback()
-                if len(group) == 1:  # there is nobody else to be saved by a second, careful run
-                    group[0].error = error
-                return len(group) == 1
+                if len(part) == 1:
+                    part[0].error, part[0].done = error, True
+                return len(part) == 1
             if transaction.news:  # within the transaction: other processes are notified if and only if it is committed
                 self._database.tell(connection, self._name, transaction.news)
-            self._finish(root, transaction, group)
+            self._finish(root, transaction, part)
         return True
 
     @property
     def _transaction_key(self) -> str:
         return f"transaction {self._name} {self._number}"
 
-    def _run(self, transaction: SqlTransaction, group: list[_SqlWork], careful: bool) -> None:
+    def _run(self, transaction: SqlTransaction, part: list[_SqlWork]) -> None:
         """Do what was not done before for the same request, and record what is done."""
         connection, now_ns = transaction.connection, transaction.now_ns
-        asked = {work.request.key: work for work in reversed(group) if work.request is not None}
-        known = requests.read(connection, list(asked)) if asked else {}
+        asked = {work.request.key: work for work in reversed(part) if work.request is not None}
+        known = _read_requests(connection, list(asked)) if asked else {}
         # By method, not in the order of the queue: who awaits its methods one by one is never in a group twice, and of
         # different callers no order is promised.
         by_method: dict[BatchMethod[Any, Any], list[_SqlWork]] = defaultdict(list)
-        again: list[_SqlWork] = []
-        for work in group:
-            if work.request is not None and asked[work.request.key] is not work:
-                again.append(work)  # sent again while the first is still here
-            elif work.request is None or not requests.answer(work, work.request, known.get(work.request.key)):
+        again: list[tuple[_SqlWork, _SqlWork]] = []
+        for work in part:
+            first = work if work.request is None else asked[work.request.key]
+            if first is not work:
+                again.append((work, first))  # sent again while the first is still here
+            elif work.request is None or not _answered(work, work.request, known.get(work.request.key)):
                 by_method[work.method].append(work)
-        for works in by_method.values():
-            _run(transaction, works, careful)
-        rows = [
-            requests.row(work, work.request, now_ns) for key, work in asked.items() if key not in known and work.request
-        ]
+        for method, works in by_method.items():
+            for work, result in zip(works, method(transaction, [one.argument for one in works]), strict=True):
+                work.result = result
+        rows = [_request_row(work, key, now_ns) for key, work in asked.items() if key not in known and _changed(work)]
         if self._exclusive and self._database.remote:
-            rows.append({"key": self._transaction_key, "digest": b"", "outcome": None, "created_ns": now_ns})
-        requests.write(connection, [row for row in rows if row is not None])
-        for work in again:
-            assert work.request is not None
-            first = asked[work.request.key]
+            rows.append((self._transaction_key, b"", None, now_ns))
+        insert_new(connection, requests, rows)
+        for work, first in again:
             work.result, work.error = first.result, first.error
         if self._exclusive and time.monotonic() > self._prune_at:
-            requests.prune(connection, now_ns)
-            self._prune_at = time.monotonic() + requests.PRUNE_EVERY_S
+            connection.execute(delete(requests).where(requests.c.created_ns < now_ns - int(REQUEST_KEPT_S * 1e9)))
+            self._prune_at = time.monotonic() + PRUNE_EVERY_S
 
-    def _finish(self, root: RootTransaction, transaction: SqlTransaction, group: list[_SqlWork]) -> None:
+    def _finish(self, root: RootTransaction, transaction: SqlTransaction, part: list[_SqlWork]) -> None:
         # Set before the commit: an exception out of it does not say whether the server had already written it.
-        self._in_doubt = _Doubtful(transaction.news, group)
+        self._in_doubt = _Doubtful(transaction.news, part)
         try:
             root.commit()
         except Exception as error:
@@ -365,40 +352,42 @@ class SqlWriter:
                 self._in_doubt = None  # the database refused it (a full disk, a constraint): it did not take place
             raise
         self._in_doubt = None
+        for work in part:
+            work.done = True
         if transaction.news:
             self._notifier.notify(transaction.news)
 
 
-def _run(transaction: SqlTransaction, works: list[_SqlWork], careful: bool) -> None:
-    """One call of the method for all works; carefully: where that fails one for each, so that only the culprits fail."""
-    savepoint = transaction.connection.begin_nested() if careful else None
+_REQUESTS = select(requests.c.key, requests.c.digest, requests.c.outcome).where(
+    requests.c.key.in_(bindparam("ids", expanding=True))
+)
+
+
+def _read_requests(connection: Connection, keys: list[str]) -> dict[str, Row]:
+    return {row.key: row for row in execute(connection, _REQUESTS, {"ids": keys})}
+
+
+def _answered(work: _SqlWork, request: Request, known: Row | None) -> bool:
+    """True where the request was done before, or is refused, since it was another then."""
+    if known is None:
+        return False
     try:
-        results = works[0].method(transaction, [work.argument for work in works])
-    except Exception as error:  # handed to the caller, who awaits it
-        if savepoint is None or not _alive(transaction.connection):
-            raise  # without a transaction there is nothing to go back to
-        savepoint.rollback()
-        if len(works) == 1:
-            works[0].error = error
-            return
-        for work in works:  # once more, one by one: a batch of a hundred does not fail for one bad row
-            _run(transaction, [work], careful)
-    else:
-        if savepoint is not None:
-            savepoint.commit()
-        for work, result in zip(works, results, strict=True):
-            work.result = result
+        check_same(request, known.digest)
+    except AgentLightningError as error:
+        work.error = error
+        return True
+    work.result = msgspec.msgpack.decode(known.outcome, type=work.kind)
+    return True
 
 
-def _alive(connection: Connection) -> bool:
-    """False where the transaction is over: SQLite gives it up on a full disk or an I/O error, a server that is away too."""
-    return not connection.invalidated and bool(getattr(connection.connection.driver_connection, "in_transaction", True))
+def _changed(work: _SqlWork) -> bool:
+    """False where the request did nothing, so that there is nothing to remember."""
+    return work.error is None and work.result != []
 
 
-def _insert(connection: Connection, table: Table) -> str:
-    columns = [column.name for column in table.columns if column.name != "seq"]
-    statement = upsert(connection, table).on_conflict_do_nothing(index_elements=["id"] if "id" in columns else None)
-    return str(statement.compile(dialect=connection.dialect, column_keys=columns))
+def _request_row(work: _SqlWork, key: str, now_ns: int) -> tuple[Any, ...]:
+    assert work.request is not None
+    return key, work.request.digest, msgspec.msgpack.encode(work.result), now_ns
 
 
 def _answer(group: list[_SqlWork]) -> None:

@@ -15,7 +15,7 @@ from agentlightning.errors import InputError
 from agentlightning.prompts.templates import Template, check_candidate
 from agentlightning.records import Resource
 from agentlightning.store.base import LightningStore
-from agentlightning.store.prompt_candidates import CandidateRecord, read_candidates
+from agentlightning.store.templates import CandidateRecord, read_candidates
 
 Texts = tuple[tuple[str, str], ...]
 

@@ -19,9 +19,8 @@ from agentlightning.config.run import Config
 from agentlightning.errors import AgentError, BudgetSpentError
 from agentlightning.records import JSON, Call, NewRollout, RetryPolicy, Rollout, Sampling, Span
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.feedback import FEEDBACK, read_feedback
-from agentlightning.store.prompt_candidates import group_id
-from agentlightning.store.scan import read_calls
+from agentlightning.store.scan import FEEDBACK, read_calls, read_feedback
+from agentlightning.store.templates import group_id
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.prompts.budget import Budget, SearchUsage, usage_of
