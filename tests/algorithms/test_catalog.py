@@ -11,7 +11,7 @@ from agentlightning.algorithms.catalog import catalog, named_in
 from agentlightning.algorithms.credit import CREDIT
 from agentlightning.algorithms.losses import LOSSES
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
-from agentlightning.trainer.offline.settings import OFFLINE_ALGORITHMS
+from agentlightning.trainer.schedules import OFFLINE_ALGORITHMS
 
 FILE = Path(__file__).parents[2] / "examples" / "own_algorithm" / "own_algorithm.py"
 

@@ -19,7 +19,7 @@ from agentlightning.errors import ConfigError, ConflictError, InputError, NotFou
 from agentlightning.runtime.disk import file_hash
 from agentlightning.store.models import ModelVersion
 from agentlightning.store.open import open_store
-from agentlightning.trainer.fingerprint import take_fingerprint
+from agentlightning.trainer.checkpoint import take_fingerprint
 from agentlightning.trainer.model_weights import with_versions
 
 

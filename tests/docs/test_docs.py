@@ -38,7 +38,7 @@ from agentlightning.store.summaries import RolloutSummary
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS
 from agentlightning.trainer.monitor.metrics import METRICS
 from agentlightning.trainer.monitor.trackers import TRACKERS
-from agentlightning.trainer.offline.settings import OFFLINE_ALGORITHMS
+from agentlightning.trainer.schedules import OFFLINE_ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "agentlightning"

@@ -18,7 +18,7 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.traces.importer import IMPORTED, TraceImport
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.offline.dataset import OfflineDataset
+from agentlightning.trainer.offline import OfflineDataset
 
 ASK = {"role": "user", "content": "Where does Ana live?"}
 

@@ -15,8 +15,7 @@ from agentlightning.config.run import Config, parse_config
 from agentlightning.records import Finish, NewRollout, Resource, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.offline.dataset import OfflineDataset
-from agentlightning.trainer.offline.loop import OfflineLoop
+from agentlightning.trainer.offline import OfflineDataset, OfflineLoop
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence

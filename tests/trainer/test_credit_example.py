@@ -10,7 +10,7 @@ import pytest
 from agentlightning.algorithms.lightning_rl import UpdatePlan
 from agentlightning.algorithms.selection import CallSignal
 from agentlightning.records import JSON
-from agentlightning.trainer.credit_record import credit_example
+from agentlightning.trainer.step import credit_example
 from agentlightning.training_types import Loss, Transition
 
 

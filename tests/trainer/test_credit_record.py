@@ -16,8 +16,7 @@ from agentlightning.algorithms.lightning_rl import UpdatePlan
 from agentlightning.config.run import MonitorConfig
 from agentlightning.records import CallCredit
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.credit_record import TrainedCall, call_credits, clip_share
-from agentlightning.trainer.step import RowNumbers, named_rows
+from agentlightning.trainer.step import RowNumbers, TrainedCall, call_credits, clip_share, named_rows
 from agentlightning.training_types import Loss, TokenNumbers, Trajectory
 from build import transition
 

@@ -10,9 +10,8 @@ import pytest
 from agentlightning.engines.saved_folders import seal
 from agentlightning.records import Checkpoint
 from agentlightning.store.models import ModelVersion
-from agentlightning.trainer.model_files import version_folder
-from agentlightning.trainer.model_weights import export_version
-from agentlightning.trainer.registration import weights_of
+from agentlightning.trainer.checkpoint_files import weights_of
+from agentlightning.trainer.model_weights import export_version, version_folder
 
 pytestmark = [
     pytest.mark.slow,

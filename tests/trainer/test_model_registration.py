@@ -17,10 +17,8 @@ from agentlightning.records import Metric, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.store.models import ModelVersion
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.checkpoint_files import save_checkpoint
-from agentlightning.trainer.fingerprint import Fingerprint, take_fingerprint
-from agentlightning.trainer.registration import Registrar, licence_of
+from agentlightning.trainer.checkpoint import Fingerprint, RunFolder, take_fingerprint
+from agentlightning.trainer.checkpoint_files import Registrar, licence_of, save_checkpoint
 
 
 class SealedEngine(RememberingEngine):

@@ -15,9 +15,9 @@ from agentlightning.trainer.checkpoint import (
     RunFolder,
     export_policy,
     make_default_folder,
+    run_config,
 )
 from agentlightning.trainer.checkpoint_files import last_checkpoint, save_checkpoint
-from agentlightning.trainer.run_config import run_config
 
 
 @pytest.fixture

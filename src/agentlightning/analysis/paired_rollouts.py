@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from agentlightning.analysis.intervals import Interval, exact_mcnemar, paired_bootstrap
 from agentlightning.errors import one_line
 from agentlightning.records import JSON, Call, Rollout
-from agentlightning.trainer.used_tokens import used_tokens
+from agentlightning.trainer.load_trajectories import used_tokens
 
 MAX_REASONS = 10
 """Reasons of failures that are told apart."""

@@ -20,13 +20,12 @@ from agentlightning.records import FINAL_STATES, ConsumedInputs, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.forks import is_apart
 from agentlightning.store.scan import find_run, read_rollouts
+from agentlightning.trainer.checkpoint import recorded_config
 from agentlightning.trainer.credit_inputs import CreditInputReader
 from agentlightning.trainer.load_trajectories import DISCARDED, LoadedTrajectories, fixed_inputs, seen_by
-from agentlightning.trainer.offline.settings import algorithm_class, make_algorithm
 from agentlightning.trainer.policies import policy_configs, schedule_configs
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.prompts.settings import searches
-from agentlightning.trainer.run_config import recorded_config
+from agentlightning.trainer.schedules import algorithm_class, make_algorithm, searches
 from agentlightning.training_types import Trajectory
 
 READ_BATCH = 512

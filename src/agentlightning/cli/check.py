@@ -24,8 +24,8 @@ def check(
     from agentlightning.config.file import load_config
     from agentlightning.trainer.check import check_agent
     from agentlightning.trainer.display import screen
+    from agentlightning.trainer.load_trajectories import used_tokens
     from agentlightning.trainer.model_weights import with_versions
-    from agentlightning.trainer.used_tokens import used_tokens
 
     loaded = with_versions(load_config(config, settings or [], store_setting(store)), runs)
     checked = run_shown(f"check {config}", runs, lambda folder, display: check_agent(loaded, folder, display, tasks))

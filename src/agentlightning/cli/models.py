@@ -184,8 +184,7 @@ def export_model(
     if policy is not None:
         raise InputError("--policy: expected a run; a version belongs to one policy")
     from agentlightning.store.scan import find_model_version
-    from agentlightning.trainer.model_files import version_folder
-    from agentlightning.trainer.model_weights import export_version
+    from agentlightning.trainer.model_weights import export_version, version_folder
 
     async def work(opened: LightningStore) -> tuple[ModelVersion, Path]:
         version = await find_model_version(opened, what)
@@ -196,8 +195,7 @@ def export_model(
 
 
 def _export_run(run: str, to: Path, policy: str | None, store: str | None, runs: Path) -> None:
-    from agentlightning.trainer.checkpoint import RunFolder, export_policy
-    from agentlightning.trainer.run_config import run_config
+    from agentlightning.trainer.checkpoint import RunFolder, export_policy, run_config
 
     folder = RunFolder(runs, run)
     checkpoint = trained_checkpoint(store or run_config(folder).store.url, folder)

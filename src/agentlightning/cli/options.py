@@ -79,7 +79,7 @@ def trained_checkpoint(store: str, folder: RunFolder) -> Checkpoint:
 def own_config(folder: RunFolder, settings: Sequence[str], store: str | None) -> Config:
     """A run's own configuration, at the addresses of this host where `settings` has them. ConfigError for other settings."""
     from agentlightning.config.file import with_overrides
-    from agentlightning.trainer.run_config import run_config
+    from agentlightning.trainer.checkpoint import run_config
 
     if any(one.partition("=")[0].strip() not in ADDRESSES for one in settings):
         raise ConfigError(

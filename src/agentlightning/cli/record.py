@@ -69,7 +69,7 @@ def _record_agent(
     import orjson
 
     from agentlightning.config.file import load_config
-    from agentlightning.trainer.data.record_rollouts import record_rollouts
+    from agentlightning.trainer.check import record_rollouts
 
     loaded = load_config(config, settings or [], store_setting(store))
     done = run_shown(

@@ -129,10 +129,8 @@ def _rerun(run: str, changed_ok: bool, store: str | None, runs: Path) -> None:
     """Starts a training run again from its record. ConflictError where code or tasks differ from those recorded."""
     from agentlightning.store.open import store_url
     from agentlightning.store.scan import find_run
-    from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.checkpoint import Fingerprint, RunFolder, recorded_config, take_fingerprint
     from agentlightning.trainer.data.tasks import load_tasks
-    from agentlightning.trainer.fingerprint import Fingerprint, take_fingerprint
-    from agentlightning.trainer.run_config import recorded_config
     from agentlightning.trainer.serving import is_training
     from agentlightning.trainer.training import new_run_id
 
@@ -195,7 +193,7 @@ def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: s
 def _settings_of(run: str, url: str | None) -> dict[str, Any]:
     """Settings that offline training takes over from the run it learns from."""
     from agentlightning.store.scan import find_run
-    from agentlightning.trainer.offline.settings import inherited
+    from agentlightning.trainer.schedules import inherited
 
     return inherited(with_store(url, lambda opened: find_run(opened, run)).config)
 

@@ -24,10 +24,10 @@ from agentlightning.serving.split import version_alias
 from agentlightning.store.base import LightningStore
 from agentlightning.store.models import ModelVersion
 from agentlightning.store.scan import find_model_version, find_run
-from agentlightning.trainer.model_files import version_folder
+from agentlightning.trainer.checkpoint import recorded_config
+from agentlightning.trainer.model_weights import version_folder
 from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.processes import engine_setup, policy_value, put_tokenizer
-from agentlightning.trainer.run_config import recorded_config
 
 log = logging.getLogger(__name__)
 

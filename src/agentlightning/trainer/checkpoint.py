@@ -8,19 +8,27 @@ folder with the learner's state beside it; of several policies a folder with one
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import orjson
 
-from agentlightning.config.run import DEFAULT_STORE, Config, config_text, parse_config
+from agentlightning.config.file import named_files
+from agentlightning.config.run import DEFAULT_STORE, Config, config_text, parse_config, run_record
 from agentlightning.engines.saved_folders import LEARNER_STATE, copy_weights, damage, restore_replaced
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
-from agentlightning.records import JSON
+from agentlightning.records import JSON, Run
 from agentlightning.runtime.disk import close_to_others, file_hash, make_private_folder, open_private, sync
+from agentlightning.store.open import existing_store
+from agentlightning.store.scan import find_run
+from agentlightning.trainer.interrupts import run_interruptible
 
 RESUMED = "resumed"
 """Kind of the row in metrics.jsonl that says from which step's checkpoint the run went on."""
@@ -230,3 +238,75 @@ def _writing(folder: Path) -> Iterator[None]:
         raise StoreError(
             f"{folder}: cannot be written: {cause.strerror or cause}; choose another --runs folder"
         ) from cause
+
+
+def run_config(folder: RunFolder, store: str | None = None) -> Config:
+    """The configuration in the run's folder, else that of the store's record; `store`: its URL, where it was moved or the
+    folder is on another host (AGL_STORE does for that). NotFoundError where there is neither."""
+    known = store or os.environ.get("AGL_STORE")
+    if folder.has_config or known is None:
+        return folder.config(store)
+    return run_interruptible(partial(_recorded, folder.run_id, known))
+
+
+async def _recorded(run_id: str, store: str) -> Config:
+    async with existing_store(store) as opened:
+        return recorded_config(await find_run(opened, run_id), store)
+
+
+def recorded_config(run: Run, store: str | None = None) -> Config:
+    """The configuration that a store keeps with the run; `store`: the URL in its place, since the record has no password."""
+    table = {**run.config, "store": {} if store is None else {"url": store}}
+    return parse_config(table, f"run {run.id}")
+
+
+FINGERPRINT = "fingerprint"
+"""Its name in a run's summary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """SHA-256 hashes (hex); empty where nobody took them."""
+
+    config: str = ""
+    code: str = ""
+    data: str = ""
+
+    def summary(self) -> JSON:
+        """As a run's summary keeps it."""
+        return {FINGERPRINT: asdict(self)}
+
+    @classmethod
+    def of_summary(cls, summary: JSON) -> Fingerprint:
+        """Of a run's summary; empty where its run was made by an earlier version."""
+        kept = summary.get(FINGERPRINT)
+        return cls(**kept) if isinstance(kept, dict) else cls()
+
+
+def take_fingerprint(config: Config, tasks: Sequence[JSON]) -> Fingerprint:
+    """Takes the fingerprint of a run with these training tasks; of offline training, its runs are the data.
+
+    The code is every file that settings name, but for the tasks': of agent, rewards and algorithm; of a command,
+    the files among its words. Modules that they import are not part of it.
+    """
+    table = {name: value for name, value in run_record(config).items() if name != "store"}
+    code = {name: file_hash(path) for name, path in named_files(config).items() if not name.startswith("data.")}
+    code |= {f"agent.command {path.name}": file_hash(path) for path in _files_of(config.agent.command)}
+    code |= {"agent.run": config.agent.run or ""} if "agent.run" not in code else {}
+    rows: Iterable[object] = tasks if config.data.train is not None else config.data.from_run
+    return Fingerprint(config=_hash([table]), code=_hash([code]), data=_hash(rows))
+
+
+def _files_of(command: str | None) -> list[Path]:
+    try:
+        words = shlex.split(command or "")
+    except ValueError:  # a quote that does not end, which whoever runs it says
+        return []
+    return [path for path in map(Path, words) if path.is_file()]
+
+
+def _hash(values: Iterable[object]) -> str:
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS) + b"\n")
+    return digest.hexdigest()

@@ -82,7 +82,7 @@ class TimeTally:
                 self._prompt_tokens += call.prompt_tokens if "." not in call.id else 0  # further choices share theirs
             else:  # of a rollout's time, a call to an external model is the agent's own affair, like a tool
                 self._external_calls.append((call.started_ns, call.finished_ns))
-                self._count_external(call)
+                self._external_tokens += sum(used_tokens(call))
         for rollout in rollouts:
             if rollout.started_ns is None or rollout.finished_ns is None:
                 continue
@@ -131,9 +131,12 @@ class TimeTally:
             found["sampler/slots"] = float(slots.sampler)
         return found
 
-    def _count_external(self, call: Call) -> None:
-        counts = (call.usage.get(name) for name in ("prompt_tokens", "sampled_tokens"))
-        self._external_tokens += sum(max(0, count) for count in counts if isinstance(count, int))
+
+def used_tokens(call: Call) -> tuple[int, int]:
+    """Tokens of the prompt and of the completion: recorded ones, else those that an external model reported."""
+    reported = [call.usage.get(name) for name in ("prompt_tokens", "sampled_tokens")]
+    prompt, sampled = (count if isinstance(count, int) and count > 0 else 0 for count in reported)
+    return call.prompt_tokens or prompt, len(call.sampled_ids) or sampled
 
 
 def covered(intervals: Iterable[tuple[int, int]]) -> int:

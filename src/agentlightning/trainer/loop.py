@@ -25,19 +25,15 @@ from agentlightning.engines.base import Engine, Metrics
 from agentlightning.errors import LearnerLostError
 from agentlightning.records import JSON, Consumed, Outcome, Resource, RetryPolicy, Rollout, Sampling, Step
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.checkpoint_files import last_checkpoint, load_checkpoint, save_checkpoint
-from agentlightning.trainer.credit_record import CreditRecorder, credit_example
+from agentlightning.trainer.checkpoint import Fingerprint, RunFolder
+from agentlightning.trainer.checkpoint_files import Registrar, last_checkpoint, load_checkpoint, save_checkpoint
 from agentlightning.trainer.evaluate import Kind, run_held_out, summarize
-from agentlightning.trainer.fingerprint import Fingerprint
 from agentlightning.trainer.load_trajectories import DISCARDED, LoadedTrajectories, TimeTally, fixed_inputs, slots_of
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.monitor.metrics import path_of
-from agentlightning.trainer.opponents import Opponents
-from agentlightning.trainer.policies import TrainedPolicy, publish
+from agentlightning.trainer.policies import Opponents, TrainedPolicy, publish
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.registration import Registrar
 from agentlightning.trainer.scheduler import (
     GroupScheduler,
     PublishedVersions,
@@ -46,7 +42,7 @@ from agentlightning.trainer.scheduler import (
     StepBatch,
     TreeSampler,
 )
-from agentlightning.trainer.step import StepPlan, StepPlanner
+from agentlightning.trainer.step import CreditRecorder, StepPlan, StepPlanner, credit_example
 
 MAX_LEARNERS_LOST = 3
 """Learners lost in a row, without a step that was never reached before, after which it is no accident."""

@@ -30,17 +30,14 @@ from agentlightning.errors import AgentLightningError, ConfigError, MissingExtra
 from agentlightning.gateway.external_keys import host_of
 from agentlightning.records import JSON, Resource, RunState
 from agentlightning.runner.sandboxes import CommandAgent, check_sandbox, store_folders
-from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.runtime.watchdog import STALL_TIMES, HangLimits, Watchdog
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.frameworks import find_instrumentations
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
-from agentlightning.trainer.console_process import check_console, console_process
-from agentlightning.trainer.monitor.load_watch import WorkerAbsence
 from agentlightning.trainer.policies import opponent_configs, policy_configs
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.supervisor import Supervisor
+from agentlightning.trainer.supervisor import Supervisor, check_console, console_process
 
 T = TypeVar("T")
 WORKERS = "workers of the trainer"
@@ -213,9 +210,6 @@ class Processes:
             tell(f"waiting for workers; start one with: AGL_SERVER_KEY=… {line}")
             token = shlex.join(["agl", "tokens", "create", "--role", "worker", "--run", self._folder.run_id])
             tell(f"a key for workers of this run is made by: {token} --server {self._server}")
-            absence = WorkerAbsence(self.store, self._folder.run_id, labels, tell)
-            watching = BackgroundTasks().start("absence of workers", absence.watch)
-            self._stack.push_async_callback(_abandon, watching)
             return
         arguments += ["--agent", agent.run] if agent.run is not None else ["--command", str(agent.command)]
         if agent.command is not None:

@@ -16,7 +16,7 @@ from agentlightning.records import JSON, Mode, NewRollout, RetryPolicy, Rollout,
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.monitor.trace_export import TraceExport
+from agentlightning.trainer.monitor.senders import TraceExport
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import os
 import secrets
@@ -16,14 +17,15 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 
-from agentlightning.errors import AgentError, AgentLightningError, GatewayError, InputError
-from agentlightning.runtime.children import SERVER_END_S, listen, stop_child
+from agentlightning.errors import AgentError, AgentLightningError, GatewayError, InputError, MissingExtraError
+from agentlightning.runtime.children import SERVER_END_S, listen, start_child, stop_child
 from agentlightning.runtime.watchdog import Watchdog
 from agentlightning.store.server_keys import client_key
 
@@ -278,3 +280,33 @@ def _tail(child: _Child, lines: int = 6) -> str:
     except OSError:
         words = b""
     return " | ".join(words.decode(errors="replace").strip().splitlines()[-lines:]) or f"see {child.log}"
+
+
+END_S = 5.0
+"""Seconds that it gets to end: nothing is lost with it."""
+
+
+def check_console() -> None:
+    """MissingExtraError where the console cannot be started."""
+    for package, extra in (("gradio", "console"), ("fastapi", "server")):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, extra)
+
+
+@asynccontextmanager
+async def console_process(url: str, key: str, log: Path, withhold: Iterable[str]) -> AsyncIterator[str]:
+    """Starts the console of the store at `url` on a free port of this machine; yields its own URL. It answers some seconds
+    later. `key`: of the server at `url`; `withhold`: variables that it does not inherit."""
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        child = start_child(
+            ["agentlightning.console", "--fd", str(listener.fileno())],
+            secrets={"AGL_STORE": url, "AGL_SERVER_KEY": key},
+            withhold=withhold,
+            pass_fds=(listener.fileno(),),
+            log=log,
+        )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await asyncio.to_thread(stop_child, child, END_S)

@@ -25,15 +25,14 @@ from agentlightning.records import JSON
 from agentlightning.runner.user_code import agent_spec
 from agentlightning.store.open import store_url
 from agentlightning.trainer.check import CheckResult, check_agent, evaluate_model
-from agentlightning.trainer.checkpoint import RunFolder, export_policy, policies_in
+from agentlightning.trainer.checkpoint import RunFolder, export_policy, policies_in, run_config
 from agentlightning.trainer.data.tasks import Source, load_tasks
 from agentlightning.trainer.display import Display
 from agentlightning.trainer.interrupts import run_interruptible
 from agentlightning.trainer.model_weights import with_versions
-from agentlightning.trainer.offline.settings import algorithm_class, make_algorithm, name_of
 from agentlightning.trainer.policies import with_models
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.run_config import run_config
+from agentlightning.trainer.schedules import algorithm_class, make_algorithm, name_of
 from agentlightning.trainer.training import Training, TrainResult, new_run_id
 
 Code = Callable[..., Any] | str

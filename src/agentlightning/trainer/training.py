@@ -25,25 +25,17 @@ from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, InputError, NotFoundError
 from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
-from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders
+from agentlightning.trainer.checkpoint import Fingerprint, RunFolder, checkpoint_folders, take_fingerprint
 from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_checkpoint
 from agentlightning.trainer.data.tasks import load_tasks
-from agentlightning.trainer.fingerprint import Fingerprint, take_fingerprint
+from agentlightning.trainer.display import draw_curve
 from agentlightning.trainer.loop import RLLoop
-from agentlightning.trainer.monitor.alert_sender import AlertSender
-from agentlightning.trainer.monitor.curve import draw_curve
-from agentlightning.trainer.monitor.load_watch import LoadWatch
-from agentlightning.trainer.monitor.metric_logger import MetricLogger, TrackerProcesses
-from agentlightning.trainer.monitor.trace_export import TraceExport
-from agentlightning.trainer.monitor.trackers import check_trackers
-from agentlightning.trainer.offline.dataset import EXAMPLES, OfflineDataset, max_row_tokens
-from agentlightning.trainer.offline.loop import OfflineLoop
-from agentlightning.trainer.offline.settings import (
-    check_offline,
-    offline_algorithm,
-)
-from agentlightning.trainer.opponents import Opponents
+from agentlightning.trainer.monitor.metric_logger import LoadWatch, MetricLogger
+from agentlightning.trainer.monitor.senders import AlertSender, TraceExport
+from agentlightning.trainer.monitor.trackers import TrackerProcesses, check_trackers
+from agentlightning.trainer.offline import EXAMPLES, OfflineDataset, OfflineLoop, max_row_tokens
 from agentlightning.trainer.policies import (
+    Opponents,
     TrainedPolicy,
     policy_configs,
 )
@@ -51,7 +43,13 @@ from agentlightning.trainer.processes import Processes, engine_support
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.run_lease import RunLease
 from agentlightning.trainer.scheduler import RolloutCollector
-from agentlightning.trainer.schedules import needs_of, online_algorithms, schedules_of
+from agentlightning.trainer.schedules import (
+    check_offline,
+    needs_of,
+    offline_algorithm,
+    online_algorithms,
+    schedules_of,
+)
 
 MakeLoop = Callable[[Processes], RLLoop | OfflineLoop]
 

@@ -19,10 +19,9 @@ from agentlightning.errors import ConfigError, StoreError
 from agentlightning.records import NewRollout
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.monitor.alert_sender import AlertSender
-from agentlightning.trainer.monitor.health_checks import Alarm, active_alarms
-from agentlightning.trainer.monitor.load_watch import Load, LoadWatch, load_alarms
-from agentlightning.trainer.monitor.metric_logger import MetricLogger
+from agentlightning.trainer.monitor.health_checks import Alarm, Load, active_alarms, load_alarms
+from agentlightning.trainer.monitor.metric_logger import LoadWatch, MetricLogger
+from agentlightning.trainer.monitor.senders import AlertSender
 
 ALARM = Alarm("no_signal", "nothing can be learned")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.trainer.monitor.curve import draw_curve
+from agentlightning.trainer.display import draw_curve
 
 LOSSES: list[dict[str, Any]] = [{"step": step, "eval/loss": 1.0 / (1 + step)} for step in (0, 5, 10)]
 

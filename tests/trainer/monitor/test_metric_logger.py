@@ -10,7 +10,7 @@ from agentlightning.config.run import parse_config
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck
-from agentlightning.trainer.monitor.metric_logger import MetricLogger
+from agentlightning.trainer.monitor.metric_logger import QUIET, MetricLogger
 from agentlightning.trainer.monitor.metrics import (
     METRICS,
     SHORT,
@@ -162,3 +162,13 @@ def test_a_policy_that_is_called_like_a_group_of_metrics_collides_with_none(alia
         assert (policy_of(own), group_of(own)) == (f"policies/{alias}/", path.partition("/")[0])
     metrics = {path_of("tokens_sampled", alias): 4.0, path_of("tokens_trained", alias): 1.0, "time/step_s": 2.0}
     assert derived(metrics) == {f"policies/{alias}/train/trained_token_share": 0.25}
+
+
+async def test_an_alarm_that_comes_back_at_once_is_not_told_again_and_later_it_is(
+    store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    watched, notes = watch(store, tmp_path)
+    gaps = [1.4, *[0.0] * 3, 1.4, *[0.0] * (QUIET + 1), 1.4]
+    for step, gap in enumerate(gaps, 1):
+        await watched.record(step, "step", {"policy/kl": gap})
+    assert len(notes.notes) == 2

@@ -20,7 +20,7 @@ from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.tracing.otlp import write_response
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.monitor.trace_export import TraceExport
+from agentlightning.trainer.monitor.senders import TraceExport
 
 
 @dataclass

@@ -16,9 +16,8 @@ import pytest
 from agentlightning.config.run import Config, parse_config
 from agentlightning.errors import MissingExtraError
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
-from agentlightning.trainer.monitor.metric_logger import TrackerProcesses
 from agentlightning.trainer.monitor.metrics import path_of
-from agentlightning.trainer.monitor.trackers import TRACKERS, Outbox, check_trackers, feed
+from agentlightning.trainer.monitor.trackers import TRACKERS, Outbox, TrackerProcesses, check_trackers, feed
 
 Logged = tuple[int, dict[str, float]]
 
@@ -319,7 +318,7 @@ async def test_a_tracker_sends_what_is_left_when_its_trainer_is_killed(folder: R
 import asyncio, os, signal
 from pathlib import Path
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.monitor.metric_logger import TrackerProcesses
+from agentlightning.trainer.monitor.trackers import TrackerProcesses
 async def main():
     folder = RunFolder(Path({str(folder.path.parent)!r}), {folder.run_id!r})
     async with TrackerProcesses(folder, ["tensorboard"], print) as trackers:

@@ -13,7 +13,7 @@ from agentlightning.records import NewRollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.offline.dataset import EXAMPLES, max_row_tokens
+from agentlightning.trainer.offline import EXAMPLES, max_row_tokens
 
 
 @pytest.fixture

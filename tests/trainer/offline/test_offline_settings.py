@@ -9,8 +9,13 @@ from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, Distill
 from agentlightning.config.run import parse_config, run_record
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, ConfigError
-from agentlightning.trainer.offline.settings import OFFLINE_ALGORITHMS, check_offline, inherited, offline_algorithm
-from agentlightning.trainer.schedules import algorithm_of
+from agentlightning.trainer.schedules import (
+    OFFLINE_ALGORITHMS,
+    algorithm_of,
+    check_offline,
+    inherited,
+    offline_algorithm,
+)
 
 LEAST = {"model": {"path": "m"}, "data": {"from_run": "RUN"}}
 

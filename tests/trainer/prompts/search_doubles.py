@@ -30,10 +30,8 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.processes import put_gateway_settings
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.prompts.budget import Budget
-from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress
-from agentlightning.trainer.prompts.store_search import StoreSearch
+from agentlightning.trainer.prompts.store_search import Budget, CandidateBook, StoreSearch
 from agentlightning.trainer.scheduler import RolloutCollector
 
 GOOD = ("verify", "cite", "plan")

@@ -10,10 +10,9 @@ import pytest
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
 from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError
-from agentlightning.trainer.offline.settings import algorithm_class
 from agentlightning.trainer.prompts.optimization import load_splits
 from agentlightning.trainer.prompts.optimizer_model import scripted_model
-from agentlightning.trainer.prompts.settings import prompt_algorithm
+from agentlightning.trainer.schedules import algorithm_class, prompt_algorithm
 
 TABLE: dict[str, Any] = {
     "model": {"path": "m"},

@@ -1,8 +1,7 @@
-"""Health checks: problems that a run's metrics show, by name, with the settings to change.
+"""Health checks: problems that a run's metrics, queue and disk show, by name, with the settings to change.
 
-`metric_logger.py` asks it after every row, and ``agl runs show`` prints what it found last. A pure function of the rows of
-metrics.jsonl: the same rows give the same warnings, so a resumed run repeats none. It knows neither settings nor rollouts,
-and stops nothing.
+`metric_logger.py` asks after every row and between rows, and ``agl runs show`` prints what holds. Pure: the same rows give
+the same alarms, so a resumed run repeats none. It knows neither settings nor rollouts, and stops nothing.
 """
 
 from __future__ import annotations
@@ -20,19 +19,22 @@ MIN_SUCCESS = 0.03
 """Below this base success hardly a group has anything to compare: of groups of 8, (1 - 0.03)^8 = 0.78 have no success."""
 MAX_SUCCESS = 0.98
 MAX_REFUSED_SHARE = 0.01
-"""Share of a step's rollouts that may end because a call was refused, before every step says so."""
-EARLY = 5
-"""Steps at the beginning that later ones are compared with."""
-LATE = 5
-"""Steps that are averaged before something counts as a trend."""
+EARLY = LATE = 5
+"""Steps at the beginning, and steps at the end, that are averaged and compared."""
 SHORT = 3
 """Steps that all have to show it, where a number speaks for itself."""
 FLAT = 20
 """Steps in which the reward has to move."""
-QUIET = 20
-"""Rows during which an alarm that ceased and comes back is not reported again."""
 ACTIVE = "alarms"
 """Key of a run's summary: the text of each alarm that holds, by name."""
+MIN_FREE_BYTES = 2**30
+"""Free space of the run's folder: below it another checkpoint may not fit."""
+WORKERLESS_S = 120.0
+"""Seconds without any worker while rollouts wait: workers are restarted within a minute."""
+QUEUED_S = 1800.0
+SILENT_S = 1800.0
+SILENT_TIMES = 10
+"""A silence also has to be this many times the longest pause between two rows so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Alarm:
     """One problem of a run."""
 
     name: str
-    """A name of HEALTH_CHECKS; with several policies, after that of the policy and a slash."""
+    """A name of HEALTH_CHECKS or of `load_alarms`; with several policies, after that of the policy and a slash."""
     text: str
     """The problem and the settings to change."""
 
@@ -55,10 +57,8 @@ class History:
 
     def values(self, name: str, per: str | None = None) -> list[float]:
         """One number per step that has it, divided by that of `per`; what is not a finite number is NaN."""
-        if per is None:
-            found = [_number(row[name]) for row in self.steps if name in row]
-        else:
-            found = [_number(row[name]) / _number(row[per]) for row in self.steps if row.get(per) and name in row]
+        rows = [row for row in self.steps if name in row and (per is None or row.get(per))]
+        found = [_number(row[name]) / (1.0 if per is None else _number(row[per])) for row in rows]
         return [value if math.isfinite(value) else math.nan for value in found]
 
     def early(self, name: str, per: str | None = None) -> float:
@@ -75,6 +75,9 @@ class History:
         """The least of the last SHORT steps, once there are as many: what all of them reach."""
         values = self.values(name, per)[-SHORT:]
         return min(values) if len(values) == SHORT and not any(map(math.isnan, values)) else math.nan
+
+    def last(self, name: str) -> float:
+        return _number(self.steps[-1].get(name)) if self.steps else math.nan
 
     def reward_rose(self) -> bool:
         """True where the reward rose by a quarter of its spread: then a change was not for the worse."""
@@ -98,29 +101,12 @@ def alarms(rows: Sequence[JSON], rules: Mapping[str, HealthCheck]) -> list[Alarm
     found = []
     for policy in sorted({policy_of(name) for row in rows for name in row}):
         own = [row if not policy else _of_policy(row, policy) for row in rows]
-        history = History(
-            steps=[row for row in own if row["kind"] == "step"],
-            base={
-                name: value for row in own if row["kind"] != "step" and row["step"] == 0 for name, value in row.items()
-            },
-        )
-        for name, rule in rules.items():
-            text = rule(history)
-            if text is not None:
-                found.append(Alarm(policy.removeprefix("policies/") + name, text))
+        before = [row for row in own if row["kind"] != "step" and row["step"] == 0]
+        base = {name: value for row in before for name, value in row.items()}
+        history = History([row for row in own if row["kind"] == "step"], base)
+        told = ((name, rule(history)) for name, rule in rules.items())
+        found += [Alarm(policy.removeprefix("policies/") + name, text) for name, text in told if text is not None]
     return found
-
-
-def new_alarms(rows: Sequence[JSON], rules: Mapping[str, HealthCheck]) -> list[Alarm]:
-    """Of the alarms after the last row those that did not hold after any of the QUIET rows before it."""
-    now = alarms(rows, rules)
-    repeated = [alarm for alarm in now if alarm.name.rpartition("/")[2] in EVERY_STEP and rows[-1]["kind"] == "step"]
-    for back in range(1, min(QUIET, len(rows)) + 1):
-        if not now:
-            break
-        told = {alarm.name for alarm in alarms(rows[: len(rows) - back], rules)}
-        now = [alarm for alarm in now if alarm.name not in told]
-    return now + [alarm for alarm in repeated if alarm not in now]
 
 
 def at_least(bound: float, name: str, text: str, per: str | None = None) -> HealthCheck:
@@ -145,28 +131,6 @@ def base_success_low(history: History) -> str | None:
     )
 
 
-def processes_hung(history: History) -> str | None:
-    count = _number(history.steps[-1].get("processes/hung")) if history.steps else math.nan
-    if not count > 0:
-        return None
-    told = "1 process of the run hung and was" if count == 1 else f"{count:.0f} processes of the run hung and were"
-    return (
-        f"{told} killed and started again: the run's output and its logs folder say which; where they were only slow, raise "
-        "trainer.hang_timeout_s"
-    )
-
-
-def calls_refused(history: History) -> str | None:
-    share = _number(history.steps[-1].get("rollout/refused_share")) if history.steps else math.nan
-    if not share > MAX_REFUSED_SHARE:
-        return None
-    return (
-        f"{share:.1%} of step {history.steps[-1]['step']}'s rollouts ended because the gateway refused a model call; what "
-        "is learned is biased towards those that got through: agl rollouts list RUN --state refused names the fields; leave "
-        "them out of the agent's requests, or set agent.unsupported_params = 'drop'"
-    )
-
-
 def base_success_perfect(history: History) -> str | None:
     if not _all_good(history):
         return None
@@ -187,22 +151,45 @@ def not_finite(history: History) -> str | None:
     )
 
 
+def processes_hung(history: History) -> str | None:
+    count = history.last("processes/hung")
+    if not count > 0:
+        return None
+    told = "1 process of the run hung and was" if count == 1 else f"{count:.0f} processes of the run hung and were"
+    return (
+        f"{told} killed and started again: the run's output and its logs folder say which; where they were only slow, raise "
+        "trainer.hang_timeout_s"
+    )
+
+
+def calls_refused(history: History) -> str | None:
+    share = history.last("rollout/refused_share")
+    if not share > MAX_REFUSED_SHARE:
+        return None
+    return (
+        f"{share:.1%} of step {history.steps[-1]['step']}'s rollouts ended because the gateway refused a model call; what "
+        "is learned is biased towards those that got through: agl rollouts list RUN --state refused names the fields; leave "
+        "them out of the agent's requests, or set agent.unsupported_params = 'drop'"
+    )
+
+
 def no_signal(history: History) -> str | None:
     share = history.lasting("train/zero_variance")
     if not share >= 0.95:
         return None
-    told = f"nothing could be learned from {share:.0%} of the last {SHORT} steps' rollouts: "
     if history.lasting("train/solved_groups") >= 0.5:
-        return told + "most tasks are solved by every rollout; end here, or take harder tasks"
-    if history.lasting("train/unsolved_groups") >= 0.5:
-        return told + (
+        why = "most tasks are solved by every rollout; end here, or take harder tasks"
+    elif history.lasting("train/unsolved_groups") >= 0.5:
+        why = (
             "most tasks are failed by every rollout; take easier tasks, reward partial success, raise "
             "algorithm.group_size; if they were solved before, lower trainer.learning_rate and go back to a checkpoint"
         )
-    return told + (
-        "the rollouts of a task all earn the same; raise model.temperature or algorithm.group_size, take "
-        "algorithm.dynamic_sampling = true, or a finer reward"
-    )
+    else:
+        why = (
+            "the rollouts of a task all earn the same; raise model.temperature or algorithm.group_size, take "
+            "algorithm.dynamic_sampling = true, or a finer reward"
+        )
+    return f"nothing could be learned from {share:.0%} of the last {SHORT} steps' rollouts: {why}"
 
 
 def entropy_gone(history: History) -> str | None:
@@ -217,13 +204,9 @@ def entropy_gone(history: History) -> str | None:
 
 
 def ratio_exploding(history: History) -> str | None:
-    grown = [
-        _number(row["policy/kl"]) - _number(row.get("policy/sampler_gap", 0.0))
-        for row in history.steps
-        if "policy/kl" in row
-    ]
-    clipped = history.lasting("policy/clip_share")
-    signs = []
+    rows = [row for row in history.steps if "policy/kl" in row]
+    grown = [_number(row["policy/kl"]) - _number(row.get("policy/sampler_gap", 0.0)) for row in rows]
+    clipped, signs = history.lasting("policy/clip_share"), []
     if grown and (grown[-1] >= 1.0 or (len(grown) >= SHORT and min(grown[-SHORT:]) >= 0.2)):  # a nat is no noise
         signs.append(f"the divergence from the sampler grows by {grown[-1]:.3g} nats per token within a step")
     if clipped >= 0.3:
@@ -240,16 +223,17 @@ def sampler_gap(history: History) -> str | None:
     gap = history.lasting("policy/sampler_gap")
     if not gap >= 0.01:
         return None
-    told = f"sampler and learner disagree by {gap:.3g} nats per token before the first update: "
     if history.lasting("rollout/staleness_mean") > 0:
-        return told + (
+        why = (
             "rollouts are older than the correction can bear; lower trainer.max_staleness, or take algorithm.correction = "
             "'importance' or 'ratio_mask'"
         )
-    return told + (
-        "they compute differently; take the same engine.dtype (float32) and engine.dropout = 0 for both, or "
-        "algorithm.correction = 'importance'"
-    )
+    else:
+        why = (
+            "they compute differently; take the same engine.dtype (float32) and engine.dropout = 0 for both, or "
+            "algorithm.correction = 'importance'"
+        )
+    return f"sampler and learner disagree by {gap:.3g} nats per token before the first update: {why}"
 
 
 def gradient_exploding(history: History) -> str | None:
@@ -318,26 +302,22 @@ def reward_flat(history: History) -> str | None:
     )
 
 
-HEALTH_CHECKS: dict[str, HealthCheck] = {
-    "base_success_low": base_success_low,
-    "base_success_perfect": base_success_perfect,
-    "not_finite": not_finite,
-    "processes_hung": processes_hung,
-    "calls_refused": calls_refused,
-    "no_signal": no_signal,
-    "entropy_gone": entropy_gone,
-    "ratio_exploding": ratio_exploding,
-    "sampler_gap": sampler_gap,
-    "gradient_exploding": gradient_exploding,
+_OWN = (base_success_low, base_success_perfect, not_finite, processes_hung, calls_refused, no_signal, entropy_gone)
+_OWN += (
+    ratio_exploding,
+    sampler_gap,
+    gradient_exploding,
+    turns_collapsing,
+    answers_growing,
+    reward_falling,
+    reward_flat,
+)
+HEALTH_CHECKS: dict[str, HealthCheck] = {check.__name__: check for check in _OWN} | {
     "kl_running_away": at_least(
         0.5,
         "policy/ref_kl",
         "the policy is {:.3g} nats per token away from its reference: raise algorithm.kl, or lower trainer.learning_rate",
     ),
-    "turns_collapsing": turns_collapsing,
-    "answers_growing": answers_growing,
-    "reward_falling": reward_falling,
-    "reward_flat": reward_flat,
     "rollouts_failing": at_least(
         0.5,
         "rollout/failed",
@@ -352,12 +332,54 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
         "what followed; agl runs show RUN --drift names the causes",
     ),
 }
-
-EVERY_STEP = frozenset({"calls_refused"})
-"""Checks that every step of which they hold is told of: others are not told again while they hold."""
-
 OFFLINE_HEALTH_CHECKS = {name: HEALTH_CHECKS[name] for name in ("not_finite", "processes_hung", "gradient_exploding")}
 """The checks of an offline run, where nothing is sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The state of a run between its steps."""
+
+    queued: int = 0
+    oldest_queued_s: float = 0.0
+    workerless_s: float = 0.0
+    """Seconds for which rollouts have waited and no worker was seen."""
+    free_bytes: int = MIN_FREE_BYTES
+    """Of the disk that holds the run's folder."""
+    silent_s: float = 0.0
+    """Seconds since a step or an evaluation was recorded; 0 before the first of this process."""
+    longest_pause_s: float = 0.0
+    """The longest time between two of them; 0 before the second."""
+
+
+def load_alarms(load: Load) -> list[Alarm]:
+    """The alarms of a moment."""
+    found: dict[str, str] = {}
+    if load.queued and load.workerless_s >= WORKERLESS_S:
+        found["queue_without_workers"] = (
+            f"{load.queued} rollouts wait and no worker was seen for {_minutes(load.workerless_s)}: start some with agl "
+            "worker, or check the labels of the run (agent.labels)"
+        )
+    elif load.oldest_queued_s >= QUEUED_S:
+        found["queue_old"] = (
+            f"a rollout has waited {_minutes(load.oldest_queued_s)} for a worker, and {load.queued} wait: add workers, or "
+            "raise agent.concurrency; agl runs bottlenecks RUN shows what limits the run"
+        )
+    if load.free_bytes < MIN_FREE_BYTES:
+        found["disk_filling"] = (
+            f"{load.free_bytes / 2**20:,.0f} MiB are left on the disk of the run's folder: free some with agl runs delete, "
+            "or lower trainer.keep_checkpoints; a checkpoint that does not fit ends the run"
+        )
+    if load.longest_pause_s and load.silent_s >= max(SILENT_S, SILENT_TIMES * load.longest_pause_s):
+        found["run_silent"] = (
+            f"no step ended for {_minutes(load.silent_s)}, {load.silent_s / load.longest_pause_s:.0f} times the longest "
+            f"pause before ({_minutes(load.longest_pause_s)}): see agl rollouts list RUN and the run's logs folder"
+        )
+    return [Alarm(name, text) for name, text in found.items()]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
 def _base(history: History, what: str) -> float:

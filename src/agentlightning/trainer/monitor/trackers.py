@@ -1,15 +1,16 @@
-"""Trackers by name: TensorBoard, Weights & Biases, MLflow, trackio; and the process that feeds one of them.
+"""Trackers by name: TensorBoard, Weights & Biases, MLflow, trackio; and a process for each, which no run waits for.
 
     python -m agentlightning.trainer.monitor.trackers --folder runs/ID --tracker NAME
 
-`metric_logger.py` starts one process for each tracker of a run. It reads metrics.jsonl, sends each row once, and lists what
-it has sent, so that a resumed run goes on where the tracker was. A step that a crash undid is executed again from the same
-rollouts and weights and gives the same numbers: the tracker keeps the first. Trackers are imported here alone.
+A process reads metrics.jsonl, sends each row once, and lists what it has sent, so that a resumed run goes on where the
+tracker was. A step that a crash undid gives the same numbers again: the tracker keeps the first. Trackers are imported here
+alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import fcntl
 import importlib.util
@@ -17,17 +18,22 @@ import os
 import signal
 import sys
 import traceback
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import orjson
 
+from agentlightning.config.external import TRACKER_KEYS
 from agentlightning.config.run import run_record
 from agentlightning.errors import MissingExtraError
 from agentlightning.records import JSON
-from agentlightning.runtime.children import keep_files_private, receive_secrets
+from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.runtime.children import inheritable, keep_files_private, receive_secrets, secrets_line
+from agentlightning.runtime.disk import open_private
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.metrics import in_order, numbers
 
@@ -35,6 +41,8 @@ PROJECT = "agentlightning"
 """Name of the project or experiment, where the tracker's own variable names none."""
 ORPHAN_TIMEOUT_S = 60
 """Seconds that a tracker whose trainer is gone may take to send what is left."""
+END_TIMEOUT_S = 30.0
+"""Seconds that a tracker has to send what is left when a run ends."""
 MAX_PARAMS = 100
 """Parameters that MLflow takes at a time."""
 
@@ -172,15 +180,12 @@ class Outbox:
 
     rows: Path
     sent: Path
-    _known: set[tuple[int, str]] = field(default_factory=set)
+    _known: set[str] = field(default_factory=set)
     _waiting: list[JSON] = field(default_factory=list)
     _read: int = 0
 
     def __post_init__(self) -> None:
-        for line in self.sent.read_text().splitlines() if self.sent.exists() else ():
-            step, _, kind = line.partition(" ")
-            if step.isdigit() and kind:
-                self._known.add((int(step), kind))
+        self._known.update(self.sent.read_text().splitlines() if self.sent.exists() else ())
 
     def waiting(self) -> list[JSON]:
         """The rows to send, oldest first; the last line counts once it is whole."""
@@ -199,7 +204,7 @@ class Outbox:
             values = numbers(row)
             tracker.log(row["step"], row["time"], {path: values[path] for path in in_order(values)})
             with self.sent.open("a") as file:
-                file.write(f"{row['step']} {row['kind']}\n")
+                file.write(f"{_key(row)}\n")
             self._waiting.remove(row)
 
     def _take(self, line: bytes) -> None:
@@ -207,10 +212,13 @@ class Outbox:
             row = orjson.loads(line)
         except orjson.JSONDecodeError:
             return  # a full disk or a power cut leaves half a line
-        key = (row["step"], row["kind"])
-        if row["kind"] != RESUMED and key not in self._known:
-            self._known.add(key)
+        if row["kind"] != RESUMED and _key(row) not in self._known:
+            self._known.add(_key(row))
             self._waiting.append(row)
+
+
+def _key(row: JSON) -> str:
+    return f"{row['step']} {row['kind']}"
 
 
 def feed(open_tracker: Callable[[], Tracker], outbox: Outbox, news: Iterable[str], tell: Callable[[str], None]) -> None:
@@ -265,6 +273,98 @@ def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
 def _in_one_line(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}".replace("\n", " ")
     return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+class TrackerProcesses:
+    """The processes of a run's trackers: ``async with``, they get `end_s` at its end.
+
+    What one of them cannot do is told once; the numbers stay in the store and in metrics.jsonl, and a resumed run sends what
+    is missing.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        names: Sequence[str],
+        tell: Callable[[str], None],
+        withhold: Iterable[str] = (),
+        end_s: float = END_TIMEOUT_S,
+    ) -> None:
+        """withhold: variables with secrets; a tracker gets its own, by its standard input."""
+        self._withhold = set(withhold)
+        self._folder = folder
+        self._names = names
+        self._tell = tell
+        self._end_s = end_s
+        self._children: dict[str, Process] = {}
+        self._background = BackgroundTasks()
+        self._readers: set[asyncio.Task[None]] = set()
+        self._ending = False
+        self.state = "interrupted"
+        """End of the run, for the trackers: finished, interrupted or failed."""
+
+    async def __aenter__(self) -> TrackerProcesses:
+        for name in self._names:
+            child = self._children[name] = await self._start(name)
+            self._readers.add(self._background.start(f"tracker {name}", partial(self._read, name, child)))
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, asyncio.CancelledError):
+            self.state = "failed"
+        self._ending = True
+        for child in self._children.values():
+            _write(child, f"{self.state}\n".encode()).close()
+        await asyncio.gather(*(self._end(name, child) for name, child in self._children.items()), *self._readers)
+
+    def poke(self) -> None:
+        """metrics.jsonl has grown. Never waits."""
+        for child in self._children.values():
+            _write(child, b"\n")
+
+    def pids(self) -> dict[str, int]:
+        return {name: child.pid for name, child in self._children.items()}
+
+    async def _start(self, name: str) -> Process:
+        own = {key: os.environ[key] for key in TRACKER_KEYS.get(name, ()) if key in os.environ}
+        program = "agentlightning.trainer.monitor.trackers"
+        with open_private(self._folder.path / "logs" / f"tracker-{name}.log", "ab") as log:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", program, "--folder", str(self._folder.path), "--tracker", name),
+                env=inheritable(os.environ, {*self._withhold, *own}),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches the trainer alone
+            )
+        _write(child, secrets_line(own))
+        return child
+
+    async def _end(self, name: str, child: Process) -> None:
+        try:
+            await asyncio.wait_for(child.wait(), self._end_s)
+        except TimeoutError:
+            child.kill()
+            self._tell(f"tracker {name} did not take what was left within {self._end_s:.0f} s")
+
+    async def _read(self, name: str, child: Process) -> None:
+        """Passes its warnings on, until it ends."""
+        assert child.stdout is not None
+        async for line in child.stdout:
+            self._tell(line.decode(errors="replace").rstrip("\n"))
+        if not self._ending:
+            self._tell(
+                f"tracker {name} ended, see logs/tracker-{name}.log; what it lacks is in metrics.jsonl, and is sent when "
+                "the run is resumed"
+            )
+
+
+def _write(child: Process, line: bytes) -> asyncio.StreamWriter:
+    """Dropped where the child is gone: it reads the file anyway."""
+    assert child.stdin is not None
+    if child.returncode is None:
+        child.stdin.write(line)
+    return child.stdin
 
 
 def main() -> None:

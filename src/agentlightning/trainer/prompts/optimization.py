@@ -21,19 +21,17 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import promote_candidate
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
-from agentlightning.trainer.monitor.metric_logger import MetricLogger, TrackerProcesses
-from agentlightning.trainer.monitor.trace_export import TraceExport
-from agentlightning.trainer.monitor.trackers import check_trackers
+from agentlightning.trainer.monitor.metric_logger import MetricLogger
+from agentlightning.trainer.monitor.senders import TraceExport
+from agentlightning.trainer.monitor.trackers import TrackerProcesses, check_trackers
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.prompts.budget import Budget
-from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.prompts.optimizer_model import open_model
-from agentlightning.trainer.prompts.settings import check_budget, prompt_algorithm
-from agentlightning.trainer.prompts.store_search import StoreSearch
+from agentlightning.trainer.prompts.store_search import Budget, CandidateBook, StoreSearch
 from agentlightning.trainer.run_lease import RunLease
 from agentlightning.trainer.scheduler import RolloutCollector
+from agentlightning.trainer.schedules import check_budget, prompt_algorithm
 from agentlightning.trainer.serving import OPTIMIZE
 
 

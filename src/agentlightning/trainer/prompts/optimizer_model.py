@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ from agentlightning.runner.attempt import status_here
 from agentlightning.runtime.backoff import Backoff
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.processes import Processes
-from agentlightning.trainer.prompts.budget import SearchUsage, usage_of
-from agentlightning.trainer.prompts.store_search import message_text
+from agentlightning.trainer.prompts.store_search import SearchUsage, message_text, usage_of
 
 OPTIMIZER_RUN = "{run_id}-optimizer"
 """Id of the run that keeps what the model of a search was asked."""
@@ -68,33 +66,21 @@ def scripted_model(grammar: Path) -> Answer:
     return answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelAddress:
-    """Address at which a model is asked, and the protocol."""
-
-    server_url: str
-    model: str
-    protocol: str = "openai"
-
-
 class GatewayModel:
     """The optimiser model behind a gateway. Use from one event loop, after `open`."""
 
     def __init__(
-        self,
-        store: LightningStore,
-        run_id: str,
-        address: ModelAddress,
-        client: httpx.AsyncClient,
-        first_pause_s: float = 1.0,
+        self, store: LightningStore, run_id: str, client: httpx.AsyncClient, model: str, protocol: str = "openai"
     ) -> None:
-        """run_id: that of the search. first_pause_s: between the first two tries; then it doubles."""
+        """run_id: that of the search. client: its base URL is the gateway's."""
         self._store = store
         self._search = run_id
         self.run_id = OPTIMIZER_RUN.format(run_id=run_id)
-        self._address = address
         self._client = client
-        self._first_pause_s = first_pause_s
+        self._model = model
+        self._protocol = protocol
+        self.first_pause_s = 1.0
+        """Between the first two tries; then it doubles."""
         self._claiming = asyncio.Lock()
         self._answers: dict[str, asyncio.Future[OptimizerAnswer]] = {}
 
@@ -172,7 +158,7 @@ class GatewayModel:
         return None
 
     async def _send(self, claim: Claim, prompt: str) -> OptimizerAnswer:
-        problem, backoff = "", Backoff(self._first_pause_s, max_s=8.0)
+        problem, backoff = "", Backoff(self.first_pause_s, max_s=8.0)
         for number in range(MAX_TRIES):
             if number:
                 await backoff.sleep()
@@ -190,18 +176,17 @@ class GatewayModel:
                 await self._store.finish([Finish(lease=claim.lease, state="succeeded")])
                 return found
             problem = problem or "its answer is not recorded"
-        sentence = f"optimize.model: {self._address.model} gives no answer: {problem}"
+        sentence = f"optimize.model: {self._model} gives no answer: {problem}"
         await self._store.finish([Finish(lease=claim.lease, state="failed", error=sentence)])
         raise EngineError(sentence)
 
     def _request(self, claim: Claim, prompt: str) -> dict[str, Any]:
-        root = f"{self._address.server_url.rstrip('/')}/r/{claim.rollout.id}/{claim.lease.attempt}/v1"
-        body: JSON = {"model": self._address.model, "messages": [{"role": "user", "content": prompt}]}
-        headers = {"Authorization": f"Bearer {claim.key}"}
-        if self._address.protocol == "anthropic":
-            body["max_tokens"] = ANTHROPIC_MAX_TOKENS
-            return {"url": f"{root}/messages", "json": body, "headers": headers}
-        return {"url": f"{root}/chat/completions", "json": body, "headers": headers}
+        root = f"/r/{claim.rollout.id}/{claim.lease.attempt}/v1"
+        body: JSON = {"model": self._model, "messages": [{"role": "user", "content": prompt}]}
+        path = "chat/completions"
+        if self._protocol == "anthropic":
+            path, body["max_tokens"] = "messages", ANTHROPIC_MAX_TOKENS
+        return {"url": f"{root}/{path}", "json": body, "headers": {"Authorization": f"Bearer {claim.key}"}}
 
 
 async def open_model(config: Config, run_id: str, processes: Processes, stack: AsyncExitStack) -> Answer:
@@ -216,13 +201,9 @@ async def open_model(config: Config, run_id: str, processes: Processes, stack: A
     else:
         external = config.external[optimize.model]
         model, protocol = model_name(optimize.model, external), external.protocol
-    client = await stack.enter_async_context(httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False))
-    asked = GatewayModel(
-        processes.store,
-        run_id,
-        ModelAddress(server_url=processes.server_url, model=model, protocol=protocol),
-        client,
-    )
+    client = httpx.AsyncClient(base_url=processes.server_url, timeout=TIMEOUT_S, trust_env=False)
+    await stack.enter_async_context(client)
+    asked = GatewayModel(processes.store, run_id, client, model, protocol)
     await asked.open(await processes.store.resources(run_id))
     stack.push_async_callback(asked.close)
     return asked.ask

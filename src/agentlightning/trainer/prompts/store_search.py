@@ -1,7 +1,7 @@
 """StoreSearch: the `SearchRun` of a real search, over a store and the workers that run its rollouts.
 
 `optimization.py` makes one; algorithms see the interface alone. Whatever they get is in the store before they see it:
-candidates, rollouts, which are enqueued under names of their own, and the optimiser model's answers.
+candidates, rollouts under names of their own, and the optimiser model's answers.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import asyncio
 import json
 import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
 from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest, Split, Trace
+from agentlightning.config.optimizer import OptimizeConfig
 from agentlightning.config.run import Config
-from agentlightning.errors import AgentError, BudgetSpentError
-from agentlightning.records import JSON, Call, NewRollout, RetryPolicy, Rollout, Sampling, Span
+from agentlightning.errors import AgentError, BudgetSpentError, InputError
+from agentlightning.prompts.templates import Template, check_candidate
+from agentlightning.records import JSON, Call, NewRollout, Resource, RetryPolicy, Rollout, Sampling, Span
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import FEEDBACK, read_calls, read_feedback
-from agentlightning.store.templates import group_id
+from agentlightning.store.templates import CandidateRecord, group_id, read_candidates
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.prompts.budget import Budget, SearchUsage, usage_of
-from agentlightning.trainer.prompts.candidates import CandidateBook
 from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recorded, nothing_to_learn
 
 READ_BATCH = 200
@@ -34,6 +34,200 @@ MAX_ERROR = 2000
 
 Key = tuple[int, Split, int, int]
 """Candidate, split, task, replica."""
+Texts = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchUsage:
+    """Tokens of some calls."""
+
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+
+    def __add__(self, other: SearchUsage) -> SearchUsage:
+        return SearchUsage(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            sampled_tokens=self.sampled_tokens + other.sampled_tokens,
+        )
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.sampled_tokens
+
+
+def usage_of(calls: Sequence[Call]) -> SearchUsage:
+    """Tokens of these calls; an external model that reports no usage counts as nothing."""
+    prompt, sampled = (sum(counts) for counts in zip((0, 0), *map(used_tokens, calls), strict=True))
+    return SearchUsage(prompt_tokens=prompt, sampled_tokens=sampled)
+
+
+@dataclass(slots=True)
+class Budget:
+    """The bounds of one search, and what it has used, counted along its own path: one that is run again counts the same."""
+
+    bounds: OptimizeConfig
+    rollouts: int = 0
+    used: SearchUsage = SearchUsage()
+
+    def check(self, rollouts: int = 0) -> None:
+        """BudgetSpentError where so many more rollouts would pass their bound, or the tokens are spent."""
+        bounds, used = self.bounds, self.used
+        if self.rollouts + rollouts > bounds.max_rollouts:
+            raise BudgetSpentError(
+                f"The budget of {bounds.max_rollouts} rollouts is spent: {self.rollouts} were run, and the next "
+                f"{rollouts} would pass it (optimize.max_rollouts)."
+            )
+        if bounds.max_tokens is not None and used.tokens >= bounds.max_tokens:
+            raise BudgetSpentError(
+                f"The budget of {bounds.max_tokens} tokens is spent: {used.tokens} were used (optimize.max_tokens)."
+            )
+
+
+class CandidateBook:
+    """The candidates of one search, checked, recorded in the store, and found again. From one event loop, after `open`.
+
+    A candidate's texts are versions of the run's templates; its record names them. What a search wrote before it was killed
+    is used again: proposing equal texts twice changes nothing.
+    """
+
+    def __init__(self, store: LightningStore, run_id: str, searched: Sequence[str]) -> None:
+        """searched: names of the templates whose texts candidates differ in."""
+        self._store = store
+        self._run_id = run_id
+        self._searched = searched
+        self._writing = asyncio.Lock()
+        self._records: dict[Texts, CandidateRecord] = {}
+        self._versions: dict[int, Mapping[str, int]] = {}
+        self._stored: dict[str, dict[object, int]] = {}
+        """By template, the first version of each text."""
+        self._templates: dict[str, Template] = {}
+        """Those that the search starts from."""
+        self.proposed: list[PromptCandidate] = []
+        """The candidates that this process has met, in order."""
+
+    def versions(self, number: int) -> Mapping[str, int]:
+        """Versions of all templates of the run for the rollouts of a candidate."""
+        return self._versions[number]
+
+    async def open(self) -> PromptCandidate:
+        """The candidate that the search starts from: the newest versions, or those that it began with."""
+        records = await read_candidates(self._store, self._run_id)
+        self._records = {_key(each.texts): each for each in records}
+        versions = await self._all_versions()
+        for each in versions:
+            self._stored.setdefault(each.name, {}).setdefault(_content(Template.parse(each.value)), each.version)
+        first = next((each for each in records if each.number == 0), None)
+        start = {each.name: each.version for each in versions} if first is None else dict(first.versions)
+        begun = [each for each in versions if each.version == start.get(each.name)]
+        self._templates = {each.name: Template.parse(each.value) for each in begun}
+        if first is None:
+            texts = [component_texts(name, self._templates[name]) for name in self._searched]
+            whole = {name: text for each in texts for name, text in each.items()}
+            first = await self._record(CandidateRecord(number=0, texts=whole, versions=start, source="seed"))
+        return self._met(first)
+
+    async def propose(
+        self, texts: Mapping[str, str], parents: Sequence[PromptCandidate], source: str
+    ) -> PromptCandidate:
+        """As of `SearchRun.propose`."""
+        whole = {**self.proposed[0].texts, **(parents[0].texts if parents else {}), **texts}
+        async with self._writing:
+            known = self._records.get(_key(whole)) or await self._new(whole, parents, source)
+            if known.number is None:
+                raise InputError(known.refused)
+            return self._met(known)
+
+    async def added_meanwhile(self) -> list[str]:
+        """NAME@VERSION of what somebody else added since the search began: no candidate has its text."""
+        known = {pair for each in self._records.values() for pair in each.versions.items()}
+        return [
+            f"{each.name}@{each.version}"
+            for each in await self._all_versions()
+            if each.version > self._versions[0].get(each.name, 0)
+            and (each.name, self._stored.get(each.name, {}).get(_content(Template.parse(each.value)), each.version))
+            not in known
+        ]
+
+    async def _all_versions(self) -> list[Resource]:
+        found = await self._store.resources(self._run_id, latest=False)
+        return [each for each in found if each.kind == "prompt_template"]
+
+    async def _new(self, texts: Mapping[str, str], parents: Sequence[PromptCandidate], source: str) -> CandidateRecord:
+        numbers = tuple(each.number for each in parents)
+        record = CandidateRecord(number=None, texts=texts, parents=numbers, source=source)
+        try:
+            if unknown := sorted(set(texts) - set(self.proposed[0].texts)):
+                raise InputError(f"{unknown[0]}: expected a text of {', '.join(self.proposed[0].texts)}")
+            templates = {name: self._template(name, texts, source) for name in self._searched}
+        except InputError as refused:
+            return await self._record(replace(record, refused=str(refused)))
+        versions, new = dict(self._versions[0]), []
+        for name, template in templates.items():
+            if (stored := self._stored[name].get(_content(template))) is not None:
+                versions[name] = stored
+                continue
+            made_from = tuple(dict.fromkeys(self._versions[number][name] for number in numbers or (0,)))
+            value = replace(template, parents=made_from).value()
+            new.append(
+                Resource(run_id=self._run_id, name=name, kind="prompt_template", value=value, parent=made_from[0])
+            )
+        # The versions first: a record names nothing that is not there, and a version without one is found by its text.
+        for resource in await self._store.put_resources(new) if new else []:
+            versions[resource.name] = resource.version
+            self._stored[resource.name][_content(templates[resource.name])] = resource.version
+        number = 1 + max(each.number for each in self._records.values() if each.number is not None)
+        return await self._record(replace(record, number=number, versions=versions))
+
+    def _template(self, name: str, texts: Mapping[str, str], source: str) -> Template:
+        try:
+            template = with_texts(name, replace(self._templates[name], source=source, parents=()), texts)
+            check_candidate(self._templates[name], template)
+        except InputError as refused:
+            raise InputError(f"{name}: {refused}") from None
+        return template
+
+    async def _record(self, record: CandidateRecord) -> CandidateRecord:
+        await self._store.put_resources([record.resource(self._run_id)])
+        self._records[_key(record.texts)] = record
+        return record
+
+    def _met(self, record: CandidateRecord) -> PromptCandidate:
+        assert record.number is not None  # those that were refused are not met
+        if record.number not in self._versions:
+            self._versions[record.number] = record.versions
+            self.proposed.append(
+                PromptCandidate(
+                    number=record.number, texts=dict(record.texts), parents=record.parents, source=record.source
+                )
+            )
+        return next(one for one in self.proposed if one.number == record.number)
+
+
+def component_texts(name: str, template: Template) -> dict[str, str]:
+    """The texts of a template that a search may change: NAME, or of messages NAME.0, NAME.1 and so on."""
+    if isinstance(template.template, str):
+        return {name: template.template}
+    return {f"{name}.{place}": each["content"] for place, each in enumerate(template.template)}
+
+
+def with_texts(name: str, template: Template, texts: Mapping[str, str]) -> Template:
+    """The template with other texts. InputError where it does not parse."""
+    changed: object = texts.get(name)
+    if not isinstance(template.template, str):
+        changed = [{**each, "content": texts[f"{name}.{place}"]} for place, each in enumerate(template.template)]
+    value = template.value() | {"template": changed}
+    del value["placeholders"]  # found anew, so that the sentence names both lists
+    return Template.parse(value)
+
+
+def _key(texts: Mapping[str, str]) -> Texts:
+    return tuple(sorted(texts.items()))
+
+
+def _content(template: Template) -> object:
+    """The template without who made it."""
+    text = template.template
+    return template.format, text if isinstance(text, str) else tuple((one["role"], one["content"]) for one in text)
 
 
 @dataclass(kw_only=True)
@@ -186,34 +380,25 @@ class StoreSearch:
 
     async def _log(self, keys: Sequence[Key], used: SearchUsage) -> None:
         """Records the numbers of a batch."""
-        metrics = self.metrics() | {
+        whole = len(self.tasks["val"])
+        known = [self.rewards(candidate) for candidate in self.book.proposed]
+        means = [statistics.fmean(rewards.values()) for rewards in known if len(rewards) == whole]
+        metrics = {
+            "prompts/candidates": float(len(self.book.proposed)),
+            "prompts/rollouts": float(self.budget.rollouts),
+            "prompts/tokens": float(self.budget.used.tokens),
             "prompts/batch_mean": statistics.fmean(self._scores[key].reward for key in keys),
             "cost/prompt_tokens": float(used.prompt_tokens),
             "cost/sampled_tokens": float(used.sampled_tokens),
         }
+        if means:
+            metrics["prompts/best_mean"] = max(means)
         await self.logger.record(self.batches, "prompts", metrics)
         self.progress.phase("rollouts", self.budget.rollouts, self.budget.bounds.max_rollouts)
         best = metrics.get("prompts/best_mean")
         if best is not None and best != self._best:
             self._best = best
             self.progress.evaluated(self.batches, "best prompts", best)
-
-    def metrics(self) -> dict[str, float]:
-        """Numbers of the search so far."""
-        whole = range(len(self.tasks["val"]))
-        means = {}
-        for candidate in self.book.proposed:
-            rewards = self.rewards(candidate)
-            if len(rewards) == len(whole):
-                means[candidate.number] = statistics.fmean(rewards.values())
-        metrics = {
-            "prompts/candidates": float(len(self.book.proposed)),
-            "prompts/rollouts": float(self.budget.rollouts),
-            "prompts/tokens": float(self.budget.used.tokens),
-        }
-        if means:
-            metrics["prompts/best_mean"] = max(means.values())
-        return metrics
 
 
 def rollout_score(task: int, rollout: Rollout, feedback: str) -> RolloutScore:
