@@ -187,9 +187,9 @@ def test_rules_that_credit_would_ignore_are_an_error_at_start() -> None:
 
 def test_one_policy_that_reads_step_rewards_is_enough() -> None:
     both: Config = config(air={"rules": RULES})
-    check_air(both, {"on": STEPS, "off": LightningRL()})
+    check_air(both, [STEPS, LightningRL()])
     with pytest.raises(ConfigError):
-        check_air(both, {"off": LightningRL()})
+        check_air(both, [LightningRL()])
 
 
 def test_a_rule_that_is_not_known_is_an_error_at_start() -> None:
@@ -215,4 +215,4 @@ def test_an_advantage_of_one_s_own_may_read_step_rewards(tmp_path: Path) -> None
     file = tmp_path / "step_reader.py"
     file.write_text(STEP_READER)
     own = LightningRL(advantage=f"{file}:earned")
-    check_air(config(air={"rules": RULES}), {"default": own})
+    check_air(config(air={"rules": RULES}), [own])

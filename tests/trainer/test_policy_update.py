@@ -15,7 +15,8 @@ from agentlightning.trainer.check import check_agent
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.step import StepPlanner, check_fit, critic_values, update_policy
+from agentlightning.trainer.schedules import check_fit
+from agentlightning.trainer.step import StepPlanner, critic_values, update_policy
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 from build import transition
 

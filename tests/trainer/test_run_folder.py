@@ -246,4 +246,3 @@ def test_a_file_that_was_edited_between_two_starts_of_a_run_is_named_once(tmp_pa
     assert [sentence.partition(":")[0] for sentence in changed] == sorted(set(files) - {"data.train"})
     assert all(f"{code} was changed after this run had started" in sentence for sentence in changed)
     assert folder.changed_files(files) == []
-    assert len((folder.path / "files.jsonl").read_bytes().splitlines()) == 2

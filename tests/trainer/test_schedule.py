@@ -157,13 +157,6 @@ async def test_demonstrations_first_then_reinforcement_learning_in_one_run(
             r"algorithm\.schedule\[1\]\.from_step: expected a whole number above 1, got None",
         ),
         ([{"from_step": 9, "advantage": "rloo"}], {}, "from_step: 9 is never reached: the run has 3 steps"),
-        ([{"from_step": 2}], {}, r"algorithm\.schedule\[1\]: expected settings that differ from"),
-        ([{"from_step": 2, "advantage": "grpo"}], {}, "expected settings that differ from"),
-        (
-            [{"from_step": 2, "kl": 0.1}, {"from_step": 3, "kl": 0.1}],
-            {},
-            r"algorithm\.schedule\[2\]: expected settings that differ from",
-        ),
         ([], {"schedule": []}, r"algorithm\.schedule: expected at least one entry; leave it out"),
         (
             [{"from_step": 2, "type": "sft"}],

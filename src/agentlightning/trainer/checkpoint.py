@@ -1,8 +1,8 @@
-"""Run folders: where a run keeps its configuration, logs, metrics, curve and checkpoints, and how it finds them again.
+"""Run folders: a run's configuration, the hashes of what it was made of, its metrics and checkpoints.
 
-``runs/<id>/``: config.json, files.jsonl (hashes of the files that it names), metrics.jsonl, curve.png, lock, logs/,
+``runs/<id>/``: config.json, files.json (hashes of the files that it names), metrics.jsonl, curve.png, lock, logs/,
 trackers/ (what each has been sent), agent.pkl (where the agent travels by pickle), checkpoints/step-000010/ (a transformers
-folder with the learner's state beside it; of several policies a folder with one such folder for each).
+folder with the learner's state; of several policies a folder for each).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agentlightning.config.run import DEFAULT_STORE, Config, config_text, parse_
 from agentlightning.engines.saved_folders import LEARNER_STATE, copy_weights, damage, restore_replaced
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.records import JSON, Run
-from agentlightning.runtime.disk import close_to_others, file_hash, make_private_folder, open_private, sync
+from agentlightning.runtime.disk import file_hash, make_private_folder, open_private, sync
 from agentlightning.store.open import existing_store
 from agentlightning.store.scan import find_run
 from agentlightning.trainer.interrupts import run_interruptible
@@ -47,7 +47,6 @@ class RunFolder:
             if not self.path.parent.exists():
                 make_private_folder(self.path.parent)
             make_private_folder(self.path)
-            close_to_others(self.path)  # of an earlier version, which left it to the umask
             (self.path / "checkpoints").mkdir(exist_ok=True)
             (self.path / "logs").mkdir(exist_ok=True)
 
@@ -104,21 +103,20 @@ class RunFolder:
                 sync(named)
 
     def changed_files(self, files: Mapping[str, Path]) -> list[str]:
-        """Records the hashes of the files that settings name, and returns a sentence for each that was changed since.
+        """A sentence for each file that settings name and that was changed since the last call, which keeps their hashes.
 
         They may be changed, as a failed run is mended by mending its code; who goes on must know.
         """
-        name = "files.jsonl"
-        known = (self.path / name).read_bytes().splitlines() if (self.path / name).exists() else []
-        last: JSON = orjson.loads(known[-1]) if known else {}
-        now = {setting: {"file": str(file), "sha256": file_hash(file)} for setting, file in files.items()}
+        kept = self.path / "files.json"
+        last: JSON = orjson.loads(kept.read_bytes()) if kept.exists() else {}
+        now = {str(file): file_hash(file) for file in files.values()}
         if now != last:
-            self.write_whole(name, b"".join(line + b"\n" for line in (*known, orjson.dumps(now))))
+            self.write_whole(kept.name, orjson.dumps(now))
         return [
-            f"{setting}: {one['file']} was changed after this run had started; from its last checkpoint on the run uses the "
-            "file as it is now"
-            for setting, one in now.items()
-            if (before := last.get(setting, one))["file"] == one["file"] and before["sha256"] != one["sha256"]
+            f"{setting}: {file} was changed after this run had started; from its last checkpoint on the run uses the file "
+            "as it is now"
+            for setting, file in files.items()
+            if last.get(str(file), now[str(file)]) != now[str(file)]
         ]
 
     @property
@@ -215,19 +213,25 @@ def export_policy(checkpoint: Path, to: Path, policy: str | None = None) -> Path
 
     policy: by name, where the checkpoint holds several. ConfigError where `to` is not empty.
     """
-    found = policies_in(checkpoint)
-    one = policy or ""
+    found, one = policies_in(checkpoint), policy or ""
     if one not in found:  # the only policy of a run has no name there
         given = f"{one!r} is none of the run's policies" if one else "the run has several policies"
         raise ConfigError(f"policy: {given}; expected {', '.join(filter(None, found)) or 'none'}")
+    with new_folder(to):
+        copy_weights(found[one], to)
+    return to
+
+
+@contextmanager
+def new_folder(to: Path) -> Iterator[None]:
+    """Makes it, to be filled in the block. ConfigError where it is not empty, StoreError where it cannot be written."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
     try:
         make_private_folder(to)
-        copy_weights(found[one], to)
+        yield
     except OSError as cause:
         raise StoreError(f"{to}: cannot be written: {cause.strerror or cause}; choose another folder") from cause
-    return to
 
 
 @contextmanager
@@ -278,9 +282,7 @@ class Fingerprint:
 
     @classmethod
     def of_summary(cls, summary: JSON) -> Fingerprint:
-        """Of a run's summary; empty where its run was made by an earlier version."""
-        kept = summary.get(FINGERPRINT)
-        return cls(**kept) if isinstance(kept, dict) else cls()
+        return cls(**summary.get(FINGERPRINT, {}))
 
 
 def take_fingerprint(config: Config, tasks: Sequence[JSON]) -> Fingerprint:

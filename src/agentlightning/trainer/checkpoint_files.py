@@ -1,7 +1,8 @@
-"""Checkpoint files: saved, recorded, found again and deleted; in the run's folder and, where one is configured, at a URL.
+"""Checkpoints: saved, recorded, found again, deleted and registered as model versions.
 
-The training loop drives it, and whoever needs a run's last weights. A checkpoint in the store is whole at its place; one at
-a URL is copied into the run's folder of this host before anybody reads it.
+They lie in the run's folder and, where one is configured, at a URL. The training loop drives it, and whoever needs a run's
+last weights. A checkpoint in the store is whole at its place; one at a URL is copied into the run's folder of this host
+before anybody reads it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import orjson
 
 from agentlightning.config.run import Config, TrainerConfig
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
@@ -170,13 +169,15 @@ async def load_checkpoint(engine: Engine, checkpoint: Checkpoint, policies: Sequ
 
 ADAPTER = "adapter"
 """Folder of the low-rank adapter inside a saved policy, where one was trained."""
-MAX_README_CHARS = 20_000
 Z = statistics.NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registrar:
-    """Registers the checkpoints of one run."""
+    """Registers the recorded checkpoints of one run as model versions of each policy, with what made them.
+
+    A version is registered once, however often a trainer is killed, and never before its weights are whole.
+    """
 
     store: LightningStore
     config: Config
@@ -185,10 +186,8 @@ class Registrar:
     made_of: Fingerprint
 
     async def register(self, step: int) -> list[ModelVersion]:
-        """Registers the recorded checkpoint of `step`, which is whole in the run's folder here.
-
-        None of step 0, whose weights are those that training starts from.
-        """
+        """The versions of the checkpoint of `step`, which is whole in the run's folder here. None of step 0, whose weights
+        are those that training starts from."""
         recorded = [one for one in await self.store.checkpoints(self.folder.run_id) if one.step == step]
         if not step or not recorded:
             return []
@@ -204,11 +203,10 @@ class Registrar:
         self, alias: str, path: Path, checkpoint: Checkpoint, own: Sequence[ModelVersion], metrics: JSON
     ) -> ModelVersion:
         config, run_id = self.config, self.folder.run_id
-        name = config.model.name or run_id
-        several = len(self.policies) > 1
+        name, several = config.model.name or run_id, len(self.policies) > 1
         policy = config.policies.get(alias)
-        path_given = policy.model if policy is not None and policy.model is not None else config.model.path
-        source = await self._source(path_given)
+        given = (policy and policy.model) or config.model.path
+        source = await self._source(given)
         before = [one for one in own if one.policy == alias and one.step < checkpoint.step]
         published = await self.store.resources(run_id, alias, latest=False, version=checkpoint.version)
         return ModelVersion(
@@ -218,15 +216,15 @@ class Registrar:
             policy=alias,
             step=checkpoint.step,
             resource_version=checkpoint.version,
-            parent=before[-1].reference if before else (path_given if source is None else source.reference),
-            base_model=path_given if source is None else source.base_model,
+            parent=before[-1].reference if before else (given if source is None else source.reference),
+            base_model=given if source is None else source.base_model,
             weights=await asyncio.to_thread(weights_of, checkpoint, path, alias if several else ""),
             prompts=dict(published[0].value.get("prompts") or {}) if published else {},
             config_hash=self.made_of.config,
             code_hash=self.made_of.code,
             data_hash=self.made_of.data,
             metrics=metrics,
-            licence=await asyncio.to_thread(licence_of, path_given) if source is None else source.licence,
+            licence=await asyncio.to_thread(licence_of, given) if source is None else source.licence,
         )
 
     async def _source(self, path: str) -> ModelVersion | None:
@@ -246,12 +244,10 @@ class Registrar:
             for what in ("reward_mean", "reward_stderr", "tasks"):
                 rows = await self.store.metrics(self.folder.run_id, f"eval/{kind}/{what}")
                 numbers[what] = {row.step: row.value for row in rows if not row.abandoned and row.step <= step}
-            whole = set.intersection(*(set(each) for each in numbers.values()))
-            if whole:
-                at = max(whole)
-                mean, error, tasks = (each[at] for each in numbers.values())
+            if whole := set.intersection(*(set(each) for each in numbers.values())):
+                mean, error, tasks = (each[max(whole)] for each in numbers.values())
                 interval = {"low": mean - Z * error, "high": mean + Z * error}
-                found[f"eval/{kind}/reward"] = {"mean": mean, **interval, "n": int(tasks), "step": at}
+                found[f"eval/{kind}/reward"] = {"mean": mean, **interval, "n": int(tasks), "step": max(whole)}
         return found
 
 
@@ -261,69 +257,30 @@ def weights_of(checkpoint: Checkpoint, folder: Path, alias: str = "") -> JSON:
     folder: of the policy, here. alias: its name where the checkpoint has several. Raises OSError.
     """
     url, at_url, _ = checkpoint.path.partition(HASH)
-    place = f"{url}/{alias}".rstrip("/") if at_url else f"file://{folder}"
-    manifest = folder / MANIFEST
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file() and not _is_learners(path, folder)]
+    manifest, learners = folder / MANIFEST, (LEARNER_STATE, LEARNER_FOLDER, MANIFEST)
+    files = [path for path in folder.rglob("*") if path.is_file() and path.relative_to(folder).parts[0] not in learners]
     return {
         "kind": "adapter" if (folder / ADAPTER).is_dir() else "full",
-        "url": place,
+        "url": f"{url}/{alias}".rstrip("/") if at_url else f"file://{folder}",
         "manifest_hash": file_hash(manifest) if manifest.is_file() else "",
-        "bytes": sum(sizes),
+        "bytes": sum(path.stat().st_size for path in files),
     }
 
 
-def _is_learners(path: Path, folder: Path) -> bool:
-    return path.relative_to(folder).parts[0] in (LEARNER_STATE, LEARNER_FOLDER, MANIFEST)
-
-
 def licence_of(model: str) -> str | None:
-    """The licence that a model's README or configuration names; None where there is neither here. Asks no hub.
-
-    A model card begins with YAML between two lines of ``---``; its ``license:`` is an identifier, and ``other`` is named
-    by ``license_name:``.
-    """
-    for name in ("README.md", "config.json"):
-        file = _file_of(model, name)
+    """The licence of a model's card: ``license:`` in the YAML that README.md begins with, or ``license_name:`` where that is
+    ``other``. None where there is none here; asks no hub."""
+    card = Path(model).expanduser() / "README.md"
+    if not card.parent.is_dir():
         try:
-            text = file.read_text(encoding="utf-8", errors="replace") if file is not None else ""
-        except OSError:
-            continue
-        licence = _of_config(text) if name == "config.json" else _of_card(text[:MAX_README_CHARS])
-        if licence:
-            return licence
-    return None
+            from huggingface_hub import try_to_load_from_cache
 
-
-def _file_of(model: str, name: str) -> Path | None:
-    local = Path(model).expanduser()
-    if local.is_dir():
-        return local / name
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
-    try:
-        found = try_to_load_from_cache(model, name)
-    except ValueError:  # no name of the hub's
-        return None
-    return Path(found) if isinstance(found, str) else None
-
-
-def _of_card(text: str) -> str | None:
-    card = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
-    found = (
-        dict(re.findall(r"^(license|license_name):[ \t]*['\"]?([^'\"\n#]+?)['\"]?[ \t]*$", card[1], re.M))
-        if card
-        else {}
+            card = Path(str(try_to_load_from_cache(model, "README.md")))
+        except (ImportError, ValueError):  # no name of the hub's
+            return None
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    yaml = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
+    found = dict(
+        re.findall(r"^(license|license_name):[ \t]*['\"]?([^'\"\n#]+?)['\"]?[ \t]*$", yaml[1] if yaml else "", re.M)
     )
-    name = found.get("license_name") if found.get("license") == "other" else None
-    return name or found.get("license")
-
-
-def _of_config(text: str) -> str | None:
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    licence = found.get("license") if isinstance(found, dict) else None
-    return licence if isinstance(licence, str) else None
+    return found.get("license_name") if found.get("license") == "other" else found.get("license")

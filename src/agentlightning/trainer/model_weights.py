@@ -10,7 +10,8 @@ import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
-from typing import Literal, assert_never
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 import orjson
 
@@ -22,7 +23,7 @@ from agentlightning.runtime.disk import file_hash, make_private_folder
 from agentlightning.store.models import ModelVersion, is_reference
 from agentlightning.store.open import existing_store
 from agentlightning.store.scan import find_model_version
-from agentlightning.trainer.checkpoint import export_policy
+from agentlightning.trainer.checkpoint import export_policy, new_folder
 from agentlightning.trainer.checkpoint_files import ADAPTER
 from agentlightning.trainer.interrupts import run_interruptible
 
@@ -67,11 +68,7 @@ def export_version(version: ModelVersion, folder: Path, to: Path, format: Export
     """
     if format == "hf":
         return export_policy(folder, to)
-    if format == "peft":
-        return _export_adapter(version, folder, to)
-    if format == "gguf":
-        return _export_gguf(version, folder, to)
-    assert_never(format)
+    return _export_adapter(version, folder, to) if format == "peft" else _export_gguf(version, folder, to)
 
 
 def _export_adapter(version: ModelVersion, folder: Path, to: Path) -> Path:
@@ -80,16 +77,11 @@ def _export_adapter(version: ModelVersion, folder: Path, to: Path) -> Path:
         raise ConfigError(
             f"--format: {version.reference} was trained as a whole and has no adapter; expected hf or gguf"
         )
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
-    try:
-        make_private_folder(to)
+    with new_folder(to):
         shutil.copytree(adapter, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
         file = to / "adapter_config.json"
         table = orjson.loads(file.read_bytes()) | {"base_model_name_or_path": version.base_model}
         file.write_bytes(orjson.dumps(table, option=orjson.OPT_INDENT_2) + b"\n")
-    except OSError as cause:
-        raise StoreError(f"{to}: cannot be written: {cause.strerror or cause}; choose another folder") from cause
     return to
 
 
@@ -100,19 +92,10 @@ def _export_gguf(version: ModelVersion, folder: Path, to: Path) -> Path:
             f"--format: gguf needs llama.cpp's converter, and none of {', '.join(GGUF_PROGRAMS)} is on the PATH; put it "
             "there (https://github.com/ggml-org/llama.cpp), or export hf and convert that"
         )
-    whole = to.with_name(f".{to.name}.hf")
-    shutil.rmtree(whole, ignore_errors=True)  # of an export that was killed
     file = to / f"{version.name}-{version.number}.gguf"
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
-    try:
-        export_policy(folder, whole)
-        make_private_folder(to)
-        done = subprocess.run(
-            [program, str(whole), "--outfile", str(file)], capture_output=True, text=True, check=False
-        )
-    finally:
-        shutil.rmtree(whole, ignore_errors=True)
+    with new_folder(to), TemporaryDirectory(dir=to.parent) as whole:
+        export_policy(folder, Path(whole))
+        done = subprocess.run([program, whole, "--outfile", str(file)], capture_output=True, text=True, check=False)
     if done.returncode != 0 or not file.is_file():
         last = (done.stderr.strip() or done.stdout.strip() or "it wrote no file").splitlines()[-1]
         file.unlink(missing_ok=True)

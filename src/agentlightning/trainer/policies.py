@@ -44,11 +44,6 @@ class ScheduledAlgorithm:
     """The policy's, with this part's settings."""
     algorithm: LightningRL | OfflineAlgorithm
 
-    def trains_as(self, other: ScheduledAlgorithm) -> bool:
-        """True where the steps of both are trained alike."""
-        rates = self.config.trainer.learning_rate, other.config.trainer.learning_rate
-        return self.algorithm == other.algorithm and rates[0] == rates[1]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedPolicy:

@@ -54,9 +54,7 @@ class Processes:
     Where model.path names an external model there are no engine and no policies, and nothing loads torch. A store at
     ``http://…`` is a server that runs already: none is started then. Making one starts nothing: it raises ModelError where
     the configuration names a local folder that is no model, MissingExtraError where a child would lack a package,
-    ConfigError where no worker could ever come or an external model's key is missing. needs: by policy, what its engine
-    keeps because its algorithm asks for it. register: makes the run known to the store, which learns how it ended, too;
-    None: it is known, and its state stays as it is.
+    ConfigError where no worker could ever come or an external model's key is missing.
     """
 
     store: LightningStore
@@ -77,26 +75,18 @@ class Processes:
         console: bool = False,
         beside: Processes | None = None,
     ) -> None:
-        """console: also start the web console. beside: processes of another run that have begun, whose server serves this
-        run, too."""
+        """needs: by policy, parts that its engine keeps because its algorithm asks for them. register: makes the run known
+        to the store, which learns how it ended, too; None: it is known, and its state stays as it is. console: also start
+        the web console. beside: processes of another run that have begun, whose server serves this run, too."""
         url = config.store.url if beside is None else beside.server_url
-        self._console = console
-        self._register = register
+        self._config, self._folder = config, folder
+        self._register, self._console = register, console
         self._progress = progress or Silent()
-        self._config = config
-        self._folder = folder
         self._trained = policy_configs(config)
         self._configs = self._trained | opponent_configs(config)
         self._server = url if url.startswith(("http://", "https://")) else None
         self._elsewhere = self._server is not None and beside is None
-        trainer = config.trainer
-        self._watchdog = Watchdog(
-            HangLimits(
-                hang_timeout_s=trainer.hang_timeout_s,
-                stall_timeout_s=STALL_TIMES * trainer.hang_timeout_s,
-                start_timeout_s=trainer.start_timeout_s,
-            )
-        )
+        self._watchdog = _watchdog(config)
         table = config.model_dump()
         self._secret_variables = secret_variables(table)
         self._supervisor = Supervisor(
@@ -112,22 +102,22 @@ class Processes:
         )
         self._stack = AsyncExitStack()
         self._check()
-        self._engines = {
-            alias: make_engine(
-                engine_setup(
-                    own,
-                    (needs or {}).get(alias, EngineNeeds()),
-                    work_dir=folder.path / "policies" / alias if config.policies else folder.path,
-                    watchdog=self._watchdog,
-                    withhold=self._secret_variables,
-                    learns=alias in self._trained,
-                )
-            )
-            for alias, own in self._configs.items()
-        }
+        self._engines = {alias: self._engine(alias, needs or {}) for alias in self._configs}
         self._check_opponents()
         several = config.policies or config.agent_model is not None
         self.engine = PolicyEngines(self._engines) if several else self._engines[DEFAULT_POLICY]
+
+    def _engine(self, alias: str, needs: Mapping[str, EngineNeeds]) -> Engine:
+        folder = self._folder.path
+        setup = engine_setup(
+            self._configs[alias],
+            needs.get(alias, EngineNeeds()),
+            work_dir=folder / "policies" / alias if self._config.policies else folder,
+            watchdog=self._watchdog,
+            withhold=self._secret_variables,
+            learns=alias in self._trained,
+        )
+        return make_engine(setup)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -135,15 +125,7 @@ class Processes:
             self._folder.create(self._config)
             # The server goes last: it finishes what it accepted.
             stack.push_async_callback(self._supervisor.stop)
-            if self._configs:
-                self._progress.phase("starting: model", 0, 3)
-            for name in self._hub_models:
-                self._progress.note(f"model.path {name}: no such folder here; asking the Hugging Face hub")
-            # In a thread: a download takes minutes in which Ctrl-C must be heard.
-            models = {
-                alias: (await asyncio.to_thread(find_model, own.model.path)).resolve()
-                for alias, own in self._configs.items()
-            }
+            models = await self._find_models()
             stack.push_async_callback(self.engine.close)
             starting = asyncio.ensure_future(self.engine.start())
             stack.push_async_callback(_abandon, starting)
@@ -151,9 +133,8 @@ class Processes:
             if self._server is None:
                 make_default_folder(self._config.store.url)
                 self._server = await self._supervisor.start_server(arguments=key_arguments(self._config))
-            self.store = await stack.enter_async_context(
-                LightningStoreClient(self._server, self._supervisor.server_key)
-            )
+            client = LightningStoreClient(self._server, self._supervisor.server_key)
+            self.store = await stack.enter_async_context(client)
             # From here on the store has the run, and how it ended: one whose engine cannot start is listed as failed.
             if self._register is not None:
                 await self._register(self.store)
@@ -168,10 +149,10 @@ class Processes:
             if self._configs:
                 self._progress.phase("starting: sampler and learner", 2, 3)
             served = await starting
-            chosen = {
-                one.device for alias, one in self._engines.items() if self._configs[alias].engine.device == "auto"
-            }
-            for device in sorted(chosen - {""}):  # an opponent's engine learns nowhere
+            engines = (
+                engine for alias, engine in self._engines.items() if self._configs[alias].engine.device == "auto"
+            )
+            for device in sorted({engine.device for engine in engines} - {""}):  # an opponent's learns nowhere
                 self._progress.note(f"device {device} (auto)")
             self.policies = {
                 alias: self._policy(alias, await self._tokenizer(model), served[alias])
@@ -181,6 +162,17 @@ class Processes:
                 self.model = next(iter(models.values()))
             self._stack = stack.pop_all()
         return self
+
+    async def _find_models(self) -> dict[str, Path]:
+        if self._configs:
+            self._progress.phase("starting: model", 0, 3)
+        for name in self._hub_models:
+            self._progress.note(f"model.path {name}: no such folder here; asking the Hugging Face hub")
+        # In a thread: a download takes minutes in which Ctrl-C must be heard.
+        return {
+            alias: (await asyncio.to_thread(find_model, own.model.path)).resolve()
+            for alias, own in self._configs.items()
+        }
 
     @property
     def policy(self) -> JSON:
@@ -196,16 +188,13 @@ class Processes:
         await self._stack.__aexit__(*exception)
 
     async def start_workers(self, tell: Callable[[str], None]) -> None:
-        """Start the configured workers, each for `concurrency` rollouts at a time; where none is, tell how to start one.
-
-        They hold a token of this run, which is revoked once they have ended.
-        """
+        """Start the configured workers, who hold a token of this run until they have ended; where there are none, tell how
+        to start one."""
         agent = self._config.agent
         arguments = [word for spec in agent.reward_specs for word in ("--reward", spec)]
         arguments += ["--server", str(self._server), "--run", self._folder.run_id]
-        labels = [f"{name}={value}" for name, value in agent.labels.items()]
         if agent.workers == 0:
-            arguments += [word for each in labels for word in ("--label", each)]
+            arguments += [word for name, value in agent.labels.items() for word in ("--label", f"{name}={value}")]
             line = shlex.join(["agl", "worker", agent.run or str(agent.command), *arguments])
             tell(f"waiting for workers; start one with: AGL_SERVER_KEY=… {line}")
             token = shlex.join(["agl", "tokens", "create", "--role", "worker", "--run", self._folder.run_id])
@@ -259,9 +248,11 @@ class Processes:
         return await put_tokenizer(self.store, self._folder.run_id, model) if self._elsewhere else str(model)
 
     def _policy(self, alias: str, tokenizer: str | dict[str, str], served: Endpoints) -> JSON:
-        config = self._config
+        config, seed = self._config, self._config.trainer.seed
         model = alias if config.policies else Path(config.model.path).name
-        return policy_value(config, model, tokenizer, served, self._engines[alias].support, _seed(config, alias))
+        if config.policies:  # two policies that are asked the same must not draw the same
+            seed = int.from_bytes(hashlib.blake2b(f"{seed} {alias}".encode(), digest_size=4).digest(), "big")
+        return policy_value(config, model, tokenizer, served, self._engines[alias].support, seed)
 
     def _check(self) -> None:
         if self._console:
@@ -311,6 +302,11 @@ class Processes:
         )
         if described := check_sandbox(command):
             self._progress.note(described)
+
+
+def _watchdog(config: Config) -> Watchdog:
+    hang_s, start_s = config.trainer.hang_timeout_s, config.trainer.start_timeout_s
+    return Watchdog(HangLimits(hang_timeout_s=hang_s, stall_timeout_s=STALL_TIMES * hang_s, start_timeout_s=start_s))
 
 
 def _values(names: Iterable[str]) -> dict[str, str]:
@@ -399,19 +395,16 @@ async def put_gateway_settings(config: Config, run_id: str, store: LightningStor
     resources = await store.resources(run_id)
     known = {one.name: one.value for one in resources if one.kind in ("external", "limits")}
     tables = {name: model.model_dump(mode="json") for name, model in config.external.items()}
+    tables[LIMITS_RESOURCE] = config.limits.model_dump(mode="json")
+    known = {LIMITS_RESOURCE: LimitsConfig().model_dump(mode="json")} | known
     changed = [
-        Resource(run_id=run_id, name=name, kind="external", value=table)
+        Resource(run_id=run_id, name=name, kind="limits" if name == LIMITS_RESOURCE else "external", value=table)
         for name, table in tables.items()
         if known.get(name) != table
     ]
-    limits = config.limits.model_dump(mode="json")
-    if known.get(LIMITS_RESOURCE, LimitsConfig().model_dump(mode="json")) != limits:
-        changed.append(Resource(run_id=run_id, name=LIMITS_RESOURCE, kind="limits", value=limits))
     for name, one in config.prompts.templates.items():
-        versions = [
-            each for each in await store.resources(run_id, name, latest=False) if each.kind == "prompt_template"
-        ]
-        value = one.template.value()
+        found = await store.resources(run_id, name, latest=False)
+        versions, value = [each for each in found if each.kind == "prompt_template"], one.template.value()
         made = [each.value for each in versions if each.value.get("source") == CONFIG_SOURCE]
         if not made or value != made[-1]:  # versions that others made since stay the newest
             parent = versions[-1].version if versions else None
@@ -444,16 +437,12 @@ def policy_value(
         "key_env": served.key_env,
         "logprobs": served.logprobs,
         "unsupported_params": config.agent.unsupported_params,
-        "structured": _structured(config, support),
+        # Calls with a grammar, penalties or cuts:
+        "structured": "mask"
+        if support.masks
+        else ("context_only" if config.agent.unsupported_params == "drop" else "refuse"),
         "images": support.images,
     }
-
-
-def _structured(config: Config, support: Support) -> str:
-    """The treatment of calls with a grammar, penalties or cuts, for the gateways."""
-    if support.masks:
-        return "mask"
-    return "context_only" if config.agent.unsupported_params == "drop" else "refuse"
 
 
 def engine_setup(config: Config, needs: EngineNeeds, **given: Any) -> EngineSetup:
@@ -472,10 +461,3 @@ def engine_setup(config: Config, needs: EngineNeeds, **given: Any) -> EngineSetu
 def engine_support(config: Config, needs: EngineNeeds) -> Support:
     """Abilities of one policy's configured engine, before any of it is started."""
     return make_engine(engine_setup(config, needs, work_dir=Path())).support
-
-
-def _seed(config: Config, alias: str) -> int:
-    """Of a policy's noise: two policies that are asked the same must not draw the same."""
-    if not config.policies:
-        return config.trainer.seed
-    return int.from_bytes(hashlib.blake2b(f"{config.trainer.seed} {alias}".encode(), digest_size=4).digest(), "big")

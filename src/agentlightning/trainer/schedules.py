@@ -50,17 +50,18 @@ ONLINE = "lightning_rl"
 OFFLINE_ALGORITHMS: Mapping[str, type[OfflineAlgorithm]] = MappingProxyType(
     {kind.name: kind for kind in (SFT, RFT, Distill, DPO, KTO)}
 )
+AnyClass = type[LightningRL | OfflineAlgorithm | PromptAlgorithm]
 AnyAlgorithm = TypeVar("AnyAlgorithm", bound=LightningRL | OfflineAlgorithm | PromptAlgorithm)
 
 
 # --- one algorithm --------------------------------------------------------------------------------------------------
 
 
-def any_class(config: Config) -> type[LightningRL | OfflineAlgorithm | PromptAlgorithm]:
+def any_class(config: Config) -> AnyClass:
     """The class that `algorithm.type` names: a built-in one, or a plug-in: a dataclass derived from LightningRL,
     SupervisedAlgorithm, PreferenceAlgorithm or PromptAlgorithm, whose fields are its settings."""
     name = config.algorithm.get("type", ONLINE)
-    built_in = {ONLINE: LightningRL, **OFFLINE_ALGORITHMS, **PROMPT_ALGORITHMS}
+    built_in: dict[str, AnyClass] = {ONLINE: LightningRL, **OFFLINE_ALGORITHMS, **PROMPT_ALGORITHMS}
     if not isinstance(name, str):
         raise ConfigError(f"algorithm.type: expected a name, got {name!r}")
     if name in built_in:
@@ -131,7 +132,7 @@ def algorithm_of(config: Config) -> LightningRL:
     algorithm = make_algorithm(config, kind)
     selection(DEFAULT_POLICY, algorithm.agents)  # a predicate that cannot be loaded is found here
     check_credit_inputs(algorithm)
-    _check_fit(algorithm, config)
+    check_fit(algorithm, config)
     return algorithm
 
 
@@ -164,7 +165,8 @@ def check_offline(algorithm: OfflineAlgorithm, support: Support) -> None:
         check_preference_loss(support, algorithm.loss([]))
 
 
-def _check_fit(algorithm: LightningRL, config: Config) -> None:
+def check_fit(algorithm: LightningRL, config: Config) -> None:
+    """ConfigError where the engine, as configured, cannot do what the algorithm asks for."""
     needs = EngineNeeds(reference=algorithm.needs_reference, critic_learning_rate=algorithm.critic_learning_rate)
     support = engine_support(config, needs)
     try:
@@ -201,14 +203,18 @@ def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
             _check_parts(config, schedule)
     sampling = {alias: online_algorithms(schedule) for alias, schedule in schedules.items()}
     check_groups({alias: one[0] for alias, one in sampling.items()})
-    load_air(config.air.model_dump())
-    if config.air.rules and not any(one.reads_steps for every in sampling.values() for one in every):
-        credit = rule_name(next(iter(sampling.values()))[0].credit)
-        raise ConfigError(
-            f"air: has no effect on learning, since credit = {credit!r} ignores step rewards; take algorithm.credit = "
-            "'step_rewards' or 'gigpo'"
-        )
+    check_air(config, [one for every in sampling.values() for one in every])
     return schedules
+
+
+def check_air(config: Config, algorithms: Sequence[LightningRL]) -> None:
+    """ConfigError, or AgentError from a rule of the user's own, where AIR is configured wrongly or would be ignored."""
+    load_air(config.air.model_dump())
+    if config.air.rules and not any(one.reads_steps for one in algorithms):
+        raise ConfigError(
+            f"air: has no effect on learning, since credit = {rule_name(algorithms[0].credit)!r} ignores step rewards; take "
+            "algorithm.credit = 'step_rewards' or 'gigpo'"
+        )
 
 
 def _check_parts(config: Config, schedule: Sequence[ScheduledAlgorithm]) -> None:

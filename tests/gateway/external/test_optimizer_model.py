@@ -15,7 +15,7 @@ from agentlightning.records import Finish, NewRollout, RetryPolicy
 from agentlightning.runner.attempt import status_here
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress
+from agentlightning.trainer.prompts.optimizer_model import GatewayModel
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ async def writer(
 
 
 async def opened(house: House, model: str, protocol: str = "openai") -> GatewayModel:
-    address = ModelAddress(server_url="http://gateway", model=model, protocol=protocol)
-    asked = GatewayModel(house.store, house.run_id, address, house.http(adds_keys=False), first_pause_s=0.0)
+    asked = GatewayModel(house.store, house.run_id, house.http(adds_keys=False), model, protocol)
+    asked.first_pause_s = 0.0
     await asked.open(await house.store.resources(house.run_id))
     return asked
 

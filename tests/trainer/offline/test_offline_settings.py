@@ -62,18 +62,11 @@ def test_a_setting_of_another_algorithm_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("evaluated", "tables", "field"),
     [
-        (True, {"model": {"temperature": 0.5}}, r"model\.temperature"),
-        (True, {"trainer": {"max_staleness": 2}}, r"trainer\.max_staleness"),
-        (True, {"agent": {"on_failure": "zero"}}, r"agent\.on_failure"),
         (True, {"data": {"val": None}}, r"data\.val"),
         (False, {"data": {"val": "v"}}, "agent"),
-        (False, {"agent": {"workers": 3}}, "agent"),
-        (False, {"model": {"max_tokens": 5}}, r"model\.max_tokens"),
-        (False, {"eval": {"tasks": 5}}, "eval"),
-        (False, {"external": {"judge": {"url": "http://h/v1", "models": ["j"]}}}, "external"),
     ],
 )
-def test_a_setting_that_would_be_ignored_is_an_error(evaluated: bool, tables: dict[str, Any], field: str) -> None:
+def test_an_agent_and_held_out_tasks_go_together(evaluated: bool, tables: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=f"^{field}: "):
         offline_algorithm(config("sft", evaluated=evaluated, **tables))
 

@@ -30,7 +30,7 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.processes import put_gateway_settings
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.prompts.optimizer_model import GatewayModel, ModelAddress
+from agentlightning.trainer.prompts.optimizer_model import GatewayModel
 from agentlightning.trainer.prompts.store_search import Budget, CandidateBook, StoreSearch
 from agentlightning.trainer.scheduler import RolloutCollector
 
@@ -204,9 +204,9 @@ async def searching(
     run_folder.create(settings)
     progress = progress or Silent()
     book = CandidateBook(store, RUN, settings.optimize.templates or tuple(settings.prompts.templates))
-    async with httpx.AsyncClient(transport=httpx.MockTransport(writer)) as client:
-        address = ModelAddress(server_url="http://gateway", model="w-1")
-        model = GatewayModel(store, RUN, address, client, first_pause_s=0.0)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(writer), base_url="http://gateway") as client:
+        model = GatewayModel(store, RUN, client, "w-1")
+        model.first_pause_s = 0.0
         await model.open(await store.resources(RUN))
         yield StoreSearch(
             config=settings,

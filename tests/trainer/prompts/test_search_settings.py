@@ -75,10 +75,6 @@ def test_an_own_search_is_found_in_its_file(tmp_path: Path) -> None:
         ({"optimize": None}, "optimize.model: is required"),
         ({"data": {"train": "t"}}, "data.val: is required"),
         ({"algorithm": {"type": "apo", "group_size": 8}}, "algorithm.group_size: no such setting of 'apo'"),
-        ({"trainer": {"steps": 5}}, "trainer.steps: has no effect on a search"),
-        ({"eval": {"every": 5}}, "eval: has no effect on a search"),
-        ({"agent": {"run": "a.py:f", "on_failure": "zero"}}, "agent.on_failure: has no effect on a search"),
-        ({"monitor": {"keep_credit": 5}}, "monitor: has no effect on a search"),
         (
             {"model": {"path": "external:writer"}, "optimize": {"model": "policy"}},
             "optimize.model: expected the NAME of an external model",
@@ -140,10 +136,3 @@ def test_a_grammar_that_is_none_is_a_sentence(tmp_path: Path, text: str, sentenc
     (tmp_path / "g.json").write_text(text)
     with pytest.raises(ConfigError, match=rf"^optimize\.grammar: .*g\.json: .*{sentence}"):
         scripted_model(tmp_path / "g.json")
-
-
-def test_a_grammar_that_cannot_be_read_is_found_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "g.json").write_text("{")
-    optimize = {"model": "scripted", "grammar": str(tmp_path / "g.json")}
-    with pytest.raises(ConfigError, match=r"^optimize\.grammar: .*cannot be read"):
-        prompt_algorithm(parse_config(changed(optimize=optimize)))

@@ -302,17 +302,11 @@ def reward_flat(history: History) -> str | None:
     )
 
 
-_OWN = (base_success_low, base_success_perfect, not_finite, processes_hung, calls_refused, no_signal, entropy_gone)
-_OWN += (
-    ratio_exploding,
-    sampler_gap,
-    gradient_exploding,
-    turns_collapsing,
-    answers_growing,
-    reward_falling,
-    reward_flat,
-)
-HEALTH_CHECKS: dict[str, HealthCheck] = {check.__name__: check for check in _OWN} | {
+HEALTH_CHECKS: dict[str, HealthCheck] = {
+    **{check.__name__: check for check in (base_success_low, base_success_perfect, not_finite, processes_hung)},
+    **{check.__name__: check for check in (calls_refused, no_signal, entropy_gone, ratio_exploding, sampler_gap)},
+    **{check.__name__: check for check in (gradient_exploding, turns_collapsing, answers_growing, reward_falling)},
+    "reward_flat": reward_flat,
     "kl_running_away": at_least(
         0.5,
         "policy/ref_kl",

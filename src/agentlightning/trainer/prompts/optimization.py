@@ -15,7 +15,7 @@ from agentlightning.algorithms.prompts.search import PromptAlgorithm, PromptCand
 from agentlightning.config.external import secret_variables
 from agentlightning.config.file import named_files
 from agentlightning.config.run import Config, run_record, without_password
-from agentlightning.errors import BudgetSpentError, ConflictError, InputError, NotFoundError
+from agentlightning.errors import BudgetSpentError, ConfigError, ConflictError, InputError, NotFoundError
 from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import promote_candidate
@@ -27,11 +27,11 @@ from agentlightning.trainer.monitor.trackers import TrackerProcesses, check_trac
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.prompts.optimizer_model import open_model
+from agentlightning.trainer.prompts.optimizer_model import open_model, scripted_model
 from agentlightning.trainer.prompts.store_search import Budget, CandidateBook, StoreSearch
 from agentlightning.trainer.run_lease import RunLease
 from agentlightning.trainer.scheduler import RolloutCollector
-from agentlightning.trainer.schedules import check_budget, prompt_algorithm
+from agentlightning.trainer.schedules import prompt_algorithm
 from agentlightning.trainer.serving import OPTIMIZE
 
 
@@ -100,8 +100,14 @@ class Optimization:
         config, folder, trackers = self._config, self._folder, self._config.trainer.trackers
         algorithm = prompt_algorithm(config)
         assert config.optimize is not None  # the algorithm is not made without
+        if config.optimize.grammar is not None:
+            scripted_model(Path(config.optimize.grammar))  # read before anything starts
         tasks = load_splits(config)
-        check_budget(config.optimize, tasks["val"])
+        if (size := len(tasks["val"])) > config.optimize.max_rollouts:
+            raise ConfigError(
+                f"optimize.max_rollouts: expected at least {size}, one for each validation task, got "
+                f"{config.optimize.max_rollouts}: nothing could be scored"
+            )
 
         async def register(store: LightningStore) -> None:
             await self._enter(store, resume)
