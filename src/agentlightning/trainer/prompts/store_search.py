@@ -23,6 +23,7 @@ from agentlightning.records import JSON, Call, NewRollout, Resource, RetryPolicy
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import FEEDBACK, read_calls, read_feedback
 from agentlightning.store.templates import CandidateRecord, group_id, read_candidates
+from agentlightning.trainer.load_trajectories import used_tokens
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recorded, nothing_to_learn
