@@ -10,9 +10,9 @@ process; they run in short rounds, one after the other:
     token     our gateway before a policy: rendered, sampled by token ids, decoded, every call in the graph and in the store
 
 The gateway is the process that `agl train` starts, over a SQLite file; the keys are of attempts claimed over its REST API.
-Further: what the token path adds to an answer and to the first event of a stream when nothing else is going on, and how much
-the process grows while attempts come and go. LiteLLM gets a virtual environment of its own, .venv-litellm, at the first run,
-from gateway/litellm.lock. Linux only; needs wrk and nginx.
+Further: the CPU time of gateway and store for a call (cpu_ms_per_call; text_…), what the token path adds to an answer and to
+the first event of a stream when nothing else is going on, and how much the process grows while attempts come and go.
+LiteLLM gets an environment, .venv-litellm, at the first run, from gateway/litellm.lock. Linux only; needs wrk and nginx.
 
     python benchmarks/gateway.py [--quick]
 """
@@ -40,6 +40,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from agentlightning.records import Claim, Finish, NewRollout, Resource, RetryPolicy, WorkerStatus
 from agentlightning.runtime.children import listen, start_child, stop_child
@@ -132,9 +134,12 @@ def measure(bench: Bench, effort: Effort) -> dict[str, float | None]:
     for contestant in contestants:
         contestant.run(effort.round_s)
     seen: dict[str, list[Round]] = {contestant.name: [] for contestant in contestants}
+    cpu_ms: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for _ in range(effort.rounds):
         for contestant in contestants:
+            before = gateway.cpu_s()
             seen[contestant.name].append(contestant.run(effort.round_s))
+            cpu_ms[contestant.name].append(1000 * (gateway.cpu_s() - before) / seen[contestant.name][-1].requests)
     rps = {name: statistics.median(r.rps for r in rounds) for name, rounds in seen.items()}
     for name, rounds in seen.items():
         p50 = statistics.median(r.p50_ms for r in rounds)
@@ -143,6 +148,8 @@ def measure(bench: Bench, effort: Effort) -> dict[str, float | None]:
     gateway.check_graph(claims)
     pairs = [(token.run(1, 1).p50_ms, engine.run(1, 1).p50_ms) for _ in range(effort.quiet_rounds)]
     figures = ratios(rps) | {
+        "cpu_ms_per_call": round(statistics.median(cpu_ms["token"]), 3),
+        "text_cpu_ms_per_call": round(statistics.median(cpu_ms["text"]), 3),
         "added_ms_p50": round(statistics.median(ours - theirs for ours, theirs in pairs), 3),
         # Attempts that begin: those of the rounds have more calls than any agent makes, and partly left the cache.
         "ttft_added_ms_p50": round(first_event_ms(bench, gateway, gateway.claim(effort.streams), effort.streams), 3),
@@ -422,9 +429,12 @@ class Gateway:
         if set(found) != {"continued", "first_turn"} or not 0.3 < continued <= 0.5:
             sys.exit(f"expected nearly half of the calls to continue another, and no forks: {set(found)}")
 
+    def cpu_s(self) -> float:
+        """Of the gateway and of the store, which is in its process."""
+        return sum(psutil.Process(self._process.pid).cpu_times()[:2])
+
     def memory_mb(self) -> float:
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
+        return float(psutil.Process(self._process.pid).memory_info().rss) / 2**20
 
     async def _set_up(self, bench: Bench) -> None:
         policy = {"tokenizer": str(bench.tokenizer), "seed": 7, "api": "generate"}

@@ -1,5 +1,4 @@
-"""The demo as a person runs it: the command, its last line, and what it left on disk. The lookup demo is run by
-tests/benchmarks/test_overhead_benchmark.py, too, and learns there."""
+"""The demo as a person runs it: the command, its last line, and what it left on disk."""
 
 from __future__ import annotations
 
@@ -40,6 +39,12 @@ def test_the_sql_agent_learns(figures: dict[str, Any]) -> None:
     assert figures["before_greedy"] <= 0.40
     assert figures["after_greedy"] >= 0.85
     assert figures["rollouts"] <= 8192
+    assert figures["forked_calls"] == 0
+
+
+def test_the_lookup_agent_learns(tmp_path: Path) -> None:
+    figures = json.loads(agl(tmp_path, "demo", "--task", "lookup").splitlines()[-1])
+    assert figures["after_greedy"] - figures["before_greedy"] > 0.5
     assert figures["forked_calls"] == 0
 
 

@@ -15,7 +15,7 @@ from agentlightning.runtime.code_loader import load_file
 
 REPOSITORY = Path(__file__).parents[3]
 RandomSearch: type[RacedSearch] = load_file(
-    REPOSITORY / "benchmarks" / "prompts" / "random_search.py", "control"
+    REPOSITORY / "benchmarks" / "learning" / "random_search.py", "control"
 ).RandomSearch
 
 

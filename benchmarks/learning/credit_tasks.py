@@ -1,17 +1,15 @@
-"""Tasks of the credit suite: five agents, their environments, and flawed demonstrators for warm starts.
+"""Tasks of the credit claims: agents, their environments, and flawed demonstrators for warm starts.
 
-`credit_suite.py` drives them. An agent is a coroutine over an object that looks like the OpenAI SDK's client; it knows
-nothing of models or training. Each task is meant to show one thing about credit, and was made before any rule was run:
+An agent is a coroutine over an object that looks like the OpenAI SDK's client; it knows nothing of models or training.
 
-| task | calls | what is asked |
+| task | calls | content |
 | --- | --- | --- |
-| sql | up to 8 | many calls and errors, the question's aggregate and filter decide |
-| distractors | up to 5 | one of five tools is useful, others answer with plausible numbers |
-| retrieval | up to 6 | one to three hops; each hop must be right, and each one's outcome is seen |
+| sql | up to 8 | many calls and errors; the question's aggregate and filter decide |
+| retrieval | up to 6 | one to three hops; each hop must be right, and its outcome is seen |
 | relay | 4 | the first agent routes a request; what the second one writes, in three calls, changes nothing |
-| corridor | 8 to 12 | one call among small talk decides; which one, and what it should have earned, is known |
+| corridor | 8 to 12 | one call among small talk decides; which one, and its ideal credit, is known |
 
-Every demonstrator knows the protocol, but has a habit that it mostly follows, whatever is asked.
+Every demonstrator knows the protocol, but mostly follows a habit, whatever the question is.
 """
 
 from __future__ import annotations
@@ -19,11 +17,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from agentlightning.demo import calculator, lookup, sql
+from agentlightning.demo import lookup, sql
 from agentlightning.demo.tasks import CITIES, PEOPLE, Message, Split, answer_with_tool, held_out
 from agentlightning.records import JSON
 
@@ -54,33 +51,16 @@ class SuiteTask:
     demonstrate: Callable[[JSON, Random], list[list[Message]]]
     """Conversations of the demonstrator, one for each agent."""
     solve: Callable[[JSON, Model], Awaitable[float]]
-    max_tokens: int
-    """Of a completion."""
     warm_start_steps: int
     learning_rate: float
-    """One that suits `uniform`."""
     budget: float
-    """Compute of one cell, in millions of token forwards; see `credit_cell`."""
+    """Compute of one cell, in millions of token forwards."""
     model: Mapping[str, int] = field(default_factory=lambda: {"hidden": 48, "layers": 2})
-    """Of `tiny_model.write`."""
+    """Of `tiny_model.build`."""
     special_words: tuple[str, ...] = ()
     """One token each."""
-    key: bool = False
-    """True where the agent ignores the text of some calls, so that a key of actions makes a difference."""
     decisive: bool = False
-    """True where the call that the reward is due to is known."""
-
-
-def tool_agent(
-    tool: Callable[[JSON, Model, str], str], tags: tuple[str, str], max_calls: int, max_tokens: int
-) -> Callable[[JSON, Model], Awaitable[float]]:
-    """Returns the demos' agent over this tool."""
-
-    async def solve(task: JSON, model: Model) -> float:
-        wrapped = partial(tool, task, model)
-        return await answer_with_tool(task, _Named, wrapped, tags, max_calls, max_tokens, model.client)
-
-    return solve
+    """True where the call that the reward is due to is known, and the text of others is ignored."""
 
 
 class _Named:
@@ -148,66 +128,6 @@ def demonstrate_sql(task: JSON, rng: Random) -> list[list[Message]]:
     return [[*messages, {"role": "assistant", "content": f"Answer: {result}"}]]
 
 
-# --- distractors: one of five tools is useful -------------------------------------------------------------------------
-
-TOOLS = ("calc", "unit", "dice", "clock", "memo")
-DISTRACTOR_CALLS = 5
-
-
-def use_tool(command: str) -> str:
-    """The five tools: `calc 37+58` calculates, the others answer something plausible.
-
-    >>> use_tool("calc 6*7"), use_tool("memo 6*7"), use_tool("calk 6*7")
-    ('42', 'noted', 'error')
-    """
-    name, _, argument = command.partition(" ")
-    if name not in TOOLS:
-        return "error"
-    if name == "memo":
-        return "noted"
-    return calculator.calculate(argument) if name == "calc" else str(Random(command).randint(2, 20))
-
-
-def sample_distractors(rng: Random, split: Split) -> JSON:
-    """One step of the calculator's problems, with small numbers."""
-    while True:
-        operation = rng.choice(tuple(calculator.ONE_STEP))
-        first, b = rng.randint(2, 9), rng.randint(2, 9)
-        a = {"/": first * b, "-": first + b}.get(operation, first)
-        if held_out(f"{a} {b} {operation}") == (split == "test"):
-            names = {"n": rng.choice(PEOPLE), "o": rng.choice(calculator.THINGS), "a": a, "b": b}
-            question = rng.choice(calculator.ONE_STEP[operation]).format(**names)
-            answer = calculator.calculate(f"{a}{operation}{b}")
-            return {"question": question, "answer": answer, "plan": {"operation": operation, "numbers": [a, b]}}
-
-
-def distractor_tool(task: JSON, model: Model, command: str) -> str:
-    result = use_tool(command)
-    if command.startswith("calc ") and result == task["answer"]:
-        model.earn(0.5)
-    return result
-
-
-def demonstrate_distractors(task: JSON, rng: Random) -> list[list[Message]]:
-    """Plays with other tools first, then throws dice and adds, whatever is asked, and trusts what it is told."""
-    messages: list[Message] = [{"role": "user", "content": task["question"]}]
-    (a, b), operation = task["plan"]["numbers"], task["plan"]["operation"]
-
-    def call(name: str) -> str:
-        used = operation if rng.random() < 0.5 else recalled(operation, "+-*/", "+", rng)
-        command = f"{name} {a}{used}{b}"
-        messages.append({"role": "assistant", "content": f"<tool>{command}</tool>"})
-        messages.append({"role": "user", "content": use_tool(command)})
-        return messages[-1]["content"]
-
-    for _ in range(rng.choice((0, 0, 1, 1, 2))):
-        call(rng.choice(TOOLS[1:]))
-    result = call(recalled("calc", TOOLS[:4], "dice", rng))
-    if result == "error":
-        result = call("calc")
-    return [[*messages, {"role": "assistant", "content": f"Answer: {result}"}]]
-
-
 # --- retrieval: one to three hops -------------------------------------------------------------------------------------
 
 RETRIEVAL_CALLS = 6
@@ -229,10 +149,13 @@ def sample_retrieval(rng: Random, split: Split) -> JSON:
         return {"question": question, "corpus": corpus, "answer": facts[-1], "queries": queries}
 
 
-def retrieval_tool(task: JSON, model: Model, wanted: str) -> str:
-    if wanted in task["queries"]:
-        model.earn(0.2)
-    return lookup.find(task["corpus"], wanted)
+async def solve_retrieval(task: JSON, model: Model) -> float:
+    def tool(wanted: str) -> str:
+        model.earn(0.2 * (wanted in task["queries"]))
+        return lookup.find(task["corpus"], wanted)
+
+    tags, limits = lookup.SPECIAL_WORDS, (RETRIEVAL_CALLS, lookup.MAX_TOKENS)
+    return await answer_with_tool(task, _Named, tool, tags, *limits, model.client)
 
 
 def demonstrate_retrieval(task: JSON, rng: Random) -> list[list[Message]]:
@@ -376,21 +299,10 @@ def demonstrate_corridor(task: JSON, rng: Random) -> list[list[Message]]:
 
 
 TASKS = {
-    "distractors": SuiteTask(
-        sample=sample_distractors,
-        demonstrate=demonstrate_distractors,
-        solve=tool_agent(distractor_tool, calculator.SPECIAL_WORDS, DISTRACTOR_CALLS, calculator.MAX_TOKENS),
-        max_tokens=calculator.MAX_TOKENS,
-        learning_rate=5e-4,
-        warm_start_steps=200,
-        budget=0.22,
-        special_words=calculator.SPECIAL_WORDS,
-    ),
     "retrieval": SuiteTask(
         sample=sample_retrieval,
         demonstrate=demonstrate_retrieval,
-        solve=tool_agent(retrieval_tool, lookup.SPECIAL_WORDS, RETRIEVAL_CALLS, lookup.MAX_TOKENS),
-        max_tokens=lookup.MAX_TOKENS,
+        solve=solve_retrieval,
         learning_rate=1e-3,
         warm_start_steps=150,
         budget=0.55,
@@ -400,29 +312,24 @@ TASKS = {
         sample=sample_relay,
         demonstrate=demonstrate_relay,
         solve=solve_relay,
-        max_tokens=RELAY_TOKENS,
         learning_rate=2e-3,
         warm_start_steps=120,
         budget=0.5,
-        key=True,
         decisive=True,
     ),
     "corridor": SuiteTask(
         sample=sample_corridor,
         demonstrate=demonstrate_corridor,
         solve=solve_corridor,
-        max_tokens=CORRIDOR_TOKENS,
         learning_rate=2e-3,
         warm_start_steps=120,
         budget=0.65,
-        key=True,
         decisive=True,
     ),
     "sql": SuiteTask(
         sample=sql.sample,
         demonstrate=demonstrate_sql,
         solve=solve_sql,
-        max_tokens=sql.MAX_TOKENS,
         learning_rate=5e-4,
         warm_start_steps=250,
         budget=0.35,

@@ -1,8 +1,7 @@
-"""Executions of the credit suite's agents in one process: all rollouts of a step at a time, and forks of them.
+"""Runs the agents of the credit claims in one process: all rollouts of a step at a time, and forks of them.
 
-`credit_cell.py` drives it. An agent's coroutine is sent forward by hand: it stops where it awaits a completion, which
-the scheduler samples together with those of all others. A fork starts the agent again and answers its first calls from the
-record, as the gateway does. Knows no rewards and no learning.
+An agent's coroutine stops where it awaits a completion, which the scheduler samples together with those of all others. A
+fork starts the agent again and answers its first calls from the record. Knows no rewards and no learning.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
+from types import SimpleNamespace, coroutine
 from typing import Any
 
+from credit_tasks import DECIDES
 from transformers import AutoTokenizer
 
 from agentlightning.demo.tiny_model import END
@@ -22,7 +22,6 @@ from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.records import JSON, Call, Sampling
 from agentlightning.training_types import Trajectory, Transition
-from credit_tasks import DECIDES
 
 MAX_NUM_SEQS = 256
 CONTEXT = 768
@@ -50,20 +49,9 @@ class _Call:
     decides: bool = False
 
     @property
-    def known(self) -> int:
-        """Messages that its parent had, the parent's completion among them."""
-        return len(self.parent.messages) + 1 if self.parent else 0
-
-
-class _Asked:
-    """A completion that is waited for."""
-
-    def __init__(self, call: _Call) -> None:
-        self.call = call
-
-    def __await__(self) -> Generator[_Call, Any, Any]:
-        reply = yield self.call
-        return reply
+    def added(self) -> list[JSON]:
+        """Messages that its parent did not have."""
+        return [dict(one) for one in self.messages[len(self.parent.messages) + 1 if self.parent else 0 :]]
 
 
 class Words:
@@ -72,14 +60,11 @@ class Words:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         (self.end,) = self._tokenizer.convert_tokens_to_ids([END])
-        self._known: dict[str, list[int]] = {}
 
     def encode(self, messages: Messages) -> list[int]:
         """The messages, and the beginning of the assistant's next one."""
         text = "".join(f"<|{one['role']}|>{one['content']}{END}" for one in messages) + "<|assistant|>"
-        if (ids := self._known.get(text)) is None:
-            ids = self._known[text] = self._tokenizer.encode(text, add_special_tokens=False)
-        return list(ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode([one for one in ids if one != self.end]))
@@ -125,10 +110,8 @@ class Execution:
         call = self.calls[-1]
         call.sampled_ids, call.logprobs, call.text = sampled, logprobs, self._words.decode(sampled)
         stopped = bool(sampled) and sampled[-1] == self._words.end
-        choice = SimpleNamespace(
-            message=SimpleNamespace(content=call.text), finish_reason="stop" if stopped else "length"
-        )
-        self._send(SimpleNamespace(choices=[choice]))
+        message, reason = SimpleNamespace(content=call.text), "stop" if stopped else "length"
+        self._send(SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason=reason)]))
 
     def trajectory(self, *, steps: bool) -> Trajectory:
         """The record, without the calls that were replayed; with `steps`, with the step rewards that its calls earned."""
@@ -143,7 +126,7 @@ class Execution:
                 agent=call.agent,
                 reward=call.earned if steps else 0.0,
                 rewards={DECIDES: 1.0} if call.decides else {},
-                messages=[dict(one) for one in call.messages[call.known :]],
+                messages=call.added,
                 completion={"role": "assistant", "content": call.text},
                 parent=made[id(call.parent)] if call.parent else None,
             )
@@ -161,7 +144,7 @@ class Execution:
         return [
             Call(
                 id=f"{self.name}/{number:02}",
-                run_id="credit_suite",
+                run_id="credit",
                 rollout_id=self.name,
                 attempt=1,
                 parent_id=f"{self.name}/{place[id(call.parent)]:02}" if call.parent else None,
@@ -176,7 +159,7 @@ class Execution:
                 sampling=Sampling(),
                 history_hash="",
                 request_hash="",
-                messages=[dict(one) for one in call.messages[call.known :]],
+                messages=call.added,
                 completion={"role": "assistant", "content": call.text},
                 agent=call.agent,
             )
@@ -186,7 +169,7 @@ class Execution:
     # --- what the agent sees ------------------------------------------------------------------------------------------
 
     async def create(self, *, model: str, messages: Messages, max_tokens: int) -> Any:
-        return await _Asked(self._asked(model, list(messages), max_tokens))  # agents go on with their own list
+        return await _sampled(self._asked(model, list(messages), max_tokens))  # agents go on with their own list
 
     def earn(self, reward: float) -> None:
         self.calls[-1].earned += reward
@@ -216,6 +199,12 @@ class Execution:
             self.reward = decided or 0.0
             return
         self.calls.append(call)
+
+
+@coroutine
+def _sampled(call: _Call) -> Generator[_Call, Any, Any]:
+    """A completion, which whoever sends the agent's coroutine forward gives it."""
+    return (yield call)
 
 
 def _continues(messages: Messages, call: _Call) -> bool:

@@ -1,4 +1,4 @@
-"""The task of benchmarks/prompts.py: questions about people, an agent that has its system prompt by name, its reward with
+"""The task of the claim `prompts`: questions about people, an agent that has its system prompt by name, its reward with
 feedback, and the demonstrator whose habits depend on what the system prompt says.
 
 The agent writes `<find>Ana boss</find>`, gets the fact, up to twice, and ends with the bare word. Facts are those of the
@@ -9,7 +9,6 @@ nothing. Job and pet are confused whatever the prompt says: that only weights ca
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from random import Random
 from typing import Any
 
@@ -112,8 +111,3 @@ def any_prompt(rng: Random) -> str:
     chosen += rng.sample(DISTRACTORS, rng.randrange(5))
     rng.shuffle(chosen)
     return " ".join([OPENING, *chosen])
-
-
-def texts_of(demos: Collection[list[Message]]) -> list[str]:
-    """All that the tokenizer has to know."""
-    return [message["content"] for demo in demos for message in demo]
