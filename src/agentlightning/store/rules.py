@@ -10,6 +10,7 @@ import math
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,20 +76,21 @@ class Ending:
     cancelled: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class AttemptRecord:
-    """The record of an attempt when it ends."""
+    """The record of an attempt when it ends; stores fill it in."""
 
-    rewards: Sequence[Reward] = ()
+    rewards: list[Reward] = field(default_factory=list)
     """In the order they were made."""
     calls: int = 0
+    last_call_ns: int = 0
     unknown_path: str | None = None
     """The last path that a request asked for and that is no route."""
-    refused: Mapping[str, int] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
     """Refused calls by their fields."""
     refused_last: bool = False
     """A call was refused after the last recorded one, for another reason than OUTGROWN."""
-    broken: Mapping[str, int] = field(default_factory=dict)
+    broken: Counter[str] = field(default_factory=Counter)
     """Broken spans by cause."""
 
 

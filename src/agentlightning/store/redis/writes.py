@@ -313,7 +313,7 @@ def _distinct(rewards: Iterable[Reward]) -> list[Reward]:
     return list({reward.id: reward for reward in reversed([*rewards])}.values())[::-1]
 
 
-def _summed(events: Iterable[JSON], name: str) -> dict[str, int]:
+def _summed(events: Iterable[JSON], name: str) -> Counter[str]:
     sums: Counter[str] = Counter()
     for event in events:
         if event["name"] == name:

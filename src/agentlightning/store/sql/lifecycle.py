@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from sqlalchemy import Column, ColumnElement, Connection, and_, bindparam, func, insert, or_, select, tuple_, update
+from sqlalchemy import Column, ColumnElement, Connection, bindparam, func, insert, or_, select, tuple_, update
 
 from agentlightning.records import Finish, Lease, Mode, Reward, Rollout, RolloutState, WorkerStatus
 from agentlightning.runtime.clock import elapsed_s
@@ -34,7 +34,15 @@ from agentlightning.store.notifier import FINISHED, QUEUED
 from agentlightning.store.rules import refusal
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import Upsert, execute, execute_many, insert_new, upsert_into
-from agentlightning.store.sql.record import Rows, note, read_rewards, record_rewards, require_runs, whose_calls
+from agentlightning.store.sql.record import (
+    Rows,
+    note,
+    read_rewards,
+    record_rewards,
+    require_runs,
+    rows_by_ids,
+    whose_calls,
+)
 from agentlightning.store.sql.summaries import add_summaries
 from agentlightning.store.sql.tables import (
     attempts,
@@ -90,10 +98,10 @@ def enqueue(transaction: SqlTransaction, batches: Sequence[Sequence[dict[str, An
     for row in new:
         groups[row["run_id"]].add(row["group_id"])
     for run_id, group_ids in groups.items():
-        for part in codec.chunks(group_ids):
-            query = ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.group_id.in_(part))
-            for rollout in map(codec.ROLLOUTS.of_row, transaction.connection.execute(query)):
-                found[run_id, rollout.group_id, rollout.replica] = rollout
+        query = ROLLOUT.where(rollouts.c.run_id == run_id)
+        for row in rows_by_ids(transaction.connection, query, rollouts.c.group_id, group_ids):
+            rollout = codec.ROLLOUTS.of_row(row)
+            found[run_id, rollout.group_id, rollout.replica] = rollout
         transaction.tell(QUEUED, run_id)
     return [[found[row["run_id"], row["group_id"], row["replica"]] for row in batch] for batch in batches]
 
@@ -192,11 +200,7 @@ def record_feedback(transaction: SqlTransaction, batches: Sequence[Rows]) -> lis
     connection = transaction.connection
     whose, run = codec.REWARDS.names.index("rollout_id"), codec.REWARDS.names.index("run_id")
     query = select(rollouts.c.id, rollouts.c.run_id, rollouts.c.state, rollouts.c.attempt, rollouts.c.kind)
-    found = {
-        row.id: row
-        for part in codec.chunks(row[whose] for row in new)
-        for row in connection.execute(query.where(rollouts.c.id.in_(part)))
-    }
+    found = {row.id: row for row in rows_by_ids(connection, query, rollouts.c.id, [row[whose] for row in new])}
     for row in new:
         known = found.get(row[whose])
         if known is None or known.run_id != row[run] or known.kind != "session":
@@ -235,32 +239,23 @@ def _open_session(transaction: SqlTransaction, request: SessionRequest) -> Rollo
 
 
 def read_rollouts(connection: Connection, query: RolloutQuery) -> list[Rollout]:
-    chosen = ROLLOUT
-    for column, value in (
-        (rollouts.c.run_id, query.run_id),
-        (rollouts.c.mode, query.mode),
-        (rollouts.c.step, query.step),
-    ):
+    chosen, given = ROLLOUT, {"run_id": query.run_id, "mode": query.mode, "step": query.step}
+    for name, value in given.items():
         if value is not None:
-            chosen = chosen.where(column == value)
-    for column, values in ((rollouts.c.state, query.states), (rollouts.c.group_id, query.group_ids)):
+            chosen = chosen.where(rollouts.c[name] == value)
+    for name, values in {"state": query.states, "group_id": query.group_ids}.items():
         if values is not None:
-            chosen = chosen.where(column.in_(values))
+            chosen = chosen.where(rollouts.c[name].in_(values))
     if query.unconsumed:
         chosen = chosen.where(consumption.c.outcome.is_(None))
     if query.after is not None:
         chosen = chosen.where(rollouts.c.id > query.after)
     chosen = chosen.order_by(rollouts.c.id.desc() if query.newest_first else rollouts.c.id).limit(query.limit)
-    if query.ids is None:
-        return [codec.ROLLOUTS.of_row(row) for row in connection.execute(chosen)]
-    parts = list(codec.chunks(query.ids))
-    if query.newest_first:
-        parts.reverse()
-    found = [
-        codec.ROLLOUTS.of_row(row)
-        for part in parts
-        for row in connection.execute(chosen.where(rollouts.c.id.in_(part)))
-    ]
+    parts = [None] if query.ids is None else list(codec.chunks(query.ids))
+    found: list[Rollout] = []
+    for part in reversed(parts) if query.newest_first else parts:
+        of_part = chosen if part is None else chosen.where(rollouts.c.id.in_(part))
+        found += [codec.ROLLOUTS.of_row(row) for row in connection.execute(of_part)]
     return found[: query.limit]
 
 
@@ -294,9 +289,8 @@ def _among(column: Column[str]) -> ColumnElement[bool]:
     return column.in_(bindparam("ids", expanding=True))
 
 
-ROLLOUT = select(*rollouts.c, consumption.c.outcome).select_from(
-    rollouts.outerjoin(consumption, consumption.c.rollout_id == rollouts.c.id)
-)
+_OUTCOMES = rollouts.outerjoin(consumption, consumption.c.rollout_id == rollouts.c.id)
+ROLLOUT = select(*rollouts.c, consumption.c.outcome).select_from(_OUTCOMES)
 """Rollouts with their outcomes, as rows of `codec.ROLLOUTS`."""
 
 # run
@@ -340,14 +334,7 @@ _HELD = _ALL_RUNNING.where(attempts.c.worker_id == bindparam("worker"), rollouts
 _NEWEST_TEMPLATES = (
     select(resources.c.name, resources.c.version)
     .select_from(resource_versions)
-    .join(
-        resources,
-        and_(
-            resources.c.run_id == resource_versions.c.run_id,
-            resources.c.name == resource_versions.c.name,
-            resources.c.version == resource_versions.c.last,
-        ),
-    )
+    .join(resources, tables.IS_NEWEST)
     .where(resource_versions.c.run_id == bindparam("run"), resources.c.kind == "prompt_template")
 )
 _START_ATTEMPT = insert(attempts)
@@ -423,17 +410,7 @@ def _see(transaction: SqlTransaction, seen: Iterable[WorkerStatus], changing: tu
         if changing is _CLAIM and before is not None and rules.is_successor(worker, before.host, before.pid):
             held = execute(connection, _HELD, {"run": worker.run_id, "worker": worker.id})
             _end(transaction, [(_live(row), rules.restarted(worker.id)) for row in held])
-    columns = [
-        {
-            "id": worker.id,
-            "run_id": worker.run_id,
-            "host": worker.host,
-            "pid": worker.pid,
-            "running": worker.running,
-            "seen_ns": transaction.now_ns,
-        }
-        for worker in latest.values()
-    ]
+    columns = [{**asdict(worker), "seen_ns": transaction.now_ns} for worker in latest.values()]
     execute_many(connection, _see_workers(connection.dialect.name, changing), columns)
 
 
@@ -493,33 +470,10 @@ def _holds(running: dict[str, rules.LiveRollout], lease: Lease) -> bool:
     return rollout is not None and rollout.held_by(lease)
 
 
-@dataclass(slots=True)
-class _Found:
-    """The record of one attempt, while it is gathered."""
-
-    rewards: list[Reward] = field(default_factory=list)
-    calls: int = 0
-    last_call_ns: int = 0
-    last_refused_ns: int = 0
-    unknown_path: str | None = None
-    refused: Counter[str] = field(default_factory=Counter)
-    broken: Counter[str] = field(default_factory=Counter)
-
-    def evidence(self) -> rules.AttemptRecord:
-        return rules.AttemptRecord(
-            rewards=self.rewards,
-            calls=self.calls,
-            unknown_path=self.unknown_path,
-            refused=self.refused,
-            refused_last=self.last_refused_ns > self.last_call_ns,
-            broken=self.broken,
-        )
-
-
-def _look(connection: Connection, ended: Iterable[rules.LiveRollout]) -> dict[tuple[str, int], _Found]:
-    """Reads what the record has of attempts that a worker, or silence after a session, ended."""
+def _look(connection: Connection, ended: Iterable[rules.LiveRollout]) -> dict[tuple[str, int], rules.AttemptRecord]:
+    """Reads the record of attempts that a worker, or silence after a session, ended."""
     ids = {"ids": [rollout.id for rollout in ended]}
-    found: defaultdict[tuple[str, int], _Found] = defaultdict(_Found)
+    found: defaultdict[tuple[str, int], rules.AttemptRecord] = defaultdict(rules.AttemptRecord)
     for row in execute(connection, _REWARDS, ids):
         found[row.rollout_id, row.attempt].rewards.append(codec.REWARDS.of_row(row))
     for row in execute(connection, _CALLS, ids):
@@ -533,8 +487,7 @@ def _look(connection: Connection, ended: Iterable[rules.LiveRollout]) -> dict[tu
             one.broken.update(broken_counts(attributes))
         elif row.name == REFUSED_CALLS and (counts := refused_counts(attributes)):
             one.refused.update(counts)
-            if OUTGROWN not in counts:
-                one.last_refused_ns = row.started_ns
+            one.refused_last |= OUTGROWN not in counts and row.started_ns > one.last_call_ns
     return found
 
 
@@ -548,8 +501,8 @@ def _end(
     found = _look(transaction.connection, [rollout for rollout, _ in ended]) if look else {}
     changes = []
     for rollout, ending in ended:
-        one = found.get((rollout.id, rollout.attempt), _Found())
-        changes.append((rollout, rules.end_attempt(rollout, ending, one.evidence() if look else None)))
+        evidence = found.get((rollout.id, rollout.attempt), rules.AttemptRecord()) if look else None
+        changes.append((rollout, rules.end_attempt(rollout, ending, evidence)))
     places = _places(transaction, changes)
     now_ns = transaction.now_ns
     end_attempts, end_rollouts = [], []
@@ -561,20 +514,10 @@ def _end(
         if change.state == "queued":
             transaction.tell(QUEUED, rollout.run_id)
         place = places.get(rollout.id)
-        end_rollouts.append(
-            {
-                "rollout": rollout.id,
-                "state": change.state,
-                "lost": change.lost,
-                "finished_ns": None if place is None else now_ns,
-                "finished_seq": place,
-                "reward": change.reward,
-                "calls": change.calls,
-                "error": error,
-                "warning": codec.text(change.warning),
-                "refused": change.refused,
-            }
-        )
+        kept = {name: getattr(change, name) for name in ("state", "lost", "reward", "calls", "refused")}
+        finished = {"finished_ns": None if place is None else now_ns, "finished_seq": place}
+        warning = codec.text(change.warning)
+        end_rollouts.append({"rollout": rollout.id, **kept, **finished, "error": error, "warning": warning})
     execute_many(transaction.connection, _UPDATE_ATTEMPT, end_attempts)
     execute_many(transaction.connection, _UPDATE_ROLLOUT, end_rollouts)
     add_summaries(transaction.connection, list(places))

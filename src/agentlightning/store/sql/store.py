@@ -1,10 +1,9 @@
 """SqlLightningStore: the methods on an SQL database (SQLite in memory or in a file, PostgreSQL).
 
-Driven by whoever owns the database: a server, or a test. Methods that write are submitted to the writer thread, which
-commits them in groups; methods that read use threads of their own: two for what is looked up by key, as for every call of
-an agent, and two for lists, so that a long one delays neither calls nor leases. The writer notifies those who wait
-(waiting.py) after a commit, and a listener does for commits of other processes. What the methods do in SQL is in
-lifecycle.py, record.py, history.py, summaries.py and models.py; what differs between databases, in
+Methods that write are submitted to the writer thread, which commits them in groups; methods that read use threads of their
+own: two for lookups by key, as for every call of an agent, and two for lists, so that a long one delays neither calls nor
+leases. The writer notifies those who wait (waiting.py) after a commit, and a listener does for commits of other processes.
+What the methods do in SQL is in lifecycle.py, record.py, history.py and summaries.py; what differs between databases, in
 database.py.
 """
 
@@ -26,23 +25,10 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from agentlightning import records
 from agentlightning.config.run import without_password
 from agentlightning.errors import ConfigError, ConflictError, InputError, StoreError
-from agentlightning.records import (
-    Call,
-    Checkpoint,
-    Finish,
-    Lease,
-    Metric,
-    NewRollout,
-    Resource,
-    Reward,
-    Rollout,
-    Run,
-    RunStatistics,
-    Span,
-    WorkerStatus,
-)
+from agentlightning.records import Call, Checkpoint, Finish, Lease, Metric, NewRollout, Reward, Rollout, Span
 from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor, current_actor, current_request
@@ -53,20 +39,17 @@ from agentlightning.store.sql import history, lifecycle, record, tables
 from agentlightning.store.sql.database import Database
 from agentlightning.store.sql.sqlite import SqliteDatabase
 from agentlightning.store.sql.summaries import read_summaries
-from agentlightning.store.sql.tables import prepare_schema
 from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlTransaction, SqlWriter
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
 
 MAX_LOOKUP_IDS = 1000
-"""Rollouts that are read by key beside calls and leases: a heartbeat's, whose run decides who may renew them."""
+"""Rollouts that are looked up by key: a heartbeat's, whose run decides who may renew them."""
 
 A = TypeVar("A")
 R = TypeVar("R")
-_TAKEN = list[tuple[Rollout, Lease]]
 P = ParamSpec("P")
-
-
+_TAKEN = list[tuple[Rollout, Lease]]
 Method = Callable[Concatenate["SqlLightningStore", P], Coroutine[Any, Any, R]]
 
 
@@ -75,26 +58,30 @@ def _writes(write: Callable[Concatenate[SqlTransaction, P], R]) -> Method[P, R]:
 
     @functools.wraps(write)
     async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
-        return await store._write(_one_by_one, lambda transaction: write(transaction, *args, **named))
+        return await store._do(lambda transaction: write(transaction, *args, **named))
 
     return method
 
 
 def _audited(write: Callable[Concatenate[SqlTransaction, Actor, P], R], kind: Any = None) -> Method[P, R]:
-    """The method that has the writer do this for whoever calls it. `kind`: the type of its result, if a request that comes
-    again gets that."""
+    """The method that has the writer do this for its caller. `kind`: the type of its result, if a request that comes again
+    gets that."""
 
     @functools.wraps(write)
     async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
         actor = current_actor()  # here: the writer's thread knows no caller
-        return await store._write(_one_by_one, lambda transaction: write(transaction, actor, *args, **named), kind)
+        return await store._do(lambda transaction: write(transaction, actor, *args, **named), kind)
 
     return method
 
 
+def _always(*_: object, **__: object) -> bool:
+    return True
+
+
 def _reads(read: Callable[Concatenate[Connection, P], R], by_key: Callable[P, bool] | None = None) -> Method[P, R]:
-    """The method that reads this. `by_key`: tells from its arguments that it asks for little, by key, as authorization and
-    long polls do: no scan delays that."""
+    """The method that reads this. `by_key`: true of its arguments where it reads little, by key, as authorization and long
+    polls do: no scan delays that."""
 
     @functools.wraps(read)
     async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
@@ -102,10 +89,6 @@ def _reads(read: Callable[Concatenate[Connection, P], R], by_key: Callable[P, bo
         return await store._read(lambda connection: read(connection, *args, **named), looks_up)
 
     return method
-
-
-def _always(*_: object, **__: object) -> bool:
-    return True
 
 
 class _ReadPool:
@@ -116,7 +99,7 @@ class _ReadPool:
         self.threads = ThreadPoolExecutor(database.readers, thread_name_prefix=f"store-{name}")
 
     def read(self, query: Callable[[Connection], R]) -> R:
-        """In one of the threads: what the query finds."""
+        """The result of the query, in one of the threads."""
         with self._engine.connect() as connection:
             return query(connection)
 
@@ -129,7 +112,7 @@ class _ReadPool:
 class SqlLightningStore(WaitingStore):
     """A store at ``memory://``, ``sqlite:///path`` or ``postgresql://…``; `now_ns` replaces its clock, in tests.
 
-    Without it, time is that of this machine, which all have who share a file, or that of the PostgreSQL server.
+    Without it, time is that of this machine, which all users of a file share, or that of the PostgreSQL server.
     """
 
     def __init__(self, url: str, now_ns: Callable[[], int] | None = None) -> None:
@@ -160,7 +143,7 @@ class SqlLightningStore(WaitingStore):
         database, name = self._database, uuid4().hex
         self._writer = SqlWriter(database, name, self._notifier, now_ns=self._clock, opening=self._prepare)
         try:
-            await self._write(_one_by_one, lambda _: None)  # the writer prepares the schema before
+            await self._do(lambda _: None)  # the writer prepares the schema before
             self._appender = self._writer
             if database.appends_apart:
                 appends = f"{name} appends"
@@ -180,37 +163,34 @@ class SqlLightningStore(WaitingStore):
         if writer is None:
             return
         appender, self._appender = self._appender, None
-        if appender is not None:
-            await asyncio.to_thread(appender.stop)
-        await asyncio.to_thread(writer.stop)
-        if self._end_listening is not None:
-            await asyncio.to_thread(self._end_listening)
-        for pool in (self._lookups, self._scans):
-            if pool is not None:
-                await asyncio.to_thread(pool.stop)
+        ends = [appender.stop if appender is not None else None, writer.stop, self._end_listening]
+        ends += [pool.stop for pool in (self._lookups, self._scans) if pool is not None]
+        for end in ends:
+            if end is not None:
+                await asyncio.to_thread(end)
         self._lookups = self._scans = self._end_listening = None
 
     async def signing_secret(self) -> bytes:
         self._opened()
         return self._secret
 
-    # --- runs -----------------------------------------------------------------------------------------------------
+    # --- runs, rollouts and attempts ------------------------------------------------------------------------------
 
-    create_run = _audited(history.create_run, Run)
+    create_run = _audited(history.create_run, records.Run)
     update_run = _audited(history.update_run)
     runs = _reads(history.read_runs, lambda ids=None, limit=None: limit == 1 or (ids is not None and len(ids) == 1))
-
-    # --- rollouts and attempts ------------------------------------------------------------------------------------
 
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
         now_ns = self._now_ns()
         new = [codec.new_rollout(rollout, str(uuid_utils.uuid7()), now_ns) for rollout in rollouts]
         return await self._write(lifecycle.enqueue, [codec.ROLLOUTS.columns(rollout) for rollout in new])
 
-    async def _take(self, worker: WorkerStatus, limit: int, lease_s: float) -> list[tuple[Rollout, Lease]]:
+    async def _take(self, worker: records.WorkerStatus, limit: int, lease_s: float) -> list[tuple[Rollout, Lease]]:
         return await self._write(lifecycle.claim, lifecycle.ClaimRequest(worker, limit, lease_s), _TAKEN)
 
-    async def heartbeat(self, worker: WorkerStatus, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
+    async def heartbeat(
+        self, worker: records.WorkerStatus, leases: Sequence[Lease], lease_s: float = LEASE_S
+    ) -> list[bool]:
         return await self._write(lifecycle.heartbeat, lifecycle.Beat(worker, leases, lease_s))
 
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
@@ -227,11 +207,8 @@ class SqlLightningStore(WaitingStore):
 
     rollouts = _reads(lifecycle.read_rollouts, lambda query: query.ids is not None and len(query.ids) <= MAX_LOOKUP_IDS)
     count = _reads(lifecycle.read_counts)
-
     _summaries = _reads(read_summaries)
-
     attempts = _reads(history.read_attempts)
-
     _last_finished = _reads(lifecycle.read_last_finished, _always)
     _finished = _reads(lifecycle.read_finished)
     workers = _reads(history.read_workers)
@@ -246,26 +223,19 @@ class SqlLightningStore(WaitingStore):
 
     put_files = _writes(record.put_files)
     files = _reads(record.read_files, _always)
-
     mark_delivered = _writes(record.mark_delivered)
     calls = _reads(record.read_calls, lambda rollout_ids, attempt=None: len(rollout_ids) == 1)
     spans = _reads(record.read_spans)
 
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
-        now_ns = self._now_ns()
-        new = [codec.REWARDS.row(_settled(reward, now_ns)) for reward in rewards]
-        await self._append(self._appender, record.record_rewards, tables.rewards, new)
+        await self._append(self._appender, record.record_rewards, tables.rewards, self._settled(rewards))
 
     async def record_feedback(self, rewards: Sequence[Reward]) -> None:
-        now_ns = self._now_ns()
-        new = [codec.REWARDS.row(_settled(reward, now_ns)) for reward in rewards]
-        await self._append(
-            self._writer, lifecycle.record_feedback, tables.rewards, new
-        )  # in turn with what ends sessions
+        # By the writer, in turn with what ends sessions.
+        await self._append(self._writer, lifecycle.record_feedback, tables.rewards, self._settled(rewards))
 
     rewards = _reads(record.read_rewards)
-
-    put_resources = _audited(record.put_resources, list[Resource])
+    put_resources = _audited(record.put_resources, list[records.Resource])
     resources = _reads(
         record.read_resources, lambda run_id, name=None, latest=True, version=None: latest or version is not None
     )
@@ -277,49 +247,41 @@ class SqlLightningStore(WaitingStore):
 
     metrics = _reads(record.read_metrics)
     _series = _reads(record.read_series)
+    record_credit = _writes(record.record_credit)
+    credit = _reads(record.read_credit)
+    drop_credit = _writes(record.drop_credit)
 
-    # --- waiting and statistics --------------------------------------------------------------------------------------
+    # --- waiting, statistics, the end of data ---------------------------------------------------------------------
 
     _later_resources = _reads(record.read_later_resources, _always)
     _later_metrics = _reads(record.read_later_metrics)
 
-    async def statistics(self, run_id: str | None = None) -> list[RunStatistics]:
+    async def statistics(self, run_id: str | None = None) -> list[records.RunStatistics]:
         now_ns = self._now_ns()
         return await self._read(lambda connection: history.read_statistics(connection, now_ns, run_id))
 
     _size = _reads(history.read_size)
-
-    # --- the end of data ----------------------------------------------------------------------------------------------
-
     drop_records = _audited(history.drop_records, int)
 
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
-        deleted = 0
+        deleted, actor = 0, current_actor()
         for run_id in dict.fromkeys(run_ids):
             await self.retire_models(run_id)
-            known, more = await self._delete_portion(run_id, 0)
-            deleted += known
-            portion = 0
+            portion, more = 0, True
             while more:
+                delete = functools.partial(history.delete_portion, actor=actor, run_id=run_id, first=portion == 0)
+                known, more = await self._do(delete, tuple[bool, bool], f"{run_id} {portion}")
+                deleted += known and portion == 0
                 portion += 1
-                _, more = await self._delete_portion(run_id, portion)
         return deleted
 
-    async def _delete_portion(self, run_id: str, portion: int) -> tuple[bool, bool]:
-        actor = current_actor()
-        return await self._write(
-            _one_by_one,
-            lambda transaction: history.delete_portion(transaction, actor, run_id, portion == 0),
-            tuple[bool, bool],
-            f"{run_id} {portion}",
-        )
-
-    # --- access -------------------------------------------------------------------------------------------------------
+    # --- access, models, steps and checkpoints --------------------------------------------------------------------
 
     _add_token = _audited(history.add_token, Token)
     tokens = _reads(history.read_tokens)
-    find_token = _reads(history.find_token, lambda secret_hash: True)
+    find_token = _reads(history.find_token, _always)
     _revoke_token = _audited(history.revoke_token)
+    _entries = _reads(history.read_audit)
 
     async def revoke_token(self, token_id: str) -> Token:
         revoked = await self._revoke_token(token_id)
@@ -327,43 +289,28 @@ class SqlLightningStore(WaitingStore):
         await asyncio.to_thread(self._database.sync)
         return revoked
 
-    _entries = _reads(history.read_audit)
-
-    # --- steps and checkpoints ------------------------------------------------------------------------------------
-
-    open_step = _writes(history.open_step)
-    close_step = _writes(history.close_step)
-    steps = _reads(history.read_steps)
-    reopen_steps = _writes(history.reopen_steps)
-
-    async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
-        await self._write(_one_by_one, lambda transaction: history.put_checkpoint(transaction, checkpoint))
-        # Once this returns older checkpoints are deleted: a power cut must not leave a store that knows only those.
-        await asyncio.to_thread(self._database.sync)
-
-    checkpoints = _reads(history.read_checkpoints)
-
-    # --- credit ---------------------------------------------------------------------------------------------------
-
-    record_credit = _writes(record.record_credit)
-    credit = _reads(record.read_credit)
-    drop_credit = _writes(record.drop_credit)
-
-    # --- models ---------------------------------------------------------------------------------------------------
-
     models = _reads(history.read_models, _always)
     _put_alias = _audited(history.put_alias, ModelAlias)
     aliases = _reads(history.read_aliases, _always)
 
     async def _put_model(self, version: ModelVersion) -> ModelVersion:
-        actor, part = current_actor(), f"{version.reference} {version.revision}"
-        stored = await self._write(
-            _one_by_one, lambda transaction: history.put_model(transaction, actor, version), ModelVersion, part
-        )
+        put = functools.partial(history.put_model, actor=current_actor(), version=version)
+        stored = await self._do(put, ModelVersion, f"{version.reference} {version.revision}")
         if stored.deleted:
             # Once this returns its files are removed: a power cut must not leave a store that takes them for whole.
             await asyncio.to_thread(self._database.sync)
         return stored
+
+    open_step = _writes(history.open_step)
+    close_step = _writes(history.close_step)
+    steps = _reads(history.read_steps)
+    reopen_steps = _writes(history.reopen_steps)
+    checkpoints = _reads(history.read_checkpoints)
+
+    async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
+        await self._do(lambda transaction: history.put_checkpoint(transaction, checkpoint))
+        # Once this returns older checkpoints are deleted: a power cut must not leave a store that knows only those.
+        await asyncio.to_thread(self._database.sync)
 
     # --- how ------------------------------------------------------------------------------------------------------
 
@@ -371,6 +318,9 @@ class SqlLightningStore(WaitingStore):
         if self._writer is None:
             raise StoreError(f"{self._database.name} is not open: use `async with store`, or await store.open()")
         return self._writer
+
+    async def _do(self, work: Callable[[SqlTransaction], R], kind: Any = None, part: str = "") -> R:
+        return await self._write(_one_by_one, work, kind, part)
 
     async def _write(self, method: BatchMethod[A, R], argument: A, kind: Any = None, part: str = "") -> R:
         """`kind`: the type of the result, if a request that comes again gets that. `part`: names one of several
@@ -402,8 +352,7 @@ class SqlLightningStore(WaitingStore):
         self._opened()
         pool = self._lookups if looks_up else self._scans
         if pool is None:  # only the writer has the memory
-            with self._explaining():
-                return await self._opened().submit(_one_by_one, lambda transaction: query(transaction.connection))
+            return await self._do(lambda transaction: query(transaction.connection))
         deadline = time.monotonic() + self._database.patience_s
         with self._explaining():
             while True:
@@ -414,6 +363,15 @@ class SqlLightningStore(WaitingStore):
                         raise
                 await asyncio.sleep(PAUSES_S[-1])
                 self._opened()
+
+    def _settled(self, rewards: Sequence[Reward]) -> record.Rows:
+        now_ns = self._now_ns()
+        return [
+            codec.REWARDS.row(
+                replace(one, value=reward_number(one.value, one.name), created_ns=one.created_ns or now_ns)
+            )
+            for one in rewards
+        ]
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -428,7 +386,7 @@ class SqlLightningStore(WaitingStore):
 
     def _prepare(self, connection: Connection) -> None:
         """Run by the writer on its first connection."""
-        self._secret = prepare_schema(connection, self._database)
+        self._secret = tables.prepare_schema(connection, self._database)
 
 
 class InMemoryLightningStore(SqlLightningStore):
@@ -436,11 +394,6 @@ class InMemoryLightningStore(SqlLightningStore):
 
     def __init__(self, now_ns: Callable[[], int] | None = None) -> None:
         super().__init__("memory://", now_ns)
-
-
-def _settled(reward: Reward, now_ns: int) -> Reward:
-    value = reward_number(reward.value, reward.name)
-    return replace(reward, value=value, created_ns=reward.created_ns or now_ns)
 
 
 def _one_by_one(transaction: SqlTransaction, works: Sequence[Callable[[SqlTransaction], R]]) -> list[R]:

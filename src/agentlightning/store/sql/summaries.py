@@ -13,29 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    Connection,
-    Double,
-    Select,
-    Text,
-    and_,
-    asc,
-    bindparam,
-    case,
-    desc,
-    func,
-    insert,
-    literal,
-    literal_column,
-    not_,
-    or_,
-    select,
-    true,
-    tuple_,
-)
+import sqlalchemy as sa
 
 from agentlightning.store.sql.database import execute, execute_many
 from agentlightning.store.sql.tables import SUMMARY_KEYS, calls, rollout_summaries, rollouts, runs
@@ -58,33 +36,33 @@ FIRST_ROWS = 300
 # Of external models counts what they reported. Few calls have that, so a rollout is a row for each of its agents. What a
 # fork replayed was sampled for another rollout.
 _CALL_TOTALS = (
-    select(
+    sa.select(
         calls.c.rollout_id,
         calls.c.attempt,
         calls.c.agent,
         calls.c.usage,
-        func.count().label("turns"),
-        func.sum(calls.c.prompt_tokens).label("prompt_tokens"),
-        func.sum(case((calls.c.replayed_id.is_(None), func.length(calls.c.sampled_ids)), else_=0)).label(
+        sa.func.count().label("turns"),
+        sa.func.sum(calls.c.prompt_tokens).label("prompt_tokens"),
+        sa.func.sum(sa.case((calls.c.replayed_id.is_(None), sa.func.length(calls.c.sampled_ids)), else_=0)).label(
             "sampled_bytes"
         ),
-        func.count(calls.c.fork_cause).label("forks"),
+        sa.func.count(calls.c.fork_cause).label("forks"),
     )
-    .where(calls.c.rollout_id.in_(bindparam("ids", expanding=True)))
+    .where(calls.c.rollout_id.in_(sa.bindparam("ids", expanding=True)))
     .group_by(calls.c.rollout_id, calls.c.attempt, calls.c.agent, calls.c.usage)
 )
-_TO_SUMMARIZE = select(
+_TO_SUMMARIZE = sa.select(
     *(
         column
         for column in rollouts.c
         if column.name not in ("sampling", "retry", "priority", "calls", "prompts", "fork")
     )
-).where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
-_ADD_SUMMARY = insert(rollout_summaries)
+).where(rollouts.c.id.in_(sa.bindparam("ids", expanding=True)))
+_ADD_SUMMARY = sa.insert(rollout_summaries)
 
 _table = rollout_summaries
-_TYPES: dict[type, Any] = {bool: Boolean(), int: BigInteger(), float: Double(), str: Text()}
-Columns = Callable[[str], ColumnElement[Any]]
+_TYPES: dict[type, Any] = {bool: sa.Boolean(), int: sa.BigInteger(), float: sa.Double(), str: sa.Text()}
+Columns = Callable[[str], sa.ColumnElement[Any]]
 
 
 @dataclass(slots=True)
@@ -98,7 +76,7 @@ class _CallTotals:
     agents: set[str] = field(default_factory=set)
 
 
-def add_summaries(connection: Connection, rollout_ids: Sequence[str]) -> None:
+def add_summaries(connection: sa.Connection, rollout_ids: Sequence[str]) -> None:
     """Write the summaries of rollouts that this transaction has finished."""
     if not rollout_ids:
         return
@@ -127,7 +105,7 @@ def add_summaries(connection: Connection, rollout_ids: Sequence[str]) -> None:
     execute_many(connection, _ADD_SUMMARY, new)
 
 
-def _totals(connection: Connection, ids: dict[str, Any]) -> defaultdict[tuple[str, int], _CallTotals]:
+def _totals(connection: sa.Connection, ids: dict[str, Any]) -> defaultdict[tuple[str, int], _CallTotals]:
     found: defaultdict[tuple[str, int], _CallTotals] = defaultdict(_CallTotals)
     for row in execute(connection, _CALL_TOTALS, ids):
         totals, usage = found[row.rollout_id, row.attempt], orjson.loads(row.usage)
@@ -141,10 +119,10 @@ def _totals(connection: Connection, ids: dict[str, Any]) -> defaultdict[tuple[st
 
 
 def read_summaries(
-    connection: Connection, query: SummaryQuery, tree: Filter, place: SummaryPlace | None
+    connection: sa.Connection, query: SummaryQuery, tree: Filter, place: SummaryPlace | None
 ) -> list[RolloutSummary]:
     """The rows of the page, and one more where there is a next."""
-    all_runs = select(runs.c.id)
+    all_runs = sa.select(runs.c.id)
     chosen = all_runs if query.run_id is None else all_runs.where(runs.c.id == query.run_id)
     found: list[RolloutSummary] = []
     for run_id in connection.execute(chosen).scalars().all():
@@ -157,7 +135,7 @@ class _Page:
     """One page of one run."""
 
     def __init__(
-        self, connection: Connection, query: SummaryQuery, run_id: str, tree: Filter, place: SummaryPlace | None
+        self, connection: sa.Connection, query: SummaryQuery, run_id: str, tree: Filter, place: SummaryPlace | None
     ) -> None:
         self._connection = connection
         self._run_id = run_id
@@ -166,7 +144,7 @@ class _Page:
         self._name = COLUMNS[query.order_by]
         self._wanted = query.limit + 1
         self._sqlite = connection.dialect.name == "sqlite"
-        self._turn: Callable[..., Any] = desc if query.descending else asc
+        self._turn: Callable[..., Any] = sa.desc if query.descending else sa.asc
         self._later: Callable[..., Any] = operator.lt if query.descending else operator.gt
 
     def rows(self) -> list[RolloutSummary]:
@@ -178,19 +156,21 @@ class _Page:
                     break
             return found
         first = next(self._parts_of_order()).limit(FIRST_ROWS).subquery()
-        chosen = select(first).where(condition(self._tree, first.c.__getitem__, self._sqlite))
+        chosen = sa.select(first).where(condition(self._tree, first.c.__getitem__, self._sqlite))
         order = self._turn(first.c[self._name]), self._turn(first.c.id)
         found = self._fetch(chosen.order_by(*order).limit(self._wanted))
         return found if len(found) == self._wanted else self._among_all()
 
-    def _parts_of_order(self) -> Iterator[Select[Any]]:
+    def _parts_of_order(self) -> Iterator[sa.Select[Any]]:
         """The rows after the place, as queries that indexes answer in order: those with a value, then those without."""
         column, row_id, place = _table.c[self._name], _table.c.id, self._place
-        mine = select(_table).where(_table.c.run_id == self._run_id)
+        mine = sa.select(_table).where(_table.c.run_id == self._run_id)
         if place is None or place.value is not None:
             valued = mine.where(column.is_not(None)) if column.nullable else mine
             if place is not None:
-                valued = valued.where(self._later(tuple_(column, row_id), tuple_(typed(place.value), typed(place.id))))
+                valued = valued.where(
+                    self._later(sa.tuple_(column, row_id), sa.tuple_(typed(place.value), typed(place.id)))
+                )
             yield valued.order_by(self._turn(column), self._turn(row_id))
         if column.nullable:
             rest = mine.where(column.is_(None))
@@ -201,49 +181,49 @@ class _Page:
     def _among_all(self) -> list[RolloutSummary]:
         """Looks through all rows of the run, or those that the index of a key finds, and sorts what the filter leaves."""
         column, row_id = self._unindexed(self._name), self._unindexed("id")
-        chosen = select(_table).where(
+        chosen = sa.select(_table).where(
             _table.c.run_id == self._run_id, condition(self._tree, self._unindexed, self._sqlite)
         )
         if (place := self._place) is not None:
-            after = and_(column.is_(None), self._later(row_id, typed(place.id)))
+            after = sa.and_(column.is_(None), self._later(row_id, typed(place.id)))
             if place.value is not None:
-                tied = and_(column == typed(place.value), self._later(row_id, typed(place.id)))
-                after = or_(self._later(column, typed(place.value)), tied, column.is_(None))
+                tied = sa.and_(column == typed(place.value), self._later(row_id, typed(place.id)))
+                after = sa.or_(self._later(column, typed(place.value)), tied, column.is_(None))
             chosen = chosen.where(after)
         return self._fetch(
             chosen.order_by(column.is_(None), self._turn(column), self._turn(row_id)).limit(self._wanted)
         )
 
-    def _unindexed(self, name: str) -> ColumnElement[Any]:
+    def _unindexed(self, name: str) -> sa.ColumnElement[Any]:
         """The column, which SQLite takes to have no index unless it is a key: it would read most rows of a run by it."""
         column = _table.c[name]
         if not self._sqlite or name in SUMMARY_KEYS or (name == "id" and self._name != "finished_ns"):
             return column
-        return literal_column(f"+{name}", column.type)
+        return sa.literal_column(f"+{name}", column.type)
 
-    def _fetch(self, query: Select[Any]) -> list[RolloutSummary]:
+    def _fetch(self, query: sa.Select[Any]) -> list[RolloutSummary]:
         return [SUMMARIES.of_row(row) for row in self._connection.execute(query)]
 
 
-def condition(tree: Filter, columns: Columns, sqlite: bool) -> ColumnElement[bool]:
+def condition(tree: Filter, columns: Columns, sqlite: bool) -> sa.ColumnElement[bool]:
     """The filter as a condition on these columns; every value is a parameter."""
     if isinstance(tree, Comparison):
         return _comparison(tree, columns, sqlite)
     if isinstance(tree, Not):
-        return not_(condition(tree.part, columns, sqlite))
+        return sa.not_(condition(tree.part, columns, sqlite))
     parts = [condition(part, columns, sqlite) for part in tree.parts]
-    return and_(true(), *parts) if isinstance(tree, AllOf) else or_(*parts)
+    return sa.and_(sa.true(), *parts) if isinstance(tree, AllOf) else sa.or_(*parts)
 
 
-def _comparison(comparison: Comparison, columns: Columns, sqlite: bool) -> ColumnElement[bool]:
+def _comparison(comparison: Comparison, columns: Columns, sqlite: bool) -> sa.ColumnElement[bool]:
     sign = comparison.sign
-    find = func.instr if sqlite else func.strpos
+    find = sa.func.instr if sqlite else sa.func.strpos
     if comparison.field == AGENT:
         # A name begins behind a bracket or a comma of its JSON list, and a quote within one behind a backslash.
         listed = columns("agents")
         quoted = [orjson.dumps(value).decode() for value in comparison.values]
-        found = or_(*(find(listed, before + name) > 0 for name in quoted for before in "[,"))
-        return not_(found) if sign == "!=" else found
+        found = sa.or_(*(find(listed, before + name) > 0 for name in quoted for before in "[,"))
+        return sa.not_(found) if sign == "!=" else found
     column = columns(comparison.field)
     if sign == "is null":
         return column.is_(None)
@@ -253,10 +233,10 @@ def _comparison(comparison: Comparison, columns: Columns, sqlite: bool) -> Colum
     if sign == "~":
         return find(column, values[0]) > 0
     compare: Callable[..., Any] = COMPARISONS[sign]
-    compared: ColumnElement[bool] = compare(column, values[0])
+    compared: sa.ColumnElement[bool] = compare(column, values[0])
     return compared
 
 
-def typed(value: Value | None) -> ColumnElement[Any]:
+def typed(value: Value | None) -> sa.ColumnElement[Any]:
     """A parameter of the value's own type: a column's would round a number that is no integer."""
-    return literal(value, _TYPES[type(value)])
+    return sa.literal(value, _TYPES[type(value)])
