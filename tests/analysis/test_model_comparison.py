@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from test_prompt_comparison import a_call, a_rollout
 
-from agentlightning.analysis.model_comparison import decided
-from agentlightning.analysis.paired_rollouts import compare_columns, failure_reason
+from agentlightning.analysis.version_comparison import compare_columns, decided, failure_reason
 
 
 def test_calls_are_counted_by_agent_and_failures_by_the_last_line_of_their_error() -> None:
@@ -16,7 +15,7 @@ def test_calls_are_counted_by_agent_and_failures_by_the_last_line_of_their_error
     first = [a_rollout(0, 1.0), a_rollout(2, None)]
     second = [replace(a_rollout(1, None), error=traceback), replace(a_rollout(3, None), error=traceback)]
     calls = [replace(a_call(0), agent="writer"), replace(a_call(2), agent="judge"), a_call(1), a_call(3)]
-    found = compare_columns(["support@40", "support@50"], [first, second], calls)
+    found = compare_columns({"support@40": "a", "support@50": "b"}, [first, second], calls)
     one, other = found.figures
     assert (one.version, one.failures, other.failures) == ("support@40", {"it broke": 1}, {"ValueError: no answer": 2})
     assert {name: each.calls for name, each in one.agents.items()} == {"judge": 1, "writer": 1}

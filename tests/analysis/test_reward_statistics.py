@@ -12,9 +12,16 @@ import pytest
 from stored_runs import Earned, add_fork, add_rollouts, log, record
 from typer.testing import CliRunner
 
-from agentlightning.analysis.reward_hacks import find_hacks, moves_against, trend
-from agentlightning.analysis.reward_statistics import disagreement, distributions
-from agentlightning.analysis.rewarded_rollouts import RewardedRollout, latest_steps, read_rewarded
+from agentlightning.analysis.reward_statistics import (
+    RewardedRollout,
+    disagreement,
+    distributions,
+    find_hacks,
+    latest_steps,
+    moves_against,
+    read_rewarded,
+    trend,
+)
 from agentlightning.analysis.step_record import read_step
 from agentlightning.cli.app import app
 from agentlightning.errors import InputError, NotFoundError

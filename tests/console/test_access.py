@@ -10,8 +10,8 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from agentlightning.console.access import SESSION_S, Access, Sessions
-from agentlightning.console.parts import PLACES
+from agentlightning.console.access import SESSION_S, Access, Sessions, new_sessions
+from agentlightning.console.markup import PLACES
 from agentlightning.gateway.authentication import Authentication
 from agentlightning.store.sql.store import SqlLightningStore
 
@@ -25,7 +25,7 @@ async def pages(scope: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def browser(
-    key: str | None, host: str = "127.0.0.1:7860", sessions: Sessions | None = None, forks: bool = False
+    key: str | None, host: str = "127.0.0.1:7860", sessions: Sessions | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
     async with SqlLightningStore("memory://") as store:
         await store.create_run("r", {}, "r")
@@ -34,12 +34,7 @@ async def browser(
             "of one run": await store.create_token("narrow", "reader", "r"),
             "worker": await store.create_token("worker", "worker", "r"),
         }
-        access = Access(
-            pages,
-            Authentication(store, key) if key else None,
-            sessions or Sessions(),
-            forks=forks,
-        )
+        access = Access(pages, Authentication(store, key) if key else None, new_sessions() if sessions is None else sessions)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(access), base_url=f"http://{host}") as client:
             client.secrets = {name: token.secret for name, token in tokens.items()}  # type: ignore[attr-defined]
             yield client
@@ -135,13 +130,14 @@ async def test_a_token_opens_the_console_where_it_reads_all_runs(name: str, stat
 
 async def test_a_session_ends() -> None:
     now = 0.0
-    sessions = Sessions(clock=lambda: now)
-    session = sessions.begin(KEY.encode())
-    assert sessions.key(session) == KEY.encode()
-    now = SESSION_S
+    sessions = new_sessions(clock=lambda: now)
+    async with browser(KEY, host="console.example", sessions=sessions) as client:
+        await client.post("/login", data={"key": KEY})
+        before = (await client.get("/")).status_code
+        now = SESSION_S
+        after = (await client.get("/")).status_code
 
-    assert sessions.key(session) == b""
-    assert sessions.key("another") == b""
+    assert (before, after) == (200, 401)
 
 
 async def test_a_form_of_another_site_logs_nobody_in_and_sends_nothing() -> None:
@@ -150,59 +146,3 @@ async def test_a_form_of_another_site_logs_nobody_in_and_sends_nothing() -> None
         form = await client.post("/gradio_api/queue/join", data={"x": "y"}, headers={"authorization": f"Bearer {KEY}"})
 
     assert (login.status_code, form.status_code) == (403, 403)
-
-
-OWN_FORM = {"origin": "http://127.0.0.1:7860", "sec-fetch-site": "same-origin"}
-
-
-async def test_a_console_takes_no_form_unless_it_may() -> None:
-    async with browser(None) as client:
-        response = await client.post("/fork", data={"run": "r"}, headers=OWN_FORM)
-
-    assert (response.status_code, response.text) == (403, "this console only reads; start it with --allow-fork")
-
-
-async def test_a_form_of_the_consoles_own_page_is_taken() -> None:
-    async with browser(None, forks=True) as client:
-        sent = await client.post("/fork", data={"run": "r"}, headers=OWN_FORM)
-        seen = await client.get("/fork?run=r")
-
-    assert (sent.status_code, seen.status_code) == (200, 200)
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"origin": "null"},
-        {"origin": "https://evil.invalid"},
-        {"origin": "http://127.0.0.1:3000"},
-        {"origin": "http://localhost:7860"},
-        {**OWN_FORM, "sec-fetch-site": "cross-site"},
-        {**OWN_FORM, "sec-fetch-site": "same-site"},
-        {**OWN_FORM, "host": "evil.invalid:7860", "origin": "http://evil.invalid:7860"},
-        {**OWN_FORM, "content-type": "text/plain"},
-        {**OWN_FORM, "x-forwarded-for": "10.0.0.1"},
-    ],
-)
-async def test_no_form_of_another_site_or_port_is_taken(headers: dict[str, str]) -> None:
-    async with browser(None, forks=True) as client:
-        response = await client.post("/fork", data={"run": "r"}, headers=headers)
-
-    assert response.status_code == 403
-    assert "the pages" not in response.text
-
-
-@pytest.mark.parametrize(
-    ("name", "seen", "sent"),
-    [("admin", 200, 200), ("reader", 200, 403), ("of one run", 403, 403), ("worker", 403, 403)],
-)
-async def test_a_key_sends_a_form_where_it_may_write(name: str, seen: int, sent: int) -> None:
-    async with browser(KEY, host="console.example", forks=True) as client:
-        secret = KEY if name == "admin" else client.secrets[name]  # type: ignore[attr-defined]
-        headers = {"authorization": f"Bearer {secret}", "origin": "http://console.example"}
-        page = await client.get("/fork?run=r", headers=headers)
-        form = await client.post("/fork", data={"run": "r"}, headers=headers)
-        foreign = await client.post("/fork", data={"run": "r"}, headers=headers | {"origin": "http://other.example"})
-
-    assert (page.status_code, form.status_code, foreign.status_code) == (seen, sent, 403)

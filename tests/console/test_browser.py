@@ -81,7 +81,6 @@ def pages(store_url: str) -> dict[str, str]:
     change = urlencode({"credit": "last", "reward": STYLE, "weight": 1})
     rewards = {
         "distribution": "",
-        "disagree": "",
         "hacks": "",
         "explain": f"&rollout={rewarded.id}",
         "what-if": f"&step=2&{change}",
@@ -90,9 +89,9 @@ def pages(store_url: str) -> dict[str, str]:
     return {
         "runs": "/",
         "run": "/run?run=gamma&with=alpha",
-        "rollouts": "/rollouts?run=gamma&x=turns",
+        "rollouts": "/rollouts?run=gamma",
         "side": "/side?run=gamma&group=1-0",
-        "replay": f"/replay?rollout={rollout.id}&call=1&from=1&to=3",
+        "replay": f"/replay?rollout={rollout.id}&call=1",
         "compare": "/compare?run=alpha&run=beta&run=gamma",
         **{f"replay by {one}": f"/replay?rollout={rewarded.id}&call=1&color={one}" for one in colors},
         **{f"rewards, {view}": f"/rewards?run={RUN}&view={view}{more}" for view, more in rewards.items()},

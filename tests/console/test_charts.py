@@ -8,7 +8,7 @@ from console_scene import Parsed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.console.charts import Curve, Dot, Point, line_chart, scatter, ticks
+from agentlightning.console.charts import Curve, Point, line_chart, ticks
 
 NUMBERS = st.floats(width=64)
 
@@ -28,13 +28,6 @@ def test_a_chart_says_where_a_curve_begins_ends_and_is_highest() -> None:
     assert Parsed(drawn).values("aria-label") == [
         "Reward. training: 0.2 at step 1, 0.5 at 3, highest 0.9 at 2",
     ]
-
-
-def test_a_dot_leads_to_its_rollout_and_the_keyboard_passes_it_by() -> None:
-    parsed = Parsed(scatter("Reward against step", [Dot(1, 0.5, "a task", "/replay?rollout=r")], "step", "reward"))
-
-    assert parsed.values("href") == ["/replay?rollout=r"]
-    assert parsed.values("tabindex") == ["-1"]
 
 
 @given(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300))

@@ -14,8 +14,7 @@ from rewards_scene import GROUPS, RUN, STEPS, STYLE, earned, fill_rewards, grpo,
 from test_console_pages import check_harmless
 
 from agentlightning.console.pages.replay import replay_page
-from agentlightning.console.pages.rewards import MAX_READ, VIEWS, rewards_page
-from agentlightning.console.pages.rewards_changes import check_size
+from agentlightning.console.pages.rewards import MAX_READ, VIEWS, check_size, rewards_page
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError, printable
 from agentlightning.records import Rollout
@@ -75,12 +74,6 @@ async def test_a_hack_that_length_explains_while_the_held_out_reward_falls_is_na
     named = {href.partition("rollout=")[2] for href in page.values("href") if href.startswith("/replay")}
     assert len(named) == 3
     assert named <= longest
-
-
-async def test_two_rewards_that_order_rollouts_the_other_way_disagree(reader: Reader) -> None:
-    page = await shown(reader, view="disagree", step="3")
-    assert f"{GROUP * GROUPS} rollouts have both; rank correlation -1.00" in page.text
-    assert f"agl rewards rescore {RUN} --with my_reward.py:score --write --name edited" in page.text
 
 
 async def test_a_reward_is_explained_beside_what_the_step_recorded(reader: Reader) -> None:

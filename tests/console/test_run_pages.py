@@ -9,12 +9,10 @@ from console_scene import ATTACKS, STEPS, Parsed, check_harmless
 
 from agentlightning.analysis.bottlenecks import RULES, read_bottlenecks
 from agentlightning.config.run import parse_config, run_record
-from agentlightning.console.markup import Html
-from agentlightning.console.pages.bottlenecks import bottlenecks_page
+from agentlightning.console.markup import Html, Query
+from agentlightning.console.pages.advice import bottlenecks_page, suggestions_page
 from agentlightning.console.pages.models import models_page, prompts_page
-from agentlightning.console.pages.run import run_page
-from agentlightning.console.pages.suggestions import suggestions_page
-from agentlightning.console.parts import Query
+from agentlightning.console.pages.runs import run_page
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError, StoreError, printable
 from agentlightning.store.models import ModelVersion

@@ -14,7 +14,7 @@ from command_line import Folder
 from training import Training
 
 from agentlightning.console.markup import escaped
-from agentlightning.console.pages.bottlenecks import MEANINGS, bottlenecks_page
+from agentlightning.console.pages.advice import MEANINGS, bottlenecks_page
 from agentlightning.console.reader import Reader
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store

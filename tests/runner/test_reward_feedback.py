@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from runner_bench import Bench
 
-from agentlightning.analysis.replay import print_replay, read_replay
+from agentlightning.analysis.rollout_view import print_feedback
 from agentlightning.config.agent import RewardConfig
 from agentlightning.errors import RewardError
 from agentlightning.records import Rollout
@@ -73,10 +73,8 @@ async def test_feedback_of_a_reward_function_is_kept_and_read_for_many_rollouts(
     other = await settled(bench, lambda task, llm: 1.0)
     assert (done.state, done.reward, other.reward) == ("succeeded", 0.5, 1.0)
     assert await read_feedback(bench.store, [other, done]) == ["", ATTACK]
-    replay = await read_replay(bench.store, done.id)
-    assert replay.feedback == ATTACK
     console = Console(record=True, width=200, markup=False, force_terminal=False)
-    print_replay(console, replay)
+    print_feedback(console, ATTACK)
     printed = console.export_text()
     assert "feedback: </pre><script>" in printed
     assert "\x1b" not in printed

@@ -1,7 +1,7 @@
 """Bottlenecks: where the time of a run's steps goes, what bounds it, what to change and what that is worth at most.
 
-``agl runs bottlenecks`` and the console show them. A rule whose metrics are absent finds nothing. Every gain is the share of
-the time per rollout that the change saves at most, if nothing else bounds the run before.
+A rule whose metrics are absent finds nothing. Every gain is the share of the time per rollout that the change saves at most,
+if nothing else bounds the run before.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from agentlightning.errors import InputError
 from agentlightning.store.base import LightningStore
@@ -39,7 +40,7 @@ class Lane:
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Bottleneck:
     """One thing that bounds a run."""
 
@@ -89,7 +90,11 @@ class StepMeans:
 
     def part(self, name: str) -> float:
         """Of a rollout's time under a worker."""
-        return min(1.0, _ratio(self[name], self["rollout/duration_s"]))
+        return min(1.0, _ratio(self[f"rollout/{name}_s"], self["rollout/duration_s"]))
+
+    def waits_for(self, name: str) -> bool:
+        """True where the step waits for rollouts, and they mostly for this part of theirs."""
+        return self.part(name) >= MIN_PART and self.share("collect") >= MIN_COLLECT_SHARE
 
     @property
     def waves(self) -> float:
@@ -105,6 +110,17 @@ class StepMeans:
     def sampler_fill(self) -> float:
         """Share of the sampler's slots in use while it has calls."""
         return min(1.0, _ratio(self["sampler/calls_mean"], self["sampler/slots"]))
+
+    @property
+    def sampler_calls(self) -> str:
+        """Calls in the sampler and its slots, in words."""
+        return f"{self['sampler/calls_mean']:.3g} calls of {self['sampler/slots']:.0f}"
+
+    @property
+    def speed(self) -> str:
+        """The sampler's speed, in words."""
+        now = self["sampler/tokens_per_s"]
+        return "" if math.isnan(now) else f"; it samples {now:.4g} tokens/s, {self.best_tokens_per_s:.4g} at its best"
 
 
 async def read_bottlenecks(store: LightningStore, run_id: str, latest: int = LATEST) -> BottleneckReport:
@@ -145,7 +161,8 @@ def find_bottlenecks(
     numbers = {name: _mean([_number(row[name]) for row in used if name in row]) for name in names}
     speeds = [best_tokens_per_s, *(_number(row.get("sampler/tokens_per_s")) for row in timed)]
     means = StepMeans(numbers, max((speed for speed in speeds if not math.isnan(speed)), default=math.nan))
-    found = [finding for rule in RULES.values() if (finding := rule(means)) is not None and finding.gain >= MIN_GAIN]
+    told = ((name, rule(means)) for name, rule in RULES.items())
+    found = [Bottleneck(name, *finding) for name, finding in told if finding is not None and finding[-1] >= MIN_GAIN]
     return BottleneckReport(
         steps=len(used),
         step_s=_or_zero(means["time/step_s"]),
@@ -156,218 +173,164 @@ def find_bottlenecks(
     )
 
 
-def slow_tools(means: StepMeans) -> Bottleneck | None:
-    return _slow_agents(
-        means,
-        "slow_tools",
-        "rollout/between_calls_s",
-        "lie before and between its model calls: tools and the agent's own code",
-        "make the agent's tools faster, call independent ones together, or let agents run while the policy learns",
-        ("trainer.max_staleness", "agent.concurrency"),
+Finding = tuple[str, str, tuple[str, ...], float] | None
+"""Text, change, settings and gain of a bottleneck, if a rule finds it."""
+
+
+def slow_tools(means: StepMeans) -> Finding:
+    where = "lie before and between its model calls: tools and the agent's own code"
+    change = "make the agent's tools faster, call independent ones together, or let agents run while the policy learns"
+    return _slow_agents(means, "between_calls", where, change, ("trainer.max_staleness", "agent.concurrency"))
+
+
+def slow_rewards(means: StepMeans) -> Finding:
+    where = "come after its last model call: the agent's end and its reward function"
+    change = (
+        "make the reward function faster (a program that is started each time, a judge), or let agents run while the policy "
+        "learns"
     )
+    return _slow_agents(means, "after_calls", where, change, ("agent.reward", "trainer.max_staleness"))
 
 
-def slow_rewards(means: StepMeans) -> Bottleneck | None:
-    return _slow_agents(
-        means,
-        "slow_rewards",
-        "rollout/after_calls_s",
-        "come after its last model call: the agent's end and its reward function",
-        "make the reward function faster (a program that is started each time, a judge), or let agents run while the "
-        "policy learns",
-        ("agent.reward", "trainer.max_staleness"),
-    )
-
-
-def _slow_agents(
-    means: StepMeans, name: str, metric: str, where: str, change: str, settings: tuple[str, ...]
-) -> Bottleneck | None:
-    part, collect = means.part(metric), means.share("collect")
-    if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE):
+def _slow_agents(means: StepMeans, name: str, where: str, change: str, settings: tuple[str, ...]) -> Finding:
+    if not means.waits_for(name):
         return None
+    part, collect = means.part(name), means.share("collect")
     busy = _ratio(means["sampler/busy_share"], collect)
-    return Bottleneck(
-        name=name,
-        text=f"a rollout takes {means['rollout/duration_s']:.3g} s, of which {means[metric]:.3g} s ({part:.0%}) {where}; "
-        f"the step waits for rollouts {collect:.0%} of its time, {collect:.0%} × {part:.0%} = {collect * part:.0%} of it for"
-        " these" + (f"; the sampler has no call {1 - busy:.0%} of that time" if busy < 1 else ""),
-        change=change,
-        settings=settings,
-        gain=collect * part,
+    text = (
+        f"a rollout takes {means['rollout/duration_s']:.3g} s, of which {means[f'rollout/{name}_s']:.3g} s ({part:.0%}) "
+        f"{where}; the step waits for rollouts {collect:.0%} of its time, {collect:.0%} × {part:.0%} = {collect * part:.0%} "
+        "of it for these" + (f"; the sampler has no call {1 - busy:.0%} of that time" if busy < 1 else "")
     )
+    return text, change, settings, collect * part
 
 
-def few_workers(means: StepMeans) -> Bottleneck | None:
+def few_workers(means: StepMeans) -> Finding:
     """Workers are full and rollouts wait for them, while the sampler has room."""
-    waves, full, collect = means.waves, means.workers_full, means.share("collect")
-    if not (waves >= 2 and full >= FULL and collect >= MIN_COLLECT_SHARE) or means.sampler_fill >= FULL:
+    waves, full, collect, fill = means.waves, means.workers_full, means.share("collect"), means.sampler_fill
+    if not (waves >= 2 and full >= FULL and collect >= MIN_COLLECT_SHARE) or fill >= FULL:
         return None
-    room = 1 / means.sampler_fill if means.sampler_fill > 0 else math.inf
-    factor = min(waves, room)
-    sampler = f"; the sampler has {means['sampler/calls_mean']:.3g} calls of {means['sampler/slots']:.0f}"
-    return Bottleneck(
-        name="few_workers",
-        text=f"workers run {means['workers/slots']:.0f} rollouts at a time, and a step has {means['rollout/count']:.0f}: "
+    factor = min(waves, 1 / fill if fill > 0 else math.inf)
+    text = (
+        f"workers run {means['workers/slots']:.0f} rollouts at a time, and a step has {means['rollout/count']:.0f}: "
         f"{waves:.1f} rounds, in which a rollout waits {_or_zero(means['rollout/queued_s']):.3g} s and runs "
         f"{_or_zero(means['rollout/duration_s']):.3g} s; workers are {full:.0%} busy while the step collects"
-        + (sampler if means.sampler_fill > 0 else "")
-        + f"; {factor:.1f} times the slots leave 1/{factor:.1f} of the {collect:.0%} that it waits",
-        change="run more agents at a time: more workers, or more rollouts in each",
-        settings=("agent.workers", "agent.concurrency"),
-        gain=collect * (1 - 1 / factor),
+        + (f"; the sampler has {means.sampler_calls}" if fill > 0 else "")
+        + f"; {factor:.1f} times the slots leave 1/{factor:.1f} of the {collect:.0%} that it waits"
     )
+    change = "run more agents at a time: more workers, or more rollouts in each"
+    return text, change, ("agent.workers", "agent.concurrency"), collect * (1 - 1 / factor)
 
 
-def small_batch(means: StepMeans) -> Bottleneck | None:
+def small_batch(means: StepMeans) -> Finding:
     """A step has so few rollouts that neither workers nor sampler are used."""
-    rooms = [
-        room for room in (1 / means.waves if means.waves > 0 else math.nan, _ratio(1, means.sampler_fill)) if room > 0
-    ]
-    factor, count = min(rooms, default=math.nan), means["rollout/count"]
+    known = {
+        f"workers could run {means['workers/slots']:.0f} at a time": _ratio(1, means.waves),
+        f"the sampler has {means.sampler_calls}": _ratio(1, means.sampler_fill),
+    }
+    rooms = {words: room for words, room in known.items() if room > 0}
+    factor, count = min(rooms.values(), default=math.nan), means["rollout/count"]
     if not (factor >= 2 and count > 0):
         return None
     learning = means.share("update")
-    parts = [f"workers could run {means['workers/slots']:.0f} at a time"] if means.waves > 0 else []
-    if means.sampler_fill > 0:
-        parts.append(f"the sampler has {means['sampler/calls_mean']:.3g} calls of {means['sampler/slots']:.0f}")
-    return Bottleneck(
-        name="small_batch",
-        text=f"a step has {count:.0f} rollouts: {', and '.join(parts)}; {factor:.1f} times as many take about as long to "
+    text = (
+        f"a step has {count:.0f} rollouts: {', and '.join(rooms)}; {factor:.1f} times as many take about as long to "
         f"collect, and only learning ({learning:.0%} of the step) takes longer: per rollout "
-        f"{1 - learning:.0%} / {factor:.1f} + {learning:.0%} = {(1 - learning) / factor + learning:.0%} of the time",
-        change="take more tasks, or more rollouts of a task, in each step",
-        settings=("trainer.tasks_per_step", "algorithm.group_size"),
-        gain=(1 - learning) * (1 - 1 / factor),
+        f"{1 - learning:.0%} / {factor:.1f} + {learning:.0%} = {(1 - learning) / factor + learning:.0%} of the time"
     )
+    change = "take more tasks, or more rollouts of a task, in each step"
+    settings = "trainer.tasks_per_step", "algorithm.group_size"
+    return text, change, settings, (1 - learning) * (1 - 1 / factor)
 
 
-def sampler_full(means: StepMeans) -> Bottleneck | None:
+def sampler_full(means: StepMeans) -> Finding:
     """Rollouts wait for the sampler, all of whose slots are in use."""
-    part, collect, fill = means.part("rollout/model_s"), means.share("collect"), means.sampler_fill
-    if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE and fill >= FULL):
+    if not (means.waits_for("model") and means.sampler_fill >= FULL):
         return None
-    idle = 1 - means.workers_full
-    return Bottleneck(
-        name="sampler_full",
-        text=("" if math.isnan(idle) else f"workers idle {idle:.0%}, ")
-        + f"sampler full: {means['sampler/calls_mean']:.3g} calls of {means['sampler/slots']:.0f} at a time, and "
-        f"{part:.0%} of a rollout's {means['rollout/duration_s']:.3g} s in model calls" + _speed(means),
-        change="sample more calls at a time where memory allows it, on a faster device or engine, or shorten completions",
-        settings=("engine.max_num_seqs", "engine.sampler", "engine.device", "model.max_tokens"),
-        gain=collect * part * 0.5,  # twice the speed
+    part, idle = means.part("model"), 1 - means.workers_full
+    text = ("" if math.isnan(idle) else f"workers idle {idle:.0%}, ") + (
+        f"sampler full: {means.sampler_calls} at a time, and {part:.0%} of a rollout's "
+        f"{means['rollout/duration_s']:.3g} s in model calls{means.speed}"
     )
+    change = "sample more calls at a time where memory allows it, on a faster device or engine, or shorten completions"
+    settings = "engine.max_num_seqs", "engine.sampler", "engine.device", "model.max_tokens"
+    return text, change, settings, means.share("collect") * part * 0.5  # twice the speed
 
 
-def slow_sampler(means: StepMeans) -> Bottleneck | None:
+def slow_sampler(means: StepMeans) -> Finding:
     """Rollouts consist of model calls, and neither workers nor slots are to blame."""
-    part, collect = means.part("rollout/model_s"), means.share("collect")
-    if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE) or means.sampler_fill >= FULL:
+    if not means.waits_for("model") or means.sampler_fill >= FULL:
         return None
-    return Bottleneck(
-        name="slow_sampler",
-        text=f"{part:.0%} of a rollout's {means['rollout/duration_s']:.3g} s are model calls, and the step waits for "
-        f"rollouts {collect:.0%} of its time; twice the speed saves half of {collect:.0%} × {part:.0%}" + _speed(means),
-        change="sample on a faster device or engine, or shorten completions",
-        settings=("engine.sampler", "engine.device", "model.max_tokens"),
-        gain=collect * part * 0.5,
+    part, collect = means.part("model"), means.share("collect")
+    text = (
+        f"{part:.0%} of a rollout's {means['rollout/duration_s']:.3g} s are model calls, and the step waits for "
+        f"rollouts {collect:.0%} of its time; twice the speed saves half of {collect:.0%} × {part:.0%}{means.speed}"
     )
+    change = "sample on a faster device or engine, or shorten completions"
+    return text, change, ("engine.sampler", "engine.device", "model.max_tokens"), collect * part * 0.5
 
 
-def stragglers(means: StepMeans) -> Bottleneck | None:
+def stragglers(means: StepMeans) -> Finding:
     mean, longest, collect = means["rollout/duration_s"], means["rollout/duration_max_s"], means.share("collect")
     waited = means["time/collect_s"]
     if not (longest >= STRAGGLING * mean > 0 and longest >= 0.5 * waited and collect >= MIN_COLLECT_SHARE):
         return None
-    return Bottleneck(
-        name="stragglers",
-        text=f"the longest rollout takes {longest:.3g} s, the mean one {mean:.3g} s, and the step waits {waited:.3g} s for "
-        f"all of them: without the longest ones up to 1 - {mean:.3g} / {longest:.3g} of the {collect:.0%} that it waits",
-        change="cancel or put off the slowest rollouts",
-        settings=("trainer.max_staleness", "trainer.batch_order"),
-        gain=collect * (1 - mean / longest),
+    text = (
+        f"the longest rollout takes {longest:.3g} s, the mean one {mean:.3g} s, and the step waits {waited:.3g} s for "
+        f"all of them: without the longest ones up to 1 - {mean:.3g} / {longest:.3g} of the {collect:.0%} that it waits"
     )
+    settings = "trainer.max_staleness", "trainer.batch_order"
+    return text, "cancel or put off the slowest rollouts", settings, collect * (1 - mean / longest)
 
 
-def learning_alone(means: StepMeans) -> Bottleneck | None:
+def learning_alone(means: StepMeans) -> Finding:
     """Sampling and learning take turns, and each waits for the other."""
     collect, update = means.share("collect"), means.share("update")
     if not min(collect, update) >= MIN_GAIN or not math.isnan(means["rollout/staleness_mean"]):
         return None
-    return Bottleneck(
-        name="learning_alone",
-        text=f"the learner idles while the step collects ({collect:.0%}), and agents and sampler idle while it learns "
-        f"({update:.0%}): side by side they take the longer of the two",
-        change="let agents run while the policy learns",
-        settings=("trainer.max_staleness",),
-        gain=min(collect, update),
+    text = (
+        f"the learner idles while the step collects ({collect:.0%}), and agents and sampler idle while it learns "
+        f"({update:.0%}): side by side they take the longer of the two"
     )
+    return text, "let agents run while the policy learns", ("trainer.max_staleness",), min(collect, update)
 
 
-def slow_learner(means: StepMeans) -> Bottleneck | None:
+def slow_learner(means: StepMeans) -> Finding:
     update = means.share("update")
     if not update >= 0.5:
         return None
-    return Bottleneck(
-        name="slow_learner",
-        text=f"updates take {update:.0%} of the step, {_or_zero(means['time/update_s']):.3g} s; twice the speed saves half",
-        change="learn on a faster device, share what rows begin with, or take fewer passes over them",
-        settings=(
-            "engine.device",
-            "engine.packing",
-            "engine.max_tokens_per_microbatch",
-            "algorithm.epochs",
-        ),
-        gain=0.5 * update,
+    text = (
+        f"updates take {update:.0%} of the step, {_or_zero(means['time/update_s']):.3g} s; twice the speed saves half"
     )
+    change = "learn on a faster device, share what rows begin with, or take fewer passes over them"
+    settings = "engine.device", "engine.packing", "engine.max_tokens_per_microbatch", "algorithm.epochs"
+    return text, change, settings, 0.5 * update
 
 
-def fixed_costs(means: StepMeans) -> Bottleneck | None:
-    """Each step costs much beside collecting and learning."""
+def fixed_costs(means: StepMeans) -> Finding:
+    """Each step costs much apart from collecting and learning."""
     shares = {phase: means.share(phase) for phase in ("prepare", "publish", "record")}
     total = min(1.0, sum(shares.values()))
     if not total >= 0.3:
         return None
-    longest = max(shares, key=lambda phase: shares[phase])
-    of_each = ", ".join(f"{phase} {share:.0%}" for phase, share in shares.items())
-    changes = {
+    text = (
+        f"{total:.0%} of the step are neither collecting nor learning: "
+        f"{', '.join(f'{phase} {share:.0%}' for phase, share in shares.items())}; twice the rollouts in a step halve what "
+        "of it does not grow with them"
+    )
+    larger = "publish less often, by larger steps, or only an adapter"
+    change, settings = {
         "prepare": ("make credit and advantages cheaper, or take fewer tokens in a step", ("algorithm.credit",)),
-        "publish": (
-            "publish less often, by larger steps, or only an adapter",
-            ("trainer.tasks_per_step", "engine.lora_rank"),
-        ),
+        "publish": (larger, ("trainer.tasks_per_step", "engine.lora_rank")),
         "record": ("keep less for screens", ("monitor.keep_credit",)),
-    }
-    change, settings = changes[longest]
-    return Bottleneck(
-        name="fixed_costs",
-        text=f"{total:.0%} of the step are neither collecting nor learning: {of_each}; twice the rollouts in a step halve "
-        "what of it does not grow with them",
-        change=change,
-        settings=settings,
-        gain=0.5 * total,
-    )
+    }[max(shares, key=lambda phase: shares[phase])]
+    return text, change, settings, 0.5 * total
 
 
-RULES: dict[str, Callable[[StepMeans], Bottleneck | None]] = {
-    rule.__name__: rule
-    for rule in (
-        slow_tools,
-        slow_rewards,
-        few_workers,
-        small_batch,
-        sampler_full,
-        slow_sampler,
-        stragglers,
-        learning_alone,
-        slow_learner,
-        fixed_costs,
-    )
-}
-
-
-def _speed(means: StepMeans) -> str:
-    now, best = means["sampler/tokens_per_s"], means.best_tokens_per_s
-    return "" if math.isnan(now) else f"; it samples {now:.4g} tokens/s, {best:.4g} at its best"
+_BY_WORK = slow_tools, slow_rewards, few_workers, small_batch, sampler_full, slow_sampler, stragglers
+RULES: Mapping[str, Callable[[StepMeans], Finding]] = MappingProxyType(
+    {rule.__name__: rule for rule in (*_BY_WORK, learning_alone, slow_learner, fixed_costs)}
+)
 
 
 def _phases(means: StepMeans) -> list[Lane]:
@@ -381,13 +344,8 @@ def _phases(means: StepMeans) -> list[Lane]:
 
 
 def _of_rollout(means: StepMeans) -> list[Lane]:
-    names = {
-        "queued": "queued_s",
-        "model": "model_s",
-        "between calls": "between_calls_s",
-        "after calls": "after_calls_s",
-    }
-    seconds = {name: means[f"rollout/{path}"] for name, path in names.items()}
+    names = "queued", "model", "between calls", "after calls"
+    seconds = {name: means[f"rollout/{name.replace(' ', '_')}_s"] for name in names}
     known = {name: value for name, value in seconds.items() if not math.isnan(value)}
     total = sum(known.values())
     return [Lane(name=name, share=value / total if total else 0.0, seconds=value) for name, value in known.items()]
@@ -399,8 +357,8 @@ def _busy(means: StepMeans) -> list[Lane]:
         "sampler": means["sampler/busy_share"],
         "gateway": means["gateway/busy_share"],
         "workers": workers,
-        "agents": workers * means.part("rollout/between_calls_s"),
-        "reward": workers * means.part("rollout/after_calls_s"),
+        "agents": workers * means.part("between_calls"),
+        "reward": workers * means.part("after_calls"),
         "learner": _ratio(means["time/update_s"], means["time/step_s"]),
     }
     return [Lane(name=name, share=min(1.0, share)) for name, share in shares.items() if not math.isnan(share)]

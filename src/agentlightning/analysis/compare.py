@@ -1,16 +1,18 @@
-"""Compare runs: settings that differ, final figures, intervals of paired differences, and bands over seeds.
+"""Compare runs: settings that differ, final figures, intervals of paired differences, bands over seeds; the cost of a run.
 
-``agl runs compare`` and the console's page drive it. Reads through the store's methods: two metrics of each run, and the
-rollouts of its last evaluation.
+``agl runs compare``, ``agl runs show`` and the console drive it. Reads two metrics of each run, and the rollouts of its last
+evaluation; seven metrics for the cost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from agentlightning.analysis.intervals import Interval, paired_bootstrap, slope
 from agentlightning.analysis.run_settings import SettingDifference, differing, flat_settings, without_seed
@@ -19,6 +21,7 @@ from agentlightning.records import Run, RunState
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.forks import is_apart
 from agentlightning.store.scan import find_run, read_rollouts
+from agentlightning.store.summaries import MAX_POINTS, bucket_width
 from agentlightning.trainer.data.tasks import content_key
 
 MAX_RUNS = 20
@@ -28,6 +31,17 @@ TRAIN = "train/reward_mean"
 SLOPE_STEPS = 20
 """Last steps whose training rewards the slope is fitted to."""
 NEAR_BEST = 0.9
+COSTS: Mapping[str, str] = MappingProxyType(
+    {
+        "cost/agent_s": "agent seconds",
+        "cost/prompt_tokens": "prompt tokens",
+        "cost/sampled_tokens": "sampled tokens",
+        "cost/fork_agent_s": "agent seconds of forks",
+        "cost/fork_sampled_tokens": "sampled tokens of forks",
+        "cost/external_tokens": "tokens of external models",
+    }
+)
+"""Names of the amounts that steps use up, by metric."""
 
 Curve = Mapping[int, float]
 """A metric by step."""
@@ -95,6 +109,16 @@ class RunComparison:
     bands: list[SeedBand]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCost:
+    """Amounts that a run's training steps used up; evaluations and repeated attempts are recorded by no step."""
+
+    amounts: dict[str, float]
+    """By name; those that no step has recorded are left out."""
+    estimated: bool
+    """Of a run with more than MAX_POINTS steps only every n-th was read, and stands for n."""
+
+
 async def compare_runs(store: LightningStore, run_ids: Sequence[str]) -> RunComparison:
     """Compares these runs. InputError where they are not between 2 and MAX_RUNS, NotFoundError where one does not exist."""
     ids = list(dict.fromkeys(run_ids))
@@ -103,24 +127,18 @@ async def compare_runs(store: LightningStore, run_ids: Sequence[str]) -> RunComp
     runs = [await find_run(store, run_id) for run_id in ids]
     settings = [flat_settings(run.config) for run in runs]
     curves = [await read_curve(store, run_id, HELD_OUT) for run_id in ids]
-    figures = [
-        run_figures(run, curve, await read_curve(store, run.id, TRAIN)) for run, curve in zip(runs, curves, strict=True)
-    ]
-    rewards = [
-        await _last_evaluation(store, run_id, max(curve, default=None))
-        for run_id, curve in zip(ids, curves, strict=True)
-    ]
-    # In a thread: of 20 runs with 1,000 tasks the resamples take seconds, in which a console answers nobody else.
-    differences = await asyncio.to_thread(
-        lambda: [
-            paired_difference(run_id, ids[0], of_run, rewards[0])
-            for run_id, of_run in zip(ids[1:], rewards[1:], strict=True)
-        ]
-    )
+    train = [await read_curve(store, run_id, TRAIN) for run_id in ids]
+    lasts = [max(curve, default=None) for curve in curves]
+    rewards = [await _last_evaluation(store, *one) for one in zip(ids, lasts, strict=True)]
+
+    def differences() -> list[PairedDifference]:
+        return [paired_difference(ids[at], ids[0], rewards[at], rewards[0]) for at in range(1, len(ids))]
+
     return RunComparison(
-        figures=figures,
+        figures=[run_figures(*one) for one in zip(runs, curves, train, strict=True)],
         settings=differing(settings),
-        differences=differences,
+        # In a thread: of 20 runs with 1,000 tasks the resamples take seconds, in which a console answers nobody else.
+        differences=await asyncio.to_thread(differences),
         bands=seed_bands(ids, [without_seed(one) for one in settings], curves),
     )
 
@@ -183,26 +201,21 @@ def seed_bands(run_ids: Sequence[str], keys: Sequence[str], curves: Sequence[Cur
     members: defaultdict[str, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
         members[key].append(place)
-    return [
-        SeedBand(run_ids=[run_ids[place] for place in places], held_out=_band([curves[place] for place in places]))
-        for places in members.values()
-    ]
-
-
-def _band(curves: Sequence[Curve]) -> list[BandPoint]:
-    points = []
-    for step in sorted({step for curve in curves for step in curve}):
-        values = [curve[step] for curve in curves if step in curve]
-        mean = statistics.fmean(values)
-        points.append(BandPoint(step=step, mean=mean, low=min(values), high=max(values), runs=len(values)))
-    return points
+    found = []
+    for places in members.values():
+        own = [curves[place] for place in places]
+        points = []
+        for step in sorted({step for curve in own for step in curve}):
+            ys = [curve[step] for curve in own if step in curve]
+            points.append(BandPoint(step=step, mean=statistics.fmean(ys), low=min(ys), high=max(ys), runs=len(ys)))
+        found.append(SeedBand(run_ids=[run_ids[place] for place in places], held_out=points))
+    return found
 
 
 async def _last_evaluation(store: LightningStore, run_id: str, step: int | None) -> dict[str, float]:
     """Greedy rewards of the evaluation at `step` by task, as the run's own metric counts them: a failure as 0.
 
-    An evaluation that was repeated counts with its last replica; a task that stands in the data more than once, with its
-    mean.
+    A repeated evaluation counts with its last replica; a task that stands in the data more than once, with its mean.
     """
     if step is None:
         return {}
@@ -218,3 +231,22 @@ async def _last_evaluation(store: LightningStore, run_id: str, step: int | None)
     for _, task, reward in last.values():
         by_task[task].append(reward)
     return {task: statistics.fmean(rewards) for task, rewards in by_task.items()}
+
+
+async def read_cost(store: LightningStore, run_id: str) -> RunCost:
+    """The cost of a run. NotFoundError where there is no such run."""
+    series = await store.series(run_id, list(COSTS), max_points=MAX_POINTS)
+    steps = [points[end].step for points in series.values() for end in (0, -1) if points]
+    width = bucket_width(min(steps), max(steps), MAX_POINTS) if steps else 1
+    sums = {metric: width * math.fsum(point.value for point in points) for metric, points in series.items()}
+    amounts = {name: sums[metric] for metric, name in COSTS.items() if metric in sums}
+    return RunCost(amounts=amounts, estimated=width > 1)
+
+
+def amount_text(value: float) -> str:
+    """An amount as people read it.
+
+    >>> amount_text(1234567.0), amount_text(0.0123), amount_text(0.0)
+    ('1,234,567', '0.0123', '0')
+    """
+    return f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.3g}"

@@ -16,9 +16,7 @@ from pydantic import Field
 
 from agentlightning.analysis.compare import compare_runs
 from agentlightning.analysis.reward_debugger import explain_rollout
-from agentlightning.analysis.reward_hacks import find_hacks
-from agentlightning.analysis.reward_statistics import distributions
-from agentlightning.analysis.rewarded_rollouts import read_rewarded
+from agentlightning.analysis.reward_statistics import distributions, find_hacks, read_rewarded
 from agentlightning.errors import AgentLightningError, MissingExtraError, NotFoundError
 from agentlightning.records import Call, Mode, RolloutState
 from agentlightning.store.base import LightningStore, RolloutQuery

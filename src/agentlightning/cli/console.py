@@ -13,17 +13,12 @@ def console(
     store: Store = None,
     server: Server = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    allow_fork: Annotated[
-        bool, typer.Option("--allow-fork", help="Offer buttons that continue a rollout from one of its calls.")
-    ] = False,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: a free one.")] = 7860,
 ) -> None:
     """Show runs, rollouts and tokens in a browser. Reads only; a run is as fast with it as without.
 
     At an address of this machine everybody on it may read. At any other, browsers are asked for the server's key
-    (AGL_SERVER_KEY, else the file beside the store) or a reader's token (agl tokens create --role reader). With
-    --allow-fork everybody on this machine may also continue a rollout; at another address, whoever
-    has the server's key or an admin's token.
+    (AGL_SERVER_KEY, else the file beside the store) or a reader's token (agl tokens create --role reader).
     """
     from agentlightning.console.server import run
     from agentlightning.errors import GatewayError
@@ -42,4 +37,4 @@ def console(
         ) from cause
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listener.getsockname()[1]}"
-    run(url, listener, lambda: typer.echo(f"console {address}"), forks=allow_fork)
+    run(url, listener, lambda: typer.echo(f"console {address}"))

@@ -23,7 +23,7 @@ from agentlightning.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentlightning.analysis.model_comparison import ComparedModel, ModelComparison
+    from agentlightning.analysis.version_comparison import ComparedModel, PairedComparison
     from agentlightning.config.run import Config
     from agentlightning.trainer.checkpoint import RunFolder
 
@@ -64,7 +64,7 @@ def compare(
 
     Both models are served at the same time. The agent is that of --config, else of the run that the first model named has.
     """
-    from agentlightning.analysis.model_comparison import ComparisonRule, compare_models
+    from agentlightning.analysis.version_comparison import ComparisonRule, compare_models
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import screen
     from agentlightning.trainer.training import new_run_id
@@ -121,7 +121,7 @@ def _is_version(name: str) -> bool:
 
 
 def _with_model(name: str, base: Config, runs: Path) -> ComparedModel:
-    from agentlightning.analysis.model_comparison import ComparedModel
+    from agentlightning.analysis.version_comparison import ComparedModel
     from agentlightning.cli.options import trained_checkpoint
     from agentlightning.trainer.checkpoint import policies_in
     from agentlightning.trainer.model_weights import with_versions
@@ -136,10 +136,10 @@ def _with_model(name: str, base: Config, runs: Path) -> ComparedModel:
     return ComparedModel(name=name, config=with_versions(with_models(base, folders or {"": path}), runs))
 
 
-def _print_models(console: Console, compared: ModelComparison, transcripts: int) -> None:
+def _print_models(console: Console, compared: PairedComparison, transcripts: int) -> None:
     from agentlightning.cli.paired import print_comparison
 
-    print_comparison(console, compared, str, transcripts)
+    print_comparison(console, compared, transcripts)
     told = compared.sequential
     if told is not None:
         which = "neither is shown to be better" if told.better is None else f"{told.better} is better"

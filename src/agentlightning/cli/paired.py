@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agentlightning.cli.options import print_columns
@@ -10,7 +9,7 @@ from agentlightning.cli.options import print_columns
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentlightning.analysis.paired_rollouts import PairedComparison, TaskComparison, Version
+    from agentlightning.analysis.version_comparison import PairedComparison, TaskComparison
 
 MAX_TRANSCRIPT_CHARS = 2000
 """Characters of one message that the screen shows."""
@@ -18,20 +17,18 @@ MAX_WIDTH = 160
 """Of the table of transcripts; what is piped has no width."""
 
 
-def print_comparison(
-    console: Console, compared: PairedComparison, title: Callable[[Version], str], transcripts: int
-) -> None:
+def print_comparison(console: Console, compared: PairedComparison, transcripts: int) -> None:
     """Print figures, differences from the first version, reasons of failures, and some tasks with different rewards."""
     rows: list[tuple[str, ...]] = [("version", "reward", "failed", "calls", "prompt tokens", "sampled tokens")]
     for one in compared.figures:
         numbers = one.failed, one.calls, one.prompt_tokens, one.sampled_tokens
-        rows.append((title(one.version), f"{one.reward_mean:.3f}", *map(str, numbers)))
+        rows.append((one.version, f"{one.reward_mean:.3f}", *map(str, numbers)))
         for name, own in one.agents.items() if len(one.agents) > 1 else ():
             numbers_of_agent = own.calls, own.prompt_tokens, own.sampled_tokens
             rows.append((f"  {name or 'no agent'}", "", "", *map(str, numbers_of_agent)))
     print_columns(console, rows)
     for each in compared.differences:
-        told = f"{title(each.version)} - {title(each.baseline)}: "
+        told = f"{each.version} - {each.baseline}: "
         told += f"better on {each.better} of {len(compared.tasks)} tasks, worse on {each.worse}"
         if each.difference is not None:
             told += f"; {each.difference.value:+.3f} [{each.difference.low:+.3f}, {each.difference.high:+.3f}]"
@@ -39,13 +36,13 @@ def print_comparison(
         console.print(told + ("" if each.p_value is None else f"; McNemar p = {each.p_value:.3g}"), soft_wrap=True)
     for one in compared.figures:
         for reason, count in one.failures.items():
-            console.print(f"{title(one.version)} failed {count} times: {reason}", soft_wrap=True, markup=False)
+            console.print(f"{one.version} failed {count} times: {reason}", soft_wrap=True, markup=False)
     different = [each for each in compared.tasks if len({one.reward for one in each.transcripts}) > 1]
     for task in (different or compared.tasks)[:transcripts]:
-        _print_side_by_side(console, task, title)
+        _print_side_by_side(console, task)
 
 
-def _print_side_by_side(console: Console, task: TaskComparison, title: Callable[[Version], str]) -> None:
+def _print_side_by_side(console: Console, task: TaskComparison) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -56,7 +53,7 @@ def _print_side_by_side(console: Console, task: TaskComparison, title: Callable[
     cells = []
     for one in task.transcripts:
         reward = "no reward" if one.reward is None else f"reward {one.reward:g}"
-        table.add_column(Text(f"{title(one.version)}: {reward}"), ratio=1)
+        table.add_column(Text(f"{one.version}: {reward}"), ratio=1)
         told = [f"[{each.get('role')}] {each.get('content') or each.get('tool_calls')}" for each in one.messages]
         cells.append(Text(printable("\n".join(each[:MAX_TRANSCRIPT_CHARS] for each in [*told, one.error or ""]))))
     table.add_row(*cells)

@@ -25,7 +25,7 @@ from agentlightning.errors import InputError, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentlightning.analysis.prompt_comparison import PromptComparison
+    from agentlightning.analysis.version_comparison import PairedComparison
     from agentlightning.prompts.templates import Template
     from agentlightning.records import Resource
     from agentlightning.store.base import LightningStore
@@ -163,7 +163,7 @@ def compare_templates(
     runs: Runs = Path("runs"),
 ) -> None:
     """Run versions of a template side by side on the same tasks, with the run's agent and its last model."""
-    from agentlightning.analysis.prompt_comparison import compare_versions
+    from agentlightning.analysis.version_comparison import ComparisonRule, compare_prompts
     from agentlightning.store.templates import find_version
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
     from agentlightning.trainer.checkpoint_files import last_checkpoint
@@ -184,10 +184,11 @@ def compare_templates(
 
     found, others, trained = with_store(config.store.url, work)
     config = config if trained is None else with_models(config, policies_in(Path(trained)))
+    rule = ComparisonRule(tasks=tasks, temperature=temperature)
     tested = run_shown(
         f"test {found[0].name}",
         runs,
-        lambda own, display: compare_versions(config, own, display, found, others, tasks, temperature),
+        lambda own, display: compare_prompts(config, own, display, found, others, rule),
     )
     print_json(tested) if as_json else _print_test(screen(), tested, run, transcripts)
 
@@ -239,10 +240,10 @@ def _read(file: Path, format: Literal["fstring", "jinja", "messages"]) -> Templa
     return Template.of(given, format, "agl prompts add")
 
 
-def _print_test(console: Console, tested: PromptComparison, run: str, transcripts: int) -> None:
+def _print_test(console: Console, tested: PairedComparison, run: str, transcripts: int) -> None:
     from agentlightning.cli.paired import print_comparison
 
-    print_comparison(console, tested, lambda version: f"{tested.name}@{version}", transcripts)
+    print_comparison(console, tested, transcripts)
     best = max(tested.figures, key=lambda one: one.reward_mean)
-    console.print(f"rollouts: agl rollouts list {tested.run_id}", soft_wrap=True)
-    console.print(f"promote one: agl prompts promote {run} {tested.name}@{best.version}", soft_wrap=True)
+    console.print(f"rollouts: agl rollouts list {tested.runs[best.version]}", soft_wrap=True)
+    console.print(f"promote one: agl prompts promote {run} {best.version}", soft_wrap=True)

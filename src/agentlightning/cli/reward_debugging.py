@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from agentlightning.analysis.intervals import Interval
     from agentlightning.analysis.reward_debugger import WhatIfReport
-    from agentlightning.analysis.reward_hacks import HackReport
-    from agentlightning.analysis.reward_statistics import Disagreement, RewardDistribution
+    from agentlightning.analysis.reward_statistics import Disagreement, HackReport, RewardDistribution
     from agentlightning.store.base import LightningStore
 
 THREADS = 8
@@ -118,9 +117,7 @@ def report(
     if compare is not None:
         _disagreement(run, step, compare, as_json, store)
         return
-    from agentlightning.analysis.reward_hacks import find_hacks
-    from agentlightning.analysis.reward_statistics import distributions
-    from agentlightning.analysis.rewarded_rollouts import latest_steps, read_rewarded
+    from agentlightning.analysis.reward_statistics import distributions, find_hacks, latest_steps, read_rewarded
     from agentlightning.trainer.display import screen
 
     async def work(opened: LightningStore) -> tuple[list[RewardDistribution], HackReport]:
@@ -144,9 +141,7 @@ def report(
 
 
 def _disagreement(run: str, step: int | None, names: tuple[str, str], as_json: bool, store: str | None) -> None:
-    from agentlightning.analysis.reward_hacks import LAST_STEPS
-    from agentlightning.analysis.reward_statistics import disagreement
-    from agentlightning.analysis.rewarded_rollouts import latest_steps, read_rewarded
+    from agentlightning.analysis.reward_statistics import LAST_STEPS, disagreement, latest_steps, read_rewarded
     from agentlightning.trainer.display import screen
 
     name, other = names

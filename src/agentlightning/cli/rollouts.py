@@ -145,19 +145,10 @@ def show_rollout(
     spans: Annotated[
         bool, typer.Option("--spans", help="Also print what the agent did between its model calls, as a tree.")
     ] = False,
-    browse: Annotated[
-        bool, typer.Option("--browse", help="Browse it call by call with the arrow keys, with tools and rewards.")
-    ] = False,
-    attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, help="With --browse or --json: this attempt; default: the latest.")
-    ] = None,
     as_json: Json = False,
     store: Store = None,
 ) -> None:
     """Show a rollout: the conversation, its tokens with logprobs, and its rewards."""
-    if browse or as_json:
-        _replay(rollout, attempt, as_json, store)
-        return
     from agentlightning.analysis.rollout_view import print_rollout
     from agentlightning.errors import NotFoundError
     from agentlightning.store.base import RolloutQuery
@@ -172,29 +163,16 @@ def show_rollout(
         rewards = await opened.rewards([rollout])
         attempts = await opened.attempts([rollout])
         (feedback,) = await read_feedback(opened, found)
+        recorded = [one for one in await opened.spans([rollout]) if one.attempt == found[0].attempt]
+        if as_json:
+            parts = {"attempts": attempts, "calls": calls, "rewards": rewards, "spans": recorded, "feedback": feedback}
+            print_json({"rollout": found[0], **parts})
+            return
         print_rollout(screen(), found[0], attempts, calls, rewards, tokens, feedback)
         if spans:
-            recorded = [span for span in await opened.spans([rollout]) if span.attempt == found[0].attempt]
             traces.print_spans(screen(), recorded, calls)
 
     with_store(store, work)
-
-
-def _replay(rollout: str, attempt: int | None, as_json: bool, store: str | None) -> None:
-    """Browse in a terminal; where input or output is piped, print everything."""
-    import sys
-
-    from agentlightning.analysis.replay import play, print_replay, read_replay
-    from agentlightning.trainer.display import screen
-
-    found = with_store(store, lambda opened: read_replay(opened, rollout, attempt))
-    console = screen()
-    if as_json:
-        print_json(found)
-    elif console.is_terminal and sys.stdin.isatty():
-        play(console, found, typer.getchar)
-    else:
-        print_replay(console, found)
 
 
 def print_rollouts(

@@ -94,7 +94,7 @@ def show_run(
         return
     import orjson
 
-    from agentlightning.analysis.run_cost import amount_text, read_cost
+    from agentlightning.analysis.compare import amount_text, read_cost
     from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen
     from agentlightning.trainer.monitor.health_checks import active_alarms

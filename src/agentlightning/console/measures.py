@@ -1,7 +1,7 @@
 """Measures of a call's sampled tokens, by which a strip is coloured, and the use that training made of the call.
 
-Driven by the replay. What a training step made of a call is in the store where the run keeps it
-(``[monitor] keep_credit``); of what is not there the legend says why. Knows no store.
+What a training step made of a call is in the store where the run keeps it (``[monitor] keep_credit``); of what is not there
+the legend says why. Knows no store.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from agentlightning.records import ABANDONED, Call, CallCredit, Rollout
 
@@ -20,7 +21,6 @@ FULL_ADVANTAGE = 2.0
 """Advantages of this size have the darkest shade: one scale for all calls, so that two of them can be compared."""
 FULL_RATIO = 1.5
 """Ratios of this size, and of one through it, have the darkest shade: twice as far from 1 as losses usually clip."""
-
 FULL_ENTROPY = 3.0
 """Nats that have the darkest shade: as many as of 20 tokens that are equally probable."""
 
@@ -49,6 +49,11 @@ class Measure:
     """From 0 (none) to LEVELS; below 0 for the colour of the other direction."""
     legend: str
 
+    def style(self, value: float) -> str:
+        """The style sheet's class of a value: a warm shade, a cool one below zero, none for what is not known."""
+        shade = self.shade(value) if math.isfinite(value) else 0
+        return f"s{shade}" if shade >= 0 else f"b{-shade}"
+
 
 def call_use(
     rollout: Rollout, call: Call, credit: CallCredit | None = None, missing: str = "", siblings: bool = False
@@ -59,43 +64,31 @@ def call_use(
 
 
 def _use(rollout: Rollout, call: Call, credit: CallCredit | None, siblings: bool) -> tuple[bool | None, str]:
-    if not call.policy:
-        return False, "context only: an external model sampled it"
-    if rollout.mode == "eval":
-        return False, "context only: rollouts of evaluations are never trained on"
-    if not call.delivered:
-        return False, "context only: the agent was gone before the end of the completion was sent"
-    if call.finish_reason == ABANDONED:
-        return False, "context only: the agent went away while it was sampled"
-    if call.replayed_id is not None:
-        return False, f"context only: {replay_note(call)}"
-    if call.decoding.get("untrained"):
-        return False, "context only: the run learns nothing from calls with these sampling fields"
+    replayed = f"replayed from call {call.replayed_id}" if call.versions else "an answer given in place of sampling"
+    for applies, why in (
+        (not call.policy, "an external model sampled it"),
+        (rollout.mode == "eval", "rollouts of evaluations are never trained on"),
+        (not call.delivered, "the agent was gone before the end of the completion was sent"),
+        (call.finish_reason == ABANDONED, "the agent went away while it was sampled"),
+        (call.replayed_id is not None, replayed),
+        (call.decoding.get("untrained"), "the run learns nothing from calls with these sampling fields"),
+    ):
+        if applies:
+            return False, f"context only: {why}"
     if credit is not None and credit.trained_tokens:
         of = f"{credit.trained_tokens} of its {len(call.sampled_ids)} sampled tokens"
         return True, f"trained: step {credit.step} updated the policy by {of}"
     if credit is not None:
-        return (
-            False,
-            f"context only: its advantage was {credit.advantage:+.3g}, and no update of step {credit.step} had it",
-        )
+        none = f"its advantage was {credit.advantage:+.3g}, and no update of step {credit.step} had it"
+        return False, f"context only: {none}"
     if siblings:
-        return (
-            False,
-            "context only: the step that learned from its rollout did not learn from it (see algorithm.agents)",
-        )
+        none = "the step that learned from its rollout did not learn from it (see algorithm.agents)"
+        return False, f"context only: {none}"
     if rollout.outcome == "trained":
         return True, "trained: its sampled tokens are in the step's batch"
     if rollout.outcome is None:
         return None, "not consumed by a training step yet"
     return False, f"not trained: the rollout's outcome is {rollout.outcome}"
-
-
-def replay_note(call: Call) -> str:
-    """The origin of a completion that was not sampled for this rollout."""
-    return (
-        f"replayed from call {call.replayed_id}" if call.versions else "an answer that was given in place of sampling"
-    )
 
 
 def surprise(logprob: float) -> int:
@@ -138,41 +131,33 @@ def away_from_one(ratio: float) -> int:
     return max(-LEVELS, min(LEVELS, round(math.log(ratio) / math.log(FULL_RATIO) * LEVELS)))
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A measure of what a training step kept of each token."""
+
+    name: str
+    plural: str
+    shade: Callable[[float], int]
+    legend: str
+
+    def __call__(self, call: Call, use: CallUse) -> Measure:
+        values: Sequence[float] = [] if use.credit is None else getattr(use.credit, f"token_{self.plural}")
+        if values:
+            legend = self.legend
+        elif use.credit is None:
+            legend = f"no {self.plural}: {use.missing or use.note}"
+        else:
+            reported = "" if self.name == "advantage" else ", and the engine reports them"
+            legend = f"no {self.plural}: [monitor] keep_credit is 0, or no longer covers the step{reported}"
+        fits = len(values) == len(call.sampled_ids)  # whoever has a key may have stored others
+        values = values if fits else [math.nan] * len(call.sampled_ids)
+        return Measure(name=self.name, values=values, shade=self.shade, legend=legend)
+
+
 def by_logprob(call: Call, use: CallUse) -> Measure:
     """The log-probability of each sampled token under the distribution it was drawn from."""
-    return Measure(
-        name="log-probability",
-        values=call.logprobs,
-        shade=surprise,
-        legend=f"the darker, the less probable: none at 1, darkest from {math.exp(-FULL_SHADE):.2%} down",
-    )
-
-
-def by_advantage(call: Call, use: CallUse) -> Measure:
-    """The advantage with which each sampled token was trained."""
-    kept = [] if use.credit is None else use.credit.token_advantages
-    legend = f"warm where a token was made more probable, cool where less; darkest from ±{FULL_ADVANTAGE:g}"
-    return _kept("advantage", call, kept, away_from_zero, legend if kept else _why(use, "advantages"))
-
-
-def by_ratio(call: Call, use: CallUse) -> Measure:
-    """The loss's ratio of each sampled token."""
-    kept = [] if use.credit is None else use.credit.token_ratios
-    legend = (
-        "of the policy to the one that sampled, in the first update that trained the token: warm above 1, cool below; "
-        f"darkest from × {FULL_RATIO:g} and ÷ {FULL_RATIO:g}"
-    )
-    return _kept("ratio", call, kept, away_from_one, legend if kept else _why(use, "ratios"))
-
-
-def by_entropy(call: Call, use: CallUse) -> Measure:
-    """The policy's entropy at each sampled token."""
-    kept = [] if use.credit is None else use.credit.token_entropies
-    legend = (
-        "of the policy's distribution in the first update that trained the token, in nats: the darker, the less it was "
-        f"decided; darkest from {FULL_ENTROPY:g}"
-    )
-    return _kept("entropy", call, kept, undecided, legend if kept else _why(use, "entropies"))
+    legend = f"the darker, the less probable: none at 1, darkest from {math.exp(-FULL_SHADE):.2%} down"
+    return Measure(name="log-probability", values=call.logprobs, shade=surprise, legend=legend)
 
 
 def by_trained(call: Call, use: CallUse) -> Measure:
@@ -204,25 +189,31 @@ def by_version(call: Call, use: CallUse) -> Measure:
     )
 
 
-COLORINGS: Mapping[str, Callable[[Call, CallUse], Measure]] = {
-    "logprob": by_logprob,
-    "advantage": by_advantage,
-    "ratio": by_ratio,
-    "entropy": by_entropy,
-    "trained": by_trained,
-    "version": by_version,
-}
+COLORINGS: Mapping[str, Callable[[Call, CallUse], Measure]] = MappingProxyType(
+    {
+        "logprob": by_logprob,
+        "advantage": Kept(
+            "advantage",
+            "advantages",
+            away_from_zero,
+            f"warm where a token was made more probable, cool where less; darkest from ±{FULL_ADVANTAGE:g}",
+        ),
+        "ratio": Kept(
+            "ratio",
+            "ratios",
+            away_from_one,
+            "of the policy to the one that sampled, in the first update that trained the token: warm above 1, cool below; "
+            f"darkest from × {FULL_RATIO:g} and ÷ {FULL_RATIO:g}",
+        ),
+        "entropy": Kept(
+            "entropy",
+            "entropies",
+            undecided,
+            "of the policy's distribution in the first update that trained the token, in nats: the darker, the less it was "
+            f"decided; darkest from {FULL_ENTROPY:g}",
+        ),
+        "trained": by_trained,
+        "version": by_version,
+    }
+)
 """Measures by which a strip may be coloured, by their name in an address; the first is the default."""
-
-
-def _kept(name: str, call: Call, values: Sequence[float], shade: Callable[[float], int], legend: str) -> Measure:
-    fits = len(values) == len(call.sampled_ids)  # whoever has a key may have stored others
-    return Measure(name=name, values=values if fits else [math.nan] * len(call.sampled_ids), shade=shade, legend=legend)
-
-
-def _why(use: CallUse, what: str) -> str:
-    """The reason why there are no numbers per token."""
-    if use.credit is None:
-        return f"no {what}: {use.missing or use.note}"
-    reported = "" if what == "advantages" else ", and the engine reports them"
-    return f"no {what}: [monitor] keep_credit is 0, or no longer covers the step{reported}"

@@ -1,43 +1,49 @@
-"""Reader: what the pages ask a store for, and what they keep of it for a moment.
+"""Reader: what the pages ask a store for, and what they keep of it for a moment. Reads only.
 
-Driven by the pages; the store may be a server, a database or a file that a run is writing. Reads only. Curves of a run are
-kept for all browsers that watch it, and grow by what is new: who watches costs the run the same, one browser or ten.
+Curves of a run are kept for all browsers that watch it, and grow by what is new: who watches costs the run the same, one
+browser or ten. Token ids become text by the policy's tokenizer if this host can load it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from cachetools import LRUCache
 
 from agentlightning.analysis import suggestions
 from agentlightning.analysis.run_settings import tags_of
 from agentlightning.config.run import MonitorConfig
-from agentlightning.console.markup import Html
+from agentlightning.console.markup import Html, Query, element, first, link, note, page, table, when
 from agentlightning.console.measures import CallUse, call_use
-from agentlightning.console.texts import Texts, Tokenizers
-from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.records import Attempt, Call, Checkpoint, Resource, Reward, Rollout, Run, Span
+from agentlightning.errors import AgentLightningError, NotFoundError, StoreError
+from agentlightning.records import Attempt, Call, Reward, Rollout, Run, Span
+from agentlightning.rendering.model_folder import token_bytes
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
-from agentlightning.store.summaries import SeriesPoint, SummaryPage, SummaryQuery
+from agentlightning.store.summaries import SeriesPoint
 from agentlightning.tracing.tool_uses import name_calls
+
+if TYPE_CHECKING:
+    from agentlightning.rendering.renderer import Renderer
 
 MAX_RUNS = 200
 """Runs of the list, and those that its search goes through."""
+MAX_CHOICES = 20
+"""Runs that a page about one run offers."""
 MAX_POINTS = 500
-"""Points of a curve as it is first read."""
-MAX_KEPT_POINTS = 2 * MAX_POINTS
-"""Points to which it grows until it is read anew."""
+"""Points of a curve as it is first read; with twice as many it is read anew."""
 MAX_WATCHED = 64
 MAX_ANALYSES = 2
 """Views that read many rollouts at a time: each may hold some hundred MB of calls."""
 REFRESH_S = 1.0
 """Age from which curves are read again: ticks of several browsers come to one read."""
 SUGGESTIONS_TIMEOUT_S = 30.0
+TOKENIZER_TIMEOUT_S = 20.0
 REREAD_STEPS = 1
 """Steps before the last known one that are read again: an evaluation is recorded after its step's own metrics."""
 
@@ -54,23 +60,19 @@ class Curves:
     read_s: float = float("-inf")
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    @property
-    def last_step(self) -> int | None:
-        """The latest step of any curve."""
-        return max((points[-1].step for points in self.series.values() if points), default=None)
-
-    def merge(self, new: Mapping[str, Sequence[SeriesPoint]]) -> bool:
-        """Takes new points, which replace those of their steps and later ones. Returns True where anything changed."""
-        changed = False
-        for name, points in new.items():
-            if not points:
-                continue
+    async def refresh(self, store: LightningStore, run_id: str) -> None:
+        """Reads what is new; points replace those of their steps and later ones."""
+        last = max((points[-1].step for points in self.series.values() if points), default=None)
+        if last is None or any(len(points) > 2 * MAX_POINTS for points in self.series.values()):
+            self.series.clear()
+            last = None
+        after = None if last is None else last - REREAD_STEPS - 1
+        for name, points in (await store.series(run_id, max_points=MAX_POINTS, after_step=after)).items():
             known = self.series.get(name, [])
-            kept = [point for point in known if point.step < points[0].step]
-            if [*kept, *points] != known:
-                self.series[name], changed = [*kept, *points], True
-        self.version += changed
-        return changed
+            now = [*(point for point in known if points and point.step < points[0].step), *points]
+            if points and now != known:
+                self.series[name] = now
+                self.version += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,30 @@ class Recorded:
     """By call, of those that were asked for: what training made of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts of one tokenizer's tokens; their numbers without one."""
+
+    renderer: Renderer | None
+    note: str
+    """The source of the texts, or the reason why there are none."""
+
+    def token(self, index: int) -> str:
+        """The text of one token alone; the bytes of one that is a part of a character: ⟨C3⟩."""
+        if self.renderer is None:
+            return f"{index} "
+        text = self.renderer.token_text(index)
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            return text
+        return "".join(f"⟨{byte:02X}⟩" for byte in token_bytes(text, self.renderer.pieces([index])[0]))
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of several, special tokens written out."""
+        if self.renderer is None:
+            return "".join(f"{index} " for index in ids)
+        return self.renderer.decode(ids, special=True)
+
+
 class Reader:
     """Reads an open store."""
 
@@ -96,48 +122,45 @@ class Reader:
         store: LightningStore,
         clock: Callable[[], float] = time.monotonic,
         suggestions_timeout_s: float = SUGGESTIONS_TIMEOUT_S,
-        forks: bool = False,
     ) -> None:
+        from agentlightning.gateway.policy.renderers import Renderers
+
         self.store = store
-        self.forks = forks
-        """The replay offers to continue a rollout."""
-        self._suggestions_timeout_s = suggestions_timeout_s
         self.analyses = asyncio.Semaphore(MAX_ANALYSES)
         """Held by views that read many rollouts."""
+        self._suggestions_timeout_s = suggestions_timeout_s
         self._clock = clock
-        self._tokenizers = Tokenizers(store)
-        self._curves: OrderedDict[str, Curves] = OrderedDict()
-        """By run; the one watched last comes last."""
+        self._renderers = Renderers(store)
+        self._curves: LRUCache[str, Curves] = LRUCache(MAX_WATCHED)
         self._advisor = ThreadPoolExecutor(1, "suggestions")
         """One at a time: they take seconds of a processor, of which the pages have the rest."""
 
     def close(self) -> None:
         """Removes what it keeps on disk."""
         self._advisor.shutdown(wait=False, cancel_futures=True)
-        self._tokenizers.close()
-
-    async def texts(self, call: Call) -> Texts:
-        """Texts for the tokens of a call."""
-        return await self._tokenizers.texts(call)
+        self._renderers.close()
 
     async def runs(self, search: str = "") -> list[Run]:
         """Runs, newest first, whose id, name, state or tags have all the words of `search`."""
         words = search.lower().split()
         found = await self.store.runs(limit=MAX_RUNS)
-        return [run for run in found if all(word in _searched(run) for word in words)]
+        texts = [" ".join([run.id, run.name, run.state, *tags_of(run)]).lower() for run in found]
+        return [run for run, text in zip(found, texts, strict=True) if all(word in text for word in words)]
 
     async def run(self, run_id: str) -> Run:
         """The run of this id. NotFoundError."""
         return await find_run(self.store, run_id)
 
-    async def resources(self, run_id: str, kind: str) -> list[Resource]:
-        """All versions of the run's resources of this kind, in order."""
-        names = [one.name for one in await self.store.resources(run_id) if one.kind == kind]
-        return [each for name in names for each in await self.store.resources(run_id, name, latest=False)]
-
-    async def checkpoints(self, run_id: str) -> list[Checkpoint]:
-        """The run's checkpoints by step."""
-        return await self.store.checkpoints(run_id)
+    async def chosen_run(self, query: Query, path: str, title: str) -> Run | Html:
+        """The run of the address, or the newest runs as links to this page about them. NotFoundError."""
+        if run_id := first(query, "run"):
+            return await self.run(run_id)
+        runs = (await self.runs())[:MAX_CHOICES]
+        if not runs:
+            return page(title, note("no run yet; start one with: agl demo"))
+        rows = ([link(run.id, path, run=run.id), run.name, run.state, when(run.created_ns)] for run in runs)
+        head = ["run", "name", "state", "created (UTC)"]
+        return page(title, element("p", "Choose a run:"), table(head, rows, "The newest runs"))
 
     async def suggestions(self, run: Run) -> suggestions.Suggestions:
         """Suggestions for the run's configuration. StoreError where they take longer than the reader waits."""
@@ -150,30 +173,14 @@ class Reader:
             why = f"took longer than {self._suggestions_timeout_s:.0f} s over {len(runs)} runs"
             raise StoreError(f"suggestions: {why}; use: agl runs suggest CONFIG") from None
 
-    async def summaries(self, query: SummaryQuery) -> SummaryPage:
-        """A page of rollouts. InputError where the filter does not say what it means."""
-        return await self.store.summaries(query)
-
     async def curves(self, run_id: str) -> Curves:
         """The run's curves: what is new since they were read last is added first, at most once in `REFRESH_S`."""
         curves = self._curves.setdefault(run_id, Curves())
-        self._curves.move_to_end(run_id)
-        while len(self._curves) > MAX_WATCHED:
-            self._curves.popitem(last=False)
         async with curves.lock:
             if self._clock() - curves.read_s >= REFRESH_S:
-                await self._refresh(run_id, curves)
+                await curves.refresh(self.store, run_id)
                 curves.read_s = self._clock()
         return curves
-
-    async def _refresh(self, run_id: str, curves: Curves) -> None:
-        last = curves.last_step
-        if last is None or any(len(points) > MAX_KEPT_POINTS for points in curves.series.values()):
-            curves.series.clear()
-            curves.merge(await self.store.series(run_id, max_points=MAX_POINTS))
-        else:
-            after = last - REREAD_STEPS - 1
-            curves.merge(await self.store.series(run_id, max_points=MAX_POINTS, after_step=after))
 
     async def rollout(self, rollout_id: str, attempt: int | None = None) -> Recorded:
         """One rollout with the records of an attempt, by default its latest. NotFoundError."""
@@ -205,11 +212,25 @@ class Reader:
         )
         credit = {each.call_id: each for each in kept}
         others = [call.id for call in one.calls if call.id not in credit]
-        # Calls of an agent that no policy learns from have none, where those of the agents beside it have.
+        # Calls of an agent that no policy learns from have none, where those of the other agents have.
         siblings = bool(credit) or bool(await self.store.credit([one.rollout.id], others))
         missing = _missing_credit(run)
         uses = {call.id: call_use(one.rollout, call, credit.get(call.id), missing, siblings) for call in calls}
         return replace(one, uses=uses)
+
+    async def texts(self, call: Call) -> Texts:
+        """Texts for the tokens of a call, by the tokenizer that its policy's resource names."""
+        found = await self.store.resources(call.run_id, call.policy or None)
+        value = next((one.value for one in found if one.kind == "policy" and one.name == call.policy), None)
+        if value is None or not value.get("tokenizer"):
+            return Texts(None, "token ids, since the run's record names no tokenizer")
+        try:
+            async with asyncio.timeout(TOKENIZER_TIMEOUT_S):
+                renderer = await self._renderers.find(call.run_id, value["tokenizer"])
+        except (AgentLightningError, TimeoutError) as cause:
+            why = str(cause) or f"it did not load within {TOKENIZER_TIMEOUT_S:.0f} s"
+            return Texts(None, f"token ids, since the policy's tokenizer cannot be loaded here: {why}")
+        return Texts(renderer, "texts by the policy's tokenizer")
 
 
 def _missing_credit(run: Run) -> str:
@@ -220,7 +241,3 @@ def _missing_credit(run: Run) -> str:
         return f"the run keeps no credit; to keep it: agl train … --set monitor.keep_credit={default}"
     of = kept if isinstance(kept, int) else default
     return f"the store has that of calls that the run's latest {of} steps learned from ([monitor] keep_credit = {of})"
-
-
-def _searched(run: Run) -> str:
-    return " ".join([run.id, run.name, run.state, *tags_of(run)]).lower()

@@ -1,8 +1,4 @@
-"""The console's server: the pages over one store, behind `Access`.
-
-Driven by ``agl console`` and by the child process of a training. It opens the store for itself and writes nothing, but for
-forks of rollouts where that is allowed.
-"""
+"""The console's server: the pages over one store, behind `Access`. It opens the store for itself and writes nothing."""
 
 from __future__ import annotations
 
@@ -22,23 +18,15 @@ OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "TOKENIZE
 """Variables that keep libraries of this process from asking anybody for anything."""
 
 
-def run(
-    url: str,
-    listener: socket.socket,
-    started: Callable[[], None] = lambda: None,
-    *,
-    forks: bool = False,
-) -> None:
+def run(url: str, listener: socket.socket, started: Callable[[], None] = lambda: None) -> None:
     """Serve the store at `url` on a bound socket until SIGTERM or SIGINT; `started` is called when browsers are answered.
-
-    forks: whoever may write may continue a rollout by a button.
 
     MissingExtraError without Gradio, ConfigError where other hosts could connect and there is no key to ask them for, else
     whatever keeps the store from being read.
     """
     os.environ.update(OFFLINE)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(url, listener, started, forks))
+        asyncio.run(_serve(url, listener, started))
 
 
 def asked_key(url: str) -> str:
@@ -53,11 +41,11 @@ def asked_key(url: str) -> str:
     return key
 
 
-async def _serve(url: str, listener: socket.socket, started: Callable[[], None], forks: bool) -> None:
+async def _serve(url: str, listener: socket.socket, started: Callable[[], None]) -> None:
     try:
         import uvicorn
 
-        from agentlightning.console.access import Access, Sessions
+        from agentlightning.console.access import Access, new_sessions
         from agentlightning.console.shell import create_app
     except ModuleNotFoundError as cause:
         raise MissingExtraError(str(cause.name), "console") from cause
@@ -68,12 +56,10 @@ async def _serve(url: str, listener: socket.socket, started: Callable[[], None],
     async with existing_store(url) as store:
         await store.runs(limit=1)  # a wrong key or address is told here, not in a browser
         authentication = None if is_loopback(host) else Authentication(store, asked_key(url))
-        reader = Reader(store, forks=forks)
+        reader = Reader(store)
         try:
-            cookie = f"agl_console_{port}"
-            app = Access(create_app(reader), authentication, Sessions(), cookie, forks)
             config = uvicorn.Config(
-                app,
+                Access(create_app(reader), authentication, new_sessions(), f"agl_console_{port}"),
                 access_log=False,
                 log_config=None,
                 log_level="warning",

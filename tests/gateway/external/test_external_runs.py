@@ -139,7 +139,7 @@ async def test_versions_of_a_prompt_are_compared_over_an_external_model(
     tested: dict[str, Any] = json.loads(
         (await agl(tmp_path, "prompts", "test", run, "system@1", "system@2", "--json")).splitlines()[-1]
     )
-    assert [(one["version"], one["calls"]) for one in tested["figures"]] == [(1, 3), (2, 3)]
+    assert [(one["version"], one["calls"]) for one in tested["figures"]] == [("system@1", 3), ("system@2", 3)]
     assert sum(b"Think first." in seen.body for seen in external.requests) == 3
 
 

@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import orjson
-
+from agentlightning.adapters.semantics import error_of
+from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.analysis.rollout_view import decoding_line, fork_place
 from agentlightning.console.conversation import messages_view, prompt_view, token_strip, tools_view
-from agentlightning.console.forking import fork_links
-from agentlightning.console.markup import Html, element, join, url
-from agentlightning.console.measures import COLORINGS, CallUse, Measure, by_logprob, call_use
-from agentlightning.console.parts import (
+from agentlightning.console.markup import (
+    Attribute,
+    Html,
     Query,
     choice,
+    element,
     figures,
     first,
+    form,
+    join,
+    json_text,
+    link,
     number,
     replay_link,
     run_link,
     select,
     shown,
     table,
+    url,
     when,
 )
-from agentlightning.console.reader import Reader, Recorded
-from agentlightning.console.texts import Texts
-from agentlightning.console.waterfall import waterfall
+from agentlightning.console.measures import COLORINGS, CallUse, Measure, by_logprob, call_use
+from agentlightning.console.reader import Reader, Recorded, Texts
 from agentlightning.errors import InputError
-from agentlightning.records import Call, Reward
+from agentlightning.records import FINAL_STATES, Call, Span
 from agentlightning.rendering.call_chain import call_chain, chain_tools, is_whole
-from agentlightning.store.forks import replay_warning
+from agentlightning.store.forks import calls_before, replay_warning
 from agentlightning.store.scan import attempt_feedback
+
+MAX_ROWS = 500
+"""Rows of the waterfall; agents make any number of spans."""
+MAX_DEPTH = 12
+MIN_SHARE = 0.3
+"""Per cent of the width that the shortest bar has, so that it can be seen."""
+
+Entry = Span | Call
 
 
 async def replay_page(reader: Reader, query: Query) -> Html:
@@ -46,23 +58,23 @@ async def replay_page(reader: Reader, query: Query) -> Html:
     coloring = choice(query, "color", tuple(COLORINGS))
     place = {"rollout": rollout_id, "attempt": first(query, "attempt"), "color": first(query, "color")}
     playing = choice(query, "play", ("", "1")) == "1"
-    lanes = waterfall(one.spans, one.calls, lambda call: url("/replay", {**place, "call": str(call)}), current)
     parts = [
         head(one),
         _links(one),
         _attempts(one),
         element("h2", "What happened when"),
-        lanes,
+        waterfall(one, place, current),
         _agents(one.calls, current),
     ]
     if one.calls:
         texts = await reader.texts(one.calls[current])
-        chosen = range(number(query, "from", 0) or 0, number(query, "to", 0) or 0)
+        colors = select("color", "Colour by", {name: name for name in COLORINGS}, coloring)
+        kept = {"rollout": rollout_id, "attempt": place["attempt"], "call": str(current)}
         parts += [
             _steps(place, current, len(one.calls), playing),
-            call_view(one, current, texts, COLORINGS[coloring], chosen),
-            fork_links(reader, one, current),
-            _range(place, current, coloring, chosen),
+            call_view(one, current, texts, COLORINGS[coloring]),
+            _fork_command(one, current),
+            form("/replay", colors, hidden=kept),
         ]
     return join(parts)
 
@@ -85,23 +97,21 @@ def head(one: Recorded) -> Html:
     rollout = one.rollout
     ended = replay_warning(rollout, one.calls) if one.attempt == rollout.attempt else None
     wrong = [text for text in (rollout.error, rollout.warning, ended) if text]
-    fork = None if rollout.fork is None else f"of {rollout.fork.rollout_id}, {fork_place(rollout.fork)}"
+    known = {
+        "reward": shown(rollout.reward) or "-",
+        "state": "refused" if rollout.refused else rollout.state,
+        "outcome": rollout.outcome,
+        "fork": None if rollout.fork is None else f"of {rollout.fork.rollout_id}, {fork_place(rollout.fork)}",
+        "calls": str(len(one.calls)),
+        "sampled tokens": str(sum(len(call.sampled_ids) for call in one.calls if not call.replayed_id)),
+        "temperature": f"{rollout.sampling.temperature:g}",
+    }
     return join(
         [
             element("h1", f"Rollout {rollout.id}"),
             element("p", f"of run {rollout.run_id}, step {rollout.step}, {rollout.mode}, attempt {one.attempt}"),
-            figures(
-                {
-                    "reward": shown(rollout.reward) or "-",
-                    "state": "refused" if rollout.refused else rollout.state,
-                    "outcome": rollout.outcome,
-                    "fork": fork,
-                    "calls": str(len(one.calls)),
-                    "sampled tokens": str(sum(len(call.sampled_ids) for call in one.calls if not call.replayed_id)),
-                    "temperature": f"{rollout.sampling.temperature:g}",
-                }
-            ),
-            element("details", element("summary", "Task"), element("pre", _json(rollout.task)), open=True),
+            figures(known),
+            element("details", element("summary", "Task"), element("pre", json_text(rollout.task)), open=True),
             *(element("pre", text, class_="wrong") for text in wrong),
             _rewards(one),
         ]
@@ -109,56 +119,48 @@ def head(one: Recorded) -> Html:
 
 
 def call_view(
-    one: Recorded,
-    current: int,
-    texts: Texts,
-    coloring: Callable[[Call, CallUse], Measure] = by_logprob,
-    chosen: range = range(0),
+    one: Recorded, current: int, texts: Texts, coloring: Callable[[Call, CallUse], Measure] = by_logprob
 ) -> Html:
     """One call: its messages, its tokens and the prompt as the model read it."""
     call = one.calls[current]
     use = one.uses.get(call.id) or call_use(one.rollout, call)
     chain = call_chain(call, {each.id: each for each in one.calls})
     earlier = [message for each in chain[:-1] for message in (*each.messages, each.completion)]
-    before = element(
-        "details", element("summary", f"{len(earlier)} earlier messages of its prompt"), messages_view(earlier)
-    )
-    by = f" by {call.agent}" if call.agent else ""
+    summary = element("summary", f"{len(earlier)} earlier messages of its prompt")
+    fork = f"fork: {call.fork_cause}"
+    if call.untrained_tokens:
+        fork += f"; {call.untrained_tokens} sampled tokens of earlier calls are context only"
     return element(
         "section",
-        element("h2", f"Call {current + 1} of {len(one.calls)}{by}", id="call"),
+        element("h2", f"Call {current + 1} of {len(one.calls)}{f' by {call.agent}' if call.agent else ''}", id="call"),
         figures(_facts(call)),
         element("p", use.note, class_="note"),
         _credit(use),
         element("p", f"decoding: {decoding_line(call.decoding)}", class_="note") if call.decoding else None,
-        _fork(call),
+        element("p", fork, class_="note wrong") if call.fork_cause is not None else None,
         tools_view(chain_tools(chain)),
-        before if earlier else None,
+        element("details", summary, messages_view(earlier)) if earlier else None,
         messages_view(call.messages),
         element("h3", "Completion"),
         messages_view([call.completion]),
-        _tokens(chain, texts, coloring(call, use), chosen),
+        _tokens(chain, texts, coloring(call, use)) if call.policy else None,
         aria_label=f"call {current + 1}",
     )
 
 
-def _tokens(chain: Sequence[Call], texts: Texts, measure: Measure, chosen: range) -> Html | None:
+def _tokens(chain: Sequence[Call], texts: Texts, measure: Measure) -> Html:
     call = chain[-1]
-    if not call.policy:
-        return None
-    strip = token_strip(call.sampled_ids, measure, texts.token, call.decoding.get("forced", ()), chosen)
-    prompt = (
-        prompt_view(chain, texts.decode) if is_whole(chain) else element("p", "a call that it continues is not stored")
-    )
+    prompt = prompt_view(chain, texts.decode) if is_whole(chain) else "a call that it continues is not stored"
+    marked = "chat template included; marked: what the policy sampled in earlier calls"
     return join(
         [
             element("h3", f"Sampled tokens by {measure.name}"),
             element("p", f"{measure.legend}; {texts.note}", class_="note"),
-            strip,
+            token_strip(call.sampled_ids, measure, texts.token, call.decoding.get("forced", ())),
             element(
                 "details",
                 element("summary", f"The prompt as the model read it ({call.prompt_tokens:,} tokens)"),
-                element("p", "chat template included; marked: what the policy sampled in earlier calls", class_="note"),
+                element("p", marked, class_="note"),
                 prompt,
             ),
         ]
@@ -197,32 +199,25 @@ def _credit(use: CallUse) -> Html | None:
     )
 
 
-def _fork(call: Call) -> Html | None:
-    if call.fork_cause is None:
+def _fork_command(one: Recorded, current: int) -> Html | None:
+    """The command that continues the shown rollout from the shown call; None where it cannot be."""
+    rollout = one.rollout
+    calls = calls_before(one.calls).get(one.calls[current].id)
+    finished = rollout.state in FINAL_STATES and one.attempt == rollout.attempt
+    if not finished or rollout.kind == "session" or calls is None:
         return None
-    cost = (
-        f"; {call.untrained_tokens} sampled tokens of earlier calls are context only" if call.untrained_tokens else ""
-    )
-    return element("p", f"fork: {call.fork_cause}{cost}", class_="note wrong")
+    return element("p", "Continue from here: ", element("code", f"agl rollouts fork {rollout.id} --calls {calls}"))
 
 
 def _rewards(one: Recorded) -> Html | None:
     if not one.rewards:
         return None
     numbers = {call.id: str(place + 1) for place, call in enumerate(one.calls)}
-
-    def cells(reward: Reward) -> list[str]:
-        return [reward.name, f"{reward.value:g}", reward.source, numbers.get(reward.call_id or "", "")]
-
-    head = ["reward", "value", "source", "call"]
-    rows = table(head, (cells(reward) for reward in one.rewards), "Rewards of this attempt")
-    return join([rows, _feedback(one)])
-
-
-def _feedback(one: Recorded) -> Html | None:
-    """The words that came with the rewards: somebody's text."""
-    feedback = attempt_feedback(one.spans).get((one.rollout.id, one.attempt))
-    return element("section", element("h3", "Feedback"), element("pre", feedback)) if feedback else None
+    rows = ([each.name, f"{each.value:g}", each.source, numbers.get(each.call_id or "", "")] for each in one.rewards)
+    rewards = table(["reward", "value", "source", "call"], rows, "Rewards of this attempt")
+    words = attempt_feedback(one.spans).get((one.rollout.id, one.attempt))
+    feedback = element("section", element("h3", "Feedback"), element("pre", words)) if words else None
+    return join([rewards, feedback])
 
 
 def _attempts(one: Recorded) -> Html | None:
@@ -231,18 +226,13 @@ def _attempts(one: Recorded) -> Html | None:
     rows = []
     for attempt in one.attempts:
         href = url("/replay", {"rollout": attempt.rollout_id, "attempt": attempt.attempt})
-        link = element(
-            "a",
-            f"attempt {attempt.attempt}",
-            href=href,
-            aria_current="page" if attempt.attempt == one.attempt else None,
-        )
+        current = "page" if attempt.attempt == one.attempt else None
+        name = element("a", f"attempt {attempt.attempt}", href=href, aria_current=current)
         said = attempt.error or attempt.output
         told = element("details", element("summary", "what it said"), element("pre", said)) if said else None
-        rows.append([link, attempt.state, attempt.worker_id, when(attempt.started_ns), told])
-    return join(
-        [element("h2", "Attempts"), table(["attempt", "state", "worker", "started (UTC)", ""], rows, "Attempts")]
-    )
+        rows.append([name, attempt.state, attempt.worker_id, when(attempt.started_ns), told])
+    columns = ["attempt", "state", "worker", "started (UTC)", ""]
+    return join([element("h2", "Attempts"), table(columns, rows, "Attempts")])
 
 
 def _agents(calls: Sequence[Call], current: int) -> Html | None:
@@ -252,72 +242,99 @@ def _agents(calls: Sequence[Call], current: int) -> Html | None:
         return None
     until = calls[: current + 1]
     last = {call.agent: call for call in until}
-    rows = [
-        [
-            name,
-            f"{sum(call.agent == name for call in until)} of {count}",
-            str(sum(len(call.sampled_ids) for call in until if call.agent == name)),
-            messages_view([last[name].completion]) if name in last else element("span", "nothing yet", class_="none"),
-        ]
-        for name, count in names.items()
-    ]
-    head = ["agent", "calls so far", "sampled tokens", "said last"]
-    return join([element("h2", "Sub-agents, as of the shown call"), table(head, rows, "Sub-agents")])
+    rows = []
+    for name, count in names.items():
+        own = [call for call in until if call.agent == name]
+        sampled = str(sum(len(call.sampled_ids) for call in own))
+        said = messages_view([last[name].completion]) if name in last else "nothing yet"
+        rows.append([name, f"{len(own)} of {count}", sampled, said])
+    columns = ["agent", "calls so far", "sampled tokens", "said last"]
+    return join([element("h2", "Sub-agents, as of the shown call"), table(columns, rows, "Sub-agents")])
 
 
-def _steps(place: dict[str, str], current: int, count: int, playing: bool) -> Html:
-    """Scrubbing: a form whose slider and links go to another call; arrow keys move the slider. While it plays, the shell's
-    script follows the link to the next one."""
-    goes_on = playing and current + 1 < count
+def _steps(place: Mapping[str, str], current: int, count: int, playing: bool) -> Html:
+    """A slider and links to other calls, which the arrow keys move; while it plays, the shell's script follows "next"."""
+    further = current + 1 < count
+    goes_on = playing and further
 
     def to(call: int, text: str, relation: str) -> Html | None:
-        inside = 0 <= call < count
-        played = "1" if playing and call > current else None
-        href = url("/replay", {**place, "call": str(call), "play": played}, "call")
-        return element("a", text, href=href, rel=relation) if inside else None
+        href = url("/replay", {**place, "call": str(call), "play": "1" if playing and call > current else None}, "call")
+        return element("a", text, href=href, rel=relation) if 0 <= call < count else None
 
-    slider = element(
-        "input", type="range", name="call", min=0, max=count - 1, value=current, aria_label="call", class_="scrub"
-    )
-    hidden = [element("input", type="hidden", name=name, value=value) for name, value in place.items() if value]
-    form = element("form", *hidden, slider, element("button", "Go"), action="/replay", method="get")
-    begin = str(current if goes_on or current + 1 < count else 0)
-    href = url("/replay", {**place, "call": begin, "play": None if goes_on else "1"}, "call")
-    play = element("a", "❚❚ pause" if goes_on else "▶ play", href=href, class_="play") if count > 1 else None
-    parts = [to(current - 1, "← previous", "prev"), play, form, to(current + 1, "next →", "next")]
+    look: dict[str, Attribute] = {"type": "range", "min": 0, "max": count - 1, "class_": "scrub", "aria_label": "call"}
+    slider = element("input", name="call", value=current, **look)
+    begin = {**place, "call": str(current if further else 0), "play": None if goes_on else "1"}
+    label = "❚❚ pause" if goes_on else "▶ play"
+    play = element("a", label, href=url("/replay", begin, "call"), class_="play") if count > 1 else None
+    scrub = form("/replay", slider, button="Go", hidden=place)
+    parts = [to(current - 1, "← previous", "prev"), play, scrub, to(current + 1, "next →", "next")]
     return element("nav", *parts, class_=f"steps{' playing' if goes_on else ''}", aria_label="calls")
 
 
-def _range(place: dict[str, str], current: int, coloring: str, chosen: range) -> Html:
-    kept = {name: value for name, value in place.items() if value and name != "color"}
-    hidden = [element("input", type="hidden", name=name, value=value) for name, value in kept.items()]
-    fields = [
-        element("label", f"{label} ", element("input", type="number", name=name, min=0, value=value))
-        for label, name, value in (("Mark tokens from", "from", chosen.start), ("to", "to", chosen.stop))
-    ]
-    return element(
-        "form",
-        *hidden,
-        element("input", type="hidden", name="call", value=current),
-        select("color", "Colour by", {name: name for name in COLORINGS}, coloring),
-        *fields,
-        element("button", "Show"),
-        action="/replay#token",
-        method="get",
-        class_="bar",
-    )
-
-
 def _links(one: Recorded) -> Html:
-    group = url("/side", {"run": one.rollout.run_id, "group": one.rollout.group_id})
-    why = url("/rewards", {"run": one.rollout.run_id, "view": "explain", "rollout": one.rollout.id})
-    links = [run_link(one.rollout.run_id, "Its run"), element("a", "Its group side by side", href=group)]
-    if one.rollout.fork is not None:
-        links.append(replay_link(one.rollout.fork.rollout_id, "The rollout that it continues"))
-    if one.rollout.mode == "train":
-        links.append(element("a", "Why it earned that", href=why))
-    return element("p", join(part for link in links for part in (link, " ")), class_="links")
+    rollout = one.rollout
+    group = link("Its group side by side", "/side", run=rollout.run_id, group=rollout.group_id)
+    links = [run_link(rollout.run_id, "Its run"), group]
+    if rollout.fork is not None:
+        links.append(replay_link(rollout.fork.rollout_id, "The rollout that it continues"))
+    if rollout.mode == "train":
+        links.append(link("Why it earned that", "/rewards", run=rollout.run_id, view="explain", rollout=rollout.id))
+    return element("p", join(links, " "), class_="links")
 
 
-def _json(value: object) -> str:
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode()
+def waterfall(one: Recorded, place: Mapping[str, str], current: int) -> Html:
+    """A row per span and call, by tree and start: who did what, when, within what."""
+    rows = _in_order(one)
+    if not rows:
+        return element("p", "no call and no span was recorded", class_="none")
+    start = min(entry.started_ns for _, entry in rows)
+    length = max(1, max(entry.finished_ns for _, entry in rows) - start)
+    numbers = {call.id: number for number, call in enumerate(one.calls)}
+    items = []
+    for depth, entry in rows[:MAX_ROWS]:
+        number = numbers.get(entry.id)
+        name: str | Html = entry.name if isinstance(entry, Span) else ""
+        if number is not None:
+            by = f" by {entry.agent}" if isinstance(entry, Call) and entry.agent else ""
+            step = "step" if number == current else None
+            href = url("/replay", {**place, "call": str(number)})
+            name = element("a", f"call {number + 1}{by}", href=href, aria_current=step)
+        label = element("span", "· " * min(depth, MAX_DEPTH), name, class_="name")
+        items.append(_bar(entry, label, start, length, number == current))
+    left = f"{len(rows) - MAX_ROWS} more rows are left out" if len(rows) > MAX_ROWS else ""
+    return element("div", element("ol", *items, class_="waterfall"), left)
+
+
+def _bar(entry: Entry, label: Html, start: int, length: int, current: bool) -> Html:
+    at, took = entry.started_ns - start, entry.finished_ns - entry.started_ns
+    left = min(100 * at / length, 100 - MIN_SHARE)
+    width = min(max(MIN_SHARE, 100 * took / length), 100 - left)
+    failed = error_of(entry) if isinstance(entry, Span) else None
+    kind = "wrong" if failed else "span" if isinstance(entry, Span) else "call"
+    rect = element("rect", x=f"{left:.2f}%", width=f"{width:.2f}%", y=2, height=10, class_=kind)
+    bar = element("svg", rect, class_="bar", aria_hidden="true")
+    time = element("span", f"{at / 1e9:.3f} s + {took / 1e9:.3f} s", class_="time")
+    error = element("span", failed, class_="error") if failed else None
+    return element("li", label, bar, time, error, class_="current" if current else None)
+
+
+def _in_order(one: Recorded) -> list[tuple[int, Entry]]:
+    """Spans and calls with their depth, parents before children."""
+    tree = SpanTree(one.spans)
+    children: dict[str | None, list[Entry]] = {}
+    for span in tree.spans:
+        parent = tree.parent(span)
+        children.setdefault(None if parent is None else parent.id, []).append(span)
+    for call in one.calls:
+        known = call.span_id is not None and tree.get(call.span_id) is not None
+        children.setdefault(call.span_id if known else None, []).append(call)
+    for entries in children.values():
+        entries.sort(key=lambda entry: (entry.started_ns, entry.id), reverse=True)
+    rows: list[tuple[int, Entry]] = []
+    waiting = [(0, entry) for entry in children.get(None, [])]
+    while waiting:
+        depth, entry = waiting.pop()
+        rows.append((depth, entry))
+        if isinstance(entry, Span):
+            waiting += [(depth + 1, child) for child in children.get(entry.id, [])]
+    return rows

@@ -1,38 +1,72 @@
-"""The rewards of a run: their distribution, where two disagree, signs of hacks, one explained, and what others would give.
+"""The rewards of a run: their distribution, signs of hacks, one explained step by step, and what other rules would give.
 
-All numbers are those of analysis/. A view reads some steps, at most `MAX_READ` rollouts of each, whatever the size of the
-run, and computes in a thread. It runs no code of a request or of a run's record: what takes some is told as a command.
+All numbers are those of analysis/. A view reads some steps, at most `MAX_READ` rollouts of each. It runs no code of a
+request or of a run's record: whoever wants that gets the command, and runs it with their own rights.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import shlex
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from agentlightning.algorithms.advantage import ADVANTAGES
+from agentlightning.algorithms.credit import CREDIT
+from agentlightning.algorithms.lightning_rl import TREE
+from agentlightning.algorithms.selection import is_predicate
 from agentlightning.analysis.intervals import Interval
-from agentlightning.analysis.reward_hacks import LAST_STEPS, HackReport, RewardHack, find_hacks
-from agentlightning.analysis.reward_statistics import Disagreement, RewardDistribution, disagreement, distributions
-from agentlightning.analysis.rewarded_rollouts import OWN, latest_steps, read_rewarded
-from agentlightning.console.histogram import histogram
-from agentlightning.console.markup import Html, element, join, url
-from agentlightning.console.pages.choose import chosen_run
-from agentlightning.console.pages.rewards_changes import command, explain_view, hidden, what_if_view
-from agentlightning.console.parts import (
+from agentlightning.analysis.reward_debugger import (
+    CallChange,
+    RewardChange,
+    RewardExplanation,
+    WhatIfReport,
+    consuming_step,
+    explain_rollout,
+    what_if,
+)
+from agentlightning.analysis.reward_statistics import (
+    HackReport,
+    RewardDistribution,
+    RewardHack,
+    distributions,
+    find_hacks,
+    latest_steps,
+    read_rewarded,
+)
+from agentlightning.config.file import setting_of
+from agentlightning.console.charts import histogram
+from agentlightning.console.markup import (
+    Html,
     Query,
     choice,
+    element,
+    field,
+    figures,
     first,
+    form,
+    join,
+    link,
+    note,
     number,
+    page,
     replay_link,
     run_link,
     select,
+    setting,
     shown,
     table,
+    url,
+    wrong,
 )
-from agentlightning.console.parts import interval as interval_text
+from agentlightning.console.markup import interval as interval_text
+from agentlightning.console.measures import away_from_zero
 from agentlightning.console.reader import Reader
-from agentlightning.errors import AgentLightningError
-from agentlightning.records import Run
+from agentlightning.errors import AgentLightningError, ConfigError, InputError, NotFoundError, printable
+from agentlightning.records import CallCredit, Run
+from agentlightning.runtime.code_loader import is_code
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.summaries import SummaryQuery
 
 MAX_READ = 256
 """Rollouts of a step that a view reads, with their calls."""
@@ -40,19 +74,23 @@ MAX_ROWS = 200
 """Distributions that are shown: rewards times steps times calls may be many."""
 SPREAD_STEPS = 6
 """Steps over the run whose distributions are shown where none is named."""
-
+MAX_STEP_ROLLOUTS = 1000
+"""Rollouts of a step that is explained or changed; the commands have no bound."""
+MAX_LISTED = 50
+"""Rollouts to choose from, and calls of a change that are shown."""
 TIMEOUT_S = 60.0
+RULES = {name: name for name, rule in CREDIT.items() if not rule.needs and name != TREE}
+"""Credit rules of recorded rewards alone: the others read earlier steps, ask a model, or are of trees."""
 
 View = Callable[[Reader, Run, Query], Awaitable[Html]]
 
 
 async def rewards_page(reader: Reader, query: Query) -> Html:
     """The view of the address; without a run, runs to choose from."""
-    run = await chosen_run(reader, query, "/rewards", "Rewards")
+    run = await reader.chosen_run(query, "/rewards", "Rewards")
     if not isinstance(run, Run):
         return run
-    names = tuple(VIEWS)
-    view = choice(query, "view", names)
+    view = choice(query, "view", tuple(VIEWS))
     place = {"run": run.id, "step": first(query, "step")}
     links = [
         element(
@@ -64,16 +102,9 @@ async def rewards_page(reader: Reader, query: Query) -> Html:
         async with asyncio.timeout(TIMEOUT_S), reader.analyses:
             content = await VIEWS[view][1](reader, run, query)
     except (AgentLightningError, TimeoutError) as error:  # the way to the other views stays
-        wrong = str(error) or f"the store did not answer within {TIMEOUT_S:.0f} s; see: agl rewards --help"
-        content = element("p", wrong, class_="wrong", role="alert")
-    return join(
-        [
-            element("h1", f"Rewards of {run.name or run.id}"),
-            element("p", "run ", run_link(run.id)),
-            element("nav", *links, class_="pages", aria_label="views of the rewards"),
-            content,
-        ]
-    )
+        content = wrong(str(error) or f"the store did not answer within {TIMEOUT_S:.0f} s; see: agl rewards --help")
+    views = element("nav", *links, class_="pages", aria_label="views of the rewards")
+    return page(f"Rewards of {run.name or run.id}", element("p", "run ", run_link(run.id)), views, content)
 
 
 async def _distribution_view(reader: Reader, run: Run, query: Query) -> Html:
@@ -81,20 +112,12 @@ async def _distribution_view(reader: Reader, run: Run, query: Query) -> Html:
     steps = await latest_steps(reader.store, run.id, SPREAD_STEPS, spread=True) if step is None else [step]
     rollouts = await read_rewarded(reader.store, run.id, steps, calls=True, limit=MAX_READ)
     found = await asyncio.to_thread(distributions, rollouts)
-    left = len(found) - MAX_ROWS
-    return join(
-        [
-            _step_form(run, "distribution", step, "steps over the whole run"),
-            element("p", _bounds(len(rollouts), steps), class_="note"),
-            table(
-                ["reward", "step", "call", "n", "mean", "deviation", "lowest", "median", "highest", "values"],
-                (_distribution(one) for one in found[:MAX_ROWS]),
-                "Distribution of each reward by step and call",
-            ),
-            element("p", f"{left} more are left out; name a step, or: {command('distribution', run.id, '--json')}",
-                    class_="none") if left > 0 else None,
-        ]
-    )  # fmt: skip
+    chosen = field("Step", "step", step, type="number", min=0, placeholder="steps over the whole run")
+    head = ["reward", "step", "call", "n", "mean", "deviation", "lowest", "median", "highest", "values"]
+    rows = table(head, map(_distribution, found[:MAX_ROWS]), "Distribution of each reward by step and call")
+    left = f"{len(found) - MAX_ROWS} more are left out; name a step" if len(found) > MAX_ROWS else None
+    shown_form = form("/rewards", chosen, hidden={"run": run.id, "view": "distribution"})
+    return join([shown_form, _bounds(len(rollouts), steps), rows, note(left)])
 
 
 def _distribution(one: RewardDistribution) -> list[Html | str]:
@@ -104,64 +127,13 @@ def _distribution(one: RewardDistribution) -> list[Html | str]:
     return [one.name, str(one.step), place, str(one.n), *numbers, histogram(one.bins, low, high)]
 
 
-async def _disagreement_view(reader: Reader, run: Run, query: Query) -> Html:
-    step = number(query, "step")
-    steps = await latest_steps(reader.store, run.id, LAST_STEPS) if step is None else [step]
-    rollouts = await read_rewarded(reader.store, run.id, steps, limit=MAX_READ)
-    names = sorted({name for one in rollouts for name in one.rewards}, key=lambda name: (name != OWN, name))
-    rescore = command("rescore", run.id, "--with my_reward.py:score --write --name edited")
-    how = element(
-        "p",
-        "An edited reward function runs where its code is; what it gives stands here, and among the distributions, once it "
-        "is stored: ",
-        element("code", rescore),
-        class_="note",
-    )
-    if len(names) < 2:
-        return join([element("p", f"rollouts of this run have one reward: {', '.join(names)}", class_="none"), how])
-    a, b = first(query, "a", names[0]), first(query, "b", names[1])
-    options = {name: name for name in names}
-    form = element(
-        "form",
-        *hidden({"run": run.id, "view": "disagree"}),
-        select("a", "Reward", options, a),
-        select("b", "against", options, b),
-        _step_field(step, f"last {LAST_STEPS}"),
-        element("button", "Compare"),
-        action="/rewards",
-        method="get",
-        class_="bar",
-    )
-    found = await asyncio.to_thread(disagreement, rollouts, a, b)
-    return join([form, element("p", _bounds(len(rollouts), steps), class_="note"), *_disagreement(found), how])
-
-
-def _disagreement(found: Disagreement) -> list[Html]:
-    a, b = found.names
-    sentence = (
-        f"{found.rollouts} rollouts have both; rank correlation {_interval(found.correlation)}; within groups, which "
-        f"is what advantages see, {_interval(found.within_groups)}"
-    )
-    rows = [
-        [
-            replay_link(one.rollout_id),
-            str(one.step),
-            *(shown(value) for value in one.values),
-            *(f"{place:.0%}" for place in one.places),
-        ]
-        for one in found.most
-    ]
-    head = ["rollout", "step", a, b, f"earns more than, by {a}", f"by {b}"]
-    return [element("p", sentence), table(head, rows, "Rollouts that the two rewards place furthest apart")]
-
-
 async def _hacks_view(reader: Reader, run: Run, query: Query) -> Html:
     report = await find_hacks(reader.store, run.id, MAX_READ)
     signs = [element("li", *_sign(run, one)) for one in report.hacks]
-    found = element("ul", *signs, class_="signs") if signs else element("p", "no sign of a hack", class_="none")
+    found = element("ul", *signs, class_="signs") if signs else note("no sign of a hack")
     return join(
         [
-            element("p", _bounds(report.rollouts, report.steps), class_="note"),
+            _bounds(report.rollouts, report.steps),
             element("div", element("h2", "Signs"), found, class_="alarms" if signs else None),
             element("p", "A sign is no proof: read the rollouts that it names.", class_="note"),
             *_hack_numbers(report),
@@ -172,46 +144,261 @@ async def _hacks_view(reader: Reader, run: Run, query: Query) -> Html:
 def _sign(run: Run, hack: RewardHack) -> list[Html | str]:
     ids = hack.kind == "length_explains"  # the others have metrics as evidence, which the run's page draws
     see = [replay_link(one) for one in hack.evidence] if ids else [run_link(run.id, ", ".join(hack.evidence))]
-    return [element("strong", hack.kind), f": {hack.text}. See ", join(part for link in see for part in (link, " "))]
+    return [element("strong", hack.kind), f": {hack.text}. See ", join(see, " ")]
 
 
-def _hack_numbers(report: HackReport) -> list[Html]:
+def _hack_numbers(report: HackReport) -> list[Html | None]:
     lengths = [[one.reward, _interval(one.correlation), _interval(one.given_turns)] for one in report.lengths]
     trends = [
         [one.name, shown(one.first), shown(one.last), shown(one.noise), str(one.change.n)] for one in report.trends
     ]
+    head = ["reward", "correlation with sampled tokens, within groups", "the same given the number of calls"]
     return [
         element("h2", "Rewards and the length of rollouts"),
-        table(
-            ["reward", "correlation with sampled tokens, within groups", "the same given the number of calls"],
-            lengths,
-            "Rewards and the length of rollouts",
-        ),
+        table(head, lengths, "Rewards and the length of rollouts"),
         element("h2", "Over the run"),
         table(["metric", "from", "to", "noise", "points"], trends, "Trends over the run"),
     ]
 
 
-def _step_form(run: Run, view: str, step: int | None, otherwise: str) -> Html:
-    return element(
-        "form",
-        *hidden({"run": run.id, "view": view}),
-        _step_field(step, otherwise),
-        element("button", "Show"),
-        action="/rewards",
-        method="get",
-        class_="bar",
+async def _explain_view(reader: Reader, run: Run, query: Query) -> Html:
+    """The calculation of one rollout's reward, credit and advantages."""
+    rollout_id = first(query, "rollout")
+    fields = [field("Rollout", "rollout", rollout_id, class_="wide"), _policy_field(run, query)]
+    asked = form("/rewards", *fields, button="Explain", hidden={"run": run.id, "view": "explain"})
+    if not rollout_id:
+        return join([asked, await _rollouts(reader, run, number(query, "step"))])
+    found = await reader.store.rollouts(RolloutQuery(run_id=run.id, ids=[rollout_id]))
+    if not found:
+        raise NotFoundError(f"{rollout_id[:80]}: no such rollout of run {run.id}")
+    typed = _command("explain", found[0].id)
+    check_readable(run, typed)
+    step = await consuming_step(reader.store, found[0])
+    await check_size(reader, run.id, found[0].step if step is None else step, typed)
+    explained = await explain_rollout(reader.store, found[0].id, first(query, "policy") or None)
+    stored = {one.call_id: one for one in await reader.store.credit([found[0].id])}
+    return join([asked, *_explanation(explained, stored)])
+
+
+async def _rollouts(reader: Reader, run: Run, step: int | None) -> Html | None:
+    where = "mode = 'train'" + ("" if step is None else f" and step = {step}")
+    found = await reader.store.summaries(SummaryQuery(run_id=run.id, where=where, limit=MAX_LISTED))
+    rows = (
+        [
+            link(row.id, "/rewards", run=run.id, view="explain", rollout=row.id),
+            *(str(row.step), row.title, shown(row.reward) or "-", row.outcome or row.state),
+        ]
+        for row in found.rows
+    )
+    head = ["explain", "step", "task", "reward", "outcome"]
+    return table(head, rows, "Training rollouts, newest first", "no training rollout has finished")
+
+
+def _explanation(found: RewardExplanation, stored: Mapping[str, CallCredit]) -> list[Html | None]:
+    own = found.rollout
+    rows = [
+        [
+            _call_link(own.rollout_id, one.call_id, f"call {one.place}"),
+            *(one.agent, str(one.tokens), shown(one.step_reward), f"{one.credit:.4g}", _shaded(one.advantage)),
+            _shaded(stored[one.call_id].advantage) if one.call_id in stored else "not stored",
+        ]
+        for one in own.calls
+    ]
+    group = [
+        [replay_link(key), shown(reward) or "not known", "this one" if key == own.rollout_id else None]
+        for key, reward in found.group.items()
+    ]
+    head = ["call", "agent", "trained tokens", "step reward", "credit", "advantage", "as the step recorded it"]
+    return [
+        element("h2", "Step by step"),
+        element("pre", "\n".join(found.lines), class_="explained"),
+        table(head, rows, "Credit and advantage of its calls"),
+        element("p", "Each of a call's trained tokens has its advantage.", class_="note"),
+        element("h2", "Its group"),
+        table(["rollout", "reward", ""], group, "Rewards of its group"),
+    ]
+
+
+async def _what_if_view(reader: Reader, run: Run, query: Query) -> Html:
+    """A step's rollouts as the run learned from them, and under the change of the address."""
+    step, last = number(query, "step"), run.summary.get("step")
+    step = step if step is not None else last if isinstance(last, int) else 1
+    names = await _reward_names(reader, run, step)
+    parts: list[Html | None] = [_change_form(run, step, query, names)]
+    options: list[str] = []
+    try:
+        change, options = _asked_change(query, names)
+        if options:
+            typed = _command("what-if", run.id, f"--step {step}", *options)
+            check_readable(run, typed)
+            await check_size(reader, run.id, step, typed)
+            parts += _changes(await what_if(reader.store, run.id, step, change, first(query, "policy") or None))
+    except AgentLightningError as error:  # the form stays, to mend it
+        parts.append(wrong(str(error)))
+    typed = _command("what-if", run.id, f"--step {step}", *options, "--with my_reward.py:score")
+    own = "An edited reward function runs where its code is, with your rights. This prints the same and writes nothing:"
+    return join([*parts, element("p", own), element("pre", typed)])
+
+
+def _asked_change(query: Query, names: Sequence[str]) -> tuple[RewardChange, list[str]]:
+    """The change of the address, and the same as options of the command. InputError or ConfigError for what is none."""
+    credit, advantage = choice(query, "credit", ("", *RULES)), choice(query, "advantage", ("", *ADVANTAGES))
+    sets = [part.strip() for part in first(query, "settings").split(",") if part.strip()]
+    pairs = zip(query.get("reward", ()), query.get("weight", ()), strict=False)
+    stored = {printable(name): name for name in names}  # a form has no character that a reader's eye obeys
+    weights = {stored.get(name, name): _weight(text) for name, text in pairs if text}
+    weighed = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
+    given = [("--credit", credit), *(("--credit-set", one) for one in sets), ("--advantage", advantage)]
+    change = RewardChange(
+        credit=credit or None,
+        credit_settings=dict(setting_of(one, "settings") for one in sets) if sets else None,
+        advantage=advantage or None,
+        weights=weights or None,
+    )
+    return change, [f"{name} {shlex.quote(value)}" for name, value in (*given, ("--weights", weighed)) if value]
+
+
+def _weight(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"weight: expected a number, got {text[:80]!r}") from None
+
+
+async def _reward_names(reader: Reader, run: Run, step: int) -> list[str]:
+    try:
+        some = await read_rewarded(reader.store, run.id, [step], limit=MAX_LISTED)
+    except NotFoundError:
+        return []
+    return sorted({name for one in some for name in one.rewards})
+
+
+def _change_form(run: Run, step: int, query: Query, names: Sequence[str]) -> Html:
+    given = dict(zip(query.get("reward", ()), query.get("weight", ()), strict=False))
+    weights = [
+        join(
+            [
+                element("input", type="hidden", name="reward", value=name),
+                field(name, "weight", given.get(printable(name)), type="number", step="any"),
+            ]
+        )
+        for name in names
+    ]
+    advantages = {"": "as the run", **dict(zip(ADVANTAGES, ADVANTAGES, strict=True))}
+    return form(
+        "/rewards",
+        field("Step", "step", step, type="number", min=0),
+        select("credit", "Credit rule", {"": "as the run", **RULES}, first(query, "credit")),
+        field("Its settings", "settings", first(query, "settings"), placeholder="gamma=0.9"),
+        select("advantage", "Advantage", advantages, first(query, "advantage")),
+        _policy_field(run, query),
+        element("fieldset", element("legend", "Weights of rewards"), *weights) if weights else None,
+        hidden={"run": run.id, "view": "what-if"},
     )
 
 
-def _step_field(step: int | None, otherwise: str) -> Html:
-    field = element("input", type="number", name="step", min=0, value=step, placeholder=otherwise)
-    return element("label", "Step ", field)
+def _policy_field(run: Run, query: Query) -> Html | None:
+    """A choice of the policy whose calls are meant, where the run trains several."""
+    policies = run.config.get("policies")
+    if not isinstance(policies, dict) or len(policies) < 2:
+        return None
+    return select("policy", "Policy", {name: name for name in policies}, first(query, "policy"))
 
 
-def _bounds(rollouts: int, steps: Sequence[int]) -> str:
+def _changes(report: WhatIfReport) -> list[Html | None]:
+    changed = sorted((one for one in report.calls if one.change), key=lambda one: -abs(one.change))
+    was, now = ([pair[at] for pair in report.outcomes.values()].count("trained") for at in (0, 1))
+    settings = [[name, setting(report.before[name]), setting(report.after[name])] for name in report.after]
+    known = {
+        "calls that change": f"{len(changed)} of {len(report.calls)}",
+        "calls that turn": "not known" if report.turned is None else f"{report.turned:.1%}",
+        "tokens that turn": f"{report.tokens_turned:,}",
+        "advantages move by": "not known" if report.moved is None else f"{report.moved:.1%} of their size",
+        "rollouts trained": f"{was} → {now}",
+    }
+    turns = "A call turns if the sign of its advantage changes: its tokens would be made more probable instead of less."
+    head = ["call", "agent", "tokens", "reward", "credit", "advantage of each token", "under the change"]
+    rows = (_change(one, report.rewards[one.rollout_id]) for one in changed[:MAX_LISTED])
+    left = len(changed) - MAX_LISTED
+    return [
+        element("h2", f"Step {report.step} under the change"),
+        table(["setting", "as it was", "under the change"], settings, "Settings that differ"),
+        figures(known),
+        element("p", turns, class_="note"),
+        table(head, rows, "Calls that change, those that change most first"),
+        note(f"{left} more calls change" if left > 0 else None),
+    ]
+
+
+def _change(one: CallChange, rewards: tuple[float | None, float | None]) -> list[Html | str | None]:
+    name = _call_link(one.rollout_id, one.call_id, f"{one.rollout_id}, call {one.place}")
+    numbers = _pair(*rewards), _pair(one.credit_before, one.credit_after)
+    return [name, one.agent, str(one.tokens), *numbers, _shaded(one.advantage_before), _shaded(one.advantage_after)]
+
+
+def check_readable(run: Run, typed: str) -> None:
+    """ConfigError, with the command to type, where the run's algorithm is not built in, or reads more than one step."""
+    for name, text in _texts({name: run.config.get(name) for name in ("algorithm", "policies")}):
+        if is_predicate(text) if name == "agents" else is_code(text):
+            raise ConfigError(
+                f"{name}: the run names code of its own, {text[:80]!r}, which the console never runs; type: {typed}"
+            )
+        if name == "credit" and text in CREDIT and text not in RULES:
+            raise ConfigError(f"credit: {text!r} reads more than the rewards of one step; type: {typed}")
+
+
+def _texts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of a configuration, with the name of its setting."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _texts(part, str(key))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part, name)
+
+
+async def check_size(reader: Reader, run_id: str, step: int, typed: str, limit: int = MAX_STEP_ROLLOUTS) -> None:
+    """InputError, with the command to type, for a step of more rollouts than these views compute."""
+    opened = [one for one in await reader.store.steps(run_id, after=step - 1, limit=1) if one.step == step]
+    if opened:
+        many = len(opened[0].consumed) > limit
+    else:
+        query = SummaryQuery(run_id=run_id, where=f"step = {step} and mode = 'train'", limit=limit)
+        many = (await reader.store.summaries(query)).next is not None
+    if many:
+        raise InputError(f"step: expected one of at most {limit} rollouts here, {step} has more; type: {typed}")
+
+
+def _command(name: str, target: str, *options: str) -> str:
+    """A command of ``agl rewards`` about a run or rollout, as it is typed."""
+    return " ".join(["agl rewards", name, shlex.quote(target), *options])
+
+
+def _call_link(rollout_id: str, call_id: str, text: str) -> Html:
+    place = {"rollout": rollout_id, "call_id": call_id, "color": "advantage"}
+    return element("a", text, href=url("/replay", place, "call"))
+
+
+def _shaded(advantage: float | None) -> Html | str:
+    """An advantage in the colour of its tokens."""
+    if not advantage:
+        return "none" if advantage is None else "0"
+    shade = away_from_zero(advantage)
+    return element("span", f"{advantage:+.4g}", class_=f"token {f's{shade}' if shade >= 0 else f'b{-shade}'}")
+
+
+def _pair(before: float | None, after: float | None) -> str:
+    was, now = (shown(one) or "none" for one in (before, after))
+    return was if was == now else f"{was} → {now}"
+
+
+def _bounds(rollouts: int, steps: Sequence[int]) -> Html:
     listed = ", ".join(map(str, steps))
-    return f"{rollouts} rollouts of step{'s' if len(steps) > 1 else ''} {listed}: the first {MAX_READ} of each step at most"
+    many = "s" if len(steps) > 1 else ""
+    text = f"{rollouts} rollouts of step{many} {listed}: the first {MAX_READ} of each step at most"
+    return element("p", text, class_="note")
 
 
 def _interval(one: Interval | None) -> str:
@@ -221,10 +408,9 @@ def _interval(one: Interval | None) -> str:
 VIEWS: Mapping[str, tuple[str, View]] = MappingProxyType(
     {
         "distribution": ("Distributions", _distribution_view),
-        "disagree": ("Disagreement", _disagreement_view),
         "hacks": ("Signs of hacks", _hacks_view),
-        "explain": ("One reward step by step", explain_view),
-        "what-if": ("What if", what_if_view),
+        "explain": ("One reward step by step", _explain_view),
+        "what-if": ("What if", _what_if_view),
     }
 )
 """Views by their name in an address, with their titles; the first is the default."""
