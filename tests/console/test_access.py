@@ -34,7 +34,9 @@ async def browser(
             "of one run": await store.create_token("narrow", "reader", "r"),
             "worker": await store.create_token("worker", "worker", "r"),
         }
-        access = Access(pages, Authentication(store, key) if key else None, new_sessions() if sessions is None else sessions)
+        access = Access(
+            pages, Authentication(store, key) if key else None, new_sessions() if sessions is None else sessions
+        )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(access), base_url=f"http://{host}") as client:
             client.secrets = {name: token.secret for name, token in tokens.items()}  # type: ignore[attr-defined]
             yield client
