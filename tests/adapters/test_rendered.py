@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentlightning.adapters.preferences import completion_rows
 from agentlightning.adapters.rendered import rendered
+from agentlightning.adapters.sequences import completion_rows
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import encode
 from agentlightning.records import JSON, Call, RetryPolicy, Rollout, Sampling
@@ -115,15 +114,6 @@ def test_a_conversation_is_one_row_of_exactly_what_the_template_writes(folder: P
     assert (row.tokens, row.mask) == (tokens, mask)
 
 
-def test_the_reward_comes_along_and_is_nan_where_there_is_none(folder: Path) -> None:
-    from dataclasses import replace
-
-    assert taught(TWO_TURNS, Renderer(folder)).reward == 1.0
-    found = rendered(replace(ROLLOUT, reward=None), TWO_TURNS, Renderer(folder), external)
-    assert isinstance(found, Trajectory)
-    assert math.isnan(found.reward)
-
-
 def test_an_answer_that_a_limit_cut_does_not_teach_to_end(folder: Path) -> None:
     renderer = Renderer(folder)
     whole, cut = (
@@ -200,20 +190,5 @@ def test_what_the_template_cannot_write_is_left_out_with_the_reason(
     folder: Path, tmp_path: Path, template: str, reason: str
 ) -> None:
     found = rendered(ROLLOUT, TWO_TURNS, renderer_with(folder, tmp_path, template), external)
-    assert isinstance(found, str)
-    assert reason in found
-
-
-@pytest.mark.parametrize(
-    ("calls", "reason"),
-    [
-        ([call("b", [FACT], TELL, parent="a")], "call b continues call a, which is not recorded"),
-        ([call("a", [ASK], LOOK, protocol="completions")], "a raw prompt"),
-        ([call("a", [ASK], LOOK, policy="default")], "the teacher answered none of its calls"),
-        ([], "the teacher answered none of its calls"),
-    ],
-)
-def test_what_cannot_be_rendered_says_why(folder: Path, calls: list[Call], reason: str) -> None:
-    found = rendered(ROLLOUT, calls, Renderer(folder), external)
     assert isinstance(found, str)
     assert reason in found

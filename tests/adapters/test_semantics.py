@@ -20,8 +20,6 @@ KEYS = st.sampled_from(
     [
         "gen_ai.operation.name",
         "openinference.span.kind",
-        "traceloop.span.kind",
-        "ai.operationId",
         "gen_ai.agent.name",
         "metadata",
         "graph.node.id",
@@ -49,13 +47,6 @@ KEYS = st.sampled_from(
         ({"openinference.span.kind": "AGENT"}, "agent"),
         ({"openinference.span.kind": "CHAIN"}, "chain"),
         ({"openinference.span.kind": "EMBEDDING"}, "other"),
-        ({"traceloop.span.kind": "task"}, "chain"),
-        ({"traceloop.span.kind": "tool"}, "tool"),
-        ({"langsmith.span.kind": "llm"}, "model"),
-        ({"llm.request.type": "chat"}, "model"),
-        ({"ai.operationId": "ai.generateText.doGenerate"}, "model"),
-        ({"ai.operationId": "ai.streamText"}, "agent"),
-        ({"ai.operationId": "ai.toolCall"}, "tool"),
         ({"gen_ai.tool.name": "search"}, "tool"),
         ({"gen_ai.operation.name": 7}, "other"),
         ({}, "other"),
@@ -135,12 +126,10 @@ def test_a_failed_tool_says_why() -> None:
     assert error_of(tool("1", status="error")) == "error"
 
 
-def test_an_exception_that_somebody_caught_is_no_failure() -> None:
-    assert error_of(tool("1", events=[{"name": "exception", "attributes": {}}])) is None
-
-
 def test_usage_and_model_are_read_from_any_convention() -> None:
-    span = a_span("1", attributes={"llm.model_name": "gpt-4o", "llm.token_count.prompt": 7, "ai.usage.outputTokens": 3})
+    span = a_span(
+        "1", attributes={"llm.model_name": "gpt-4o", "llm.token_count.prompt": 7, "gen_ai.usage.output_tokens": 3}
+    )
     assert (model_of(span), usage_of(span)) == ("gpt-4o", {"prompt_tokens": 7, "sampled_tokens": 3})
     assert usage_of(a_span("1", attributes={"gen_ai.usage.input_tokens": float("nan")})) == {}
 

@@ -54,12 +54,6 @@ def test_a_row_is_cut_behind_its_last_call_that_has_an_advantage() -> None:
     assert until_last_signal(cut) is cut
 
 
-def test_nothing_is_left_of_a_row_without_an_advantage_on_a_trained_token() -> None:
-    forced = replace(transition([1, 2], [3, 4]), decoding={"forced": [[0, 1]]})
-    [row] = merge("r", linked([forced]), [[0.7, 0.0]], [1.0])
-    assert until_last_signal(row) is None
-
-
 def test_siblings_become_rows_of_their_own_and_the_shared_answer_is_trained_once() -> None:
     transitions = [transition([1], [2]), transition([1, 2, 3], [4]), transition([1, 2, 5], [6])]
     first, second = merge("r", linked(transitions), [1.0] * 3, [1.0] * 3)
@@ -68,40 +62,11 @@ def test_siblings_become_rows_of_their_own_and_the_shared_answer_is_trained_once
     assert second.segments == [(3, 4)]
 
 
-def test_a_branch_is_continued_by_its_own_next_call() -> None:
-    transitions = [
-        transition([1], [2]),
-        transition([1, 2, 3], [4]),
-        transition([1, 2, 5], [6]),
-        transition([1, 2, 5, 6, 7], [8]),
-    ]
-    rows = merge("r", linked(transitions), [1.0] * 4, [1.0] * 4)
-    assert [row.tokens for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6, 7, 8]]
-
-
-def test_equal_answers_to_equal_prompts_are_both_trained() -> None:
-    rows = merge("r", linked([transition([1], [2]), transition([1], [2])]), [1.0] * 2, [1.0] * 2)
-    assert [(row.tokens, row.mask) for row in rows] == [([1, 2], [False, True])] * 2
-
-
-def test_a_prompt_that_ends_with_the_answer_before_it_continues_the_row() -> None:
-    [row] = merge("r", linked([transition([1], [2]), transition([1, 2], [3])]), [1.0] * 2, [1.0] * 2)
-    assert (row.tokens, row.segments) == ([1, 2, 3], [(1, 2), (2, 3)])
-
-
 def test_calls_of_different_temperatures_never_share_a_row() -> None:
     rows = merge("r", linked([transition([1], [2], 1.0), transition([1, 2, 3], [4], 0.5)]), [1.0] * 2, [1.0] * 2)
     assert [(row.tokens, row.mask, row.temperature) for row in rows] == [
         ([1, 2], [False, True], 1.0),
         ([1, 2, 3, 4], [False, False, False, True], 0.5),
-    ]
-
-
-def test_calls_apart_are_one_row_each() -> None:
-    rows = merge("r", [transition([1], [2]), transition([1, 2, 3], [4])], [1.0, 2.0], [0.5] * 2, apart=True)
-    assert [(row.tokens, row.mask, row.advantages) for row in rows] == [
-        ([1, 2], [False, True], [0, 1.0]),
-        ([1, 2, 3, 4], [False, False, False, True], [0, 0, 0, 2.0]),
     ]
 
 
@@ -234,15 +199,6 @@ def test_rows_from_the_tree_equal_rows_from_comparing_prompts(calls: list[Transi
     distinct = list(known.values())
     rows = merge("r", distinct, [1.0] * len(distinct), [1.0] * len(distinct))
     assert [(row.tokens, row.mask, row.segments, row.temperature) for row in rows] == merged_by_comparing(distinct)
-
-
-@given(call_trees())
-def test_a_merged_row_begins_with_the_prompt_and_answer_of_each_of_its_calls(calls: list[Transition]) -> None:
-    numbers = [float(index) for index in range(len(calls))]  # advantages that name the call
-    for row in merge("r", calls, numbers, numbers):
-        for start, end in row.segments:
-            call = calls[int(row.advantages[start])]
-            assert row.tokens[:end] == call.prompt_ids + call.sampled_ids
 
 
 def test_numbers_may_differ_by_token_and_fill_further_columns() -> None:

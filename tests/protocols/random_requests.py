@@ -7,21 +7,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-FIELDS = (
-    *(
-        "model",
-        "n",
-        "seed",
-        "stop",
-        "stream",
-        "stream_options",
-        "logprobs",
-        "top_logprobs",
-        "max_tokens",
-        "temperature",
-    ),
-    *("top_p", "tools", "tool_choice", "parallel_tool_calls", "response_format", "functions", "function_call"),
-)
 INNER = ("role", "content", "type", "text", "name", "function", "tool_calls", "arguments", "include_usage")
 WORDS = ("user", "assistant", "tool", "function", "text", "auto", "required", "json_object")
 
@@ -41,11 +26,6 @@ def anything(names: Sequence[str] = INNER) -> st.SearchStrategy[Any]:
     return st.recursive(
         leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=8
     )
-
-
-def requests(*more: str) -> st.SearchStrategy[dict[str, Any]]:
-    """Objects with some of the fields that protocols have and some of these, each with any value."""
-    return st.dictionaries(st.sampled_from((*FIELDS, *more)), anything(), max_size=4)
 
 
 def cut(text: str, pieces: int) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import types
-from random_requests import anything, cut, requests
+from random_requests import cut
 
 from agentlightning.protocols import completions
 from agentlightning.protocols.base import (
@@ -20,7 +20,6 @@ from agentlightning.protocols.base import (
     Delta,
     EventReader,
     TokenLogprob,
-    WireFormat,
 )
 
 
@@ -60,29 +59,6 @@ def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, An
     assert {name: getattr(request, name) for name in understood} == understood
 
 
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"prompt": 5}, "prompt"),
-        ({"prompt": [1, "a"]}, "prompt"),
-        ({"prompt": [True]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": [2**31]}, "prompt"),
-        ({"logprobs": True}, "logprobs"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"n": 2, "best_of": 1}, "best_of"),
-        ({"echo": 1}, "echo"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"stream_options": {}}, "stream_options"),
-    ],
-)
-def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        parse(**given)
-    assert (refused.value.status, refused.value.param) == (400, param)
-    assert refused.value.message.startswith(f"{param}: ")
-
-
 @pytest.mark.parametrize("prompt", [None, "", [], [""], [[]]])
 def test_an_empty_prompt_is_refused_in_vllms_words_and_ours(prompt: Any) -> None:
     with pytest.raises(ApiError) as refused:
@@ -96,17 +72,6 @@ def test_an_empty_prompt_is_refused_in_vllms_words_and_ours(prompt: Any) -> None
 def test_any_prompt_of_an_external_model_is_recorded_as_a_message(prompt: Any, content: str) -> None:
     request = completions.parse({"model": "o", "prompt": prompt, "echo": True}, trained=False)
     assert request == CompletionRequest(model="o", messages=[{"role": "user", "content": content}])
-
-
-@given(data=requests("prompt", "best_of", "echo", *completions.UNSUPPORTED_PARAMS), trained=st.booleans())
-def test_random_requests_are_understood_or_refused(data: dict[str, Any], trained: bool) -> None:
-    try:
-        request = completions.parse(data, trained)
-    except ApiError as refused:
-        error = json.loads(completions.error(refused))["error"]
-        assert error["message"].removeprefix(completions.NO_PROMPT).lstrip().startswith(error["param"])
-    else:
-        assert (request.prompt is not None) == trained
 
 
 def likeliest(*others: tuple[str, float]) -> tuple[TokenLogprob, ...]:
@@ -182,17 +147,3 @@ def test_a_reader_finds_the_same_text_in_a_whole_answer_and_in_its_chunks(choice
         assert one.message == {"role": "assistant", "content": choice.content}
         assert (one.finish_reason, one.prompt_tokens) == (choice.finish_reason, 3)
         assert one.sampled_tokens == choice.sampled_tokens
-
-
-@given(data=anything(("choices", "usage", "text", "index", "finish_reason")))
-def test_a_reader_never_raises(data: Any) -> None:
-    reader = completions.reader()
-    for body in (data, {"choices": [data], "usage": data}):
-        reader.whole(body)
-        reader.event(body)
-    assert isinstance(reader.message["content"], str)
-
-
-def test_the_module_is_a_wire_format() -> None:
-    wire: WireFormat = completions
-    assert wire.NAME == "completions"

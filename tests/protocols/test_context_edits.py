@@ -82,36 +82,6 @@ def test_an_edit_is_read(edit: Any, understood: Any) -> None:
     assert read(edit) == ((understood,), {})
 
 
-@pytest.mark.parametrize("given", [None, {}, {"edits": []}])
-def test_a_request_without_edits_has_none(given: Any) -> None:
-    assert parse_edits(given) == ((), {})
-
-
-def test_an_edit_that_is_not_known_is_collected_by_its_path() -> None:
-    edits, unknown = read({"type": TOOLS}, {"type": "compact_20260112"})
-    assert (edits, unknown) == ((ClearToolUses(),), {"context_management.edits[1]": {"type": "compact_20260112"}})
-
-
-@pytest.mark.parametrize(
-    ("edit", "param"),
-    [
-        (1, "context_management.edits[0]"),
-        ({"type": TOOLS, "trigger": {"type": "hours", "value": 1}}, "context_management.edits[0].trigger.type"),
-        ({"type": TOOLS, "trigger": {"type": "input_tokens"}}, "context_management.edits[0].trigger.value"),
-        ({"type": TOOLS, "keep": {"type": "tool_uses", "value": -1}}, "context_management.edits[0].keep.value"),
-        ({"type": TOOLS, "keep": 3}, "context_management.edits[0].keep"),
-        ({"type": TOOLS, "exclude_tools": [1]}, "context_management.edits[0].exclude_tools[0]"),
-        ({"type": TOOLS, "clear_tool_inputs": "yes"}, "context_management.edits[0].clear_tool_inputs"),
-        ({"type": THINKING, "keep": "some"}, "context_management.edits[0].keep"),
-        ({"type": THINKING, "keep": {"type": "thinking_turns", "value": 0}}, "context_management.edits[0].keep.value"),
-    ],
-)
-def test_an_edit_with_a_value_of_another_kind_is_refused_by_its_path(edit: Any, param: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        read(edit)
-    assert refused.value.param == param
-
-
 def test_a_request_has_few_edits() -> None:
     with pytest.raises(ApiError) as refused:
         read(*[{"type": TOOLS}] * 5)
@@ -155,12 +125,6 @@ def test_more_tool_calls_than_the_trigger_clear_and_inputs_go_where_told() -> No
     assert arguments == ["{}", "{}", '{"q":2}', "{}"]
 
 
-def test_tools_that_are_excluded_keep_their_results() -> None:
-    before = [{"role": "user", "content": "go"}, *tool_turn(0, "memory"), *tool_turn(1), *tool_turn(2)]
-    after, applied = apply_edits([ClearToolUses(trigger_tokens=1, keep=1, exclude=frozenset({"memory"}))], before, size)
-    assert (cleared(after), applied[0]["cleared_tool_uses"]) == (["t1"], 1)
-
-
 def test_thinking_of_all_turns_but_the_latest_is_taken_out() -> None:
     turns = [
         {"role": "user", "content": "one"},
@@ -179,17 +143,6 @@ def test_thinking_of_all_turns_but_the_latest_is_taken_out() -> None:
     ]  # fmt: skip
     assert applied[0]["cleared_thinking_turns"] == 1
     assert apply_edits([ClearThinking(keep=2)], turns, size) == (turns, ())
-
-
-def test_thinking_that_the_template_leaves_out_anyway_is_not_cleared() -> None:
-    turns = [
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "a", "reasoning_content": "x"},
-        {"role": "user", "content": "two"},
-        {"role": "assistant", "content": "b", "reasoning_content": "y"},
-        {"role": "user", "content": "three"},
-    ]
-    assert apply_edits([ClearThinking()], turns, lambda messages: len(messages)) == (turns, ())
 
 
 @given(count=st.integers(0, 8), keep=st.integers(0, 8), least=st.integers(0, 2000), trigger=st.integers(0, 5000))

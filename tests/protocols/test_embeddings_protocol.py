@@ -6,12 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from random_requests import anything, requests
 
 from agentlightning.protocols import embeddings
-from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat
+from agentlightning.protocols.base import ApiError, CompletionRequest
 
 
 def test_the_trained_policy_gives_no_embeddings() -> None:
@@ -26,31 +23,8 @@ def test_the_input_of_an_external_model_is_recorded_as_a_message(given: Any, con
     assert request == CompletionRequest(model="o", messages=[{"role": "user", "content": content}])
 
 
-@given(data=requests("input", "dimensions"), trained=st.booleans())
-def test_random_requests_are_understood_or_refused(data: dict[str, Any], trained: bool) -> None:
-    try:
-        embeddings.parse(data, trained)
-    except ApiError as refusal:
-        refused = json.loads(embeddings.error(refusal))["error"]
-        assert refused["param"] == "model"
-    else:
-        assert not trained
-
-
 def test_a_reader_counts_tokens() -> None:
     reader = embeddings.reader()
     reader.whole({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4, "total_tokens": 4}})
     assert (reader.prompt_tokens, reader.sampled_tokens) == (4, 0)
     assert reader.message == {"role": "assistant", "content": None}
-
-
-@given(data=anything(("usage", "prompt_tokens", "total_tokens")))
-def test_a_reader_never_raises(data: Any) -> None:
-    reader = embeddings.reader()
-    reader.whole(data)
-    reader.event({"usage": data})
-
-
-def test_the_module_is_a_wire_format() -> None:
-    wire: WireFormat = embeddings
-    assert wire.NAME == "embeddings"

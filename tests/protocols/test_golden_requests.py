@@ -1,4 +1,4 @@
-"""Requests of every protocol, valid and not, with what they were parsed to before the parsers read msgspec structs."""
+"""Every protocol: recorded requests, valid and not, with what they are parsed to; and random ones, which break nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_requests import anything
 
 from agentlightning.protocols import chat, completions, embeddings, generate_content, messages, responses, tokens
-from agentlightning.protocols.base import ApiError, CompletionRequest
+from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat
 
-WIRES: dict[str, Any] = {
+WIRES: dict[str, WireFormat] = {
     each.NAME: each for each in (chat, completions, embeddings, generate_content, messages, responses, tokens)
 }
 CASES = json.loads((Path(__file__).parent / "golden_requests.json").read_text(encoding="utf-8"))
@@ -36,3 +39,51 @@ def test_a_request_is_parsed_or_refused_as_before(wire: str) -> None:
         except ApiError as refusal:
             result = {"message": refusal.message, "param": refusal.param}
         assert result == case["result"], case["body"]
+
+
+FIELDS = sorted({name for cases in CASES.values() for case in cases for name in case["body"]})
+MESSAGES = st.lists(st.dictionaries(st.sampled_from(("role", "content", "type", "parts")), anything()), max_size=2)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@given(
+    data=st.dictionaries(st.sampled_from(FIELDS), anything(), max_size=4),
+    messages=MESSAGES | anything(),
+    trained=st.booleans(),
+)
+def test_a_random_request_is_understood_or_refused_by_its_field(
+    wire: str, data: dict[str, Any], messages: Any, trained: bool
+) -> None:
+    body = {"model": "m", "max_tokens": 9, **dict.fromkeys(("messages", "input", "contents"), messages), **data}
+    try:
+        request = WIRES[wire].parse(body, trained)
+    except ApiError as refusal:
+        message, param, error = refusal.message, refusal.param, WIRES[wire].error(refusal)
+        assert f"{param}" in message
+        assert json.loads(error)
+    else:
+        assert request.n >= 1
+
+
+NAMES = (
+    *("choices", "candidates", "output", "response", "item", "message", "delta", "content", "content_block", "parts"),
+    *("tool_calls", "functionCall", "function", "index", "id", "name", "arguments", "args", "input", "text", "type"),
+    *("usage", "usageMetadata", "input_tokens", "status", "encrypted_content", "stop_reason", "finishReason"),
+)
+KINDS = (
+    *("message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta"),
+    *("response.completed", "response.output_text.delta", "response.reasoning_text.delta", "response.output_item.done"),
+)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@given(
+    data=st.dictionaries(st.sampled_from(NAMES), anything(NAMES), max_size=4), kinds=st.lists(st.sampled_from(KINDS))
+)
+def test_a_reader_never_raises(wire: str, data: dict[str, Any], kinds: list[str]) -> None:
+    reader = WIRES[wire].reader()
+    for body in (data, {"choices": [data], "candidates": [data], "output": [data], "usage": data}):
+        reader.whole(body)
+        for kind in ("", *kinds):
+            reader.event({**body, "item": {**data, "type": "function_call"}, "type": kind})
+    assert reader.message["role"] == "assistant"

@@ -98,17 +98,3 @@ def test_the_size_in_which_an_image_is_to_be_read_is_recorded_and_not_applied(wa
             ApiError, match=rf"{'level' if protocol is generate_content else 'detail'}: expected one of"
         ):
             detailed(way, wrong)
-
-
-def test_the_resolution_of_a_whole_request_is_recorded_and_not_applied() -> None:
-    part = {"inlineData": {"mimeType": "image/png", "data": DATA}}
-
-    def asked(value: Any) -> Any:
-        return parse(generate_content, part, generationConfig={"mediaResolution": value}).not_applied
-
-    assert asked("MEDIA_RESOLUTION_HIGH") == {"generationConfig.mediaResolution": "MEDIA_RESOLUTION_HIGH"}
-    assert asked("MEDIA_RESOLUTION_UNSPECIFIED") == {}
-    with pytest.raises(ApiError, match=r"generationConfig.mediaResolution: expected one of"):
-        asked("banana")
-    with pytest.raises(ApiError, match=r"contents\[0\].parts\[0\].mediaResolution: expected {\"level\"}"):
-        parse(generate_content, {**part, "mediaResolution": "LOW"})

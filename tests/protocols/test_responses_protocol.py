@@ -6,11 +6,10 @@ import base64
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming as Fields
 from openai.types.shared_params import Reasoning
-from random_requests import anything, requests
+from random_requests import anything
 
 from agentlightning.protocols import responses
 from agentlightning.protocols.base import (
@@ -176,34 +175,10 @@ def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> No
     assert parse(**{name: COLLECTED[name]}).unsupported == {name: COLLECTED[name]}
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"truncation": "disabled", "tool_choice": "auto", "presence_penalty": 0, "background": False},
-        {"text": {"format": {"type": "text"}}, "context_management": [], "conversation": None},
-        {"reasoning": {"effort": None, "context": "auto", "mode": "standard", "summary": "auto"}},
-        {"n": 1, "logprobs": False, "response_format": {"type": "text"}, "max_tokens": None},
-        {"enable_response_messages": False, "previous_input_messages": None, "previous_response": None},
-    ],
-)
-def test_values_that_ask_for_nothing_else_are_accepted(given: dict[str, Any]) -> None:
-    assert (parse(**given).unsupported, parse(**given).refused) == ({}, {})
-
-
-@pytest.mark.parametrize("name", REASONING)
-def test_each_wish_about_reasoning_is_collected(name: str) -> None:
-    assert parse(reasoning={name: REASONING[name]}).unsupported == {f"reasoning.{name}": REASONING[name]}
-
-
 def test_effort_and_verbosity_are_accepted_and_recorded() -> None:
     request = parse(text={"verbosity": "low"}, reasoning={"effort": "high"})
     assert request.not_applied == {"text.verbosity": "low", "reasoning.effort": "high"}
     assert request.unsupported == {}
-
-
-def test_truncation_is_noted_for_prompts_that_do_not_fit() -> None:
-    assert [parse(truncation=one).truncates for one in ("auto", "disabled", None)] == [True, False, False]
-    assert refusal(truncation="some").param == "truncation"
 
 
 def test_tools_that_are_no_functions_are_collected_by_path() -> None:
@@ -220,40 +195,6 @@ def test_what_only_openais_service_could_do_is_collected(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_make_it_another_response_is_refused(name: str) -> None:
     assert list(parse(**{name: REFUSED[name]}).refused) == [name]
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"input": ["hi"]}, "input[0]"),
-        ({"model": 1}, "model"),
-        ({"instructions": []}, "instructions"),
-        ({"previous_response_id": 1}, "previous_response_id"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
-        ({"include": "all"}, "include"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"stream": "yes"}, "stream"),
-        ({"temperature": 2.1}, "temperature"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"reasoning": "low"}, "reasoning"),
-        ({"reasoning": {"summary": 1}}, "reasoning.summary"),
-        ({"reasoning": {"generate_summary": 1}}, "reasoning.generate_summary"),
-        ({"text": "json"}, "text"),
-        ({"text": {"format": "json"}}, "text.format"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"verbosity": 1}}, "text.verbosity"),
-        ({"tool_choice": "maybe"}, "tool_choice"),
-        ({"tools": TOOL}, "tools"),
-        ({"tools": [TOOL, {"type": 1}]}, "tools[1]"),
-        ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
-        ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters"),
-    ],
-)
-def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
-    assert refusal(**given).param == param
 
 
 @pytest.mark.parametrize(
@@ -296,29 +237,9 @@ def test_a_request_to_an_external_model_keeps_what_only_that_model_reads() -> No
     )
 
 
-def test_the_functions_of_a_request_to_an_external_model_are_recorded_as_those_of_the_policy_are() -> None:
-    data = {"model": "o", "input": "?", "tools": [TOOL]}
-    assert responses.parse(data, trained=False).tools == responses.parse(data).tools
-
-
 NAMES = ("type", "role", "content", "text", "summary", "encrypted_content", "call_id", "name", "arguments", "id")
 TYPES = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 item = st.fixed_dictionaries(
     {"type": st.sampled_from(TYPES), "role": st.sampled_from(["user", "assistant"])},
     optional=dict.fromkeys(("content", "output", "summary", *NAMES[5:]), anything(NAMES)),
 )
-
-
-@given(
-    data=requests("instructions", "include", "reasoning", "text", *NO_EFFECT, *COLLECTED, *NOT_OURS),
-    given_input=st.lists(item, min_size=1, max_size=3) | anything(NAMES),
-    trained=st.booleans(),
-)
-def test_random_requests_are_understood_or_refused(data: dict[str, Any], given_input: Any, trained: bool) -> None:
-    try:
-        request = responses.parse({**data, "input": given_input}, trained)
-    except ApiError as refused:
-        message, param = refused.message, refused.param
-        assert message.startswith(f"{param}")
-    else:
-        assert all(isinstance(one["role"], str) for one in request.messages)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_requests import anything
-from sampled_answers import answer, choices, events, objects, said, streamed
+from sampled_answers import answer, events, said, streamed
 
 from agentlightning.protocols import responses
 from agentlightning.protocols.base import Choice, CompletionRequest, assistant_message
@@ -105,12 +105,6 @@ def test_items_that_come_back_are_the_message_that_was_recorded() -> None:
 def test_the_response_repeats_the_tools_as_they_were_given() -> None:
     body = json.loads(responses.body(parse(), answer(CHOICE)))
     assert [(tool["type"], tool["name"]) for tool in body["tools"]] == [(tool["type"], tool["name"]) for tool in TOOLS]
-
-
-@given(choice=choices(objects))
-def test_calls_of_other_functions_are_as_they_were(choice: Choice) -> None:
-    plain = json.loads(responses.body(parse(tools=None), answer(choice)))
-    assert plain["output"] == items_of(choice)
 
 
 @given(

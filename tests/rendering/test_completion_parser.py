@@ -65,14 +65,6 @@ def test_hermes_tool_calls_are_parsed_and_malformed_ones_stay_text(
     assert parsed(CompletionParser(HERMES), text) == ParsedCompletion(content, None, calls)
 
 
-def test_a_template_without_tool_calls_leaves_them_as_text() -> None:
-    assert parsed(CompletionParser(CHATML), CALL) == ParsedCompletion(CALL)
-
-
-def test_tool_calls_stay_text_where_the_agent_did_not_ask_for_them() -> None:
-    assert parsed(CompletionParser(HERMES), CALL, parse_tools=False) == ParsedCompletion(CALL)
-
-
 def test_reasoning_is_split_from_the_answer() -> None:
     parser = CompletionParser(THINKS)
     assert parsed(parser, "<think>\nhm\n</think>\n\nyes") == ParsedCompletion("yes", "hm")
@@ -90,12 +82,6 @@ def test_the_tokenizers_own_response_template_decides(make_renderer: Callable[..
         "<tool_call>{broken</tool_call>"
     )
     assert renderer.parser.tool_end == "</tool_call>"
-
-
-def test_a_response_template_whose_tool_calls_end_by_no_literal_names_no_end() -> None:
-    tool_calls = {name: value for name, value in RESPONSE_TEMPLATE["fields"]["tool_calls"].items() if name != "close"}
-    template = RESPONSE_TEMPLATE | {"fields": RESPONSE_TEMPLATE["fields"] | {"tool_calls": tool_calls}}
-    assert CompletionParser(CHATML, template).tool_end is None
 
 
 def test_a_broken_response_template_is_an_error_of_the_model(make_renderer: Callable[..., Renderer]) -> None:
@@ -140,12 +126,6 @@ def test_however_an_answer_is_cut_it_is_the_same(
     assert joined([*pieces, splitter.finish()]) == parsed(parser, text, prompt, NAMED, tools)
 
 
-@given(text=st.text(alphabet="ab <>{}\n"))
-def test_text_without_reasoning_or_calls_is_kept_to_the_letter(text: str) -> None:
-    for template in (HERMES, CHATML, TAGS, PAIRS, BARE):
-        assert parsed(CompletionParser(template), text, "", NAMED).content == text or template == TAGS
-
-
 def test_plain_text_is_streamed_at_once_and_what_could_begin_a_call_waits() -> None:
     splitter = CompletionParser(HERMES).splitter("", None, True)
     assert [splitter.feed(part).content for part in ("It ", "is", " <b>", " <tool", "box>", "!")] == [
@@ -156,13 +136,6 @@ def test_plain_text_is_streamed_at_once_and_what_could_begin_a_call_waits() -> N
         " <toolbox>",
         "!",
     ]
-
-
-def test_arguments_come_as_they_are_sampled() -> None:
-    splitter = CompletionParser(HERMES).splitter("", None, True)
-    parts = ['<tool_call>\n{"name": "f", "argu', 'ments": {"a', '": "x y', ' z"', "}}\n</tool", "_call>"]
-    found = [[(tool.name, tool.arguments) for tool in splitter.feed(part).tools] for part in parts]
-    assert found == [[], [("f", ""), (None, '{"a')], [(None, '": "x y')], [(None, ' z"')], [(None, "}")], []]
 
 
 def test_a_closing_mark_within_a_string_waits_for_the_end_of_the_string_alone() -> None:

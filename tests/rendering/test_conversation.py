@@ -235,10 +235,3 @@ def test_space_around_an_answer_may_be_trimmed_by_the_agent(chatml: Renderer) ->
     plan = conversation.plan(RequestView.of(messages, None))
     assert plan.fork_cause is None
     assert " one\n<|im_end|>" in chatml.decode(plan.prompt_ids, special=True)
-
-
-def test_a_call_withdrawn_gives_its_place_back(chatml: Renderer) -> None:
-    conversation = Conversation(chatml)
-    question: list[Message] = [{"role": "user", "content": "q"}]
-    conversation.withdraw(conversation.plan(RequestView.of(question, None)))
-    assert conversation.plan(RequestView.of(question, None)).position == 0

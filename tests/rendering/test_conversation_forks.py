@@ -93,13 +93,6 @@ def test_the_cause_of_a_fork_is_what_was_edited(
         assert plan.prompt_ids == Conversation(hermes).plan(RequestView.of(edit(recorded.messages), TOOLS)).prompt_ids
 
 
-def test_other_tools_are_named_and_leave_every_answer_as_context(hermes: Renderer) -> None:
-    recorded = talk(hermes)
-    plan = recorded.conversation.plan(RequestView.of(recorded.messages, None))
-    assert (plan.fork_cause, plan.parent) == ("system_or_tools_changed", None)
-    assert plan.untrained_tokens == sum(map(len, recorded.sampled))
-
-
 def test_context_only_counts_the_sampled_tokens_that_are_repeated_and_not_continued(chatml: Renderer) -> None:
     """By hand: three answers of 2, 3 and 4 tokens. The second is edited: the first is continued, 3 + 4 are context only."""
     recorded = Talk(chatml, None, [{"role": "user", "content": "q"}])
@@ -115,39 +108,6 @@ def test_context_only_counts_the_sampled_tokens_that_are_repeated_and_not_contin
         RequestView.of(without(3, 5)(edited), None)
     )  # what is left out is not in the context, either
     assert (plan.fork_cause, plan.untrained_tokens) == ("history_cut", 4)
-
-
-def test_a_fork_is_continued_from_then_on(hermes: Renderer) -> None:
-    recorded = talk(hermes)
-    recorded.messages = changed(5, content="…")(recorded.messages)
-    fork = recorded.turn("so it is")
-    recorded.messages.append({"role": "user", "content": "and?"})
-    after = recorded.turn("yes")
-    assert (fork.fork_cause, after.fork_cause, after.untrained_tokens) == ("tool_result_rewritten", None, 0)
-    assert after.parent is not None
-    assert after.parent.call_id == "4"
-
-
-def test_results_cleared_at_every_turn_are_named_at_every_turn(hermes: Renderer) -> None:
-    recorded = talk(hermes, 3)
-    causes = []
-    for number in range(3, 7):
-        recorded.messages = changed(2 * (number - 3) + 3, content="[cleared]")(recorded.messages)
-        causes.append(
-            recorded.turn(f'<tool_call>\n{{"name": "f", "arguments": {{"n": {number}}}}}\n</tool_call>').fork_cause
-        )
-        recorded.messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": f"result {number}"})
-    assert causes == ["tool_result_rewritten"] * 4
-
-
-def test_a_clock_in_the_system_message_is_named_at_every_turn(hermes: Renderer) -> None:
-    recorded = Talk(hermes, TOOLS, [{"role": "system", "content": ""}, {"role": "user", "content": "q"}])
-    causes = []
-    for hour in range(4):
-        recorded.messages = changed(0, content=f"it is {hour} o'clock")(recorded.messages)
-        causes.append(recorded.turn(f"answer {hour}").fork_cause)
-        recorded.messages.append({"role": "user", "content": f"q{hour}"})
-    assert causes == [None, *["system_or_tools_changed"] * 3]
 
 
 def test_dropped_reasoning_is_no_edit_and_is_filled_back(make_renderer: Callable[..., Renderer]) -> None:
@@ -193,14 +153,6 @@ def test_sub_agents_on_one_key_are_first_turns_and_no_forks(hermes: Renderer) ->
         worker.messages.append({"role": "user", "content": "sure?"})
         assert worker.turn("yes").fork_cause is None
     assert main.turn("go on").fork_cause is None
-
-
-def test_a_handoff_to_an_agent_with_other_tools_and_system_is_named(hermes: Renderer) -> None:
-    recorded = talk(hermes, 2)
-    plan = recorded.conversation.plan(
-        RequestView.of(changed(0, content="you are the other agent")(recorded.messages), None)
-    )
-    assert plan.fork_cause == "system_or_tools_changed"
 
 
 def test_answers_of_another_branch_in_a_history_are_no_fork_of_it(hermes: Renderer) -> None:

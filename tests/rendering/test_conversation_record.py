@@ -87,16 +87,6 @@ def test_calls_may_be_added_again_and_one_by_one(hermes: Renderer) -> None:
     )
 
 
-def test_a_call_that_the_store_tells_of_before_it_is_recorded_counts_once(chatml: Renderer) -> None:
-    conversation = Conversation(chatml)
-    question: list[Message] = [{"role": "user", "content": "q"}]
-    plan = conversation.plan(RequestView.of(question, None))
-    ids, answer = chatml.encode("a"), {"role": "assistant", "content": "a"}
-    conversation.add([as_call(conversation, plan, "x", ids, answer)])
-    conversation.record(plan, "x", ids, answer)
-    assert conversation.plan(RequestView.of(question, None)).position == 1
-
-
 def test_further_samples_of_a_request_do_not_move_its_place(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
     question: list[Message] = [{"role": "user", "content": "q"}]
@@ -147,12 +137,6 @@ def test_all_messages_of_a_path_are_found_again(hermes: Renderer) -> None:
     assert not is_whole(call_chain(by_id["2"], by_id))
 
 
-def test_messages_are_stored_once(hermes: Renderer) -> None:
-    live = talk(hermes, 5)
-    assert [len(call.messages) for call in live.calls] == [1, 1, 1, 1, 1]
-    assert [call.messages for call in live.calls[1:]] == [[message] for message in live.messages[2:10:2]]
-
-
 # --- external models ---------------------------------------------------------------------------------------------------
 
 
@@ -175,17 +159,6 @@ def test_calls_of_external_models_are_stored_by_what_is_new_without_a_renderer()
     rebuilt = Conversation(None, calls)
     plan = rebuilt.plan_external(RequestView.of_external(messages, None))
     assert (plan.parent and plan.parent.call_id, plan.known, plan.prompt_ids) == ("2", 6, [])
-
-
-def test_another_image_is_another_conversation() -> None:
-    conversation = Conversation(None)
-    asked: list[Message] = [{"role": "user", "content": [IMAGE]}]
-    call = external(conversation, asked, "0", {"role": "assistant", "content": "a cat"})
-    other = {**IMAGE, "image_url": {"url": "data:,2"}}
-    plan = conversation.plan_external(
-        RequestView.of_external([{"role": "user", "content": [other]}, call.completion, *asked], None)
-    )
-    assert (plan.parent, plan.known) == (None, 0)
 
 
 def test_what_an_external_model_said_is_not_continued_by_the_policy(chatml: Renderer) -> None:

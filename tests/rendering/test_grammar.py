@@ -24,7 +24,6 @@ from agentlightning.errors import EngineError
 from agentlightning.records import JSON
 from agentlightning.rendering.completion_parser import Syntax
 from agentlightning.rendering.grammar import (
-    FORMATS,
     GrammarError,
     Grammars,
     Mask,
@@ -184,17 +183,6 @@ def test_a_forced_call_is_read_as_a_call_with_valid_arguments(
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=5)
-def test_only_the_named_tool_can_be_called(taught: dict[str, Renderer], syntax: Syntax, seed: int) -> None:
-    empty = {"type": "object", "properties": {"n": {"type": "boolean"}}, "additionalProperties": False}
-    tools = [tool("one", empty), tool("two", empty)]
-    wanted = {"tool_call": {"required": True, "names": ["two"], "field": "tool_choice"}}
-    spec = make_grammar(wanted, tools, taught[syntax].grammar_model, prompt="")
-    assert {name for name, _ in answered(taught[syntax], spec, tools, seed).tool_calls} == {"two"}
-
-
-@pytest.mark.parametrize("syntax", SYNTAXES)
 def test_beside_a_schema_a_completion_is_a_call_or_follows_the_schema(
     taught: dict[str, Renderer], syntax: Syntax
 ) -> None:
@@ -270,25 +258,10 @@ def allowed(renderer: Renderer, spec: JSON, text: str) -> bool:
     return bool(renderer.grammars.matcher(spec["lark"]).validate_tokens(ids) == len(ids))
 
 
-def test_a_mark_within_an_argument_of_json_is_a_part_of_it(taught: dict[str, Renderer]) -> None:
-    renderer, tools = taught["hermes"], [tool("f", {"properties": {"p": {"type": "string"}}, "required": ["p"]})]
-    wanted = {"tool_call": {"required": True, "names": None, "field": "tool_choice"}}
-    spec = make_grammar(wanted, tools, renderer.grammar_model, prompt="")
-    text = '<tool_call>\n{"name": "f", "arguments": {"p": "a</tool§_call>b"}}\n</tool_call>'
-    assert allowed(renderer, spec, text)
-    assert parsed(renderer.parser, text.replace("§", ""), "", tools).tool_calls == (("f", '{"p": "a</tool_call>b"}'),)
-
-
 def test_a_syntax_that_is_not_known_forces_no_call() -> None:
     wanted = {"tool_call": {"required": True, "names": None, "field": "tool_choice"}}
     with pytest.raises(GrammarError, match="tool_choice: the model's way of writing tool calls is not known"):
         make_grammar(wanted, [tool("f", {})], TemplateModel(syntax=None), prompt="")
-
-
-def test_a_call_of_none_of_the_tools_is_refused(taught: dict[str, Renderer]) -> None:
-    wanted = {"tool_call": {"required": False, "names": ["g"], "field": "toolConfig"}}
-    with pytest.raises(GrammarError, match="toolConfig: none of the tools"):
-        make_grammar(wanted, [tool("f", {})], taught["hermes"].grammar_model, prompt="")
 
 
 @pytest.mark.parametrize(
@@ -307,11 +280,6 @@ def test_a_format_that_the_library_does_not_know_is_an_annotation(schema: JSON, 
     spec = structured_outputs({"json": schema})
     assert spec["lark"] == structured_outputs({"json": written})["lark"]
     check_grammar(spec, "response_format")
-
-
-def test_every_format_that_is_kept_is_known_to_the_library() -> None:
-    for name in FORMATS:
-        check_grammar(structured_outputs({"json": {"type": "string", "format": name}}), "response_format")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from toy_templates import THINKING
 from agentlightning.records import Call
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.graph import RequestView
-from agentlightning.rendering.renderer import Renderer, RenderError
+from agentlightning.rendering.renderer import Renderer
 
 ASKED = {"role": "user", "content": "q"}
 BEGUN = {"role": "assistant", "content": "The answer is", "prefill": True}
@@ -91,13 +91,6 @@ def test_space_at_its_end_counts_and_the_same_request_without_it_is_another(rend
     assert conversation.unanswered(plans[0].request_hash) == []
 
 
-def test_an_edited_one_is_a_fork(renderers: dict[str, Renderer]) -> None:
-    conversation = Conversation(renderers["chatml"])
-    call = begin(conversation, ASKED, BEGUN)
-    edited = conversation.plan(RequestView.of([ASKED, {**WHOLE, "content": "The answer is 43."}, AGAIN], None))
-    assert (edited.fork_cause, edited.untrained_tokens) == ("assistant_message_edited", len(call.sampled_ids))
-
-
 def test_the_familys_own_renderer_goes_on_before_it(make_renderer: Callable[..., Renderer]) -> None:
     renderer = make_renderer(THINKING)
     said: list[Any] = []
@@ -119,9 +112,3 @@ def test_the_familys_own_renderer_goes_on_before_it(make_renderer: Callable[...,
     assert renderer.decode(later.prompt_ids, special=True).endswith(
         "hm\n</think>\n\n42<|im_end|>\n<|im_start|>user\nsure?<|im_end|>\n<|im_start|>assistant\nThe answer is"
     )
-
-
-def test_a_template_that_leaves_its_text_out_is_named(make_renderer: Callable[..., Renderer]) -> None:
-    renderer = make_renderer("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}")
-    with pytest.raises(RenderError, match="does not write the text that is to be continued"):
-        renderer.render([ASKED, BEGUN], None, generate=True)

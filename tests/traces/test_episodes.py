@@ -46,39 +46,6 @@ def test_a_preference_is_two_episodes_of_one_task(tmp_path: Path) -> None:
     assert implicit.task == {"messages": [ASK]}
 
 
-def test_each_choice_of_a_chat_completion_is_an_episode(tmp_path: Path) -> None:
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    wants = {"role": "assistant", "content": None, "tool_calls": [call]}
-    choices = [
-        {"index": 0, "message": TWO, "finish_reason": "stop"},
-        {"index": 1, "message": wants, "finish_reason": "tool_calls"},
-    ]
-    row = {"request": {"model": "m", "messages": [ASK], "tools": [tool]}, "response": {"choices": choices}}
-    one, other = (episode.calls[0] for episode in read(tmp_path, row))
-    assert (one.completion or {})["content"] == "Two."
-    assert one.tools == [tool]
-    assert ((other.completion or {})["tool_calls"], other.finish_reason) == ([call], "tool_calls")
-
-
-@pytest.mark.parametrize("name", ["responses_create_params", "request"])
-def test_a_response_with_several_turns_is_several_calls(name: str, tmp_path: Path) -> None:
-    output = [
-        {"type": "function_call", "name": "add", "arguments": "{}", "call_id": "c"},
-        {"type": "function_call_output", "call_id": "c", "output": "2"},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Two."}]},
-    ]
-    given = {"input": [{"role": "user", "content": "1+1?"}], "temperature": None}
-    [episode] = read(tmp_path, {name: given, "response": {"model": "gpt", "output": output}, "reward": 1.0})
-    assert [len(call.messages or ()) for call in episode.calls] == [1, 3]
-    assert (episode.reward, episode.calls[0].model, episode.task) == (1.0, "gpt", {"messages": [ASK]})
-
-
-def test_named_fields_of_a_row_belong_to_its_task(tmp_path: Path) -> None:
-    [episode] = read(tmp_path, {"messages": [ASK, TWO], "answer": 2, "other": 3}, task_fields=("answer", "db"))
-    assert episode.task == {"messages": [ASK], "answer": 2}
-
-
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
@@ -88,11 +55,6 @@ def test_named_fields_of_a_row_belong_to_its_task(tmp_path: Path) -> None:
         ({"messages": [ASK, TWO], "reward": "much"}, "reward: "),
         ({"messages": [ASK, TWO], "rewards": 1}, "rewards: expected numbers by name"),
         ({"prompt": "a", "completion": [ASK]}, "completion: expected a message of the assistant"),
-        ({"request": {"model": "m", "messages": [ASK]}, "response": {}}, "response.choices: expected a list"),
-        (
-            {"request": {"model": "m", "messages": [ASK]}, "response": {"choices": [1]}},
-            "response.choices: expected obj",
-        ),
         ({"question": "1+1?"}, "expected OTLP/JSON or a row of .* an object with question"),
         ([3], "expected OTLP/JSON or a row of .*; got int"),
     ],

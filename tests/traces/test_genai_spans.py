@@ -10,7 +10,7 @@ import pytest
 
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.records import JSON, Span
-from agentlightning.traces.genai_spans import (
+from agentlightning.traces.episodes import (
     DETAILS,
     ModelCall,
     chat_message,

@@ -58,11 +58,6 @@ def test_a_rule_gives_each_call_its_weight_times_its_score() -> None:
     }
 
 
-def test_rewards_are_step_rewards_of_the_attempt_from_air() -> None:
-    [reward] = air({"tool_error": -0.2}).rewards(loop(1).calls)
-    assert (reward.source, reward.call_id, reward.attempt, reward.rollout_id) == ("air", "call-0", 1, "rollout")
-
-
 def test_the_same_record_gives_the_same_rewards_with_the_same_ids() -> None:
     attempt, judge = loop(3), air({"tool_error": -0.2, "retry": -0.1})
     assert judge.rewards(attempt.calls) == judge.rewards(attempt.calls)
@@ -72,23 +67,6 @@ def test_the_same_record_gives_the_same_rewards_with_the_same_ids() -> None:
 def test_a_rules_sum_over_a_rollout_stays_within_its_bound() -> None:
     rewards = air({"tool_error": -0.4}).rewards(loop(5).calls)
     assert [reward.value for reward in rewards] == pytest.approx([-0.4, -0.4, -0.2])
-
-
-def test_a_bound_of_one_is_the_usual_one_and_holds_for_praise_too() -> None:
-    attempt = Conversation()
-    attempt.call(user("?"), asks=[("a", "weather", OSLO)])
-    for at in "abc":
-        attempt.call(tool(at, "sunny"), asks=[(chr(ord(at) + 1), "weather", OSLO)])
-    rewards = air({"tool_success": 0.75}).rewards(attempt.calls)
-    assert [(reward.call_id, reward.value) for reward in rewards] == [("call-0", 0.75), ("call-1", 0.25)]
-
-
-def test_a_sum_may_come_back_from_its_bound() -> None:
-    def up_then_down(step: Any, earlier: Any) -> float:
-        return 3.0 if len(earlier) == 0 else -1.0
-
-    rewards = air({"mine": {"run": "file.py:x", "weight": 0.5}}, up_then_down).rewards(loop(2).calls)
-    assert [reward.value for reward in rewards] == [1.0, -0.5, -0.5]
 
 
 def test_the_settings_of_a_table_reach_the_rules() -> None:
@@ -196,10 +174,6 @@ def test_a_setting_that_is_wrong_or_ignored_is_an_error(table: dict[str, Any], s
     assert sentence in str(raised.value)
 
 
-def test_no_rules_are_no_air() -> None:
-    assert air_of(AirConfig(), lambda spec: lambda step, earlier: 0.0) is None
-
-
 # --- properties -----------------------------------------------------------------------------------------------------------
 
 RULES: dict[str, Any] = {
@@ -258,14 +232,6 @@ def test_what_messages_and_spans_both_tell_counts_once(drawn: tuple[Conversation
     attempt, spans = drawn
     judge = air(RULES)
     assert judge.rewards(attempt.calls, spans) == judge.rewards(attempt.calls)
-
-
-@given(attempts(), st.randoms())
-@settings(max_examples=40, deadline=None)
-def test_the_order_in_which_spans_came_means_nothing(drawn: tuple[Conversation, list[Any]], rng: Any) -> None:
-    attempt, spans = drawn
-    shuffled = rng.sample(spans, len(spans))
-    assert air(RULES).rewards(attempt.calls, shuffled) == air(RULES).rewards(attempt.calls, spans)
 
 
 ANYTHING = st.none() | st.integers(-5, 5) | st.text(max_size=3) | st.lists(st.integers(), max_size=2)

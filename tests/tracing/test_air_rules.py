@@ -75,23 +75,6 @@ def test_asking_again_for_what_failed_is_a_retry_and_asking_for_something_else_i
     assert scores("retry", attempt) == [0.0, 0.5, 0.0]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"news": tool("a", "busy"), "asks": [("b", "weather", "{}")]},
-        {"news": tool("a", "busy"), "asks": [("b", "weather", OSLO)], "text": "Once more."},
-        {"news": tool("a", "Busy"), "asks": [("b", "weather", OSLO)]},
-        {"news": user("busy"), "asks": [("b", "weather", OSLO)]},
-    ],
-)
-def test_other_news_another_text_or_another_question_repeats_nothing(other: dict[str, Any]) -> None:
-    attempt = Conversation()
-    attempt.call(user("?"), text="Hm.", request_hash="")  # hashes that are not known are not equal
-    attempt.call(tool("a", "busy"), asks=[("a", "weather", OSLO)], request_hash="")
-    attempt.call(other.pop("news"), **other, request_hash="")
-    assert scores("repeated_state", attempt) == [0.0, 0.0, 0.0]
-
-
 def test_the_same_news_and_the_same_answer_are_a_repeated_state() -> None:
     attempt = Conversation()
     attempt.call(user("?"), asks=[("a", "weather", OSLO)])
@@ -106,13 +89,6 @@ def test_the_same_prompt_again_is_a_repeated_state_whatever_is_answered() -> Non
     attempt.call(user("?"), text="one", request_hash="same")
     attempt.call(user("?"), text="two", parent=None, request_hash="same")
     assert scores("repeated_state", attempt) == [0.0, 1.0]
-
-
-def test_several_answers_to_one_prompt_repeat_nothing() -> None:
-    attempt = Conversation()
-    attempt.call(user("?"), text="one", id="call", request_hash="same")
-    attempt.call(user("?"), text="one", id="call.1", parent=None, request_hash="same")
-    assert scores("repeated_state", attempt) == [0.0, 0.0]
 
 
 def test_an_answer_that_was_cut_is_truncated() -> None:
@@ -145,13 +121,6 @@ def test_calls_beyond_the_budget_count() -> None:
     attempt.call(user("more"), text="c")
     assert scores("calls", attempt, budget=2) == [0.0, 0.0, 1.0]
     assert scores("calls", attempt, budget=3) == [0.0, 0.0, 0.0]
-
-
-def test_an_error_pattern_takes_the_place_of_what_errors_look_like() -> None:
-    import re
-
-    attempt = answered("Error: no", "it was empty")
-    assert scores("tool_error", attempt, error_pattern=re.compile("^it .*empty$")) == [0.5, None]
 
 
 def test_tools_of_which_spans_tell_alone_count_for_the_rules() -> None:

@@ -16,7 +16,6 @@ from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_core.models import ModelInfo
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from calls_noted import CallsNoted, serve
-from langchain_core.runnables import RunnableLambda
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from openai import AsyncOpenAI
@@ -110,16 +109,6 @@ async def test_a_prebuilt_agent_counts_as_the_node_that_it_stands_in(noted: Call
     assert noted.agents == ["researcher", "agent", "writer"]
 
 
-async def test_a_chain_within_a_node_is_the_nodes(noted: CallsNoted) -> None:
-    chain = RunnableLambda(lambda messages: messages) | chat_model(noted)
-
-    async def ask(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await chain.ainvoke(state["messages"])]}
-
-    await graph(writer=ask).ainvoke(QUESTION)
-    assert noted.agents == ["writer"]
-
-
 @pytest.mark.parametrize("disabled", [True, False])
 async def test_an_agent_of_the_openai_sdk_names_its_calls_whether_it_traces_or_not(
     noted: CallsNoted, disabled: bool
@@ -189,10 +178,6 @@ async def test_what_the_code_itself_says_goes_before_any_framework(noted: CallsN
 
     await graph(writer=named, rewriter=ask).ainvoke(QUESTION)
     assert noted.agents == ["judge", "rewriter"]
-
-
-def test_nobody_acts_where_no_framework_runs() -> None:
-    assert current_agent() is None
 
 
 @pytest.mark.parametrize(

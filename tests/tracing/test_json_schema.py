@@ -32,11 +32,6 @@ def test_everything_fits_a_schema_that_says_nothing_readable(schema: Any) -> Non
     assert fits({"a": 1}, schema)
 
 
-def test_a_schema_that_grows_without_end_is_given_up() -> None:
-    endless = {"anyOf": [{"$ref": "#"}, {"$ref": "#/anyOf"}, {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}]}
-    fits({"a": [1] * 100}, {**endless, "additionalProperties": {"$ref": "#"}, "items": {"$ref": "#"}})
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

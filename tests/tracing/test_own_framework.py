@@ -17,9 +17,9 @@ from agentlightning.adapters.semantics import agent_of, json_of, role_of
 from agentlightning.errors import ConfigError
 from agentlightning.records import JSON, Span
 from agentlightning.runner.agent import LLM
-from agentlightning.traces.genai_spans import chat_messages
+from agentlightning.traces.episodes import chat_messages
 from agentlightning.tracing.buffer import SpanBuffer
-from agentlightning.tracing.frameworks import conventional, current_agent, load_installed_adapters
+from agentlightning.tracing.frameworks import current_agent, load_installed_adapters
 from agentlightning.tracing.propagation import ContextPropagator
 from agentlightning.tracing.tracer import Tracer
 
@@ -70,17 +70,6 @@ def test_spans_of_the_page_are_recorded_by_the_conventions(program: dict[str, An
         [{"role": "assistant", "content": "ho"}],
     )
     assert not any(name.startswith("gen_ai.") for name in other.attributes)
-
-
-def test_an_adapter_of_a_framework_that_is_not_loaded_is_not_asked() -> None:
-    class Absent(agl.FrameworkAdapter):
-        module = "no_such_framework"
-
-        def current_agent(self, module: Any) -> str:
-            raise AssertionError("asked")
-
-    assert current_agent() is None
-    assert conventional("step", {}) == {}
 
 
 def test_an_adapter_must_name_its_module() -> None:

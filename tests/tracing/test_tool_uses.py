@@ -29,10 +29,6 @@ def test_what_a_tool_gave_stands_in_the_next_calls_messages() -> None:
     assert ends(attempt) == [[("weather", False), ("weather", True)], []]
 
 
-def test_a_tool_of_which_nothing_is_heard_neither_failed_nor_succeeded() -> None:
-    assert ends(asked()) == [[("weather", None), ("weather", None)]]
-
-
 def test_a_span_and_a_message_of_one_tool_are_one_use() -> None:
     attempt = asked()
     attempt.call(tool("a", "sunny"), tool("b", "ValueError: no such city"), text="Sunny.")
@@ -160,18 +156,6 @@ def test_a_tool_that_is_an_agent_may_call_itself() -> None:
     ]
     without = tool_span("delegate", 5.5, number=2, failed=True, parent_id=outer.id)
     assert ends(attempt, outer, without) == [[("delegate", False)], [("delegate", True)]]
-
-
-def test_an_abandoned_call_led_to_nothing() -> None:
-    attempt = asked()
-    attempt.calls[0] = replace(attempt.calls[0], finish_reason="abandoned")
-    assert ends(attempt) == []
-
-
-def test_the_order_of_spans_means_nothing() -> None:
-    attempt = asked()
-    spans = [tool_span("weather", 2.1 + at / 10, number=at, failed=at % 2 == 0) for at in range(4)]
-    assert ends(attempt, *spans) == ends(attempt, *reversed(spans))
 
 
 def test_seconds_are_from_the_answer_to_the_next_call_of_the_conversation() -> None:

@@ -64,13 +64,6 @@ def test_a_thread_that_was_only_given_the_span_is_the_attempts_too(tracer: OpenT
     assert len(inner.id) == len("r.2.") + 16
 
 
-def test_spans_outside_any_attempt_are_nobodys(tracer: OpenTelemetryTracer) -> None:
-    with tracer.start_as_current_span("import"):
-        own = buffer()
-        HERE.set(own)
-    assert own.take() == []
-
-
 def test_what_is_open_at_the_end_is_kept_as_unfinished_and_nothing_comes_after(tracer: OpenTelemetryTracer) -> None:
     own = buffer()
     HERE.set(own)
@@ -154,18 +147,6 @@ def test_spans_that_never_end_leave_nothing_behind_once_their_attempt_is_gone() 
     own = buffer("next")
     gc.collect()
     assert len(routes._buffers) == 0
-
-
-def test_open_spans_beyond_the_most_of_an_attempt_are_counted(tracer: OpenTelemetryTracer) -> None:
-    own = buffer(most=2)
-    HERE.set(own)
-    tracer.start_span("ended").end()
-    hung = [tracer.start_span(f"hung {number}") for number in range(2)]
-    own.close()
-    *kept, note = own.take()
-    assert [span.name for span in kept] == ["ended", "hung 0"]
-    assert note.attributes == {"too_many": 1}
-    assert len(hung) == 2
 
 
 @settings(max_examples=50, deadline=None)

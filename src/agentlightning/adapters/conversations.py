@@ -1,8 +1,13 @@
-"""Recorded calls as conversations and preference pairs, for reward functions and rows of other trainers. Pure."""
+"""Recorded calls as conversations and preference pairs, for reward functions, judges and rows of other trainers. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from agentlightning.records import JSON, Call, with_completion
 from agentlightning.rendering.call_chain import call_chain, chain_prompt, chain_tools
@@ -54,3 +59,36 @@ def preference_row(better: Sequence[Call], worse: Sequence[Call]) -> JSON | None
         return None
     row: JSON = {"prompt": first[:shared], "chosen": first[shared:], "rejected": second[shared:]}
     return row | ({"tools": tools} if tools else {})
+
+
+# --- judges -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeReply:
+    """Completion of a judge, and its usage."""
+
+    text: str
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+
+
+def values_of(key: str, text: str) -> Iterator[Any]:
+    """Reads the value of `key` in each JSON object of a judge's text, the last first.
+
+    >>> list(values_of("score", 'First {"score": 8}, no: {"score": 0.8}'))
+    [0.8, 8]
+    """
+    for found in reversed(re.findall(r"\{[^{}]*\}", text)):
+        with contextlib.suppress(json.JSONDecodeError):
+            yield json.loads(found).get(key)
+
+
+def is_score(value: Any) -> bool:
+    """True for a number from 0 to 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def json_lines(messages: Iterable[JSON]) -> str:
+    """Messages as a judge is shown them, one per line."""
+    return "\n".join(json.dumps(message, ensure_ascii=False, sort_keys=True) for message in messages)

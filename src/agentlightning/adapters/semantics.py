@@ -1,10 +1,9 @@
 """Semantics: the role of a span under each known convention. A model call, a tool, an agent, or none of these.
 
-Read are the GenAI semantic conventions of OpenTelemetry (and any-agent's, which came before them), OpenInference,
-OpenLLMetry (traceloop), the Vercel AI SDK, pydantic-ai, LangSmith, and our own names. Adapters, rules of AIR and
-whoever names the agent of a call drive it. A span is somebody else's data: an attribute that has another type than
-its convention says counts as absent, and nothing here raises. Pure; knows nothing of messages (`traces/genai_spans.py`)
-or of a span's relations (`span_tree.py`).
+Read are the GenAI semantic conventions of OpenTelemetry (and any-agent's, which came before them), OpenInference and our own
+names. Adapters, AIR and whoever names the agent of a call drive it. A span is somebody else's data: an attribute of another
+type than its convention says counts as absent, and nothing here raises. Pure; knows nothing of messages
+(`traces/genai_spans.py`) or of a span's relations (`span_tree.py`).
 """
 
 from __future__ import annotations
@@ -19,22 +18,15 @@ import orjson
 from agentlightning.records import JSON, Span
 
 SpanRole = Literal["model", "tool", "agent", "chain", "other"]
-"""chain: a step of a framework's own, such as a node, a task or a retriever; other: nothing that a convention names."""
+"""chain: a step of a framework's own, such as a node or a retriever; other: nothing that a convention names."""
 
 AGENT = "agl.agent"
 """Ours: the name of the agent, on any span; everything within the span is that agent's."""
 
-OPERATIONS: Mapping[str, SpanRole] = MappingProxyType(
-    {
-        "chat": "model",
-        "text_completion": "model",
-        "generate_content": "model",
-        "call_llm": "model",
-        "execute_tool": "tool",
-        "invoke_agent": "agent",
-        "invoke_workflow": "chain",
-    }
-)
+OPERATIONS: Mapping[str, SpanRole] = MappingProxyType({
+    "chat": "model", "text_completion": "model", "generate_content": "model", "call_llm": "model", "execute_tool": "tool",
+    "invoke_agent": "agent", "invoke_workflow": "chain",
+})  # fmt: skip
 """By gen_ai.operation.name; call_llm is any-agent's. create_agent and embeddings are other."""
 
 OPENINFERENCE: Mapping[str, SpanRole] = MappingProxyType(
@@ -42,48 +34,14 @@ OPENINFERENCE: Mapping[str, SpanRole] = MappingProxyType(
 )
 """By openinference.span.kind; EMBEDDING, RERANKER, GUARDRAIL and EVALUATOR are other."""
 
-TRACELOOP: Mapping[str, SpanRole] = MappingProxyType(
-    {"workflow": "chain", "task": "chain", "agent": "agent", "tool": "tool", "llm": "model", "chain": "chain"}
-)
-"""By traceloop.span.kind, and by langsmith.span.kind, which says llm and chain."""
-
-AGENT_NAMES = (AGENT, "gen_ai.agent.name", "agent.name", "agent_name", "ai.telemetry.functionId")
+AGENT_NAMES = (AGENT, "gen_ai.agent.name", "agent.name", "agent_name")
 """Attributes that name the agent on any span, the surest first."""
-
-TOOL_ARGUMENTS = (
-    "gen_ai.tool.call.arguments",
-    "gen_ai.tool.args",
-    "tool_arguments",
-    "ai.toolCall.args",
-    "traceloop.entity.input",
-    "input.value",
-)
-TOOL_RESULTS = (
-    "gen_ai.tool.call.result",
-    "gen_ai.output",
-    "genai.output",
-    "tool_response",
-    "ai.toolCall.result",
-    "traceloop.entity.output",
-    "output.value",
-)
-TOOL_CALL_IDS = ("gen_ai.tool.call.id", "tool_call.id", "tool.id", "ai.toolCall.id")
-TOOL_NAMES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
-
-PROMPT_TOKENS = (
-    "gen_ai.usage.input_tokens",
-    "gen_ai.usage.prompt_tokens",
-    "llm.token_count.prompt",
-    "ai.usage.promptTokens",
-    "ai.usage.inputTokens",
-)
-SAMPLED_TOKENS = (
-    "gen_ai.usage.output_tokens",
-    "gen_ai.usage.completion_tokens",
-    "llm.token_count.completion",
-    "ai.usage.completionTokens",
-    "ai.usage.outputTokens",
-)
+TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "gen_ai.tool.args", "tool_arguments", "input.value")
+TOOL_RESULTS = ("gen_ai.tool.call.result", "gen_ai.output", "genai.output", "tool_response", "output.value")
+TOOL_CALL_IDS = ("gen_ai.tool.call.id", "tool_call.id", "tool.id")
+TOOL_NAMES = ("gen_ai.tool.name", "tool.name")
+PROMPT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+SAMPLED_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
 
 PREBUILT_NODES = frozenset({"agent", "model", "call_model", "tools"})
 """Nodes within LangGraph's prebuilt agents."""
@@ -117,23 +75,11 @@ def role_of(span: Span) -> SpanRole:
     "chat"})) 'model'
     """
     own = span.attributes
-    for key, roles in (
-        ("gen_ai.operation.name", OPERATIONS),
-        ("openinference.span.kind", OPENINFERENCE),
-        ("traceloop.span.kind", TRACELOOP),
-        ("langsmith.span.kind", TRACELOOP),
-    ):
-        said = text_of(own, key)
-        if said is not None:
-            return roles.get(said.upper() if roles is OPENINFERENCE else said.lower(), "other")
-    operation = text_of(own, "ai.operationId")
-    if operation is not None:
-        return _vercel_role(operation)
-    if text_of(own, "llm.request.type") in ("chat", "completion"):
-        return "model"
-    if any(text_of(own, key) is not None for key in TOOL_NAMES):
-        return "tool"
-    return "other"
+    if (said := text_of(own, "gen_ai.operation.name")) is not None:
+        return OPERATIONS.get(said.lower(), "other")
+    if (said := text_of(own, "openinference.span.kind")) is not None:
+        return OPENINFERENCE.get(said.upper(), "other")
+    return "tool" if first_text(own, TOOL_NAMES) is not None else "other"
 
 
 def agent_of(span: Span) -> str | None:
@@ -144,7 +90,7 @@ def agent_of(span: Span) -> str | None:
         return named
     if role_of(span) != "agent":
         return None
-    name = text_of(own, "graph.node.id") or text_of(own, "traceloop.entity.name") or span.name
+    name = text_of(own, "graph.node.id") or span.name
     for ending in RUN_OF:
         name = name.removesuffix(ending)
     return name.removeprefix("invoke_agent ").strip() or None
@@ -154,11 +100,7 @@ def langgraph_node(span: Span) -> str | None:
     """The node of a LangGraph graph that a LangChain span ran in; see `graph_node`."""
     table = json_of(span.attributes, "metadata")
     found = table if isinstance(table, dict) else {}
-    path = found.get("langgraph_checkpoint_ns") or text_of(
-        span.attributes, "traceloop.association.properties.langgraph_checkpoint_ns"
-    )
-    node = found.get("langgraph_node") or text_of(span.attributes, "traceloop.association.properties.langgraph_node")
-    return graph_node(path, node)
+    return graph_node(found.get("langgraph_checkpoint_ns"), found.get("langgraph_node"))
 
 
 def graph_node(path: object, node: object) -> str | None:
@@ -181,7 +123,7 @@ def tool_use(span: Span) -> ToolUse | None:
     if role_of(span) != "tool":
         return None
     own = span.attributes
-    name = first_text(own, (*TOOL_NAMES, "traceloop.entity.name")) or span.name.removeprefix("execute_tool ")
+    name = first_text(own, TOOL_NAMES) or span.name.removeprefix("execute_tool ")
     return ToolUse(
         span_id=span.id,
         name=name,
@@ -213,8 +155,7 @@ def error_of(span: Span) -> str | None:
 
 def model_of(span: Span) -> str:
     """The model that a model call asked for, else the one that answered; '' where neither is named."""
-    keys = ("gen_ai.request.model", "llm.model_name", "ai.model.id", "gen_ai.response.model", "llm.request.model")
-    return first_text(span.attributes, keys) or ""
+    return first_text(span.attributes, ("gen_ai.request.model", "llm.model_name", "gen_ai.response.model")) or ""
 
 
 def usage_of(span: Span) -> JSON:
@@ -286,13 +227,3 @@ def _result(own: Mapping[str, Any]) -> str | None:
     if value is None or (isinstance(value, str) and not isinstance(read, dict | str)):
         return value
     return plain_result(read)
-
-
-def _vercel_role(operation: str) -> SpanRole:
-    """Of the Vercel AI SDK: ai.generateText runs the loop, of which each ai.generateText.doGenerate is a model call."""
-    if operation.endswith((".doGenerate", ".doStream")):
-        return "model"
-    if operation == "ai.toolCall":
-        return "tool"
-    loops = ("ai.generateText", "ai.streamText", "ai.generateObject", "ai.streamObject")
-    return "agent" if operation in loops else "other"

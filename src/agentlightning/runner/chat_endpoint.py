@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.adapters.judging import JudgeReply
+from agentlightning.adapters.conversations import JudgeReply
 from agentlightning.errors import EngineError
 from agentlightning.records import JSON
 from agentlightning.runtime.backoff import Backoff

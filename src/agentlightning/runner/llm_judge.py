@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from agentlightning.adapters.judging import is_score, json_lines, values_of
+from agentlightning.adapters.conversations import is_score, json_lines, values_of
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.agent import RewardConfig
 from agentlightning.config.external import ExternalModelConfig

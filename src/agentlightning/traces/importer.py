@@ -22,8 +22,7 @@ from agentlightning.errors import DataError
 from agentlightning.records import JSON, Call, Claim, Finish, NewRollout, Reward, Rollout, Sampling, Span, WorkerStatus
 from agentlightning.rendering.graph import answer_digests, chain, root, verbatim
 from agentlightning.store.base import LightningStore
-from agentlightning.traces.episodes import Episode, TraceFileReader
-from agentlightning.traces.genai_spans import ModelCall
+from agentlightning.traces.episodes import Episode, ModelCall, TraceFileReader
 from agentlightning.trainer.data.tasks import content_key
 
 IMPORTED = "traces"

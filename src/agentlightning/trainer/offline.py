@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentlightning.adapters.conversations import TRACE_PROTOCOL
-from agentlightning.adapters.preferences import completion_rows
+from agentlightning.adapters.sequences import completion_rows
 from agentlightning.adapters.trajectories import named_rewards, trajectories
 from agentlightning.algorithms.offline import Candidate, Distill, Example, OfflineAlgorithm
 from agentlightning.algorithms.plugins import own_code
@@ -41,8 +41,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import ClassVar
 
-from agentlightning.adapters.preferences import mismatched_rows
-from agentlightning.adapters.sequences import token_weights
+from agentlightning.adapters.sequences import mismatched_rows, token_weights
 from agentlightning.algorithms.offline import (
     PreferenceAlgorithm,
     SupervisedAlgorithm,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agentlightning.adapters.judging import JudgeReply, is_score, json_lines, values_of
+from agentlightning.adapters.conversations import JudgeReply, is_score, json_lines, values_of
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.errors import ConfigError
 from agentlightning.records import JSON, with_completion
