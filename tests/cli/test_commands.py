@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from agentlightning.cli.app import app
 from agentlightning.cli.train import agent_setting
 from agentlightning.errors import ConfigError, ModelError, NotFoundError
-from agentlightning.gateway.gateway_span import gateway_span
+from agentlightning.gateway.attempts import gateway_span
 from agentlightning.records import Checkpoint, Finish, Metric, NewRollout, Reward, Span, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS

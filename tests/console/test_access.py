@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from agentlightning.console.access import SESSION_S, Access, Sessions, new_sessions
 from agentlightning.console.markup import PLACES
-from agentlightning.gateway.authentication import Authentication
+from agentlightning.gateway.access import Authentication
 from agentlightning.store.sql.store import SqlLightningStore
 
 KEY = "sk-agl-server-of-the-test"

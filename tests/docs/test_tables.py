@@ -15,7 +15,7 @@ from test_docs import ROOT, SOURCE, rows
 from agentlightning.algorithms.credit import CREDIT
 from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
 from agentlightning.algorithms.prompts.racing import RacedSearch
-from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, StoreMetrics
+from agentlightning.gateway.metrics import GatewayMetrics, StoreMetrics
 from agentlightning.store.sql.store import InMemoryLightningStore
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -79,8 +79,7 @@ def test_the_pages_have_every_metric_of_a_server() -> None:
     metrics = GatewayMetrics()
     metrics.watch_engines(lambda: ())
     store = InMemoryLightningStore()
-    StoreMetrics(store, metrics.registry)
-    BackgroundMetrics([], metrics.registry)
+    StoreMetrics(store, [], metrics.registry)
     offered = set(re.findall(r"^# TYPE (agl_\w+)", metrics.text().decode(), re.MULTILINE))
 
     tables = page("docs/rollouts.md", "## Over HTTP") + page("docs/store.md", "## Inspect")

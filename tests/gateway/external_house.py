@@ -8,7 +8,7 @@ import httpx
 from gateway_house import House, path
 from openai import AsyncOpenAI
 
-from agentlightning.gateway.external.calls import FAILED
+from agentlightning.gateway.external_calls import FAILED
 from agentlightning.records import Call, Claim, Resource, Span
 
 SECRET = "sk-the-servers-own-secret"

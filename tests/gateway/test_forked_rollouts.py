@@ -231,16 +231,6 @@ async def weather(house: House, claim: Claim, **fields: Any) -> list[Any]:
     return answers
 
 
-async def test_a_replayed_call_has_the_log_probabilities_of_its_prompt(house: House) -> None:
-    claim = await house.claim()
-    before = await weather(house, claim, prompt_logprobs=1)
-    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
-    forked = await fork(house, claim, 1)
-    after = await weather(house, forked, prompt_logprobs=1)
-    assert [one["prompt_logprobs"] for one in after] == [one["prompt_logprobs"] for one in before]
-    assert [call.replayed_id is None for call in await calls_of(house, forked)] == [False, True]
-
-
 async def test_a_call_that_asks_for_alternatives_which_no_record_has_ends_the_replay(house: House) -> None:
     claim = await house.claim()
     await weather(house, claim, logprobs=True, top_logprobs=1)

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
+from agentlightning.gateway.access import Permissions
 from agentlightning.gateway.rest import create_routes
-from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.records import NewRollout, WorkerStatus
 from agentlightning.store.client import LightningStoreClient

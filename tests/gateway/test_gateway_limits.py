@@ -19,10 +19,8 @@ from gateway_house import SERVER_KEY, House, path
 from agentlightning.config.limits import LIMITS_RESOURCE
 from agentlightning.gateway.app import App
 from agentlightning.gateway.limits import LIMIT_REACHED, CallLimits, LimitReachedError, ServerLimits
-from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.records import Claim, Finish, Resource, Span
-from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store import wire
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -87,19 +85,6 @@ async def test_prompts_that_are_only_read_count_like_calls(house: House, route: 
     await limit(house, attempt=bound)
     claim = await house.claim()
     replies = [await house.http().post(f"{path(claim)}/v1/{route}", json=SCORED[route]) for _ in range(2)]
-    assert [reply.status_code for reply in replies] == [200, 429]
-    assert len(house.engine.requests) == 1
-
-
-async def test_a_retry_that_asks_the_engine_again_is_refused_beyond_a_limit(house: House) -> None:
-    await limit(house, attempt={"max_calls": 1})
-    claim = await house.claim()
-    asked = {**CHAT, "prompt_logprobs": 1}
-    retry = {"x-stainless-retry-count": "1"}
-    replies = [
-        await house.http().post(f"{path(claim)}/v1/chat/completions", json=asked, headers=headers)
-        for headers in ({}, retry)
-    ]
     assert [reply.status_code for reply in replies] == [200, 429]
     assert len(house.engine.requests) == 1
 
@@ -365,19 +350,15 @@ async def test_a_request_too_many_may_come_again(
 
 
 async def test_what_is_under_way_is_counted_in_more_attempts_and_runs_than_are_remembered(house: House) -> None:
-    background = BackgroundTasks()
-    watcher = ResourceWatcher(house.store, lambda _: None, background)
-    server = ServerLimits(max_parallel_requests=1)
-    limits = CallLimits(house.store, watcher, server, max_attempts=1, max_runs=1)
+    limits = CallLimits(house.store, ServerLimits(max_parallel_requests=1), max_attempts=1, max_runs=1)
     rollouts = [(await house.claim(replica=replica)).rollout for replica in range(3)]
-    admissions = await asyncio.gather(*(limits.enter(rollout, 1) for rollout in rollouts))
+    admissions = await asyncio.gather(*(limits.enter(rollout, 1, resources=[]) for rollout in rollouts))
     for rollout in rollouts:
         with pytest.raises(LimitReachedError, match="1 requests are under way"):
-            await limits.enter(rollout, 1)
+            await limits.enter(rollout, 1, resources=[])
     for admission in admissions:
         admission.leave()
-    (await limits.enter(rollouts[0], 1)).leave()
-    await background.stop()
+    (await limits.enter(rollouts[0], 1, resources=[])).leave()
 
 
 async def test_bytes_under_way_are_counted_and_given_back(house: House) -> None:

@@ -11,7 +11,7 @@ from gateway_house import House, path
 
 from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
-from agentlightning.gateway.policy.sdk_retries import MAX_UNDELIVERED, SdkRetries
+from agentlightning.gateway.policy.recorded import MAX_UNDELIVERED, SdkRetries
 from agentlightning.protocols.base import Completion
 from agentlightning.records import Claim
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gateway_house import House, path
 
-from agentlightning.gateway.refusals import MAX_SINGLE
+from agentlightning.gateway.attempts import MAX_SINGLE
 from agentlightning.records import Claim, Finish, Rollout, Span
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.gateway_events import NO_CALLS, REFUSED_CALLS, UNKNOWN_ROUTE

@@ -21,9 +21,8 @@ from gateway_house import SERVER_KEY, House, path
 from server_process import ServerProcess
 
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.access import ApiMiddleware, Authentication, cross_site_reason
 from agentlightning.gateway.app import App
-from agentlightning.gateway.authentication import Authentication, cross_site_reason
-from agentlightning.gateway.middleware import ApiMiddleware
 from agentlightning.records import Finish
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.server_keys import (

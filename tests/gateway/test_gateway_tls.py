@@ -217,8 +217,6 @@ async def test_a_client_whose_tls_is_wrong_is_told_what_to_do(
         ("--trusted-proxy *", "--trusted-proxy: expected an address or a network"),
         ("--trusted-proxy 10.0.0.1/8", "--trusted-proxy: expected an address or a network"),
         ("--metrics-port 8765", "--metrics-port: expected a port of its own"),
-        ("--cors-origin *", "--cors-origin: expected http"),
-        ("--cors-origin https://a.example/", "--cors-origin: expected http"),
         ("--max-parallel-requests 0", "--max-parallel-requests: expected a number from 1"),
         ("--max-connections 0", "--max-connections: expected 1 to"),
         ("--lease-s 0", "--lease-s: expected seconds above 0, got 0"),
@@ -301,26 +299,7 @@ async def test_metrics_on_a_port_of_their_own_are_there_only_and_nothing_else_is
 # --- web pages --------------------------------------------------------------------------------------------------------
 
 
-def browser(place: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"http://{place}", timeout=60)
-
-
-async def test_pages_of_listed_origins_may_use_the_server_with_a_key(house: House) -> None:
-    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
-    async with served(house, cors_origins=(PAGE,)) as place, browser(place) as http:
-        preflight = await http.options("/api/runs", headers={"origin": PAGE, **asks})
-        assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, PAGE)
-        assert "authorization" in preflight.headers["access-control-allow-headers"]
-        answer = await http.get("/api/runs", headers={"origin": PAGE, **ADMIN})
-        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE)
-        assert "access-control-allow-credentials" not in answer.headers
-        other = await http.options("/api/runs", headers={"origin": "https://evil.example", **asks})
-        assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
-        other = await http.get("/api/runs", headers={"origin": "https://evil.example", **ADMIN})
-        assert "access-control-allow-origin" not in other.headers
-
-
-async def test_without_a_list_no_page_of_another_origin_may(house: House) -> None:
+async def test_no_page_of_another_origin_may_use_the_server(house: House) -> None:
     async with served(house) as place, httpx.AsyncClient(base_url=f"http://{place}", timeout=60) as http:
         asks = {"origin": PAGE, "access-control-request-method": "GET"}
         for answer in (await http.options("/api/runs", headers=asks), await http.get("/healthz", headers=asks)):

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from agentlightning.errors import StoreError
-from agentlightning.gateway.lease_expiry import LeaseExpiry
+from agentlightning.gateway.attempts import LeaseExpiry
 
 LEASE_S = 30.0
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from agentlightning.errors import StoreError
-from agentlightning.gateway.external.directory import ExternalDirectory
+from agentlightning.gateway.external_client import ExternalDirectory
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.metrics import StoreMetrics
 from agentlightning.gateway.resource_watcher import ResourceWatcher
@@ -71,22 +71,25 @@ async def until(condition: Any) -> None:
             await asyncio.to_thread(int)  # let others work
 
 
+async def names(watcher: ResourceWatcher) -> list[str]:
+    return list(ExternalDirectory(ExternalKeys()).models("run", await watcher.resources("run")).exact)
+
+
 async def test_resources_of_a_run_are_read_once_and_again_when_there_are_new_ones(store: CountingStore) -> None:
     await store.put_resources([an_external_model("a")])
     heard: list[str] = []
     watcher = ResourceWatcher(store, heard.append, BackgroundTasks())
-    directory = ExternalDirectory(watcher, ExternalKeys())
-    assert await directory.names("run") == ["a"]
+    assert await names(watcher) == ["a"]
     await until(lambda: watcher.reports_changes("run"))
-    assert await directory.names("run") == ["a"]  # reads again what was read before changes were reported, if it was
+    assert await names(watcher) == ["a"]
     reads = store.reads
     for _ in range(20):
-        assert await directory.names("run") == ["a"]
+        assert await names(watcher) == ["a"]
     assert store.reads == reads
     heard.clear()
     await store.put_resources([an_external_model("b")])
     await until(lambda: heard == ["run"])
-    assert await directory.names("run") == ["b"]
+    assert await names(watcher) == ["b"]
     await watcher.close()
 
 
@@ -146,7 +149,7 @@ async def test_a_policy_that_another_server_published_is_used_without_being_aske
 
 async def test_metrics_show_what_goes_on_in_the_store(store: CountingStore) -> None:
     registry = CollectorRegistry()
-    metrics = StoreMetrics(store, registry)
+    metrics = StoreMetrics(store, [], registry)
     await store.enqueue([NewRollout(run_id="run", task={}, group_id=str(number)) for number in range(3)])
     await store.claim(WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0), lease_s=5)
     await metrics.look()

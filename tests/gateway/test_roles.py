@@ -12,9 +12,8 @@ import httpx
 import pytest
 
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError
-from agentlightning.gateway.authentication import TOKEN_AGE_S, Authentication, ServerKeyError
+from agentlightning.gateway.access import RULES, TOKEN_AGE_S, Authentication, Caller, Permissions, ServerKeyError
 from agentlightning.gateway.rest import create_api
-from agentlightning.gateway.roles import RULES, Caller, Permissions
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.records import (
     Call,

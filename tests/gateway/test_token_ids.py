@@ -88,53 +88,10 @@ async def test_completions_have_ids_in_their_choices(house: House, stream: bool)
     assert named == [f"token_id:{index}" for index in call.sampled_ids]
 
 
-@pytest.mark.parametrize("protocol", ["chat", "completions"])
-async def test_prompt_logprobs_have_a_table_for_every_token_but_the_first(house: House, protocol: str) -> None:
-    claim = await house.claim()
-    if protocol == "chat":
-        tables = (await chat(house, claim, prompt_logprobs=1))["prompt_logprobs"]
-    else:
-        answer = await house.http().post(
-            f"{path(claim)}/v1/completions", json={"model": "policy", "prompt": "The weather is", "prompt_logprobs": 1}
-        )
-        tables = answer.json()["choices"][0]["prompt_logprobs"]
-    call = await the_call(house, claim)
-    assert tables[0] is None
-    text = house.renderer.token_text
-    assert tables[1:] == [
-        {
-            str(index): {"logprob": -0.5, "rank": 2, "decoded_token": text(index)},
-            str(index + 1): {"logprob": -0.25, "rank": 1, "decoded_token": text(index + 1)},
-        }
-        for index in call.suffix_ids[1:]
-    ]
-
-
-async def test_prompt_logprobs_are_asked_for_once_however_many_samples(house: House) -> None:
-    await chat(house, await house.claim(), n=3, prompt_logprobs=0)
-    asked = sorted("prompt_logprobs" in request["sampling_params"] for request in house.engine.requests)
-    assert asked == [False, False, True]
-
-
-async def test_an_engine_that_gives_no_prompt_logprobs_is_named(house: House) -> None:
-    house.engine.raw = (
-        '{"choices": [{"token_ids": [2], "logprobs": {"content": [{"logprob": -1}]}, "finish_reason": "stop"}]}'
-    )
-    answer = await house.http().post(
-        f"{path(await house.claim())}/v1/chat/completions",
-        json={"model": "policy", "messages": QUESTION, "prompt_logprobs": 1},
-    )
-    assert answer.status_code == 502
-    assert "was asked for prompt_logprobs of" in answer.json()["error"]["message"]
-
-
 @pytest.mark.parametrize(
     "asked",
     [
-        {"prompt_logprobs": 1, "stream": True},
-        {"prompt_logprobs": -1},
         {"top_logprobs": -1, "logprobs": True},
-        {"prompt_logprobs": 21},
         {"return_token_ids": "yes"},
     ],
 )
@@ -157,6 +114,7 @@ async def test_the_whole_vocabulary_is_refused_with_the_bound(house: House) -> N
     ("name", "value"),
     [
         ("bad_words", ["no"]),
+        ("prompt_logprobs", 1),
         ("request_id", "r"),
         ("return_prompt_text", True),
         ("thinking_token_budget", 9),
@@ -179,10 +137,10 @@ async def test_vllms_fields_that_are_not_served_are_refused_by_name(
     assert name in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("name", ["return_token_ids", "return_tokens_as_token_ids", "prompt_logprobs"])
+@pytest.mark.parametrize("name", ["return_token_ids", "return_tokens_as_token_ids"])
 async def test_protocols_without_a_place_for_ids_refuse_them(house: House, name: str) -> None:
     claim = await house.claim()
-    asked = {name: 1 if name == "prompt_logprobs" else True}
+    asked = {name: True}
     answer = await house.http().post(f"{path(claim)}/v1/responses", json={"model": "policy", "input": "hi", **asked})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
@@ -191,8 +149,6 @@ async def test_protocols_without_a_place_for_ids_refuse_them(house: House, name:
 async def test_a_retry_gets_the_ids_of_the_recorded_call(house: House, stream: bool) -> None:
     claim = await house.claim()
     body = {"model": "policy", "messages": QUESTION, "logprobs": True, "stream": stream, **IDS}
-    if not stream:
-        body["prompt_logprobs"] = 1
     url = f"{path(claim)}/v1/chat/completions"
     first = await house.http().post(url, json=body)
     again = await house.http().post(url, json=body, headers={"x-stainless-retry-count": "1"})

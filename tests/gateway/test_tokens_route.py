@@ -81,7 +81,7 @@ async def test_the_rollouts_sampling_holds_and_what_was_asked_is_recorded(house:
 
 async def test_a_retry_gets_the_recorded_samples(house: House) -> None:
     claim = await house.claim()
-    asked = {"prompt_ids": PROMPT, "n": 2, "prompt_logprobs": 1}
+    asked = {"prompt_ids": PROMPT, "n": 2}
     first = await generate(house, claim, **asked)
     again = await generate(house, claim, headers={"x-stainless-retry-count": "1"}, **asked)
     assert again == first
@@ -108,7 +108,6 @@ async def test_logprobs_of_given_tokens_are_computed_and_nothing_is_recorded(hou
         ({"prompt_ids": PROMPT, "ignore_eos": True}, "ignore_eos"),
         ({"prompt_ids": PROMPT, "max_tokens": 0}, "max_tokens"),
         ({"prompt_ids": PROMPT, "num_samples": 4}, "num_samples"),
-        ({"prompt_ids": PROMPT, "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ],
 )
 async def test_a_field_that_is_wrong_is_named(house: House, asked: dict[str, Any], param: str) -> None:

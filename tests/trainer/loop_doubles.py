@@ -17,7 +17,7 @@ import pytest
 import build
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config.run import Config, parse_config
-from agentlightning.gateway.gateway_span import gateway_span
+from agentlightning.gateway.attempts import gateway_span
 from agentlightning.records import Claim, Finish, ImageSpan, Rollout, VersionSpan, WorkerStatus
 from agentlightning.rendering.images import image_hash
 from agentlightning.store.base import LightningStore

@@ -58,9 +58,6 @@ TrustedProxies = Annotated[
     list[str] | None, typer.Option("--trusted-proxy", help="Address or network whose X-Forwarded-… are believed.")
 ]
 MetricsPort = Annotated[int | None, typer.Option("--metrics-port", help="Port of /metrics, which then wants no key.")]
-CorsOrigins = Annotated[
-    list[str] | None, typer.Option("--cors-origin", help="https://HOST whose web pages may use the server.")
-]
 PolicyReference = Annotated[
     str | None, typer.Option("--policy", help="Serve users this registered model: support@production.")
 ]
@@ -88,7 +85,6 @@ def serve(
     tls_client_ca: TlsClientCa = None,
     trusted_proxy: TrustedProxies = None,
     metrics_port: MetricsPort = None,
-    cors_origin: CorsOrigins = None,
     policy: PolicyReference = None,
     config: ServeFilePath = None,
     run_id: ServingRunId = None,
@@ -115,7 +111,7 @@ def serve(
         "--tls-client-ca": tls_client_ca,
         "--clients": CLIENTS,
     }
-    several = {"--trusted-proxy": trusted_proxy, "--cors-origin": cors_origin}
+    several = {"--trusted-proxy": trusted_proxy}
     arguments = [*_words(given), *_repeated(several), *_external_key_words(external_keys)]
     keep: Options = {
         "--keep-days": keep_days,

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentlightning.console.markup import Attribute, element, field, style_sheet, wrong
 from agentlightning.errors import AgentLightningError
-from agentlightning.gateway.authentication import Authentication, cross_site_reason, presented_key
+from agentlightning.gateway.access import Authentication, cross_site_reason, presented_key
 
 SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 1000

@@ -123,7 +123,7 @@ class Reader:
         clock: Callable[[], float] = time.monotonic,
         suggestions_timeout_s: float = SUGGESTIONS_TIMEOUT_S,
     ) -> None:
-        from agentlightning.gateway.policy.renderers import Renderers
+        from agentlightning.gateway.policy.engine_router import Renderers
 
         self.store = store
         self.analyses = asyncio.Semaphore(MAX_ANALYSES)

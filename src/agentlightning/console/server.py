@@ -50,7 +50,7 @@ async def _serve(url: str, listener: socket.socket, started: Callable[[], None])
     except ModuleNotFoundError as cause:
         raise MissingExtraError(str(cause.name), "console") from cause
     from agentlightning.console.reader import Reader
-    from agentlightning.gateway.authentication import Authentication
+    from agentlightning.gateway.access import Authentication
 
     host, port = listener.getsockname()[:2]
     async with existing_store(url) as store:

@@ -1,7 +1,7 @@
 """The ASGI application of the server process: gateway, REST API of the store, health and metrics.
 
-Driven by uvicorn (`python -m agentlightning.gateway`) or by a test. It routes by the first part of the path, in bare ASGI;
-what agents call goes to the proxy, ``/api`` to the store's REST API. The store is opened and closed by whoever made it.
+Driven by uvicorn (`python -m agentlightning.gateway`) or by a test. It routes by the first part of the path: agents' calls
+go to the proxy, ``/api`` to the store's REST API. The caller opens and closes the store.
 """
 
 from __future__ import annotations
@@ -9,33 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
 from uuid_utils import uuid7
 
 from agentlightning.errors import AgentLightningError, StoreError
+from agentlightning.gateway.access import Authentication, Permissions, RoleError, ServerKeyError, error_body
 from agentlightning.gateway.asgi_response import AWAY, STOPPING, AgentRequest, AgentResponse, Receive, Scope, Send
-from agentlightning.gateway.attempts import AttemptCache
-from agentlightning.gateway.authentication import Authentication, ServerKeyError
-from agentlightning.gateway.clients import ClientParts
-from agentlightning.gateway.external.calls import ExternalCalls
-from agentlightning.gateway.external.directory import ExternalDirectory
-from agentlightning.gateway.lease_expiry import LeaseExpiry
+from agentlightning.gateway.attempts import AttemptCache, LeaseExpiry
+from agentlightning.gateway.external_calls import ExternalCalls
+from agentlightning.gateway.external_client import ExternalDirectory
 from agentlightning.gateway.limits import CallLimits
-from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, StoreMetrics
-from agentlightning.gateway.middleware import error_body
+from agentlightning.gateway.metrics import GatewayMetrics, StoreMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
-from agentlightning.gateway.policy.engine_router import PATIENCE_S, EngineRouter, ProbeSettings
-from agentlightning.gateway.policy.renderers import Renderers
-from agentlightning.gateway.proxy import Proxy
+from agentlightning.gateway.policy.engine_router import PATIENCE_S, EngineRouter, ProbeSettings, Renderers
+from agentlightning.gateway.proxy import ClientParts, Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.rest import create_api
-from agentlightning.gateway.roles import Permissions, RoleError
 from agentlightning.gateway.server_settings import ServerSettings
-from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols import chat, generate_content, messages
 from agentlightning.protocols.base import ApiError, WireFormat
 from agentlightning.records import Call
@@ -64,9 +57,10 @@ class App:
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         """`server_key` guards ``/api``; `patience_s` is how long engines may be away, `grace_s` how long a call goes on
-        after its agent has gone, `deadline_s` how long one may take, `settings` are the operator's, `probe` when an
-        engine that is late is asked whether it lives; `on_stop` is called when the server is about to end."""
+        after its agent has gone, `deadline_s` how long one may take, `probe` when a silent engine is probed; `on_stop` is
+        called when the server is about to end."""
         self._settings = settings or ServerSettings()
+        self._server_key = server_key
         self.boot = str(uuid7())
         """Id of this start of the server; every response carries it, so that clients notice a restart."""
         self._boot = self.boot.encode()
@@ -75,62 +69,57 @@ class App:
         self._finished = asyncio.Event()
         self._calls = 0
         self._store = store
-        self._keeps_leases = not isinstance(store, LightningStoreClient)
-        """Else the store is another process's, and so is this."""
         self._attempts = AttemptCache(store, shared=store.shared, keyless=server_key is None)
         self._metrics = GatewayMetrics()
         self.background = BackgroundTasks()
         """The loops of this server; they end with `close`."""
         self._loops = [self.background, *([store.background] if store.background is not None else [])]
-        BackgroundMetrics(self._loops, self._metrics.registry)
-        self._store_metrics = StoreMetrics(store, self._metrics.registry)
+        self._store_metrics = StoreMetrics(store, self._loops, self._metrics.registry)
         self._watcher = ResourceWatcher(store, self._changed, self.background)
+        keys = self._settings.external_keys
+        renderers = Renderers(store, load_renderer)
         self._engine_router = EngineRouter(
-            self._watcher,
-            self._metrics,
-            self.background,
-            Renderers(store, load_renderer),
-            patience_s,
-            probe,
-            self._settings.external_keys,
+            self._watcher, self._metrics, self.background, renderers, patience_s, probe, keys
         )
-        directory = ExternalDirectory(self._watcher, self._settings.external_keys)
-        self._external = ExternalCalls(store, self._attempts, directory, self._metrics, grace_s=grace_s)
-        self._limits = CallLimits(store, self._watcher, self._settings.limits)
+        self._external = ExternalCalls(store, self._attempts, ExternalDirectory(keys), self._metrics, grace_s=grace_s)
+        self._limits = CallLimits(store, self._settings.limits)
         self._authentication = Authentication(store, server_key)
-        stored = StoredResponses(store, self._engine_router)
         self._policy_calls = PolicyCalls(
-            store,
-            self._attempts,
-            self._engine_router,
-            self._metrics,
-            stored,
-            grace_s=grace_s,
-            deadline_s=deadline_s,
+            store, self._attempts, self._engine_router, self._metrics, grace_s=grace_s, deadline_s=deadline_s
         )
-        parts = ClientParts(
-            store=store,
-            attempts=self._attempts,
-            watcher=self._watcher,
-            authentication=self._authentication,
-            limits=self._limits,
-        )
+        self._proxy = self._make_proxy()
+        self._api = self._make_api()
+
+    def _make_proxy(self) -> Proxy:
+        store, clients = self._store, None
+        if self._settings.clients is not None:
+            clients = self._settings.clients(
+                ClientParts(
+                    store=store,
+                    attempts=self._attempts,
+                    watcher=self._watcher,
+                    authentication=self._authentication,
+                    limits=self._limits,
+                )
+            )
         traces = TraceReceiver(store, self._attempts, self._limits, self._metrics, self._authentication)
-        self._proxy = Proxy(
+        return Proxy(
             store,
-            self._attempts,
-            self._engine_router,
-            self._external,
-            self._policy_calls,
-            self._metrics,
-            traces,
-            self._limits,
-            stored,
-            None if self._settings.clients is None else self._settings.clients(parts),
+            attempts=self._attempts,
+            engine_router=self._engine_router,
+            external=self._external,
+            calls=self._policy_calls,
+            metrics=self._metrics,
+            traces=traces,
+            limits=self._limits,
+            clients=clients,
+            watcher=self._watcher,
         )
-        self._api = create_api(
-            store,
-            server_key,
+
+    def _make_api(self) -> Any:
+        return create_api(
+            self._store,
+            self._server_key,
             boot=self.boot,
             stopping=self._stopping,
             on_claim=self._attempts.expect,
@@ -140,18 +129,31 @@ class App:
             external_keys=self._settings.external_keys,
             authentication=self._authentication,
         )
-        self._entry: ASGIApp = self._http
-        if self._settings.cors_origins:
-            self._entry = CORSMiddleware(
-                self._http, self._settings.cors_origins, allow_methods=("GET", "POST"), allow_headers=("*",)
-            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection's event, by ASGI."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            await self._entry(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        reply = AgentResponse(send, self._boot)
+        of_agent = path.startswith(("/r/", "/v1")) and self._settings.metrics_port is None
+        if (not of_agent or self._stopping.is_set()) and await self._answered(scope, receive, reply):
+            return
+        self._calls += 1
+        try:
+            try:
+                incoming = AgentRequest(scope, receive)
+            except ApiError as refusal:
+                await reply.whole(refusal.status, chat.error(refusal))
+            else:
+                await self._proxy(incoming, reply)
+        finally:
+            self._calls -= 1
+            if self._calls == 0 and self._stopping.is_set():
+                self._finished.set()
 
     def stop(self) -> None:
         """The server is about to end: long polls return, new calls are refused, and those in flight go on."""
@@ -183,32 +185,27 @@ class App:
         self._engine_router.forget(run_id)
         self._external.directory.forget(run_id)
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answered(self, scope: Scope, receive: Receive, reply: AgentResponse) -> bool:
+        """Answers what is not an agent's request; False where it is one, for the proxy."""
         path: str = scope["path"]
-        reply = AgentResponse(send, self._boot)
-        port = self._settings.metrics_port
-        if (
-            port is not None
-            and path not in ("/healthz", "/readyz")
-            and (scope["server"][1] == port) != (path == "/metrics")
-        ):
+        port, tls = self._settings.metrics_port, self._settings.tls
+        elsewhere = port is not None and (scope["server"][1] == port) != (path == "/metrics")
+        if elsewhere and path not in ("/healthz", "/readyz"):
             await reply.whole(404, b'{"error":{"message":"not on this port"}}')
-            return
-        if path.startswith(("/api", "/metrics")) and self._lacks_certificate(scope):
-            await reply.whole(
-                403,
-                error_body(
-                    ServerKeyError,
-                    "client certificate: is required by this server; name yours and its key in AGL_TLS_CLIENT_CERT and "
-                    "AGL_TLS_CLIENT_KEY",
-                ),
+        elif (
+            path.startswith(("/api", "/metrics"))
+            and tls is not None
+            and tls.client_ca is not None
+            and scope["extensions"]["tls"]["client_cert_name"] is None
+        ):
+            sentence = (
+                "client certificate: is required by this server; name yours and its key in AGL_TLS_CLIENT_CERT and "
+                "AGL_TLS_CLIENT_KEY"
             )
-            return
-        if path.startswith("/api/") or path == "/api":
-            mounted = {**scope, "root_path": scope.get("root_path", "") + "/api"}
-            await self._api(mounted, receive, send)
-            return
-        if path == "/healthz":
+            await reply.whole(403, error_body(ServerKeyError, sentence))
+        elif path.startswith("/api/") or path == "/api":
+            await self._api({**scope, "root_path": scope.get("root_path", "") + "/api"}, receive, reply.send)
+        elif path == "/healthz":
             await reply.whole(200, b'{"status":"ok"}')
         elif path == "/readyz":
             await self._ready(reply)
@@ -217,20 +214,11 @@ class App:
         elif self._stopping.is_set():
             await _refuse_stopping(path, reply)
         else:
-            self._calls += 1
-            try:
-                await self._proxied(scope, receive, reply)
-            finally:
-                self._calls -= 1
-                if self._calls == 0 and self._stopping.is_set():
-                    self._finished.set()
-
-    def _lacks_certificate(self, scope: Scope) -> bool:
-        tls = self._settings.tls
-        return tls is not None and tls.client_ca is not None and scope["extensions"]["tls"]["client_cert_name"] is None
+            return False
+        return True
 
     async def _show_metrics(self, scope: Scope, reply: AgentResponse) -> None:
-        """The numbers of all runs: for whoever may read their statistics, or whoever reaches a port of their own."""
+        """The numbers of all runs: for callers that may read their statistics, or any on a port of their own."""
         if self._settings.metrics_port is None:
             try:
                 caller = await self._authentication.caller(scope["headers"])
@@ -243,33 +231,24 @@ class App:
         await self._store_metrics.look()
         await reply.whole(200, self._metrics.text(), self._metrics.content_type.encode())
 
-    async def _proxied(self, scope: Scope, receive: Receive, reply: AgentResponse) -> None:
-        try:
-            incoming = AgentRequest(scope, receive)
-        except ApiError as refusal:
-            await reply.whole(refusal.status, chat.error(refusal))
-            return
-        await self._proxy(incoming, reply)
-
     async def _ready(self, reply: AgentResponse) -> None:
-        if self._stopping.is_set():
-            await reply.whole(503, orjson.dumps({"status": "unavailable", "reason": STOPPING}))
-            return
-        if down := [name for loops in self._loops for name in loops.down]:
+        reason = STOPPING if self._stopping.is_set() else ""
+        if not reason and (down := [name for loops in self._loops for name in loops.down]):
             reason = f"{', '.join(down)}: failed, and is started again; the server's log says why"
+        if not reason:
+            try:
+                await self._store.runs(limit=1)
+            except StoreError as cause:
+                reason = str(cause)
+        if reason:
             await reply.whole(503, orjson.dumps({"status": "unavailable", "reason": reason}))
-            return
-        try:
-            await self._store.runs(limit=1)
-        except StoreError as cause:
-            await reply.whole(503, orjson.dumps({"status": "unavailable", "reason": str(cause)}))
         else:
             hung = self._engine_router.hung_engines
             await reply.whole(200, orjson.dumps({"status": "ready", "hung_engines": hung}))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        if self._keeps_leases:
+        if not isinstance(self._store, LightningStoreClient):  # else another process owns the store and its leases
             expiry = LeaseExpiry(self._store, self._attempts.forget_all, lease_s=self._settings.lease_s)
             self.background.start("lease expiry", expiry.run)
         await send({"type": "lifespan.startup.complete"})

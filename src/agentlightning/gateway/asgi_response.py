@@ -1,18 +1,17 @@
-"""One HTTP exchange in bare ASGI: what came in, the answer going out, and how long either side waits. The hot path pays for
-nothing more.
+"""One HTTP exchange in bare ASGI: the request, the response, and how long either side waits.
 
-Driven by the app and the proxy; knows nothing of what the bytes mean. Of the headers it reads who calls, and what every
-OpenTelemetry instrumentation of an HTTP client sends: W3C Trace Context (``traceparent: 00-{trace}-{span}-{flags}``) names
-the span within which an agent calls, W3C Baggage (``baggage: agl.agent=writer,other=x``) the agent.
+Driven by the app and the proxy; does not know what the bytes mean. W3C Trace Context (``traceparent:
+00-{trace}-{span}-{flags}``) names the span within which an agent calls, W3C Baggage (``baggage: agl.agent=writer``) the
+agent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from agentlightning.protocols.base import ApiError
@@ -144,8 +143,8 @@ class AgentRequest:
             self.key = self.query.get("key")
 
     async def body(self, take: Callable[[int], None] | None = None) -> bytes:
-        """The whole body; `take` gets the size of each part, and may raise. Raises ApiError as `read_body` does. Read once:
-        who asks again gets it again."""
+        """The whole body, read once; `take` gets the size of each part, and may raise. Raises ApiError as `read_body`
+        does."""
         if self.length > MAX_BODY_BYTES:
             raise too_large(MAX_BODY_BYTES)
         if self._body is None:
@@ -157,10 +156,6 @@ class AgentRequest:
     def on_disconnect(self, tell: Callable[[], None]) -> DisconnectWatch:
         """Call `tell` when the client disconnects, until the watch is stopped; only after `body`."""
         return DisconnectWatch(self._receive, tell)
-
-    def span_id(self, rollout_id: str, attempt: int) -> str | None:
-        """Id of the span within which the agent, which is of this attempt, made the request."""
-        return parent_span(self.traceparent, rollout_id, attempt)
 
     def base_url(self, identity: tuple[str, int] | None) -> str:
         """The base URL that this caller should use."""
@@ -175,7 +170,7 @@ async def read_body(
     parts: list[bytes] = []
     size = 0
     try:
-        with Deadline(timeout_s):
+        async with asyncio.timeout(timeout_s):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -237,58 +232,21 @@ class DisconnectWatch:
         self._tell()
 
 
-class Deadline:
-    """A context manager: what is in it gets TimeoutError after so many seconds, or at the time to which the end is moved.
-
-    asyncio.timeout does the same in twice the time, and raises where its end is moved in the very tick in which it is
-    reached.
-    """
-
-    __slots__ = ("_cancelling", "_expired", "_loop", "_task", "_timer", "when")
-
-    def __init__(self, seconds: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[object] | None = None
-        self._expired = False
-        self.when = self._loop.time() + seconds
-        """On the clock of the event loop."""
-
-    def __enter__(self) -> Self:
-        task = asyncio.current_task(self._loop)
-        assert task is not None
-        self._task, self._cancelling = task, task.cancelling()
-        self._timer = self._loop.call_at(self.when, self._expire)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        task, self._task = self._task, None
-        self._timer.cancel()
-        # A task that was cancelled by somebody else as well is to end.
-        others = self._expired and task is not None and task.uncancel() > self._cancelling
-        if self._expired and kind is asyncio.CancelledError and not others:
-            raise TimeoutError from error
-
-    def shorten(self, seconds: float) -> None:
-        """End in so many seconds, unless the end is nearer; does nothing where it was reached or the work is done."""
-        when = min(self.when, self._loop.time() + seconds)
-        if self._task is not None and not self._expired:
-            self._timer.cancel()
-            self.when = when
-            self._timer = self._loop.call_at(when, self._expire)
-
-    def _expire(self) -> None:
-        if self._task is not None:
-            self._expired = True
-            self._task.cancel()
+def end_within(timeout: asyncio.Timeout, seconds: float) -> None:
+    """End the work in `timeout` in so many seconds, unless its end is nearer, was reached, or the work is done."""
+    when = asyncio.get_running_loop().time() + seconds
+    with contextlib.suppress(RuntimeError):
+        if (set_for := timeout.when()) is None or when < set_for:
+            timeout.reschedule(when)
 
 
 class AgentResponse:
     """The answer to one request: whole, or a stream of events."""
 
-    __slots__ = ("_boot", "_send", "failed", "ignored", "request_id", "session", "started")
+    __slots__ = ("_boot", "failed", "ignored", "request_id", "send", "session", "started")
 
     def __init__(self, send: Send, boot: bytes) -> None:
-        self._send = send
+        self.send = send
         self._boot = boot
         self.started = False
         self.request_id = ""
@@ -315,24 +273,24 @@ class AgentResponse:
             "status": status,
             "headers": self._headers(content_type, length, *headers),
         }
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": body})
+        await self.send(start)
+        await self.send({"type": "http.response.body", "body": body})
 
     async def start_events(self, first: bytes, content_type: bytes = b"text/event-stream; charset=utf-8") -> None:
         """Begin a stream of server-sent events."""
         self.started = True
         headers = self._headers(content_type, (b"cache-control", b"no-cache"))
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
         if first:
             await self.more(first)
 
     async def more(self, events: bytes) -> None:
         """Send events."""
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        await self.send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes) -> None:
         """Send the last events and end the stream."""
-        await self._send({"type": "http.response.body", "body": events})
+        await self.send({"type": "http.response.body", "body": events})
 
     def _headers(self, content_type: bytes, *more: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         headers = [(b"content-type", content_type), (b"x-agl-boot", self._boot), *more]

@@ -1,73 +1,77 @@
-"""Identification of callers: the attempt behind a path and a key, and its conversations while it runs.
+"""Running attempts: whose a request is, the conversations of an attempt, what a fork replays, refusals, and expired leases.
 
-Driven by the proxy for every request, so that both answers are cached: keys for good (a signature does not change), attempts
-until this server sees them end, and for a few seconds where another server may end them. Knows nothing of messages.
+Driven by the proxy for every request, so that keys are cached for good (a signature does not change) and attempts until this
+server sees them end, or for a few seconds where another server may end them. Knows nothing of messages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+
+from cachetools import LRUCache
+from uuid_utils import uuid7
 
 from agentlightning.engines.base import DEFAULT_POLICY
-from agentlightning.gateway.replay import AttemptReplay
+from agentlightning.errors import StoreError
 from agentlightning.protocols.base import ApiError
-from agentlightning.records import Call, Claim, Rollout
+from agentlightning.records import ABANDONED, JSON, Call, Claim, Rollout, Sampling, Span
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.runtime.clock import elapsed_s
+from agentlightning.store.base import LEASE_S, LightningStore, RolloutQuery
 from agentlightning.store.coalescer import Coalescer
-from agentlightning.store.forks import calls_to_replay, replayable, replayable_external
+from agentlightning.store.forks import Choices, calls_to_replay, replayable, replayable_external
+from agentlightning.store.gateway_events import MAX_REASON_CHARS, OUTGROWN, REFUSED_CALLS
 from agentlightning.store.server_keys import is_loopback
 from agentlightning.store.tokens import KEY_PREFIX, verify_key
 
+log = logging.getLogger(__name__)
+
 ATTEMPT_AGE_S = 60.0
-"""An attempt's state is read again after this long, in case that it ended unknown to this server."""
+"""An attempt's state is read again after this long, in case it ended unknown to this server."""
 SHARED_ATTEMPT_AGE_S = 5.0
-"""The same where other servers, which tell this one nothing, share the store."""
+"""The same where other servers share the store."""
+MAX_ATTEMPTS = 16_384
+"""Cached attempts, and keys: as many as a server has connections."""
+MAX_READ_STATES = 256
+"""States of rollouts per query."""
+LATE_S = 1.0
+"""Seconds after which a slow query no longer holds up the next one."""
+MAX_CACHE_BYTES = 256 * 1024 * 1024
+"""Approximate bytes of all conversations; the least recently used attempts are dropped, and read again when needed."""
 
 caller: ContextVar[tuple[str, int] | None] = ContextVar("caller", default=None)
-"""(rollout id, attempt) that the present request is for: what is logged about it carries them."""
-
-
-MAX_ATTEMPTS = 16_384
-"""Attempts, and keys, that are remembered: as many as a server has connections."""
-MAX_READ_STATES = 256
-"""States of rollouts that one query reads."""
-LATE_S = 1.0
-"""Seconds that others wait for such a query before they are read beside it."""
-MAX_CACHE_BYTES = 256 * 1024 * 1024
-"""Bytes that conversations may keep, roughly; the ones that were not used for longest go, and are read again when needed."""
+"""(rollout id, attempt) of the present request, for the log."""
 
 
 @dataclass(slots=True, eq=False)
 class TrackedAttempt:
-    """A running attempt, as the gateway knows it."""
+    """A running attempt."""
 
     rollout: Rollout
     number: int
     checked_s: float
+    """Monotonic time of the last check that it runs."""
     conversations: dict[str, Conversation] = field(default_factory=dict)
-    """The graph of its calls, by the policy that answers, built when the first one comes: no policy continues the ids of
-    another. Calls of external models are in the first; its name is '' as long as no policy was called."""
+    """The graph of its calls by policy, built at the first call: no policy continues the ids of another. Calls of external
+    models are in the first; its name is '' as long as no policy was called."""
     complete: bool = False
-    """Claimed through this gateway, which has told or been told of every call since: the store knows no more."""
+    """Claimed through this gateway, which has seen every call since: the store knows no more."""
     read_s: float = float("-inf")
-    """Start of the last read of its calls, by the monotonic clock."""
+    """Monotonic start of the last read of its calls."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held, and before it waited for, by work that is done one at a time for all attempts: so they take turns."""
+    """Acquired before a lock that all attempts share, so that they take turns."""
     size: int = 0
     """Bytes of the conversations, as counted last."""
     refused: int = 0
-    """Calls that this gateway refused."""
     unrecorded_refusals: int = 0
-    """Those of them that are still to be recorded."""
     prompts: dict[str, str] = field(default_factory=dict)
     """Rendered prompt templates, by name."""
     replaced_prompts: set[bytes] = field(default_factory=set)
@@ -75,11 +79,90 @@ class TrackedAttempt:
     ends_refused: bool = False
     """No call was answered since a refusal was recorded last."""
     replay: AttemptReplay | None = None
-    """Of a forked rollout: the calls that are still answered from the record; None until the first of them comes."""
+    """Of a forked rollout, from its first call on."""
 
     def knows(self, call_id: str) -> bool:
         """True where a call of that id is in one of its graphs."""
         return any(call_id in conversation for conversation in self.conversations.values())
+
+
+class AttemptReplay:
+    """The recorded calls that a forked attempt's first calls are answered from.
+
+    A call gets a recorded completion where its request is the recorded one: same messages, tools, decoding, prompt tokens,
+    and stops and a bound of tokens under which the completion is the same. The first call of the policy that is none of
+    those left ends the replay for good, since the agent's state is then one that the recorded attempt never was in. Calls
+    of external models before the place of the fork are replayed as well while it goes on; one that is not recorded ends
+    nothing. What was replayed follows from the attempt's own record, so that any gateway can go on with it.
+    """
+
+    def __init__(self, recorded: Sequence[Choices], answer: JSON | None = None, external: Sequence[Call] = ()) -> None:
+        """`recorded` and `external` are the calls to replay, in the order in which they began; `answer` replaces the last
+        of `recorded`."""
+        self._recorded = recorded
+        self._external = external
+        self._answer = answer
+        self._taken: set[str] = set()
+        self.ended = False
+
+    def see(self, own: Iterable[Call]) -> None:
+        """Take in what the attempt has recorded, through whatever gateway."""
+        for call in own:
+            if call.policy and call.replayed_id is None:
+                self.ended = True
+            elif call.replayed_id is not None and call.finish_reason != ABANDONED:
+                self._taken.add(call.replayed_id)
+
+    def take(
+        self, request_hash: str, decoding: str, prompt_tokens: int, samples: int, fits: Callable[[Call], bool]
+    ) -> Choices:
+        """The recorded choices of this request, which no other gets from now on; empty where it is to be sampled. `fits`
+        decides what no hash covers."""
+        for choices in self._left:
+            call = choices[0]
+            same = call.request_hash == request_hash and call.decoding.get("request", "") == decoding
+            if same and call.prompt_tokens == prompt_tokens and len(choices) == samples and all(map(fits, choices)):
+                self._taken.add(call.id)
+                return choices
+        self.end("a request is none of them")
+        return []
+
+    def end(self, why: str) -> None:
+        """Replay no more."""
+        if left := len(self._left):
+            log.warning("the replay ends with %d calls left: %s", left, why)
+        self.ended = True
+
+    def take_external(self, request_hash: str, model: str, protocol: str, sampling: Sampling) -> Call | None:
+        """The recorded call of this request to an external model; None where there is none left."""
+        wanted = (request_hash, model, protocol, sampling)
+        for call in () if self.ended else self._external:
+            if call.id not in self._taken and (call.request_hash, call.model, call.protocol, call.sampling) == wanted:
+                self._taken.add(call.id)
+                return call
+        return None
+
+    def answer_to(self, choices: Choices) -> JSON | None:
+        """The fork's answer, where these are the choices that it replaces."""
+        return self._answer if choices is self._recorded[-1] else None
+
+    def give_back(self, call: Call) -> None:
+        """The call failed before it was recorded: its next try gets `call` again."""
+        self._taken.discard(call.id)
+
+    @property
+    def _left(self) -> list[Choices]:
+        return [] if self.ended else [choices for choices in self._recorded if choices[0].id not in self._taken]
+
+
+class _Attempts(LRUCache[str, TrackedAttempt]):
+    """Running attempts by rollout, with the bytes of their conversations."""
+
+    bytes = 0
+
+    def __delitem__(self, rollout_id: str) -> None:
+        self.bytes -= self[rollout_id].size
+        super().__delitem__(rollout_id)
 
 
 class AttemptCache:
@@ -102,48 +185,33 @@ class AttemptCache:
         self._keyless = keyless
         self._shared = shared
         self._age_s = SHARED_ATTEMPT_AGE_S if shared else ATTEMPT_AGE_S
-        self._limit = limit
-        self._most_bytes = max_bytes
-        self._bytes = 0
+        self._max_bytes = max_bytes
         self._secret: bytes | None = None
-        self._keys: OrderedDict[str, tuple[str, int]] = OrderedDict()
-        self._attempts: OrderedDict[tuple[str, int], TrackedAttempt] = OrderedDict()
-        self._numbers: dict[str, set[int]] = {}
-        """Of `_attempts`, by rollout: those of one are found without a look at ten thousand others."""
-        self._rewarding: OrderedDict[str, bool] = OrderedDict()
+        self._keys: LRUCache[str, tuple[str, int]] = LRUCache(limit)
+        self._attempts = _Attempts(limit)
+        self._rewarding: LRUCache[str, bool] = LRUCache(limit)
         self._states: Coalescer[str, Rollout | None] = Coalescer(
             self._read_states, max_items=MAX_READ_STATES, late_s=LATE_S
         )
         self._reads: dict[str, object] = {}
-        """Reads of states under way, by rollout; what ended meanwhile is taken out."""
+        """Reads of states under way, by rollout; one that ended meanwhile is removed."""
 
     async def identify(self, named: tuple[str, int] | None, key: str | None, client: str | None) -> tuple[str, int]:
         """(rollout id, attempt) of a request from its path and key. Raises ApiError.
 
-        Keys that are not ours are as good as none: many SDKs insist on sending one.
+        Keys that are not ours count as none: many SDKs insist on sending one.
         """
         if key is None or not key.startswith(KEY_PREFIX):
             if named is None:
-                raise ApiError(
-                    "no key: expected the attempt's own key (sk-agl-…) as Authorization: Bearer",
-                    status=401,
-                    type="authentication_error",
-                    code="invalid_api_key",
-                )
+                raise _unauthorized("no key: expected the attempt's own key (sk-agl-…) as Authorization: Bearer")
             if not self._keyless:  # a proxy on this machine makes everybody a caller from this machine
-                raise ApiError(
+                raise _unauthorized(
                     "no key: expected the attempt's own key (sk-agl-…) as Authorization: Bearer; its path alone opens only "
-                    "a server without a key",
-                    status=401,
-                    type="authentication_error",
-                    code="invalid_api_key",
+                    "a server without a key"
                 )
             if client is not None and not is_loopback(client):
-                raise ApiError(
-                    "no key: a path without the attempt's own key (sk-agl-…) is accepted from this machine only",
-                    status=401,
-                    type="authentication_error",
-                    code="invalid_api_key",
+                raise _unauthorized(
+                    "no key: a path without the attempt's own key (sk-agl-…) is accepted from this machine only"
                 )
             caller.set(named)
             return named
@@ -161,13 +229,12 @@ class AttemptCache:
         return owner
 
     async def running(self, identity: tuple[str, int]) -> TrackedAttempt:
-        """The attempt; ApiError where it is unknown or does not run any more."""
-        known = self._attempts.get(identity)
-        now = time.monotonic()
-        if known is not None and now - known.checked_s < self._age_s:
-            self._attempts.move_to_end(identity)
-            return known
+        """The attempt. Raises ApiError where it is unknown or no longer runs."""
         rollout_id, number = identity
+        known = self._attempts.get(rollout_id)
+        now = time.monotonic()
+        if known is not None and known.number == number and now - known.checked_s < self._age_s:
+            return known
         read = self._reads[rollout_id] = object()
         try:
             rollout = await self._states.submit(rollout_id)
@@ -178,51 +245,40 @@ class AttemptCache:
         if rollout is None or not 1 <= number <= rollout.attempt:
             raise ApiError(f"no attempt {number} of a rollout {rollout_id}", status=404, code="unknown_attempt")
         if rollout.state != "running" or rollout.attempt != number:
-            self._drop(identity)
+            if (known := self._attempts.get(rollout_id)) is not None and known.number == number:
+                del self._attempts[rollout_id]
             raise ApiError(
                 f"attempt {number} of rollout {rollout_id} is over ({rollout.state}, latest attempt {rollout.attempt}): "
                 "its calls are not recorded any more",
                 status=410,
                 code="attempt_over",
             )
-        known = self._attempts.get(identity) or self._add(TrackedAttempt(rollout, number, float("-inf")))
-        self._attempts.move_to_end(identity)
-        known.rollout = rollout
-        if current:  # else it may have ended after the store was read: this call is in time, the next one reads again
-            known.checked_s = now
-        self._bound_attempts()
-        return known
+        # Where it may have ended after the store was read, this call is in time, and the next one reads again.
+        return self._track(rollout, number, now if current else None)
 
     def expect(self, claims: Sequence[Claim]) -> None:
         """These attempts begin now: their first calls need not ask the store who they are."""
         now = time.monotonic()
         for claim in claims:
-            identity = (claim.rollout.id, claim.lease.attempt)
-            self._drop((claim.rollout.id, claim.lease.attempt - 1))  # lost with a worker that starts again, say
-            self._add(TrackedAttempt(claim.rollout, claim.lease.attempt, now, complete=not self._shared))
-            self._keys[claim.key] = identity
-        self._bound_attempts()
-        _bound(self._keys, self._limit)
+            rollout, number = claim.rollout, claim.lease.attempt
+            self._attempts.pop(rollout.id, None)
+            self._attempts[rollout.id] = TrackedAttempt(rollout, number, now, complete=not self._shared)
+            self._keys[claim.key] = rollout.id, number
 
     def adopt(self, rollout: Rollout, number: int) -> TrackedAttempt:
-        """The running attempt of a session, as the store has just told it; what is known of its calls stays known."""
-        identity = rollout.id, number
-        caller.set(identity)
-        known = self._attempts.get(identity) or self._add(TrackedAttempt(rollout, number, time.monotonic()))
-        self._attempts.move_to_end(identity)
-        known.rollout, known.checked_s = rollout, time.monotonic()
-        self._bound_attempts()
-        return known
+        """The running attempt of a session that was read just now; what is known of its calls stays known."""
+        caller.set((rollout.id, number))
+        return self._track(rollout, number, time.monotonic())
 
     async def may_reward(self, attempt: TrackedAttempt) -> bool:
-        """True where the run lets its agents set rewards: it has no reward function, which is fixed for good."""
+        """True where the run lets its agents set rewards: it has no reward function, which never changes."""
         run_id = attempt.rollout.run_id
-        if run_id not in self._rewarding:
+        allowed = self._rewarding.get(run_id)
+        if allowed is None:
             found = await self._store.runs([run_id])
             agent = found[0].config.get("agent") if found else None
-            self._rewarding[run_id] = isinstance(agent, dict) and agent.get("reward") == []
-            _bound(self._rewarding, self._limit)
-        return self._rewarding[run_id]
+            allowed = self._rewarding[run_id] = isinstance(agent, dict) and agent.get("reward") == []
+        return allowed
 
     async def conversation(
         self, attempt: TrackedAttempt, renderer: Renderer | None, policy: str = DEFAULT_POLICY
@@ -231,24 +287,24 @@ class AttemptCache:
 
         Without a renderer (external models) any graph will do.
         """
-        known = _known(attempt, renderer, policy)
-        if known is None:
-            async with attempt.reading:
-                known = _known(attempt, renderer, policy)
-                if known is None:
-                    known = await self._build(attempt, renderer, policy)
+        known = attempt.conversations.get(policy)
+        if known is None or known.renderer is not renderer:
+            known = _known(attempt, renderer, policy)
+            if known is None:
+                async with attempt.reading:
+                    known = _known(attempt, renderer, policy) or await self._build(attempt, renderer, policy)
         self._account(attempt)
         return known
 
     async def replay(self, attempt: TrackedAttempt) -> AttemptReplay | None:
-        """Return what is still answered from the record; None where the rollout continues no other."""
+        """The replay of a forked rollout; None where the rollout continues no other."""
         fork = attempt.rollout.fork
         if fork is None:
             return None
         async with attempt.reading:
             if attempt.replay is None:
                 calls = await self._store.calls([fork.rollout_id], fork.attempt)
-                # Whoever may enqueue rollouts in one run may not read another's answers by them.
+                # Whoever may enqueue rollouts in one run must not read another run's completions through them.
                 recorded = [call for call in calls if call.run_id == attempt.rollout.run_id]
                 choices = replayable(recorded)
                 attempt.replay = AttemptReplay(
@@ -264,7 +320,7 @@ class AttemptCache:
         """Read what other gateways recorded; does nothing where this one knows everything. After `conversation`."""
         asked_s = time.monotonic()
         async with attempt.reading:
-            # A reading that began after the question answers it: a crowd of requests costs one.
+            # A read that began after the question answers it: a crowd of requests costs one.
             if attempt.complete or not attempt.conversations or attempt.read_s > asked_s:
                 return
             attempt.read_s = time.monotonic()
@@ -275,8 +331,8 @@ class AttemptCache:
     def learn(self, calls: Sequence[Call]) -> None:
         """Another gateway recorded these through this server."""
         for call in calls:
-            attempt = self._attempts.get((call.rollout_id, call.attempt))
-            if attempt is None:
+            attempt = self._attempts.get(call.rollout_id)
+            if attempt is None or attempt.number != call.attempt:
                 continue
             known = False
             for policy, conversation in attempt.conversations.items():
@@ -289,18 +345,25 @@ class AttemptCache:
         """These rollouts' attempts have ended, as far as can be told; one that has not is rebuilt from the store."""
         for rollout_id in rollout_ids:
             self._reads.pop(rollout_id, None)
-            for number in list(self._numbers.get(rollout_id, ())):
-                self._drop((rollout_id, number))
+            self._attempts.pop(rollout_id, None)
 
     def forget_all(self) -> None:
         """Any attempt may have ended: their states are read again before their next calls."""
         self._reads.clear()
-        for attempt in self._attempts.values():
-            attempt.checked_s = float("-inf")
+        for rollout_id in list(self._attempts):
+            self._attempts[rollout_id].checked_s = float("-inf")
+
+    def _track(self, rollout: Rollout, number: int, checked_s: float | None) -> TrackedAttempt:
+        known = self._attempts.get(rollout.id)
+        if known is None or known.number != number:
+            self._attempts.pop(rollout.id, None)
+            known = self._attempts[rollout.id] = TrackedAttempt(rollout, number, float("-inf"))
+        known.rollout = rollout
+        if checked_s is not None:
+            known.checked_s = checked_s
+        return known
 
     async def _read_states(self, rollout_ids: list[str]) -> list[Rollout | None]:
-        """These rollouts as they are now: a thousand attempts, each of which is asked for every few seconds, are read with
-        a few queries."""
         found = await self._store.rollouts(RolloutQuery(ids=sorted(set(rollout_ids))))
         by_id = {rollout.id: rollout for rollout in found}
         return [by_id.get(rollout_id) for rollout_id in rollout_ids]
@@ -310,14 +373,8 @@ class AttemptCache:
             self._secret = await self._store.signing_secret()
         owner = verify_key(self._secret, key)
         if owner is None:
-            raise ApiError(
-                "the key was not made by this server's store",
-                status=401,
-                type="authentication_error",
-                code="invalid_api_key",
-            )
+            raise _unauthorized("the key was not made by this server's store")
         self._keys[key] = owner
-        _bound(self._keys, self._limit)
         return owner
 
     async def _build(self, attempt: TrackedAttempt, renderer: Renderer | None, policy: str) -> Conversation:
@@ -332,44 +389,23 @@ class AttemptCache:
         return conversation
 
     def _account(self, attempt: TrackedAttempt) -> None:
-        """Count what the conversations keep by now, and drop the oldest where all keep too much.
+        """Count the bytes of its conversations, and drop the least recently used attempts where all have too many.
 
-        That may be the attempt's own, which the call at hand holds meanwhile: no one attempt keeps more than the bound.
+        That may be the attempt itself, which the call at hand still holds: no attempt keeps more than the bound.
         """
-        if self._attempts.get((attempt.rollout.id, attempt.number)) is not attempt:
-            return  # ended meanwhile
-        size = sum(conversation.size for conversation in attempt.conversations.values())
-        self._bytes += size - attempt.size
+        size = 0
+        for conversation in attempt.conversations.values():
+            size += conversation.size
+        if size == attempt.size or self._attempts.get(attempt.rollout.id) is not attempt:
+            return
+        self._attempts.bytes += size - attempt.size
         attempt.size = size
-        if self._bytes <= self._most_bytes:
-            return
-        for other in self._attempts.values():  # least recently used first
-            if other.conversations:
-                self._bytes -= other.size
-                other.conversations, other.complete, other.size = {}, False, 0
-                if self._bytes <= self._most_bytes:
-                    return
+        while self._attempts.bytes > self._max_bytes:
+            self._attempts.popitem()
 
-    def _bound_attempts(self) -> None:
-        while len(self._attempts) > self._limit:
-            self._drop(next(iter(self._attempts)))
 
-    def _add(self, attempt: TrackedAttempt) -> TrackedAttempt:
-        rollout_id, number = attempt.rollout.id, attempt.number
-        self._drop((rollout_id, number))
-        self._attempts[rollout_id, number] = attempt
-        self._numbers.setdefault(rollout_id, set()).add(number)
-        return attempt
-
-    def _drop(self, identity: tuple[str, int]) -> None:
-        attempt = self._attempts.pop(identity, None)
-        if attempt is None:
-            return
-        self._bytes -= attempt.size
-        numbers = self._numbers[identity[0]]
-        numbers.discard(identity[1])
-        if not numbers:
-            del self._numbers[identity[0]]
+def _unauthorized(sentence: str) -> ApiError:
+    return ApiError(sentence, status=401, type="authentication_error", code="invalid_api_key")
 
 
 def _known(attempt: TrackedAttempt, renderer: Renderer | None, policy: str) -> Conversation | None:
@@ -384,10 +420,124 @@ def _known(attempt: TrackedAttempt, renderer: Renderer | None, policy: str) -> C
 
 
 def _calls_of(policy: str, calls: Sequence[Call]) -> list[Call]:
-    """The calls of the graph of `policy`: its own and those of external models, as far as the record has their tokens."""
+    """The calls of the graph of `policy`: its own and those of external models, as far as the record has their texts."""
     return [call for call in calls if call.policy in ("", policy) and call.history_hash]
 
 
-def _bound(cache: OrderedDict[Any, Any], limit: int) -> None:
-    while len(cache) > limit:
-        cache.popitem(last=False)
+# --- spans of the gateway's own -----------------------------------------------------------------------------------------
+
+
+def gateway_span(rollout: Rollout, attempt: int, name: str, attributes: JSON, error: str | None = None) -> Span:
+    """A span of this moment by which the gateway adds an event to an attempt's record; `error` is its error message."""
+    now = time.time_ns()
+    return Span(
+        id=str(uuid7()),
+        run_id=rollout.run_id,
+        rollout_id=rollout.id,
+        attempt=attempt,
+        name=name,
+        attributes=attributes,
+        started_ns=now,
+        finished_ns=now,
+        status="unset" if error is None else "error",
+        status_message=error or "",
+    )
+
+
+MAX_SINGLE = 16
+"""Refusals of an attempt that are recorded one by one; later ones when their number has doubled."""
+MAX_MESSAGE_CHARS = 500
+NOT_REFUSALS = frozenset({401, 403, 408, 409, 410, 429, 499})
+"""Statuses that say nothing of the request itself, but of its sender, its time or their number."""
+
+_PLACE = re.compile(r"[.\[].*", re.DOTALL)
+
+
+async def record_refusal(store: LightningStore, attempt: TrackedAttempt, refusal: ApiError) -> None:
+    """Records a refused model call before the agent gets the answer; does nothing for failures of ours.
+
+    Bounded, whatever a looping agent sends: after the first refusals only each doubling of their number, and the first one
+    after a call that was answered, is written.
+    """
+    if not 400 <= refusal.status < 500 or refusal.status in NOT_REFUSALS:
+        return
+    attempt.refused += 1
+    attempt.unrecorded_refusals += 1
+    doubled = not attempt.refused & (attempt.refused - 1)
+    if attempt.refused > MAX_SINGLE and not doubled and attempt.ends_refused:
+        return
+    attempt.ends_refused = True
+    count, attempt.unrecorded_refusals = attempt.unrecorded_refusals, 0
+    message = refusal.message[:MAX_MESSAGE_CHARS]
+    about = {"fields": refused_fields(refusal), "count": count, "status": refusal.status, "message": message}
+    await store.append_spans([gateway_span(attempt.rollout, attempt.number, REFUSED_CALLS, about, message)])
+
+
+def refused_fields(refusal: ApiError) -> str:
+    """The top-level fields that a refusal names, without places in lists, or the code or status where it names none.
+
+    >>> refused_fields(ApiError("…", fields=("tools[0]", "tools[7]", "top_a")))
+    'tools + top_a'
+    >>> refused_fields(ApiError("…", param="messages", code="context_length_exceeded"))
+    'context_length_exceeded'
+    >>> refused_fields(ApiError("…", status=413, code="body_too_large"))
+    'body_too_large'
+    """
+    if refusal.code == OUTGROWN:  # no field is wrong
+        return OUTGROWN
+    named = refusal.fields or (() if refusal.param is None else (refusal.param,))
+    names = dict.fromkeys("".join(filter(str.isprintable, _PLACE.sub("", name))) for name in named)
+    shown = " + ".join(name for name in names if name)
+    return (shown or refusal.code or f"HTTP {refusal.status}")[:MAX_REASON_CHARS]
+
+
+# --- leases -------------------------------------------------------------------------------------------------------------
+
+EXPIRY_S = 1.0
+"""Seconds between two searches for expired leases."""
+MAX_GAP = 1 / 6
+"""Share of a lease by which searches may be late: workers beat three times a lease, so less costs nobody two beats."""
+
+
+class LeaseExpiry:
+    """Gives up attempts whose leases have expired, once every worker had the chance to renew them; a background task.
+
+    After a start, and after each gap in which this server, its store or the machine stood still, no lease is given up for
+    `lease_s`: nobody could renew meanwhile. `on_expired` is called where some were given up.
+    """
+
+    def __init__(
+        self,
+        store: LightningStore,
+        on_expired: Callable[[], None],
+        *,
+        lease_s: float = LEASE_S,
+        clock: Callable[[], float] = elapsed_s,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._store = store
+        self._on_expired = on_expired
+        self._lease_s = lease_s
+        self._clock = clock
+        self._sleep = sleep
+
+    async def run(self) -> None:
+        """Search until cancelled."""
+        pause_s = min(EXPIRY_S, self._lease_s / 4)
+        since = looked = self._clock()
+        while True:
+            try:
+                # Asks the store for next to nothing first: a search that waited for it would then find all expired.
+                await self._store.runs(limit=1)
+                now = self._clock()
+                if now - looked > pause_s + self._lease_s * MAX_GAP:
+                    if now - since >= self._lease_s:
+                        log.warning("leases could not be renewed for a while: none is given up for %g s", self._lease_s)
+                    since = now
+                elif now - since >= self._lease_s and await self._store.expire_leases(within_s=self._lease_s * MAX_GAP):
+                    self._on_expired()
+            except StoreError as cause:
+                log.warning("leases were not checked: %s", cause)
+                since = now = self._clock()
+            looked = now
+            await self._sleep(pause_s)

@@ -10,13 +10,13 @@ import time
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
+from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, parent_span
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.protocols.base import CompletionRequest, WireFormat
 from agentlightning.protocols.response_items import FOLDS
-from agentlightning.records import ABANDONED, JSON, SYSTEM_PROMPT, TEMPLATE_KWARGS, Call, Sampling
+from agentlightning.records import ABANDONED, JSON, SYSTEM_PROMPT, TEMPLATE_KWARGS, Call, Resource, Sampling
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 
 
@@ -29,6 +29,8 @@ class AgentCall:
     admission: Admission
     request: AgentRequest
     reply: AgentResponse
+    resources: list[Resource]
+    """The run's."""
 
     @property
     def affinity(self) -> str:
@@ -105,7 +107,7 @@ class CallJob:
             finish_reason=finish_reason,
             started_ns=self.started_ns,
             finished_ns=self.finished_ns or time.time_ns(),
-            span_id=incoming.span_id(rollout.id, attempt.number),
+            span_id=parent_span(incoming.traceparent, rollout.id, attempt.number) if incoming.traceparent else None,
             delivered=not self.gone and finish_reason != ABANDONED,
             request_fields=self._request_fields(),
             images=list(plan.images),

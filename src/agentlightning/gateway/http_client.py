@@ -1,6 +1,6 @@
 """HttpClient: POST and GET over HTTP/1.1 connections that are kept open, without a cap on their number.
 
-Driven by policy/engine_router.py and external/client.py for every call, of which a general client takes a fifth. It follows
+Driven by policy/engine_router.py and external_client.py for every call, of which a general client takes a fifth. It follows
 no redirects, keeps no cookies, reads no proxy settings, and sends again only what met a connection that its server had just
 closed. All that goes wrong on the way is an OSError.
 """
@@ -42,47 +42,6 @@ class _Origin(NamedTuple):
     tls: bool
 
 
-class HttpResponse:
-    """A response whose head has arrived; a context manager that gives the connection back, or closes it."""
-
-    def __init__(self, client: HttpClient, connection: _Connection) -> None:
-        self._client = client
-        self._connection = connection
-        self.status = connection.status
-        self.headers = connection.headers
-        """By their names in lower case."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._client.release(self._connection)
-
-    async def read(self) -> bytes:
-        """The whole body. Raises OSError where it ends early, EngineError where it is too large."""
-        parts: list[bytes] = []
-        size = 0
-        async for part in self.chunks(whole=True):
-            parts.append(part)
-            size += len(part)
-            if size > MAX_BODY_BYTES:
-                raise EngineError(f"a response is larger than {MAX_BODY_BYTES} bytes")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def chunks(self, whole: bool = False) -> AsyncIterator[bytes]:
-        """The body as it arrives, or `whole`: in as few parts as may be buffered. Raises OSError where it ends early."""
-        packed = self.headers.get("content-encoding") in ("gzip", "deflate")
-        inflater = _Inflater() if packed else None
-        while part := await self._connection.receive(whole):
-            if inflater is None:
-                yield part
-                continue
-            for plain in inflater.feed(part):
-                yield plain
-        if inflater is not None:
-            inflater.finish()
-
-
 class _Inflater:
     """Decompresses a body, of one member of gzip or of several, into parts of bounded size. Raises OSError."""
 
@@ -115,8 +74,8 @@ class HttpClient:
 
     def __init__(self, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
-        self._idle: dict[_Origin, deque[_Connection]] = {}
-        self._busy: set[_Connection] = set()
+        self._idle: dict[_Origin, deque[HttpResponse]] = {}
+        self._busy: set[HttpResponse] = set()
         self._tls: ssl.SSLContext | None = None
 
     async def close(self) -> None:
@@ -125,38 +84,42 @@ class HttpClient:
             connection.transport.abort()
         self._idle.clear()
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
-        """Send a request; returns when the head of the response has arrived. Raises OSError."""
-        return await self._request("POST", url, headers, body)
-
     async def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
         """Ask for a page, as `post` does."""
-        return await self._request("GET", url, headers, b"")
+        return await self.post(url, headers, b"", "GET")
 
-    async def _request(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
-        origin, first = _request_head(method, url)
-        request = [_head(first, headers, len(body)), body]
-        if (kept := self._kept(origin)) is not None:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, method: str = "POST") -> HttpResponse:
+        """Send a request; returns when the head of the response has arrived. Raises OSError."""
+        origin, head = _request_head(method, url, tuple(headers.items()))
+        request = [b"%s%d\r\n\r\n" % (head, len(body)), body]
+        idle = self._idle.get(origin)
+        while idle:
+            kept = idle.pop()  # the one used last, so that what is too much becomes old
             sent = time.monotonic()
+            if kept.transport.is_closing() or sent - kept.idle_since >= IDLE_TIMEOUT_S:
+                kept.transport.close()
+                continue
             try:
                 return await self._exchange(kept, request)
             except ConnectionError:
                 # Its server may have closed it, as idle, while the request was on its way: then nothing came back, at once.
-                if kept.received or time.monotonic() - sent > MAX_IDLE_CLOSE_S:
+                if kept.head_bytes or time.monotonic() - sent > MAX_IDLE_CLOSE_S:
                     raise
+                break
         return await self._exchange(await self._connect(origin), request)
 
-    async def _exchange(self, connection: _Connection, request: list[bytes]) -> HttpResponse:
+    async def _exchange(self, connection: HttpResponse, request: list[bytes]) -> HttpResponse:
         self._busy.add(connection)
         try:
             connection.begin(request)
-            await connection.wait_head()
+            while not connection.has_head:
+                await connection.wait()
         except BaseException:
             self.release(connection)
             raise
-        return HttpResponse(self, connection)
+        return connection
 
-    def release(self, connection: _Connection) -> None:
+    def release(self, connection: HttpResponse) -> None:
         """Keep a connection for the next request, or close it where the response was not read to its end."""
         self._busy.discard(connection)
         if not connection.reusable:
@@ -168,42 +131,36 @@ class HttpClient:
         while idle[0].idle_since < connection.idle_since - IDLE_TIMEOUT_S:
             idle.popleft().transport.close()
 
-    def _close_old(self) -> None:
-        """Close what was left to origins that are not used any more: an engine that is restarted has another port."""
+    async def _connect(self, origin: _Origin) -> HttpResponse:
         oldest = time.monotonic() - IDLE_TIMEOUT_S
-        for origin, idle in list(self._idle.items()):
+        for other, idle in list(self._idle.items()):  # an engine that is restarted has another port
             while idle and idle[0].idle_since < oldest:
                 idle.popleft().transport.close()
             if not idle:
-                del self._idle[origin]
-
-    def _kept(self, origin: _Origin) -> _Connection | None:
-        idle = self._idle.get(origin)
-        while idle:
-            connection = idle.pop()  # the one used last, so that what is too much becomes old
-            if not connection.transport.is_closing() and time.monotonic() - connection.idle_since < IDLE_TIMEOUT_S:
-                return connection
-            connection.transport.close()
-        return None
-
-    async def _connect(self, origin: _Origin) -> _Connection:
-        self._close_old()
+                del self._idle[other]
         if origin.tls and self._tls is None:
             self._tls = ssl.create_default_context()
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_timeout_s):
             _, connection = await loop.create_connection(
-                lambda: _Connection(origin, loop), origin.host, origin.port, ssl=self._tls if origin.tls else None
+                lambda: HttpResponse(self, origin, loop),
+                origin.host,
+                origin.port,
+                ssl=self._tls if origin.tls else None,
             )
         return connection
 
 
-class _Connection(asyncio.Protocol):
-    """One connection, which has at most one request under way."""
+class HttpResponse(asyncio.Protocol):
+    """A response whose head has arrived, and its connection, which has at most one request under way.
+
+    A context manager that gives the connection back, or closes it.
+    """
 
     transport: asyncio.Transport
 
-    def __init__(self, origin: _Origin, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, client: HttpClient, origin: _Origin, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
         self.origin = origin
         self.idle_since = 0.0
         self._loop = loop
@@ -212,41 +169,70 @@ class _Connection(asyncio.Protocol):
         self._lost: OSError | None = None
         self._complete = True
         self._keeps_alive = False
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the last response."""
         self.status = 0
         self.headers: dict[str, str] = {}
-        self._has_head = False
-        self._parts: list[bytes] = []
-        self._buffered = 0
-        self._head_bytes = 0
-        self._waits_for_end = False
-
-    @property
-    def reusable(self) -> bool:
-        """True where the response was complete and another request may follow."""
-        fits = self._buffered <= MAX_BUFFERED  # else reading is paused
-        return self._complete and self._keeps_alive and fits and not self.transport.is_closing()
+        """By their names in lower case."""
 
     def begin(self, data: list[bytes]) -> None:
-        """Send a request."""
-        self.reset()
+        """Send a request, and forget the last response."""
+        self.status = 0
+        self.headers = {}
+        self.has_head = False
+        self.head_bytes = 0
+        self._parts: list[bytes] = []
+        self._buffered = 0
+        self._waits_for_end = False
         self._complete = False
         self.transport.writelines(data)
 
-    async def wait_head(self) -> None:
-        """Returns when the head of the response has arrived. Raises OSError."""
-        while not self._has_head:
-            await self._wait()
+    async def __aenter__(self) -> Self:
+        return self
 
-    async def receive(self, whole: bool) -> bytes:
-        """Returns the part of the body that has arrived, once there is something, or as much of the whole body as may be
-        buffered; nothing at its end. Raises OSError."""
+    async def __aexit__(self, *_: object) -> None:
+        self._client.release(self)
+
+    @property
+    def reusable(self) -> bool:
+        """True where the response was complete and another request may follow; beyond MAX_BUFFERED reading is paused."""
+        fits = self._buffered <= MAX_BUFFERED
+        return self._complete and self._keeps_alive and fits and not self.transport.is_closing()
+
+    async def read(self) -> bytes:
+        """The whole body. Raises OSError where it ends early, EngineError where it is too large."""
+        if "content-encoding" not in self.headers:
+            body = await self._receive(True)
+            if self._complete and not self._parts:
+                return body
+        else:
+            body = b""
+        parts = [body]
+        size = len(body)
+        async for part in self.chunks(whole=True):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                raise EngineError(f"a response is larger than {MAX_BODY_BYTES} bytes")
+        return b"".join(parts)
+
+    async def chunks(self, whole: bool = False) -> AsyncIterator[bytes]:
+        """The body as it arrives, or `whole`: in as few parts as may be buffered. Raises OSError where it ends early."""
+        packed = self.headers.get("content-encoding") in ("gzip", "deflate")
+        inflater = _Inflater() if packed else None
+        while part := await self._receive(whole):
+            if inflater is None:
+                yield part
+                continue
+            for plain in inflater.feed(part):
+                yield plain
+        if inflater is not None:
+            inflater.finish()
+
+    async def _receive(self, whole: bool) -> bytes:
+        """The part of the body that has arrived, once there is something, or as much of the whole body as may be buffered;
+        nothing at its end. Raises OSError."""
         self._waits_for_end = whole
         while not self._complete and (not self._parts or (whole and self._buffered <= MAX_BUFFERED)):
-            await self._wait()
+            await self.wait()
         self._waits_for_end = False
         parts, self._parts = self._parts, []
         if self._buffered > MAX_BUFFERED:
@@ -254,12 +240,8 @@ class _Connection(asyncio.Protocol):
         self._buffered = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    @property
-    def received(self) -> bool:
-        """True where something of the response to the present request has arrived."""
-        return self._head_bytes > 0
-
-    async def _wait(self) -> None:
+    async def wait(self) -> None:
+        """Returns when something has arrived. Raises OSError where the connection was lost."""
         if self._lost is not None:
             raise self._lost
         self._waiter = self._loop.create_future()
@@ -268,34 +250,32 @@ class _Connection(asyncio.Protocol):
         finally:
             self._waiter = None
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
     # --- by the event loop ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        self._head_bytes += 0 if self._has_head else len(data)
+        self.head_bytes += 0 if self.has_head else len(data)
         try:
             self._parser.feed_data(data)
-            if not self._has_head and self._head_bytes > MAX_HEAD_BYTES:
+            if not self.has_head and self.head_bytes > MAX_HEAD_BYTES:
                 raise httptools.HttpParserError(f"more than {MAX_HEAD_BYTES} bytes of headers")
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as cause:
             self._lost = ConnectionError(f"the response is not HTTP: {cause}")
             self.transport.abort()
-        if self._complete or not self._waits_for_end or self._buffered > MAX_BUFFERED or self._lost is not None:
-            self._wake()
+        wakes = self._complete or not self._waits_for_end or self._buffered > MAX_BUFFERED or self._lost is not None
+        if wakes and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         delimited = "content-length" in self.headers or "transfer-encoding" in self.headers
-        if self._has_head and not delimited and exc is None:
+        if self.has_head and not delimited and exc is None:
             self._complete = True  # the end of the connection is the end of the body
         self._keeps_alive = False
         self._lost = self._lost or (exc if isinstance(exc, OSError) else ConnectionError(CONNECTION_LOST))
-        self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     # --- by the parser ----------------------------------------------------------------------------------------------
 
@@ -308,7 +288,7 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        self._has_head = self.status >= 200
+        self.has_head = self.status >= 200
         self._keeps_alive = self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
@@ -318,22 +298,16 @@ class _Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        if self._has_head:
+        if self.has_head:
             self._complete = True
         else:  # 100 Continue, say: the response is still to come
             self.headers = {}
 
 
-def _head(first: str, headers: Mapping[str, str], size: int) -> bytes:
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    if lines.count("\n") != len(headers):
-        raise OSError("a header holds a line break; look at the key in the environment")
-    return f"{first}{lines}content-length: {size}\r\n\r\n".encode("latin-1", "replace")
-
-
 @lru_cache(maxsize=1024)
-def _request_head(method: str, url: str) -> tuple[_Origin, str]:
-    """Returns where a request goes, and the first lines of it. Raises OSError for a URL that leads nowhere."""
+def _request_head(method: str, url: str, headers: tuple[tuple[str, str], ...]) -> tuple[_Origin, bytes]:
+    """Returns where a request goes, and its head up to the length of its body. Raises OSError for a URL that leads
+    nowhere."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -345,7 +319,11 @@ def _request_head(method: str, url: str) -> tuple[_Origin, str]:
         parts.hostname.encode("idna")
     except UnicodeError as cause:
         raise OSError(f"{url!r} is no URL: {cause}") from cause
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    if lines.count("\n") != len(headers):
+        raise OSError("a header holds a line break; look at the key in the environment")
     tls = parts.scheme == "https"
     origin = _Origin(parts.hostname, port or (443 if tls else 80), tls)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return origin, f"{method} {path} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"
+    first = f"{method} {path} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"
+    return origin, f"{first}{lines}content-length: ".encode("latin-1", "replace")

@@ -2,8 +2,8 @@
 
 The proxy enters every request before its body is read; the calls begin each completion that is not a repetition and report
 what it used. Bounds of a run are its resource of kind ``limits``; the server's own bound each attempt as well. Totals are
-counted as calls are recorded. A gateway that does not know them reads them from the store, once, or from time to time where
-other gateways record calls, too. Without totals among the bounds nothing is read. Knows no protocol.
+counted as calls are recorded; unknown ones are read from the store, once, or from time to time where other gateways record
+calls, too. Without totals among the bounds nothing is read. Knows no protocol.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from cachetools import LRUCache
 from agentlightning.config.limits import LIMITS_RESOURCE, LimitConfig, LimitsConfig
 from agentlightning.config.run import parse_settings
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.gateway_span import gateway_span
-from agentlightning.gateway.resource_watcher import ResourceWatcher
+from agentlightning.gateway.attempts import gateway_span
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import Call, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -99,11 +98,12 @@ class Usage:
         self.calls += first
         if call.replayed_id is not None:
             return
-        if call.policy:  # of calls that are only counted the usage has what was sampled
-            self.tokens += call.prompt_tokens if first else 0
+        if call.policy:
+            # Of a call whose record was dropped the usage has what was sampled.
             self.tokens += len(call.sampled_ids) or _count(call.usage.get("sampled_tokens"))
+            self.tokens += call.prompt_tokens if first else 0
         else:
-            self.tokens += sum(_count(call.usage.get(name)) for name in ("prompt_tokens", "sampled_tokens"))
+            self.tokens += _count(call.usage.get("prompt_tokens")) + _count(call.usage.get("sampled_tokens"))
 
     def raise_to(self, calls: int, tokens: int) -> None:
         """Take over totals where they are larger: they only grow, and each reader may know of calls that others do not."""
@@ -143,11 +143,24 @@ class _Run:
 
     resources: list[Resource] = field(default_factory=list)
     """The ones that the limits come from."""
-    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    limits: LimitsConfig | None = None
+    """None: the run has none."""
     usage: Usage = field(default_factory=Usage)
     keys: dict[str, Usage] = field(default_factory=lambda: defaultdict(Usage))
     """By the id of a serving key."""
     recorded: RunUsage = field(default_factory=RunUsage)
+
+    def take(self, resources: list[Resource]) -> None:
+        """Take over the limits of these resources. Raises ApiError where they are misconfigured: nothing would be
+        limited."""
+        found = None
+        for one in resources:
+            if one.kind == "limits":
+                try:
+                    found = parse_settings(LimitsConfig, one.value, "limits", ".")
+                except ConfigError as cause:
+                    raise ApiError(str(cause), status=502, type="server_error", code="limits_misconfigured") from cause
+        self.limits, self.resources = found, resources
 
 
 Bound = tuple[str, LimitConfig, Usage]
@@ -177,7 +190,8 @@ class Admission:
     def take(self, size: int) -> None:
         """Count so many bytes of the request. Raises ApiError where there are too many under way."""
         for name, limit, usage in self._bounds:
-            _check_bytes(name, limit, usage, size, self._bytes)
+            if limit.max_request_bytes is not None and usage.bytes + size > limit.max_request_bytes:
+                raise _too_many_bytes(name, limit.max_request_bytes, self._bytes + size)
         self._bytes += size
         for usage in self._usages:
             usage.bytes += size
@@ -185,39 +199,35 @@ class Admission:
     def begin(self) -> None:
         """The request is a call that has not been answered before. Raises ApiError where a total is reached."""
         for name, limit, usage in self._bounds:
-            _check_totals(name, limit, usage)
+            if limit.max_calls is not None or limit.max_tokens is not None:
+                _check_totals(name, limit, usage)
         self._begun += 1
         for usage in self._usages:
             usage.begun += 1
 
     def record(self, calls: Sequence[Call]) -> None:
         """The choices of the call are in the store."""
-        self._end_call()
+        ended = min(1, self._begun)
+        self._begun -= ended
         for usage in self._usages:
+            usage.begun -= ended
             for call in calls:
                 usage.add(call)
 
     def count_prompt(self, tokens: int) -> None:
         """The call only read a prompt: there is no record of it, and gateways that read the totals from records miss it."""
-        self._end_call()
+        self.record([])
         for usage in self._usages:
             usage.calls += 1
             usage.tokens += tokens
 
     def leave(self) -> None:
         """The request has been answered, or never will be."""
-        while self._begun:
-            self._end_call()
         for usage in self._usages:
             usage.requests -= 1
             usage.bytes -= self._bytes
-        self._usages = ()
-
-    def _end_call(self) -> None:
-        if self._begun:
-            self._begun -= 1
-            for usage in self._usages:
-                usage.begun -= 1
+            usage.begun -= self._begun
+        self._begun, self._usages = 0, ()
 
 
 class CallLimits:
@@ -226,7 +236,6 @@ class CallLimits:
     def __init__(
         self,
         store: LightningStore,
-        watcher: ResourceWatcher,
         server: ServerLimits | None = None,
         *,
         max_attempts: int = MAX_ATTEMPTS,
@@ -234,7 +243,6 @@ class CallLimits:
     ) -> None:
         server = server or ServerLimits()
         self._store = store
-        self._watcher = watcher
         self._server = LimitConfig(
             max_parallel_requests=server.max_parallel_requests, max_request_bytes=server.max_request_bytes
         )
@@ -242,37 +250,52 @@ class CallLimits:
         self._attempts = _LastUsed[tuple[str, int], Usage](Usage, max_attempts)
 
     async def enter(
-        self, rollout: Rollout, number: int, length: int = 0, *, of_run: bool = True, token: Token | None = None
+        self,
+        rollout: Rollout,
+        number: int,
+        length: int = 0,
+        *,
+        resources: list[Resource] | None = None,
+        token: Token | None = None,
     ) -> Admission:
         """A request of an attempt has come, of so many bytes as far as it says. Raises ApiError where there are too many,
-        and StoreError. Without `of_run` only the server's limits hold: it is no part of the run any more. `token`: the
-        serving key that it came with."""
+        and StoreError. Without the run's `resources` only the server's limits hold. `token`: the serving key that it came
+        with."""
         usage = self._attempts.use((rollout.id, number))
         bounds: list[Bound] = [("server", self._server, usage)]
         usages = [usage]
         run = None
-        if of_run:
+        if resources is not None:
             run = self._runs.use(rollout.run_id)
-            limits = await self._limits(run, rollout.run_id)
+            if run.resources is not resources:
+                run.take(resources)
             usages.append(run.usage)
-            if limits.attempt.has_totals:
-                await self._fresh(usage, ATTEMPT_AGE_S, lambda: self._read_attempt(rollout, number, usage))
-            bounds += [("limits.attempt", limits.attempt, usage), ("limits.run", limits.run, run.usage)]
+            if run.limits is not None:
+                bounds += [("limits.attempt", run.limits.attempt, usage), ("limits.run", run.limits.run, run.usage)]
+                if run.limits.attempt.has_totals:
+                    await self._fresh(usage, ATTEMPT_AGE_S, lambda: self._read_attempt(rollout, number, usage))
             if token is not None:
                 usages.append(run.keys[token.id])
-                bounds += _of_key(limits, token, usages[-1])
-            await self._read_totals(run, rollout.run_id, bounds[2:])
-        for name, limit, used in bounds:  # nothing is waited for from here on, so that what is checked holds
-            _check_requests(name, limit, used)
-            _check_bytes(name, limit, used, length)
+                bounds += _of_key(run, token, usages[-1])
+            if len(bounds) > 1:
+                await self._read_totals(run, rollout.run_id, bounds[2:])
+        for name, limit, used in bounds:  # nothing is awaited from here on, so that what is checked holds
+            if limit.max_parallel_requests is not None and used.requests >= limit.max_parallel_requests:
+                most = limit.max_parallel_requests
+                sentence = f"{most} requests are under way, which is the limit; try again when one has ended"
+                raise LimitReachedError(_setting(name, "max_parallel_requests"), sentence, passes=True)
+            if limit.max_request_bytes is not None and used.bytes + length > limit.max_request_bytes:
+                raise _too_many_bytes(name, limit.max_request_bytes, length)
         return Admission(bounds, usages, run)
 
-    async def check_key(self, token: Token) -> None:
+    async def check_key(self, token: Token, resources: list[Resource]) -> None:
         """Raises LimitReachedError where a serving key has used what it may: it opens no session then. And ApiError,
         StoreError."""
         run_id = str(token.run_id)
         run = self._runs.use(run_id)
-        bounds = _of_key(await self._limits(run, run_id), token, run.keys[token.id])
+        if run.resources is not resources:
+            run.take(resources)
+        bounds = _of_key(run, token, run.keys[token.id])
         await self._read_totals(run, run_id, bounds)
         for name, limit, used in bounds:
             _check_totals(name, limit, used)
@@ -282,8 +305,14 @@ class CallLimits:
         are being read are too large together."""
         usage = self._attempts.use((token_id, 0))
         limit = LimitConfig(max_request_bytes=self._server.max_request_bytes)
-        _check_bytes("server", limit, usage, length)
-        return Admission([("server", limit, usage)], [usage])
+        admission = Admission([("server", limit, usage)], [usage])
+        try:
+            admission.take(length)
+        except ApiError:
+            admission.leave()
+            raise
+        admission.take(-length)
+        return admission
 
     def learn(self, calls: Iterable[Call]) -> None:
         """Another gateway recorded these through this server."""
@@ -304,12 +333,6 @@ class CallLimits:
         usage.reported.add(reached.setting)
         about = {"setting": reached.setting, "error": reached.message}
         await self._store.append_spans([gateway_span(rollout, number, LIMIT_REACHED, about, reached.message)])
-
-    async def _limits(self, run: _Run, run_id: str) -> LimitsConfig:
-        resources = await self._watcher.resources(run_id)
-        if run.resources is not resources:
-            run.limits, run.resources = _limits(resources), resources
-        return run.limits
 
     async def _read_attempt(self, rollout: Rollout, number: int, usage: Usage) -> None:
         found = Usage()
@@ -362,28 +385,16 @@ class _LastUsed(Generic[K, V]):
         return value
 
 
-def _check_bytes(name: str, limit: LimitConfig, usage: Usage, size: int, before: int = 0) -> None:
-    """ApiError where `size` bytes more are too many, of a request that has sent so many `before`."""
-    most = limit.max_request_bytes
-    if most is None or usage.bytes + size <= most:
-        return
+def _too_many_bytes(name: str, most: int, size: int) -> ApiError:
+    """The refusal of a request of `size` bytes, alone or with others under way more than allowed."""
     setting = _setting(name, "max_request_bytes")
-    if before + size > most:
-        raise ApiError(f"the body is larger than {most} bytes ({setting})", status=413, code="body_too_large")
+    if size > most:
+        return ApiError(f"the body is larger than {most} bytes ({setting})", status=413, code="body_too_large")
     sentence = f"the requests under way have more than {most} bytes; try again when one has ended"
-    raise LimitReachedError(setting, sentence, passes=True)
-
-
-def _check_requests(name: str, limit: LimitConfig, usage: Usage) -> None:
-    most = limit.max_parallel_requests
-    if most is not None and usage.requests >= most:
-        sentence = f"{most} requests are under way, which is the limit; try again when one has ended"
-        raise LimitReachedError(_setting(name, "max_parallel_requests"), sentence, passes=True)
+    return LimitReachedError(setting, sentence, passes=True)
 
 
 def _check_totals(name: str, limit: LimitConfig, usage: Usage) -> None:
-    if limit.max_calls is None and limit.max_tokens is None:
-        return
     whose = "the run" if name == "limits.run" else "this key" if name.startswith("limits.keys.") else "this attempt"
     if limit.max_calls is not None and usage.calls + usage.begun >= limit.max_calls:
         sentence = f"{whose} has made the {limit.max_calls} model calls that it may make"
@@ -393,25 +404,14 @@ def _check_totals(name: str, limit: LimitConfig, usage: Usage) -> None:
         raise LimitReachedError(f"{name}.max_tokens", sentence, passes=False)
 
 
-def _of_key(limits: LimitsConfig, token: Token, usage: Usage) -> list[Bound]:
+def _of_key(run: _Run, token: Token, usage: Usage) -> list[Bound]:
     """The bounds of a serving key, by its name."""
-    limit = limits.keys.get(token.name)
+    limit = None if run.limits is None else run.limits.keys.get(token.name)
     return [] if limit is None else [(f"limits.keys.{token.name}", limit, usage)]
 
 
 def _setting(name: str, setting: str) -> str:
     return f"{name}.{setting}" if name != "server" else f"--{setting.replace('_', '-')} of the server"
-
-
-def _limits(resources: Sequence[Resource]) -> LimitsConfig:
-    """The limits among a run's resources. Raises ApiError where they are misconfigured: nothing would be limited."""
-    for one in resources:
-        if one.kind == "limits":
-            try:
-                return parse_settings(LimitsConfig, one.value, "limits", ".")
-            except ConfigError as cause:
-                raise ApiError(str(cause), status=502, type="server_error", code="limits_misconfigured") from cause
-    return LimitsConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

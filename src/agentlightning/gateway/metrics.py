@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter as Counts
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
+from cachetools import LRUCache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -84,7 +84,7 @@ class GatewayMetrics:
             registry=registry,
         )
         self._by_result: dict[tuple[str, str], Counter] = {}
-        self._last_versions: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._last_versions: LRUCache[tuple[str, str], int] = LRUCache(MAX_POLICIES)
 
     def record(self, call: Call) -> None:
         """Count a call that was recorded, of a policy or of an external model.
@@ -136,12 +136,11 @@ class GatewayMetrics:
         key = (run_id, policy)
         if self._last_versions.get(key) == version:
             return
-        self._last_versions[key] = version
-        self._last_versions.move_to_end(key)
-        self._versions.labels(run_id, policy).set(version)
-        if len(self._last_versions) > MAX_POLICIES:
-            oldest, _ = self._last_versions.popitem(last=False)
+        if key not in self._last_versions and len(self._last_versions) == MAX_POLICIES:
+            oldest, _ = self._last_versions.popitem()
             self._versions.remove(*oldest)
+        self._last_versions[key] = version
+        self._versions.labels(run_id, policy).set(version)
 
 
 class _EngineStates(Collector):  # type: ignore[misc]  # the package has no types
@@ -161,10 +160,11 @@ class _EngineStates(Collector):  # type: ignore[misc]  # the package has no type
 
 
 class StoreMetrics(Collector):  # type: ignore[misc]  # the package has no types
-    """The store's numbers, in a registry."""
+    """The store's numbers, and failures of the server's background loops, in a registry."""
 
-    def __init__(self, store: LightningStore, registry: CollectorRegistry) -> None:
+    def __init__(self, store: LightningStore, loops: Sequence[BackgroundTasks], registry: CollectorRegistry) -> None:
         self._store = store
+        self._loops = loops
         self._numbers: Sequence[RunStatistics] | None = None
         self._seconds = Histogram(
             "agl_store_write_seconds",
@@ -184,8 +184,14 @@ class StoreMetrics(Collector):  # type: ignore[misc]  # the package has no types
         except (StoreError, TimeoutError):
             self._numbers = None
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Yields the gauges for the registry."""
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        """Yields the families for the registry."""
+        failures = CounterMetricFamily("agl_background_failures", "Failures of a loop of the server", labels=["task"])
+        for name, count in sorted(sum((loops.failures for loops in self._loops), Counts[str]()).items()):
+            failures.add_metric([name], count)
+        yield failures
+        down = sum(len(loops.down) for loops in self._loops)
+        yield GaugeMetricFamily("agl_background_down", "Loops that failed and are not started again yet", value=down)
         yield GaugeMetricFamily("agl_store_up", "1 if the store answers", value=float(self._numbers is not None))
         shown = {
             name: GaugeMetricFamily(f"agl_store_{name}", text, labels=["run"])
@@ -206,20 +212,3 @@ class StoreMetrics(Collector):  # type: ignore[misc]  # the package has no types
     def _commit(self, seconds: float, writes: int) -> None:
         self._seconds.observe(seconds)
         self._group.observe(writes)
-
-
-class BackgroundMetrics(Collector):  # type: ignore[misc]  # the package has no types
-    """The loops of a server that failed, in a registry."""
-
-    def __init__(self, loops: Sequence[BackgroundTasks], registry: CollectorRegistry) -> None:
-        self._loops = loops
-        registry.register(self)
-
-    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        """Yields the families for the registry."""
-        failures = CounterMetricFamily("agl_background_failures", "Failures of a loop of the server", labels=["task"])
-        for name, count in sorted(sum((loops.failures for loops in self._loops), Counts[str]()).items()):
-            failures.add_metric([name], count)
-        yield failures
-        down = sum(len(loops.down) for loops in self._loops)
-        yield GaugeMetricFamily("agl_background_down", "Loops that failed and are not started again yet", value=down)

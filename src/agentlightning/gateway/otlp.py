@@ -22,9 +22,9 @@ from typing import Literal, TypeVar
 import orjson
 
 from agentlightning.errors import AgentLightningError, InputError
+from agentlightning.gateway.access import Authentication, ServerKeyError, cross_site_reason
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache
-from agentlightning.gateway.authentication import Authentication, ServerKeyError, cross_site_reason
 from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.base import ApiError
@@ -148,7 +148,7 @@ class TraceReceiver:
         """Takes a request in within the server's limits of an attempt; those of the run are for calls."""
         admission = None
         if caller.own is not None:
-            admission = await self._limits.enter(caller.own, caller.number, incoming.length, of_run=False)
+            admission = await self._limits.enter(caller.own, caller.number, incoming.length)
         try:
             body = await incoming.body(None if admission is None else admission.take)
             packing = _packing(incoming)

@@ -11,27 +11,30 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Awaitable, Callable
 from copy import copy
+from dataclasses import dataclass
+from typing import Protocol
 
 import orjson
+from cachetools import LRUCache
 from uuid_utils import uuid7
 
-from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError, StoreError
+from agentlightning.adapters.trajectories import JUDGE
+from agentlightning.config.prompts import PromptRuleConfig, PromptsConfig
+from agentlightning.config.run import parse_settings
+from agentlightning.errors import AgentLightningError, ConfigError, EngineError, InputError, ModelError, StoreError
+from agentlightning.gateway.access import Authentication
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
-from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
+from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt, gateway_span, record_refusal
 from agentlightning.gateway.call_job import AgentCall
-from agentlightning.gateway.clients import Clients
-from agentlightning.gateway.external.calls import ExternalCalls
-from agentlightning.gateway.gateway_span import gateway_span
+from agentlightning.gateway.external_calls import ExternalCalls
 from agentlightning.gateway.limits import CallLimits, LimitReachedError
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
-from agentlightning.gateway.policy.scoring import PromptScoring
-from agentlightning.gateway.prompt_rules import PromptRules
-from agentlightning.gateway.refusals import record_refusal
-from agentlightning.gateway.stored_responses import StoredResponses
+from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols import (
     chat,
     completions,
@@ -42,11 +45,13 @@ from agentlightning.protocols import (
     tokens,
 )
 from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_object
+from agentlightning.protocols.prompt_edits import replace_system
 from agentlightning.records import JSON, Reward
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
 from agentlightning.store.rules import reward_number
+from agentlightning.store.templates import TemplateReader
 from agentlightning.store.tokens import Token, is_token
 
 log = logging.getLogger(__name__)
@@ -60,12 +65,46 @@ PROMPT_FIELDS = {
 """By protocol the field that holds the prompt, where that is not `messages`."""
 
 
+AnswerAttempt = Callable[[TrackedAttempt, Token], Awaitable[None]]
+"""Answers the request as a call of this attempt, within the limits of the token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientParts:
+    """The parts of a gateway that answering clients takes."""
+
+    store: LightningStore
+    attempts: AttemptCache
+    watcher: ResourceWatcher
+    authentication: Authentication
+    limits: CallLimits
+
+
+class Clients(Protocol):
+    """Answers clients."""
+
+    async def model(self, incoming: AgentRequest) -> tuple[str, int]:
+        """Name of the model that the request's token opens, and when that began in nanoseconds."""
+
+    async def answer(self, incoming: AgentRequest, reply: AgentResponse, answer_attempt: AnswerAttempt) -> None:
+        """Answers a request. Raises ApiError and the errors of the store."""
+
+
+MakeClients = Callable[[ClientParts], Clients]
+
+
+OTHER_POSTS = frozenset(
+    ("reward", "tokens/logprobs", "messages/count_tokens", "models:countTokens", "responses/input_tokens")
+)
+
+
 class Proxy:
     """Answers agents."""
 
     def __init__(
         self,
         store: LightningStore,
+        *,
         attempts: AttemptCache,
         engine_router: EngineRouter,
         external: ExternalCalls,
@@ -73,8 +112,8 @@ class Proxy:
         metrics: GatewayMetrics,
         traces: TraceReceiver,
         limits: CallLimits,
-        stored: StoredResponses,
         clients: Clients | None,
+        watcher: ResourceWatcher,
     ) -> None:
         self._store = store
         self._attempts = attempts
@@ -84,9 +123,8 @@ class Proxy:
         self._metrics = metrics
         self._traces = traces
         self._limits = limits
-        self._scoring = PromptScoring(engine_router)
-        self._stored = stored
         self._clients = clients
+        self._watcher = watcher
         self._prompts = PromptRules(store)
         self._wires: dict[str, WireFormat] = {
             "chat/completions": chat,
@@ -101,14 +139,17 @@ class Proxy:
 
     async def __call__(self, incoming: AgentRequest, reply: AgentResponse) -> None:
         """Answer one request; whatever goes wrong becomes an error in the protocol's shape."""
-        wire = self._wire(incoming)
+        wire = self._wires.get(incoming.route or "") or self._wire(incoming)
         try:
             if incoming.route == "" and incoming.method in ("GET", "HEAD"):
                 await reply.whole(200, b'{"status":"ok"}')  # programs look whether their base URL is there
             elif incoming.route == "traces" and incoming.method == "POST":
                 await self._traces.answer(incoming, reply)
+            elif incoming.named is None and incoming.key is not None and is_token(incoming.key):
+                await self._answer_client(wire, incoming, reply)
             else:
-                await self._answer(wire, incoming, reply)
+                identity = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
+                await self._answer(wire, await self._attempts.running(identity), incoming, reply)
         except (ApiError, InputError) as cause:
             await self._refuse(wire, reply, _as_refusal(cause))
         except AgentLightningError as cause:
@@ -128,7 +169,7 @@ class Proxy:
             if b"x-goog-api-key" in named:  # Google's SDKs list models under /v1, too
                 return generate_content
             return messages if b"anthropic-version" in named else chat
-        return self._wires.get(route) or self._wires.get(route.partition("/")[0]) or chat
+        return self._wires.get(route.partition("/")[0]) or chat
 
     async def _refuse(self, wire: WireFormat, reply: AgentResponse, refusal: ApiError) -> None:
         failed = refusal.status >= 500
@@ -138,13 +179,6 @@ class Proxy:
             await reply.whole(refusal.status, wire.error(refusal), headers=_retry_headers(refusal))
         elif reply.failed is not None:
             await reply.end(reply.failed(refusal))
-
-    async def _answer(self, wire: WireFormat, incoming: AgentRequest, reply: AgentResponse) -> None:
-        if incoming.named is None and incoming.key is not None and is_token(incoming.key):
-            await self._answer_client(wire, incoming, reply)
-            return
-        identity = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
-        await self._answer_attempt(wire, await self._attempts.running(identity), incoming, reply)
 
     async def _answer_client(self, wire: WireFormat, incoming: AgentRequest, reply: AgentResponse) -> None:
         """Answers a request with a client's token."""
@@ -157,11 +191,11 @@ class Proxy:
             return
 
         async def answer_attempt(attempt: TrackedAttempt, token: Token) -> None:
-            await self._answer_attempt(wire, attempt, incoming, reply, token)
+            await self._answer(wire, attempt, incoming, reply, token)
 
         await self._clients.answer(incoming, reply, answer_attempt)
 
-    async def _answer_attempt(
+    async def _answer(
         self,
         wire: WireFormat,
         attempt: TrackedAttempt,
@@ -169,57 +203,34 @@ class Proxy:
         reply: AgentResponse,
         token: Token | None = None,
     ) -> None:
+        """Answers a request of an attempt, within its limits."""
         try:
-            admission = await self._limits.enter(attempt.rollout, attempt.number, incoming.length, token=token)
+            resources = await self._watcher.resources(attempt.rollout.run_id)
+            admission = await self._limits.enter(
+                attempt.rollout, attempt.number, incoming.length, resources=resources, token=token
+            )
+            call = AgentCall(wire, attempt, admission, incoming, reply, resources)
             try:
-                await self._admitted(AgentCall(wire, attempt, admission, incoming, reply))
+                if incoming.method == "POST" and incoming.route in self._wires:
+                    try:
+                        await self._call(call)
+                    except (ApiError, InputError) as cause:
+                        if isinstance(cause, LimitReachedError):
+                            raise
+                        refusal = _of_prompt(_as_refusal(cause), PROMPT_FIELDS.get(wire.NAME, "messages"))
+                        await record_refusal(self._store, attempt, refusal)
+                        raise refusal from cause
+                    attempt.ends_refused = False
+                else:
+                    await self._answer_other(call)
             finally:
                 admission.leave()
         except LimitReachedError as reached:
             await self._limits.leave_span(attempt.rollout, attempt.number, reached)
             raise
 
-    async def _admitted(self, call: AgentCall) -> None:
-        wire, attempt, admission, incoming, reply = call.wire, call.attempt, call.admission, call.request, call.reply
-        route, method = incoming.route or "", incoming.method
-        if method == "POST" and route in self._wires:
-            try:
-                await self._call(call)
-            except LimitReachedError:
-                raise
-            except (ApiError, InputError) as cause:
-                refusal = _of_prompt(_as_refusal(cause), PROMPT_FIELDS.get(wire.NAME, "messages"))
-                await record_refusal(self._store, attempt, refusal)
-                raise refusal from cause
-            attempt.ends_refused = False
-        elif method == "POST" and route == "messages/count_tokens":
-            data = {"max_tokens": 1, **read_object(await incoming.body(admission.take))}
-            data = await self._with_prompt(call, data)
-            await reply.whole(200, messages.count(*await self._calls.count(call, data)))
-        elif method == "POST" and route == "models:countTokens":
-            data = generate_content.count_request(read_object(await incoming.body(admission.take)))
-            data = await self._with_prompt(call, data)
-            data = generate_content.with_route(data, incoming.model or "", False)
-            counted, _ = await self._calls.count(call, data)
-            await reply.whole(200, generate_content.count(counted))
-        elif method == "POST" and route == "tokens/logprobs":
-            data = read_object(await incoming.body(admission.take))
-            await self._scoring.answer(call, data)
-        elif method == "POST" and route == "reward":
-            await self._reward(attempt, await incoming.body(admission.take), reply)
-        elif method == "GET" and (named := _named_model(route)) is not None:
-            await self._models(wire, named, attempt, reply)
-        elif method == "POST" and route == "responses/input_tokens":
-            data = read_object(await incoming.body(admission.take))
-            data = await self._stored.dereference(attempt, await self._with_prompt(call, data))
-            counted, _ = await self._calls.count(call, data)
-            await reply.whole(200, orjson.dumps({"object": "response.input_tokens", "input_tokens": counted}))
-        elif method == "GET" and route.startswith("responses/"):
-            await reply.whole(200, await self._stored.fetch(attempt, route.removeprefix("responses/")))
-        else:
-            await self._unknown(attempt, incoming)
-
     async def _call(self, call: AgentCall) -> None:
+        """Answers a model call."""
         incoming, attempt = call.request, call.attempt
         body = await incoming.body(call.admission.take)
         data = await self._with_prompt(call, read_object(body))
@@ -228,15 +239,45 @@ class Proxy:
         if incoming.model is not None:
             data = generate_content.with_route(data, incoming.model, _google_stream(incoming))
         model = data.get("model")
-        external = (
-            await self._external.directory.find(attempt.rollout.run_id, model) if isinstance(model, str) else None
-        )
+        known = self._external.directory.models(attempt.rollout.run_id, call.resources)
+        external = known.find(model) if (known.exact or known.patterns) and isinstance(model, str) else None
         if external is None:
             if call.wire.NAME == responses.NAME:
-                data = await self._stored.dereference(attempt, data)
+                data = await self._calls.stored.dereference(attempt, data)
             await self._calls.answer(call, data)
         else:
             await self._external.answer(external, call, data, body)
+
+    async def _answer_other(self, call: AgentCall) -> None:
+        """Answers what is no model call: counts, log-probabilities, rewards, models, stored responses."""
+        attempt, incoming, reply = call.attempt, call.request, call.reply
+        route, get = incoming.route or "", incoming.method == "GET"
+        if get and (named := _named_model(route)) is not None:
+            await self._models(call, named)
+        elif get and route.startswith("responses/"):
+            if incoming.query_values:
+                name = incoming.query_values[0][0]
+                raise ApiError(f"{name}: GET responses/ID takes no parameters; leave it out", param=name)
+            await reply.whole(200, await self._calls.stored.fetch(call, route.removeprefix("responses/")))
+        elif incoming.method != "POST" or route not in OTHER_POSTS:
+            await self._unknown(attempt, incoming)
+        elif route == "reward":
+            await self._reward(attempt, await incoming.body(call.admission.take), reply)
+        else:
+            data = read_object(await incoming.body(call.admission.take))
+            if route == "tokens/logprobs":
+                await self._calls.score(call, data)
+            elif route == "messages/count_tokens":
+                data = await self._with_prompt(call, {"max_tokens": 1, **data})
+                await reply.whole(200, messages.count(*await self._calls.count(call, data)))
+            elif route == "models:countTokens":
+                data = await self._with_prompt(call, generate_content.count_request(data))
+                data = generate_content.with_route(data, incoming.model or "", False)
+                await reply.whole(200, generate_content.count((await self._calls.count(call, data))[0]))
+            else:
+                data = await self._calls.stored.dereference(attempt, await self._with_prompt(call, data))
+                counted, _ = await self._calls.count(call, data)
+                await reply.whole(200, orjson.dumps({"object": "response.input_tokens", "input_tokens": counted}))
 
     async def _with_prompt(self, call: AgentCall, data: JSON) -> JSON:
         """The request with the system prompt that a rule of the run has for it, which `AgentRequest.prompt` then has."""
@@ -248,11 +289,11 @@ class Proxy:
 
     # --- everything else --------------------------------------------------------------------------------------------
 
-    async def _models(self, wire: WireFormat, name: str, attempt: TrackedAttempt, reply: AgentResponse) -> None:
-        run_id, created_s = attempt.rollout.run_id, attempt.rollout.created_ns // 10**9
-        names = [policy.model for policy in (await self._engine_router.policies(run_id)).values()]
-        names += await self._external.directory.names(run_id)
-        await _show_models(wire, names, name, created_s, reply)
+    async def _models(self, call: AgentCall, name: str) -> None:
+        run_id, created_s = call.attempt.rollout.run_id, call.attempt.rollout.created_ns // 10**9
+        names = [policy.model for policy in (await self._engine_router.policies(run_id, call.resources)).values()]
+        names += self._external.directory.models(run_id, call.resources).exact
+        await _show_models(call.wire, names, name, created_s, call.reply)
 
     async def _reward(self, attempt: TrackedAttempt, body: bytes, reply: AgentResponse) -> None:
         if not await self._attempts.may_reward(attempt):
@@ -366,3 +407,58 @@ def _retry_headers(refusal: ApiError) -> tuple[tuple[bytes, bytes], ...]:
     if refusal.final:
         return ((b"x-should-retry", b"false"),)
     return () if refusal.retry_after_s is None else ((b"retry-after", str(refusal.retry_after_s).encode()),)
+
+
+# --- prompt rules -------------------------------------------------------------------------------------------------------
+
+MAX_RUNS = 1024
+
+
+class PromptRules:
+    """Use from one event loop."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+        self._templates = TemplateReader(store)
+        self.known: LRUCache[str, tuple[PromptRuleConfig, ...]] = LRUCache(MAX_RUNS)
+        """Rules of a run, which are fixed for good."""
+
+    async def apply(
+        self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, agent: str | None
+    ) -> tuple[JSON, JSON]:
+        """The request with the system prompt that it is to have, and what the record says of that; {} where no rule is for
+        it. Raises ApiError where the rule's template cannot be rendered, and the errors of the store."""
+        rules = await self._rules_of(attempt.rollout.run_id)
+        rule = next((rule for rule in rules if rule.applies(agent)), None) if agent != JUDGE else None
+        if rule is None:
+            return data, {}
+        name = rule.template
+        text = attempt.prompts.get(name)
+        if text is None:
+            text = attempt.prompts[name] = await self._rendered(name, attempt)
+        changed, replaced = replace_system(wire.NAME, data, text)
+        if replaced is None:
+            return data, {}
+        return changed, {"template": name, "version": attempt.rollout.prompts[name], "replaced": replaced}
+
+    async def _rules_of(self, run_id: str) -> tuple[PromptRuleConfig, ...]:
+        """The rules of a run, which are fixed for good."""
+        if run_id not in self.known:
+            found = await self._store.runs([run_id])
+            table = found[0].config.get("prompts") if found else None
+            try:
+                prompts = parse_settings(PromptsConfig, table if isinstance(table, dict) else {}, f"run {run_id}")
+            except ConfigError as cause:
+                raise _misconfigured(f"prompts: {cause}") from cause
+            self.known[run_id] = prompts.rules
+        return self.known[run_id]
+
+    async def _rendered(self, name: str, attempt: TrackedAttempt) -> str:
+        try:
+            return (await self._templates.of(attempt.rollout)).text(name)
+        except InputError as cause:
+            raise _misconfigured(f"prompts.rules: {cause}") from cause
+
+
+def _misconfigured(sentence: str) -> ApiError:
+    return ApiError(sentence, status=500, type="server_error", code="prompts_misconfigured", final=True)

@@ -32,11 +32,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.config.base import expected
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
-from agentlightning.gateway.authentication import Authentication, ServerKeyError
+from agentlightning.gateway.access import CALLER, ApiMiddleware, Authentication, Permissions, ServerKeyError, error_body
 from agentlightning.gateway.event_stream import RunEvents, parse_cursor
 from agentlightning.gateway.external_keys import ExternalKeys
-from agentlightning.gateway.middleware import CALLER, ApiMiddleware, error_body
-from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc
 from agentlightning.records import Call, Claim, Mode, Rollout, RolloutState, Run
 from agentlightning.store import wire

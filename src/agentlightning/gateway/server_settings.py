@@ -12,15 +12,17 @@ import math
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.clients import MakeClients
 from agentlightning.gateway.connection_limit import allowed_connections
 from agentlightning.gateway.external_keys import ExternalKeys, external_keys
 from agentlightning.gateway.limits import ServerLimits
 from agentlightning.runtime.code_loader import load_code
 from agentlightning.store.base import LEASE_S
+
+if TYPE_CHECKING:
+    from agentlightning.gateway.proxy import MakeClients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +49,6 @@ class ServerSettings:
     """Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed."""
     metrics_port: int | None = None
     """None: ``/metrics`` is beside the rest, for holders of a key where the server has one."""
-    cors_origins: tuple[str, ...] = ()
-    """Origins whose web pages may use the server, with a key."""
     clients: MakeClients | None = None
     """Makes the part that answers holders of clients' tokens; None: they are refused."""
     lease_s: float = LEASE_S
@@ -80,7 +80,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics-port", type=int, help="port of /metrics, which then wants no key")
     parser.add_argument("--lease-s", type=float, default=LEASE_S, help="seconds of the leases that workers ask for")
     parser.add_argument("--clients", help="module:name of the part that answers holders of clients' tokens")
-    parser.add_argument("--cors-origin", action="append", default=[], help="https://HOST of web pages; repeatable")
 
 
 def read_options(options: argparse.Namespace) -> ServerSettings:
@@ -103,7 +102,6 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
         tls=_tls(options.tls_cert, options.tls_key, options.tls_client_ca),
         trusted_proxies=tuple(_network(one) for one in options.trusted_proxy),
         metrics_port=port,
-        cors_origins=tuple(_origin(one) for one in options.cors_origin),
         clients=None if options.clients is None else load_code(options.clients, "--clients"),
         lease_s=options.lease_s,
     )
@@ -139,10 +137,3 @@ def _network(given: str) -> str:
         return str(ipaddress.ip_network(given)) if "/" in given else str(ipaddress.ip_address(given))
     except ValueError as cause:
         raise ConfigError(f"--trusted-proxy: expected an address or a network such as 10.0.0.0/8: {cause}") from None
-
-
-def _origin(given: str) -> str:
-    parts = urlsplit(given)
-    if parts.scheme not in ("http", "https") or not parts.hostname or given != f"{parts.scheme}://{parts.netloc}":
-        raise ConfigError(f"--cors-origin: expected http(s)://HOST[:PORT] as browsers send it, got {given!r}")
-    return given

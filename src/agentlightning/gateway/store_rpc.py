@@ -22,9 +22,8 @@ from agentlightning.config.base import Table, parse_settings
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.limits import LimitsConfig
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
+from agentlightning.gateway.access import CALLER, MAX_BODY_BYTES, Caller, Permissions, error_body
 from agentlightning.gateway.asgi_response import STOPPING, disconnected
-from agentlightning.gateway.middleware import CALLER, MAX_BODY_BYTES, error_body
-from agentlightning.gateway.roles import Caller, Permissions
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import Metric
 from agentlightning.store import wire

@@ -454,12 +454,9 @@ def _logprobs(request: CompletionRequest, tokens: tuple[TokenLogprob, ...] | Non
 
 
 def _prompt_details(request: CompletionRequest, completion: Completion) -> JSON:
-    found: JSON = {}
-    if request.return_token_ids is not None:
-        found["prompt_token_ids"] = completion.prompt_ids if request.return_token_ids else None
-    if request.prompt_logprobs is not None:
-        found["prompt_logprobs"] = completion.prompt_logprobs
-    return found
+    if request.return_token_ids is None:
+        return {}
+    return {"prompt_token_ids": completion.prompt_ids if request.return_token_ids else None}
 
 
 def _model(name: str, created_s: int) -> JSON:

@@ -147,7 +147,9 @@ def _edited(graph: CallGraph, roles: str, hashes: list[Digest], known: int) -> t
 
 def _drops_answer(graph: CallGraph, roles: str, hashes: list[Digest]) -> bool:
     """A request that was made before is repeated and goes on without any completion of it."""
-    return any(hashes[end] in graph.by_request and roles[:end].strip("s") for end in range(1, len(roles)))
+    return bool(graph.by_request) and any(
+        hashes[end] in graph.by_request and roles[:end].strip("s") for end in range(1, len(roles))
+    )
 
 
 def _common(digests: list[Digest], path: _Path) -> int:
@@ -281,8 +283,15 @@ class Conversation:
             if continued is None:
                 cause, lost = "template_rewrites_history", node.sampled_total
                 prefix, known, node = [], 0, None
-        suffix_ids, text, whole = continued or self._afresh(view)
-        suffix_ids, images = self._renderer.expand(suffix_ids, image_hashes(view.normal[known:]), view.expansions)
+        renderer = self._renderer
+        if continued is None:
+            text = renderer.render(view.normal, view.tools, True, view.template_kwargs)
+            suffix_ids, whole = renderer.encode(text), True
+        else:
+            suffix_ids, text, whole = continued
+        images: tuple[ImageSpan, ...] = ()
+        if renderer.images is not None or view.expansions:
+            suffix_ids, images = renderer.expand(suffix_ids, image_hashes(view.normal[known:]), view.expansions)
         if cause is None:
             end = view.history
             cause, lost = diagnose(self._sampled, view.roles[:end], view.digests[:end], view.hashes[: end + 1], known)
@@ -342,8 +351,10 @@ class Conversation:
 
     def history_hash(self, plan: PromptPlan, answer: JSON) -> Digest:
         """The hash of the history up to and with this completion."""
-        begun = [] if plan.prefill is None else [plan.prefill]
-        return link(hash_before(plan.request_hash, plan.prefill), verbatim(with_completion(begun, answer)[-1]))
+        before = plan.request_hash
+        if plan.prefill is not None:
+            before, answer = hash_before(before, plan.prefill), with_completion([plan.prefill], answer)[-1]
+        return link(before, verbatim(answer))
 
     def unanswered(self, request_hash: Digest) -> list[str]:
         """The calls that recorded this request's completion and that nothing continued, newest first: the agent may never
@@ -449,10 +460,6 @@ class Conversation:
             raise ValueError("a conversation without a renderer plans no calls of a policy")
         return self.renderer
 
-    def _afresh(self, view: RequestView) -> tuple[list[int], str, bool]:
-        text = self._rendering(view)(view.normal, generate=True)
-        return self._renderer.encode(text), text, True
-
     def _rendering(self, view: RequestView) -> Rendering:
         return partial(self._renderer.render, tools=view.tools, template_kwargs=view.template_kwargs)
 
@@ -517,13 +524,14 @@ class Conversation:
 
     def _message_plan(self, view: RequestView, node: CallNode | None, known: int, **prompt: Any) -> PromptPlan:
         """The plan of a request with messages, of which the path to `node` has the first `known`."""
+        end = view.history
         return PromptPlan(
             parent=node,
             known=known,
             request_hash=view.request_hash,
             position=self._take(view.request_hash),
             root=view.hashes[0],
-            step=Turn(view.digests[known : view.history], view.roles[known : view.history], {}, ()),
+            step=Turn(view.digests[known:end], view.roles[known:end], {}, ()),
             messages=view.messages[known:],
             prefill=view.prefill,
             **prompt,
@@ -576,7 +584,7 @@ class Conversation:
 def _step(digests: list[Digest], roles: str, answer: JSON, external: bool, begun: JSON | None) -> Turn:
     if external:
         return Turn(digests, roles, {}, answer_digests(answer, verbatim))
-    answer = normal(with_completion([] if begun is None else [begun], answer)[-1])
+    answer = normal(answer if begun is None else with_completion([begun], answer)[-1])
     return Turn(digests, roles, answer, answer_digests(answer, digest))
 
 

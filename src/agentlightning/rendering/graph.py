@@ -73,7 +73,7 @@ class CallNode:
     @property
     def before(self) -> Digest:
         """Hash of the tools and of all messages before the completion, without its prefill."""
-        return hash_before(self.request_hash, self.prefill)
+        return self.request_hash if self.prefill is None else hash_before(self.request_hash, self.prefill)
 
     def up(self) -> Iterator[CallNode]:
         """Yields this node, its parent, and so on."""
@@ -106,7 +106,7 @@ class CallNode:
     def size(self) -> int:
         """Bytes that the node keeps, roughly."""
         ids = self.suffix_ids.itemsize * (len(self.suffix_ids) + len(self.sampled_ids))
-        return NODE_BYTES + ids + 64 * len(self.step.digests) + _text_bytes(self.step.answer)
+        return NODE_BYTES + ids + 64 * len(self.step.digests) + len(orjson.dumps(self.step.answer))
 
 
 class CallGraph:
@@ -122,10 +122,11 @@ class CallGraph:
 
     def add(self, node: CallNode) -> None:
         """Let later requests find the node."""
-        for before in {node.request_hash, node.before}:
-            self.by_request.setdefault(before, []).append(node)
+        before = node.before
+        for request in {node.request_hash, before}:
+            self.by_request.setdefault(request, []).append(node)
         for one in set(node.step.answer_digests):
-            self.by_history.setdefault(link(node.before, one), []).append(node)
+            self.by_history.setdefault(link(before, one), []).append(node)
             self.by_answer.setdefault(one, []).append(node)
         if node.parent is not None:
             node.parent.children += 1
@@ -141,17 +142,6 @@ class CallGraph:
         return 0, None
 
 
-def _text_bytes(value: object) -> int:
-    """Bytes of the texts in a message; its structure is counted by the piece."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return 64 + sum(_text_bytes(one) for pair in value.items() for one in pair)
-    if isinstance(value, list):
-        return 32 + sum(map(_text_bytes, value))
-    return 8
-
-
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -161,8 +151,10 @@ def normal(message: JSON) -> JSON:
     >>> normal({"role": "assistant", "content": None, "refusal": None, "tool_calls": []})
     {'role': 'assistant', 'content': ''}
     """
-    role = message["role"]
-    result: JSON = {"role": "system" if role == "developer" else role, "content": _content(message.get("content"))}
+    role, content = message["role"], message.get("content")
+    if not isinstance(content, str):
+        content = _content(content)
+    result: JSON = {"role": "system" if role == "developer" else role, "content": content}
     if reasoning := message.get("reasoning_content"):
         result["reasoning_content"] = reasoning
     if calls := message.get("tool_calls"):
@@ -197,7 +189,7 @@ def digest(message: JSON) -> Digest:
         form = (*form, REASONING_CLEARED)
     if message.get(PREFILL) is True:
         form = (PREFILL, *form[:1], content, *form[2:])  # here space counts: the completion begins right after it
-    return _hash(orjson.dumps(form, option=orjson.OPT_SORT_KEYS))
+    return blake2b(orjson.dumps(form, option=orjson.OPT_SORT_KEYS), digest_size=DIGEST_BYTES).digest()
 
 
 def verbatim(message: JSON) -> Digest:
@@ -211,16 +203,18 @@ def verbatim(message: JSON) -> Digest:
 def letters(messages: list[JSON]) -> str:
     """First letters of the roles; developers are systems, what has no role is an x, and a prefill is a p: nobody sampled
     it."""
-    found = "".join(
-        "s" if message.get("role") == "developer" else str(message.get("role") or "x")[0] for message in messages
-    )
+    found = ""
+    for message in messages:
+        role = message.get("role")
+        found += "s" if role == "developer" else str(role or "x")[0]
     return found if prefill_of(messages) is None else found[:-1] + "p"
 
 
 def answer_digests(answer: JSON, of: Callable[[JSON], Digest]) -> tuple[Digest, ...]:
     """Digests of the completion and, if it has reasoning, of it without that, which is how most agents send it back."""
-    bare = {key: value for key, value in answer.items() if key != "reasoning_content"}
-    return (of(answer),) if len(bare) == len(answer) else (of(answer), of(bare))
+    if "reasoning_content" not in answer:
+        return (of(answer),)
+    return of(answer), of({key: value for key, value in answer.items() if key != "reasoning_content"})
 
 
 def chain(root: Digest, digests: list[Digest]) -> list[Digest]:
@@ -233,7 +227,7 @@ def chain(root: Digest, digests: list[Digest]) -> list[Digest]:
 
 def link(before: Digest, one: Digest) -> Digest:
     """The hash of a history and one more message."""
-    return _hash(before + one)
+    return blake2b(before + one, digest_size=DIGEST_BYTES).digest()
 
 
 def hash_before(request_hash: Digest, prefill: JSON | None) -> Digest:
@@ -263,10 +257,13 @@ def _hash(data: bytes) -> Digest:
 def _plain(message: JSON) -> bool:
     """True where `normal` keeps all that the message says."""
     content = message.get("content")
+    known = message.get("role") in ("system", "developer", "user", "assistant", "tool")
+    if len(message) == 2 and isinstance(content, str):
+        return known
     parts = content if isinstance(content, list) else []
     calls = message.get("tool_calls") or ()
     return (
-        message.get("role") in ("system", "developer", "user", "assistant", "tool")
+        known
         and (content is None or isinstance(content, str | list))
         and all(isinstance(part, dict) and part.get("type") in ("text", "refusal") for part in parts)
         and all(isinstance(part.get("text") or part.get("refusal") or "", str) for part in parts)
@@ -339,6 +336,10 @@ class RequestView:
     digests: list[Digest]
     hashes: list[Digest]
     """Running hashes over the tools, the template's variables and the messages: entry i covers the first i messages."""
+    request_hash: Digest
+    """The hash of the whole request."""
+    prefill: JSON | None = None
+    """The last message, where the completion continues it."""
     cleared: bool = False
     """The gateway cleared a part of the messages, as the request told it to."""
     expansions: Mapping[str, list[int]] = field(default_factory=dict)
@@ -356,13 +357,24 @@ class RequestView:
         template_kwargs: JSON | None = None,
     ) -> RequestView:
         """For a policy: only what its chat template reads counts."""
-        view = [normal(message) for message in messages]
-        digests = [digest(message) for message in view]
+        view = list(map(normal, messages))
+        digests = list(map(digest, view))
         hashes = chain(root(tools, template_kwargs), digests)
-        if prefill_of(view) is not None:
+        prefill = prefill_of(view)
+        if prefill is not None:
             hashes[-1] = hash_before(hashes[-2], view[-1])
         return cls(
-            messages, tools, view, letters(view), digests, hashes, cleared, expansions or {}, template_kwargs or {}
+            messages,
+            tools,
+            view,
+            letters(view),
+            digests,
+            hashes,
+            hashes[-1],
+            prefill,
+            cleared,
+            expansions or {},
+            template_kwargs or {},
         )
 
     def with_messages(self, messages: list[JSON], cleared: bool = False) -> RequestView:
@@ -372,18 +384,9 @@ class RequestView:
     @classmethod
     def of_external(cls, messages: list[JSON], tools: list[JSON] | None) -> RequestView:
         """For an external model: whatever `normal` does not understand counts as it stands."""
-        digests = [verbatim(message) for message in messages]
-        return cls(messages, tools, messages, letters(messages), digests, chain(external_root(tools), digests))
-
-    @property
-    def request_hash(self) -> Digest:
-        """The hash of the whole request."""
-        return self.hashes[-1]
-
-    @property
-    def prefill(self) -> JSON | None:
-        """The last message, where the completion continues it."""
-        return prefill_of(self.normal)
+        digests = list(map(verbatim, messages))
+        hashes = chain(external_root(tools), digests)
+        return cls(messages, tools, messages, letters(messages), digests, hashes, hashes[-1], prefill_of(messages))
 
     @property
     def history(self) -> int:

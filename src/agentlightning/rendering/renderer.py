@@ -104,7 +104,8 @@ class Renderer:
 
     def encode(self, text: str, after: int | None = None) -> list[int]:
         """Encodes `text` as a continuation of the special token `after`, or as a beginning."""
-        check_text(text)
+        if len(text) > MAX_TEXT:
+            check_text(text)
         anchor = self._special.get(after, "") if after is not None else ""
         ids: list[int] = []
         for start, end in self._stretches(text):
@@ -256,7 +257,10 @@ class Renderer:
         if self._cuts is None:
             return [(0, len(text))]
         pattern, cutting = self._cuts
-        starts = [0, *(found.start() for found in pattern.finditer(text) if found.start() and found.group() in cutting)]
+        starts = [0]
+        for found in pattern.finditer(text):
+            if found.start() and found.group() in cutting:
+                starts.append(found.start())
         return list(zip(starts, [*starts[1:], len(text)], strict=True))
 
     def _encode(self, text: str, anchor: str) -> list[int]:
@@ -314,7 +318,10 @@ class TextStream:
 
     def feed(self, ids: list[int]) -> str:
         """Text that these ids complete."""
-        return "".join(self._stream.step(self._tokenizer, index) or "" for index in ids)
+        text = ""
+        for index in ids:
+            text += self._stream.step(self._tokenizer, index) or ""
+        return text
 
 
 # --- loading ------------------------------------------------------------------------------------------------------

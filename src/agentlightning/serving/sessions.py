@@ -25,11 +25,10 @@ from uuid_utils import uuid7
 
 from agentlightning.config.run import parse_settings
 from agentlightning.errors import ConfigError, StoreError
+from agentlightning.gateway.access import ServerKeyError
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
-from agentlightning.gateway.attempts import TrackedAttempt
-from agentlightning.gateway.authentication import ServerKeyError
-from agentlightning.gateway.clients import AnswerAttempt, ClientParts
-from agentlightning.gateway.gateway_span import gateway_span
+from agentlightning.gateway.attempts import TrackedAttempt, gateway_span
+from agentlightning.gateway.proxy import AnswerAttempt, ClientParts
 from agentlightning.protocols.base import ApiError, read_object
 from agentlightning.records import (
     JSON,
@@ -175,7 +174,7 @@ class UserSessions:
                 if over.code not in ENDED:
                     raise
         try:
-            await self._limits.check_key(token)
+            await self._limits.check_key(token, await self._watcher.resources(str(token.run_id)))
         except (
             ApiError
         ):  # an open one may be called again: the call may be a repetition, which calls' limits let through

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.errors import EngineError
-from agentlightning.gateway.external.client import StreamPassthrough
+from agentlightning.gateway.external_client import StreamPassthrough
 from agentlightning.protocols.base import MAX_EVENT_BYTES
 from agentlightning.records import JSON
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.gateway.policy.grammar_checker import GrammarChecker
+from agentlightning.gateway.policy.decoding import GrammarChecker
 from agentlightning.protocols.base import ApiError
 from agentlightning.rendering.grammar import GrammarError
 

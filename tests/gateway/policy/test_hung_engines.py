@@ -112,9 +112,9 @@ async def test_probes_of_an_engine_that_hangs_go_on_after_one_that_failed() -> N
     background, balancer = BackgroundTasks(first_pause_s=0.01), Balancer()
     health = EngineHealth(cast(Any, Client()), balancer, SOON, lambda: None, background)
     engine = balancer.choose(["http://a", "http://b"], "one")
-    assert await health.hangs(engine, {})
+    probing = health.start_probes(engine, {})
     async with asyncio.timeout(DEADLINE_S):
-        await asyncio.gather(*health._waiting.values())
+        await probing
     assert (engine.hung, background.failures.total()) == (False, 1)
     await health.close()
     await background.stop()

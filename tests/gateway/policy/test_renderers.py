@@ -11,7 +11,7 @@ import pytest
 from gateway_house import House, path
 
 from agentlightning.errors import EngineError
-from agentlightning.gateway.policy.renderers import Renderers
+from agentlightning.gateway.policy.engine_router import Renderers
 from agentlightning.rendering.model_folder import rendering_files
 from agentlightning.rendering.renderer import Renderer
 

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 from uuid_utils import uuid7
 
-from agentlightning.gateway.asgi_response import Deadline, DisconnectWatch
+from agentlightning.errors import EngineError
+from agentlightning.gateway.asgi_response import end_within
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.call_job import AgentCall
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.decoding import (
+    GrammarChecker,
     decoding_of,
     ignored_header,
     recorded,
@@ -32,19 +36,28 @@ from agentlightning.gateway.policy.decoding import (
 )
 from agentlightning.gateway.policy.engine_client import PromptLogprob
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
-from agentlightning.gateway.policy.grammar_checker import GrammarChecker
 from agentlightning.gateway.policy.images import CallImages, check_prompt, read_images, read_placeholder
-from agentlightning.gateway.policy.replayed_choices import replayed_choices
-from agentlightning.gateway.policy.response_decoder import PolicyJob, ResponseDecoder, StreamedResponse, send_recorded
-from agentlightning.gateway.policy.scoring import PromptScoring, prompt_table
-from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
-from agentlightning.gateway.replay import recorded_tokens
-from agentlightning.gateway.stored_responses import StoredResponses
+from agentlightning.gateway.policy.recorded import (
+    PendingCall,
+    SdkRetries,
+    StoredResponses,
+    recorded_tokens,
+    replayed_choices,
+)
+from agentlightning.gateway.policy.response_decoder import (
+    PolicyJob,
+    ResponseDecoder,
+    StreamedResponse,
+    send_recorded,
+    token_logprob,
+)
+from agentlightning.protocols import fields, tokens
 from agentlightning.protocols.base import (
     ApiError,
     Choice,
     Completion,
     CompletionRequest,
+    Delta,
     assistant_message,
 )
 from agentlightning.protocols.prompt_edits import apply_edits
@@ -56,6 +69,9 @@ from agentlightning.rendering.renderer import check_text
 from agentlightning.store.base import LightningStore
 
 log = logging.getLogger(__name__)
+
+MIN_LOGPROB = -9999.0
+"""vLLM's stand-in for minus infinity, which JSON lacks."""
 
 GRACE_S = 10.0
 """Grace period of a call whose agent has disconnected, in seconds."""
@@ -73,7 +89,6 @@ class PolicyCalls:
         attempts: AttemptCache,
         engine_router: EngineRouter,
         metrics: GatewayMetrics,
-        responses: StoredResponses,
         *,
         grace_s: float = GRACE_S,
         deadline_s: float = DEADLINE_S,
@@ -82,22 +97,21 @@ class PolicyCalls:
         self._attempts = attempts
         self._engine_router = engine_router
         self._metrics = metrics
-        self._responses = responses
+        self.stored = StoredResponses(store, engine_router)
         self._decoding = asyncio.Lock()
         """Held to decode an image: one at a time, since it takes a hundred times its file's bytes."""
         self._grace_s = grace_s
         self._deadline_s = deadline_s
         self._retries = SdkRetries(store)
         self._grammars = GrammarChecker()
-        self._scoring = PromptScoring(engine_router)
-        self._abandoned: set[Deadline] = set()
-        """The deadlines of calls whose agents have gone."""
+        self._abandoned: set[asyncio.Timeout] = set()
+        """Time limits of calls whose agents have gone."""
 
     def stop(self) -> None:
         """The server is about to end: nobody will come back for an abandoned call."""
         self._grace_s = 0.0
-        for deadline in self._abandoned:
-            deadline.shorten(0.0)
+        for timeout in self._abandoned:
+            end_within(timeout, 0.0)
 
     def close(self) -> None:
         """End what was started beside the server."""
@@ -114,7 +128,7 @@ class PolicyCalls:
         request, sampling, overridden_params, dropped = sampling_of(request, policy, attempt)
         if dropped:
             reply.ignored = ignored_header(dropped)
-        digest = request_digest(request)
+        digest = request_digest(request) if request.grammar or request.logits else ""
         request_hash = view.request_hash if request.prompt is None else prompt_hash(request.prompt)
         if incoming.is_retry or incoming.idempotency_key is not None:
             await self._attempts.refresh(attempt)
@@ -122,15 +136,19 @@ class PolicyCalls:
             if found is not None:
                 self._metrics.call(call.wire.NAME, "replayed")
                 found = replace(found, applied_edits=applied_edits, model=found.model or policy.model)
-                await send_recorded(call, request, await self._scoring.complete(call, policy, request, found))
+                await send_recorded(call, request, await self._echoed(call, policy, request, found))
                 return
         if request.max_tokens == 0:
-            found = await self._scoring.complete(call, policy, request, _prompt_alone(policy, request))
+            found = await self._echoed(call, policy, request, _prompt_alone(policy, request))
             await send_recorded(call, request, found)
             return
-        plan = _planned(conversation, request, view)
+        plan = conversation.plan(view) if request.prompt is None else conversation.plan_prompt(request.prompt)
         try:
-            decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, attempt, overridden_params)
+            decoding: JSON = {}
+            if request.grammar or request.logits:
+                decoding = await decoding_of(
+                    request, policy, plan.prompt_text, self._grammars, attempt, overridden_params
+                )
             call.admission.begin()
             recorded_choices: list[Call] = []
             if attempt.rollout.fork is not None:
@@ -139,6 +157,8 @@ class PolicyCalls:
         except BaseException:
             conversation.withdraw(plan)
             raise
+        if decoding or sampling.top_p < 1 or policy.renderer.images:
+            decoding = recorded(decoding, digest, trained_cut(attempt, sampling), read_placeholder(policy))
         seeds = [_seed(policy, attempt, plan, request, index) for index in range(request.n)]
         job = PolicyJob(
             id=str(uuid7()),
@@ -150,12 +170,7 @@ class PolicyCalls:
             sampling=sampling,
             overridden_params=overridden_params,
             applied_edits=applied_edits,
-            decoding=recorded(
-                decoding,
-                digest,
-                trained_cut(attempt, sampling),
-                read_placeholder(policy) if policy.renderer.images else None,
-            ),
+            decoding=decoding,
             started_ns=started_ns,
             seeds=seeds,
             images=images,
@@ -178,10 +193,10 @@ class PolicyCalls:
         images of the messages."""
         attempt = call.attempt
         request = call.wire.parse(data)
-        policy = await self._engine_router.policy(attempt.rollout, request.model)
+        policy = await self._engine_router.policy(attempt.rollout, request.model, call.resources)
         conversation = await self._attempts.conversation(attempt, policy.renderer, policy.alias)
         if request.previous_id is not None:
-            before = await self._responses.chain(attempt, request.previous_id)
+            before = await self.stored.chain(attempt, request.previous_id)
             if not before:
                 raise ApiError(
                     f"previous_response_id: this attempt has no response {data['previous_response_id']!r}",
@@ -226,29 +241,33 @@ class PolicyCalls:
 
     async def _run(self, job: PolicyJob, pending: PendingCall) -> None:
         stream = StreamedResponse(job, self._metrics) if job.request.stream else None
-        deadline = Deadline(self._deadline_s)
-        watch = job.call.request.on_disconnect(lambda: self._abandon(job, pending, deadline))
+        timeout = asyncio.timeout(self._deadline_s)
+        watch = job.call.request.on_disconnect(lambda: self._abandon(job, pending, timeout))
         try:
-            with deadline:
+            async with timeout:
                 if stream is not None and job.request.repeats_prompt:
-                    echo = await self._scoring.echo(job.call, job.policy, job.request, job.plan.prompt_ids)
+                    echo = await self._echo(job.call, job.policy, job.request, job.plan.prompt_ids)
                     for index in range(job.request.n):
                         await stream.more(index, echo)
                 await self._sample(job, stream)
             rest = [decoder.finish() for decoder in job.decoders]
             job.finished_ns = time.time_ns()
-            answer = _answer(job)
+            completion = _completion(job)
             watch.look()
             recorded_as_gone = job.gone  # the watch may say so at any time from here on
-            await self._record(job, answer)
-            pending.call_id = answer.call_id
-            await self._check_delivered(job, watch, recorded_as_gone)
+            await self._record(job, completion)
+            pending.call_id = completion.call_id
+            watch.look()
+            if job.gone and not recorded_as_gone:  # the agent left while its call was being recorded
+                ids = [job.call_id(index) for index in range(len(job.seeds))]
+                attempt = job.call.attempt
+                await self._store.mark_delivered(attempt.rollout.id, attempt.number, ids, False)
             if stream is None:
                 if job.request.repeats_prompt:
-                    answer = await self._scoring.echoed(job.call, job.policy, job.request, answer)
-                await job.call.reply.whole(200, job.call.wire.body(job.request, answer))
+                    completion = await self._echoed(job.call, job.policy, job.request, completion)
+                await job.call.reply.whole(200, job.call.wire.body(job.request, completion))
             else:
-                await stream.last(rest, answer)
+                await stream.last(rest, completion)
         except TimeoutError:
             await self._record_partial(job)
             if not job.gone:
@@ -264,20 +283,13 @@ class PolicyCalls:
                 if job.replayed and job.call.attempt.replay is not None:
                     job.call.attempt.replay.give_back(job.replayed[0])
             watch.stop()
-            self._abandoned.discard(deadline)
+            self._abandoned.discard(timeout)
 
-    async def _check_delivered(self, job: PolicyJob, watch: DisconnectWatch, recorded_as_gone: bool) -> None:
-        """The agent may have gone while its call was being recorded; in every other case no second write is needed."""
-        watch.look()
-        if job.gone and not recorded_as_gone:
-            ids = [job.call_id(index) for index in range(len(job.seeds))]
-            await self._store.mark_delivered(job.call.attempt.rollout.id, job.call.attempt.number, ids, False)
-
-    def _abandon(self, job: PolicyJob, pending: PendingCall, deadline: Deadline) -> None:
+    def _abandon(self, job: PolicyJob, pending: PendingCall, timeout: asyncio.Timeout) -> None:
         """The agent has disconnected: the call goes on for the grace period, so that a retry finds it."""
         job.gone = pending.abandoned = True
-        self._abandoned.add(deadline)
-        deadline.shorten(self._grace_s)
+        self._abandoned.add(timeout)
+        end_within(timeout, self._grace_s)
 
     async def _sample(self, job: PolicyJob, stream: StreamedResponse | None) -> None:
         if len(job.seeds) == 1:
@@ -294,8 +306,6 @@ class PolicyCalls:
         decoder = job.decoders[index]
         if job.replayed:
             decoder.sampled = recorded_tokens(job.replayed[index])
-            if index == 0 and job.request.prompt_logprobs is not None:  # which no record keeps
-                decoder.sampled.prompt_logprobs = await self._prompt_logprobs(job)
             if stream is not None:
                 await stream.more(index, decoder.feed(decoder.sampled.ids))
             return
@@ -310,24 +320,14 @@ class PolicyCalls:
                 check_prompt(job.plan, decoder.sampled)
             await stream.more(index, decoder.feed(ids))
 
-    async def _prompt_logprobs(self, job: PolicyJob) -> list[dict[int, PromptLogprob] | None] | None:
-        """Asks the engine about the prompt; the one token that engines insist on sampling is dropped."""
-        request = job.engine_request(0)
-        request["sampling_params"]["max_tokens"] = 1
-        return (await self._engine_router.generate(job.policy, request, job.call.affinity)).prompt_logprobs
-
-    async def _record(self, job: PolicyJob, answer: Completion) -> None:
+    async def _record(self, job: PolicyJob, completion: Completion) -> None:
         """Make the calls durable, then let later requests continue them."""
-        messages = [assistant_message(choice) for choice in answer.choices]
-        calls = _records(job, messages, [choice.finish_reason for choice in answer.choices])
-        if "grammar" in job.decoding and any(call.versions for call in calls):  # an answer that was given follows none
+        calls = _records(job, completion.choices)
+        if "grammar" in job.decoding and any(call.versions for call in calls):  # a fork's answer follows none
             calls = await with_forced(calls, job.policy.renderer)
-        await self._keep_images(job)
-        await self._store.append_calls(calls)
-        job.call.admission.record(calls)
+        await self._append(job, calls)
         for call in calls:
             job.conversation.record(job.plan, call.id, call.sampled_ids, call.completion)
-            self._metrics.record(call)
         if job.plan.fork_cause is not None:
             log.info(
                 "call %s forks: %s, %d sampled tokens are context only",
@@ -336,23 +336,92 @@ class PolicyCalls:
                 job.plan.untrained_tokens,
             )
 
-    async def _keep_images(self, job: PolicyJob) -> None:
-        """Before the calls that name them: whoever reads a call finds its images."""
-        new = {image.hash: job.images.files[image.hash] for image in job.plan.images}
-        if new:
-            await self._store.put_files(job.call.attempt.rollout.run_id, job.call.attempt.rollout.id, new)
-
     async def _record_partial(self, job: PolicyJob) -> None:
         """The agent never saw the end of this call: what was sampled is kept, neither continued nor trained on."""
         for decoder in job.decoders:
             decoder.finish()
-        messages = [assistant_message(decoder.choice()) for decoder in job.decoders]
-        calls = _records(job, messages, [ABANDONED] * len(messages))
-        await self._keep_images(job)
+        await self._append(job, _records(job, [decoder.choice() for decoder in job.decoders], ABANDONED))
+
+    async def _append(self, job: PolicyJob, calls: list[Call]) -> None:
+        if job.plan.images:  # before the calls that name them: whoever reads a call finds its images
+            new = {image.hash: job.images.files[image.hash] for image in job.plan.images}
+            await self._store.put_files(job.call.attempt.rollout.run_id, job.call.attempt.rollout.id, new)
         await self._store.append_calls(calls)
         job.call.admission.record(calls)
         for call in calls:
             self._metrics.record(call)
+
+    # --- log-probabilities of prompts -------------------------------------------------------------------------------
+
+    async def score(self, call: AgentCall, data: JSON) -> None:
+        """Answer one request for log-probabilities of given tokens (``POST /v1/tokens/logprobs``)."""
+        tokens.check_known(data, frozenset(("model", "token_ids")))
+        asked = fields.read(tokens.ScoringRequest, data)
+        model, ids = asked.model or "", asked.token_ids
+        policy = await self._engine_router.policy(call.attempt.rollout, model, call.resources)
+        scored = await self._scored(call, policy, ids, 0)
+        found = [
+            None if table is None else max(table[index].logprob, MIN_LOGPROB)
+            for index, table in zip(ids, scored, strict=True)
+        ]
+        await call.reply.whole(200, tokens.logprobs_body(model or policy.model, found))
+
+    async def _echo(self, call: AgentCall, policy: Policy, request: CompletionRequest, ids: list[int]) -> Delta:
+        """The prompt as the beginning of a choice, with its tokens where log-probabilities are asked for."""
+        renderer = policy.renderer
+        text = request.prompt if isinstance(request.prompt, str) else renderer.decode(ids, special=True)
+        if not request.logprobs:
+            return Delta(content=text)
+        found = []
+        scored = await self._scored(call, policy, ids, request.top_logprobs)
+        for index, table in zip(ids, scored, strict=True):
+            likeliest = sorted((table or {}).items(), key=lambda pair: -pair[1].logprob)[: request.top_logprobs]
+            logprob = math.nan if table is None else max(table[index].logprob, MIN_LOGPROB)
+            top = [(other, max(one.logprob, MIN_LOGPROB)) for other, one in likeliest]
+            found.append(token_logprob(renderer, index, logprob, top))
+        return Delta(content=text, logprobs=tuple(found))
+
+    async def _echoed(
+        self, call: AgentCall, policy: Policy, request: CompletionRequest, found: Completion
+    ) -> Completion:
+        """A completion with its prompt before each choice, where the request asks for that."""
+        if not request.repeats_prompt:
+            return found
+        echo = await self._echo(call, policy, request, list(found.prompt_ids or ()))
+        return replace(
+            found,
+            choices=tuple(
+                replace(
+                    choice,
+                    content=echo.content + (choice.content or ""),
+                    logprobs=None if choice.logprobs is None else (*(echo.logprobs or ()), *choice.logprobs),
+                )
+                for choice in found.choices
+            ),
+        )
+
+    async def _scored(
+        self, call: AgentCall, policy: Policy, ids: list[int], alternatives: int
+    ) -> list[dict[int, PromptLogprob] | None]:
+        """By token of a prompt the log-probabilities of itself and its alternatives, None for the first.
+
+        The one token that engines insist on sampling is dropped. It is a call by the limits. Raises ApiError where one is
+        reached, EngineError where the engine does not give one entry per token.
+        """
+        call.admission.begin()
+        request = {
+            "request_id": str(uuid7()),
+            "model": policy.alias,
+            "token_ids": ids,
+            "stream": False,
+            "sampling_params": {"temperature": 0.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": alternatives},
+        }
+        found = (await self._engine_router.generate(policy, request, call.affinity)).prompt_logprobs
+        if found is None or len(found) != len(ids):
+            got = "none" if found is None else str(len(found))
+            raise EngineError(f"the engine was asked for prompt_logprobs of {len(ids)} tokens and gave {got}")
+        call.admission.count_prompt(len(ids))
+        return found
 
 
 def _prompt_alone(policy: Policy, request: CompletionRequest) -> Completion:
@@ -443,30 +512,31 @@ def _decoders(
     return [ResponseDecoder(policy.renderer, request, plan.prompt_text, name) for name in names]
 
 
-def _answer(job: PolicyJob) -> Completion:
-    request, prompt_ids = job.request, job.plan.prompt_ids
-    asked = request.prompt_logprobs is not None
+def _completion(job: PolicyJob) -> Completion:
+    request, plan = job.request, job.plan
+    shows_ids = request.return_token_ids or request.repeats_prompt
     return Completion(
         call_id=job.id,
-        model=job.request.model or job.policy.model,
+        model=request.model or job.policy.model,
         created_s=job.started_ns // 10**9,
-        prompt_tokens=len(job.plan.prompt_ids),
-        choices=tuple(decoder.choice() for decoder in job.decoders),
+        prompt_tokens=len(plan.prompt_ids),
+        choices=tuple([decoder.choice() for decoder in job.decoders]),
         applied_edits=job.applied_edits,
-        cached_tokens=len(prompt_ids) - len(job.plan.suffix_ids),
-        prompt_ids=tuple(prompt_ids) if request.return_token_ids or request.repeats_prompt else None,
-        prompt_logprobs=prompt_table(job.decoders[0].sampled, job.policy.renderer, len(prompt_ids)) if asked else None,
+        cached_tokens=len(plan.prompt_ids) - len(plan.suffix_ids),
+        prompt_ids=tuple(plan.prompt_ids) if shows_ids else None,
         completed_s=job.finished_ns // 10**9,
     )
 
 
-def _records(job: PolicyJob, completions: list[JSON], finish_reasons: list[str]) -> list[Call]:
+def _records(job: PolicyJob, choices: Sequence[Choice], finish_reason: str | None = None) -> list[Call]:
     """The records of a job's choices."""
-    given = zip(job.decoders, completions, finish_reasons, strict=True)
-    calls = [
-        job.record(completion, finish_reason, index=index, sampled=decoder.sampled)
-        for index, (decoder, completion, finish_reason) in enumerate(given)
-    ]
-    if not job.replayed:
-        return calls
-    return [replace(call, replayed_id=before.id) for call, before in zip(calls, job.replayed, strict=True)]
+    calls = []
+    for index, choice in enumerate(choices):
+        call = job.record(
+            assistant_message(choice),
+            finish_reason or choice.finish_reason,
+            index=index,
+            sampled=job.decoders[index].sampled,
+        )
+        calls.append(replace(call, replayed_id=job.replayed[index].id) if job.replayed else call)
+    return calls

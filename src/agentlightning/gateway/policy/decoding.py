@@ -1,29 +1,36 @@
 """Decoding: what is done to the logits of one call, from the request to the engine's parameters and to the record.
 
-Driven by policy/calls.py. A grammar is made of the request (rendering/grammar.py) and checked (grammar_checker.py); what
+Driven by policy/calls.py. A grammar is made of the request (rendering/grammar.py) and compiled once in a child process; what
 the run's engine cannot account for in learning is refused, or left out and recorded, as the run says. Knows no wire format.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 import orjson
+from cachetools import LRUCache
 
 from agentlightning.errors import AgentLightningError
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.policy.engine_router import Policy
-from agentlightning.gateway.policy.grammar_checker import GrammarChecker
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import ApiError, CompletionRequest, short
 from agentlightning.records import JSON, Call, Sampling, prefill_of
 from agentlightning.rendering.grammar import GrammarError, make_grammar
+from agentlightning.rendering.grammar_check import MAX_CPU_S, TOO_LONG
 from agentlightning.rendering.renderer import Renderer
+from agentlightning.runtime.children import inheritable
 
 MAX_NAMED = 20
 """Fields that an error names with their values; a request may have thousands."""
@@ -280,3 +287,85 @@ def _refuse_or_drop(policy: Policy, overridden_params: JSON, given: JSON, why: s
     [*names] = given
     prefix = "" if why.startswith(tuple(names)) else f"{', '.join(names)}: "
     raise ApiError(prefix + why, param=names[0], code="unsupported_value")
+
+
+# --- grammars -----------------------------------------------------------------------------------------------------------
+
+MAX_CHECKED = 256
+"""Grammars whose check is remembered, those asked for last."""
+MAX_WAIT_S = 10.0
+"""Of a call, for the checks of others: several attempts with large grammars that are all new."""
+
+
+class GrammarChecker:
+    """Compiles grammars in a child process, one at a time, and caches the verdict; attempts take turns.
+
+    Grammars come from agents, and the library bounds neither time nor its stack: a child may end of one.
+    """
+
+    def __init__(self, max_wait_s: float = MAX_WAIT_S, max_checked: int = MAX_CHECKED) -> None:
+        self._max_wait_s = max_wait_s
+        self._verdicts: LRUCache[bytes, str | None] = LRUCache(max_checked)
+        self._one = asyncio.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def close(self) -> None:
+        """End the child; a check under way refuses its grammar."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            if not self._one.locked():  # else who waits for its answer closes it
+                child.communicate()
+
+    async def check(self, spec: JSON, field: str, turn: asyncio.Lock) -> None:
+        """Raises GrammarError where no completion can be decoded under the grammar, and ApiError where its check had to wait
+        for too long. `turn` is the attempt's."""
+        key = blake2b(spec["lark"].encode(), digest_size=16).digest()
+        if key not in self._verdicts:
+            try:
+                async with asyncio.timeout(self._max_wait_s) as waiting, turn, self._one:
+                    waiting.reschedule(None)
+                    if key not in self._verdicts:
+                        self._verdicts[key] = await asyncio.to_thread(self._refusal, spec["lark"])
+            except TimeoutError:
+                raise _busy(field) from None
+        if (said := self._verdicts[key]) is not None:
+            raise GrammarError(field, said)
+
+    def _refusal(self, lark: str) -> str | None:
+        child = self._child = self._child or _start()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with contextlib.suppress(OSError):  # it was killed: there is no answer then
+            child.stdin.write(json.dumps(lark).encode() + b"\n")
+            child.stdin.flush()
+        answer = child.stdout.readline()
+        if answer:
+            said: str | None = json.loads(answer)
+            return said
+        self._child = None
+        child.communicate()
+        if child.returncode == -TOO_LONG:
+            return f"the grammar takes more than {MAX_CPU_S:g} s to compile; expected a smaller one"
+        return "the grammar is too large or too deep to compile; expected a smaller one"
+
+
+def _busy(field: str) -> ApiError:
+    return ApiError(
+        f"{field}: its grammar is new, and the checks of other new ones took too long; try again",
+        status=503,
+        type="server_error",
+        code="grammar_not_checked",
+        retry_after_s=1,
+    )
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "agentlightning.rendering.grammar_check"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=inheritable(os.environ),
+        start_new_session=True,
+    )

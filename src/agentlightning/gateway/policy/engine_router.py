@@ -2,9 +2,8 @@
 
 Driven by policy/calls.py. An attempt stays with the engine that has its prefix in its cache, until that engine is away or
 has clearly more to do than the least busy one. An engine that refuses or drops the connection may be restarting: the
-request is repeated, elsewhere where there is an elsewhere, with a growing pause, until a deadline, as long as none of its
-tokens has been handed on; the engine is left alone for a while that doubles. One that hangs (engine_health.py) is left for
-another where there is one. Knows nothing of protocols or messages.
+request is repeated, elsewhere where possible, with a growing pause, until a deadline, as long as none of its tokens was
+handed on. One that hangs is left for another where there is one. Knows nothing of protocols or messages.
 """
 
 from __future__ import annotations
@@ -15,17 +14,19 @@ import math
 import os
 import re
 import time
-from collections import OrderedDict
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Literal, Self
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import orjson
+from cachetools import LRUCache
 
 from agentlightning.errors import EngineError
-from agentlightning.gateway.asgi_response import Deadline
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.http_client import HttpClient, HttpResponse
 from agentlightning.gateway.metrics import GatewayMetrics
@@ -37,7 +38,6 @@ from agentlightning.gateway.policy.engine_client import (
     body,
     read_answer,
 )
-from agentlightning.gateway.policy.renderers import Renderers
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols.base import ApiError, EventReader
 from agentlightning.records import JSON, Resource, Rollout
@@ -47,7 +47,7 @@ from agentlightning.runtime.backoff import Backoff
 from agentlightning.store.base import LightningStore
 
 REMEMBERED = 65_536
-"""Attempts whose engine is remembered, the ones used last."""
+"""Attempts whose engine is remembered."""
 
 SLACK = 8
 """An attempt leaves its engine where that has more calls in flight than twice the least busy one's, plus this many: reading
@@ -57,7 +57,7 @@ FIRST_REST_S = 0.5
 MAX_REST_S = 15.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class EngineLoad:
     """One endpoint as this server sees it."""
 
@@ -66,6 +66,8 @@ class EngineLoad:
     away_until: float = 0.0
     hung: bool = False
     """It answers nothing, not even a health probe, and takes part again once it does."""
+    probed_s: float = float("-inf")
+    """End of the last probe, on the clock of the event loop."""
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_REST_S, MAX_REST_S, jitter=0.0))
 
 
@@ -75,11 +77,15 @@ class Balancer:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._engines: dict[str, EngineLoad] = {}
-        self._places: OrderedDict[str, str] = OrderedDict()
+        self._places: LRUCache[str, str] = LRUCache(REMEMBERED)
 
     def choose(self, endpoints: Sequence[str], affinity: str) -> EngineLoad:
         """The engine for a call of the attempt that `affinity` names; one that is away only where all are."""
-        engines = [self._engines.setdefault(url, EngineLoad(url)) for url in endpoints]
+        engines = []
+        for url in endpoints:
+            if url not in self._engines:
+                self._engines[url] = EngineLoad(url)
+            engines.append(self._engines[url])
         if len(engines) == 1:
             return engines[0]
         now = self._now()
@@ -93,29 +99,26 @@ class Balancer:
         if home is not None and home.in_flight <= 2 * best.in_flight + SLACK:
             best = home
         self._places[affinity] = best.url
-        self._places.move_to_end(affinity)
-        if len(self._places) > REMEMBERED:
-            self._places.popitem(last=False)
         return best
 
     def failed(self, engine: EngineLoad) -> None:
-        """Note that the engine could not be reached, or refused to serve."""
+        """The engine could not be reached, or refused to serve."""
         engine.away_until = self._now() + (engine.backoff.next_s() or MAX_REST_S)
 
     def answered(self, engine: EngineLoad) -> None:
-        """Note that the engine serves."""
+        """The engine serves."""
         engine.backoff.reset()
         engine.away_until = 0.0
         engine.hung = False
 
     def others(self, endpoints: Sequence[str], engine: EngineLoad) -> bool:
-        """Returns whether another of these endpoints takes calls now."""
+        """True where another of these endpoints takes calls now."""
         now = self._now()
         others = [self._engines[url] for url in endpoints if url != engine.url and url in self._engines]
         return any(other.away_until <= now and not other.hung for other in others)
 
     def knows(self, engine: EngineLoad) -> bool:
-        """Returns whether a policy names the engine, or a call is there."""
+        """True where a policy names the engine, or a call is there."""
         return self._engines.get(engine.url) is engine
 
     def keep(self, endpoints: set[str]) -> None:
@@ -126,27 +129,25 @@ class Balancer:
     def states(self) -> list[tuple[str, str, int]]:
         """(url, up, down or hung, calls in flight) of every engine, for the metrics."""
         now = self._now()
-        return [(engine.url, _state(engine, now), engine.in_flight) for engine in self._engines.values()]
+        return [
+            (one.url, "hung" if one.hung else "down" if one.away_until > now else "up", one.in_flight)
+            for one in self._engines.values()
+        ]
 
 
-def _state(engine: EngineLoad, now: float) -> str:
-    if engine.hung:
-        return "hung"
-    return "down" if engine.away_until > now else "up"
-
-
+LOOK_INTERVAL_S = 0.25
+"""Seconds between two looks at the calls in flight."""
 FIRST_PROBE_PAUSE_S = 0.5
 MAX_PROBE_PAUSE_S = 10.0
 """Pauses between the probes of an engine that hangs."""
 PROBES = 2
-"""Probes in a row that are not answered before an engine counts as hung: where this process stood still for a moment, the
-first one is late although its answer is there."""
-NEVER_S = 7 * 24 * 3600.0
+"""Unanswered probes in a row after which an engine counts as hung: where this process stood still for a moment, the first
+one is late although its answer is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
-    """Times of the question whether an engine lives."""
+    """When engines are probed."""
 
     after_s: float = 30.0
     """Seconds without a byte from it, while a call waits."""
@@ -154,15 +155,41 @@ class ProbeSettings:
     """For the answer to one probe."""
 
 
-_Found = Literal["answers", "silent", "gone"]
-
-
 class HungEngineError(ConnectionError):
     """Nothing comes from the engine that a call waits for."""
 
 
+@dataclass(slots=True, eq=False)
+class EngineCall:
+    """One exchange with an engine, under way within `timeout`."""
+
+    engine: EngineLoad
+    headers: Mapping[str, str]
+    stall_s: float
+    """Silence after which the engine counts as failed although it answers probes."""
+    may_leave: Callable[[], bool]
+    """Says whether the call gains anything by leaving an engine that hangs."""
+    timeout: asyncio.Timeout
+    heard_s: float
+    """Time of the last byte, on the clock of the event loop."""
+    waiting: bool = True
+    """False while bytes are handed on: an agent that reads slowly is not the engine's fault."""
+    reason: str = ""
+
+    def heard(self) -> None:
+        """Something came, and the call waits for more."""
+        self.heard_s = asyncio.get_running_loop().time()
+        self.waiting = True
+
+    def leave(self, reason: str) -> None:
+        """End the exchange."""
+        if not self.reason:
+            self.reason = reason
+            self.timeout.reschedule(0.0)
+
+
 class EngineHealth:
-    """Probes of all engines; those of several calls at a time are one."""
+    """Looks after the calls in flight, and probes engines that are silent for long."""
 
     def __init__(
         self,
@@ -172,142 +199,85 @@ class EngineHealth:
         on_hang: Callable[[], None],
         background: BackgroundTasks,
     ) -> None:
-        self.settings = settings
+        self._settings = settings
         self._client = client
         self._balancer = balancer
         self._on_hang = on_hang
         self._background = background
-        self._probes: dict[str, asyncio.Task[_Found]] = {}
-        self._waiting: dict[str, asyncio.Task[None]] = {}
-        """By URL, for those that hang: the task that waits until they do no longer."""
+        self.calls: set[EngineCall] = set()
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._watching = False
+
+    def watch(self, call: EngineCall) -> None:
+        """Look after this call until it is taken out of `calls`."""
+        self.calls.add(call)
+        if not self._watching:
+            self._watching = True
+            self._background.start("engine health", self._watch)
 
     async def close(self) -> None:
-        """End what is under way."""
-        tasks = [*self._probes.values(), *self._waiting.values()]
+        """End the probes."""
+        tasks = list(self._probes.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def hangs(self, engine: EngineLoad, headers: Mapping[str, str]) -> bool:
-        """Returns whether the engine answers nothing; one that does not takes no calls until it does."""
-        probe = self._probes.get(engine.url)
-        if probe is None:
-            probe = self._probes[engine.url] = asyncio.create_task(self._look_at(engine.url, headers))
-            probe.add_done_callback(lambda _: self._probes.pop(engine.url, None))
-        if await asyncio.shield(probe) != "silent":
-            return False  # one that is gone has closed the connections of its calls
-        if not engine.hung:
-            engine.hung = True
-            self._on_hang()
-            back = functools.partial(self._until_back, engine, headers)
-            waiting = self._waiting[engine.url] = self._background.start("probes of an engine that hangs", back)
-            waiting.add_done_callback(lambda _: self._waiting.pop(engine.url, None))
-        return True
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            now = loop.time()
+            for call in list(self.calls):
+                silent_s = now - call.heard_s
+                if not call.waiting or silent_s < min(self._settings.after_s, call.stall_s):
+                    continue
+                if silent_s >= call.stall_s:
+                    call.leave(f"gave nothing for {call.stall_s:g} s")
+                elif call.engine.url not in self._probes and now - call.engine.probed_s >= self._settings.after_s:
+                    self.start_probes(call.engine, call.headers)
 
-    async def _look_at(self, url: str, headers: Mapping[str, str]) -> _Found:
+    def start_probes(self, engine: EngineLoad, headers: Mapping[str, str]) -> asyncio.Task[None]:
+        """Probe an engine until it answers, is gone, or is not used any more."""
+        probing = functools.partial(self._probe, engine, headers)
+        task = self._probes[engine.url] = self._background.start("probes of a silent engine", probing)
+        task.add_done_callback(lambda _: self._probes.pop(engine.url, None))
+        return task
+
+    async def _probe(self, engine: EngineLoad, headers: Mapping[str, str]) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(FIRST_PROBE_PAUSE_S, MAX_PROBE_PAUSE_S)
+        while self._balancer.knows(engine):
+            found = await self._look_at(engine.url, headers)
+            engine.probed_s = loop.time()
+            if found == "answers":
+                if engine.hung:
+                    self._balancer.answered(engine)
+                return
+            if found == "gone":  # the connections of its calls are closed
+                if engine.hung:
+                    engine.hung = False
+                    self._balancer.failed(engine)
+                return
+            if not engine.hung:
+                engine.hung = True
+                self._on_hang()
+            for call in list(self.calls):
+                silent_s = loop.time() - call.heard_s
+                if call.engine is engine and call.waiting and silent_s >= self._settings.after_s and call.may_leave():
+                    call.leave(f"gave nothing for {silent_s:.0f} s and does not answer a health probe")
+            await backoff.sleep()
+
+    async def _look_at(self, url: str, headers: Mapping[str, str]) -> Literal["answers", "silent", "gone"]:
         for _ in range(PROBES):
             try:
-                async with asyncio.timeout(self.settings.timeout_s):
+                async with asyncio.timeout(self._settings.timeout_s):
                     async with await self._client.get(f"{url}/health", headers) as response:
-                        return "answers" if response.status < 500 else "silent"  # who has no such route lives, too
+                        return "answers" if response.status < 500 else "silent"  # 404 is an answer, too
             except TimeoutError:
                 continue
             except OSError:
                 return "gone"
         return "silent"
-
-    async def _until_back(self, engine: EngineLoad, headers: Mapping[str, str]) -> None:
-        backoff = Backoff(FIRST_PROBE_PAUSE_S, MAX_PROBE_PAUSE_S)
-        while engine.hung and self._balancer.knows(engine):
-            await backoff.sleep()
-            found = await self._look_at(engine.url, headers)
-            if found == "answers":
-                self._balancer.answered(engine)
-            elif found == "gone":
-                engine.hung = False
-                self._balancer.failed(engine)
-
-
-class SilenceWatch:
-    """A context manager around one exchange with an engine, which gets HungEngineError where nothing comes any more.
-
-    stall_timeout_s: silence after which the engine counts as failed although it answers probes. may_leave: says whether the
-    call has anything to gain from leaving an engine that hangs; without, it waits on.
-    """
-
-    __slots__ = (
-        "_deadline", "_engine", "_headers", "_health", "_heard", "_loop", "_may_leave", "_probe", "_reason", "_stall_s",
-        "_timer", "waiting",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        health: EngineHealth,
-        engine: EngineLoad,
-        headers: Mapping[str, str],
-        stall_timeout_s: float | None,
-        may_leave: Callable[[], bool],
-    ) -> None:
-        self._health = health
-        self._engine = engine
-        self._headers = headers
-        self._stall_s = math.inf if stall_timeout_s is None else stall_timeout_s
-        self._may_leave = may_leave
-        self._probe: asyncio.Task[None] | None = None
-        self._reason = ""
-        self._loop = asyncio.get_running_loop()
-        self.waiting = True
-        """False while what came is handed on: an agent that reads slowly is not the engine's fault."""
-
-    def __enter__(self) -> Self:
-        self._deadline = Deadline(NEVER_S).__enter__()
-        self._heard = self._loop.time()
-        self._look_in(min(self._health.settings.after_s, self._stall_s))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-        if self._probe is not None:
-            self._probe.cancel()
-        try:
-            self._deadline.__exit__(kind, error, trace)
-        except TimeoutError:
-            raise HungEngineError(f"the engine {self._reason}") from None
-
-    def heard(self) -> None:
-        """Something came, and the call waits for more."""
-        self._heard = self._loop.time()
-        self.waiting = True
-
-    @property
-    def _silent_s(self) -> float:
-        return self._loop.time() - self._heard if self.waiting else 0.0
-
-    def _look_in(self, seconds: float) -> None:
-        self._timer = self._loop.call_later(seconds, self._look)
-
-    def _look(self) -> None:
-        silent, after = self._silent_s, self._health.settings.after_s
-        if silent >= self._stall_s:
-            self._give_up(f"gave nothing for {self._stall_s:g} s")
-        elif silent >= after:
-            self._probe = asyncio.create_task(self._ask())
-        else:
-            self._look_in(min(after, self._stall_s) - silent)
-
-    async def _ask(self) -> None:
-        heard, after = self._heard, self._health.settings.after_s
-        hangs = await self._health.hangs(self._engine, self._headers)
-        if hangs and heard == self._heard and self.waiting and self._may_leave():
-            self._give_up(f"gave nothing for {self._silent_s:.0f} s and does not answer a health probe")
-        else:
-            self._look_in(max(0.0, min(after, self._stall_s - self._silent_s)))
-
-    def _give_up(self, reason: str) -> None:
-        self._reason = reason
-        self._deadline.shorten(0.0)
 
 
 LOOK_S = 0.5
@@ -317,7 +287,7 @@ store reports changes, a read is for the case that it stops doing so."""
 
 
 async def pause(store: LightningStore, run_id: str, alias: str = "default", lease_s: float = 60.0) -> None:
-    """New calls of the policy wait, until `resume` or for `lease_s` seconds; pausing again extends the lease."""
+    """New calls of the policy wait until `resume`, for `lease_s` seconds at most; pausing again extends the lease."""
     await _put(store, run_id, alias, time.time_ns() + int(lease_s * 1e9))
 
 
@@ -376,17 +346,17 @@ class Policy:
     logprobs: Literal["processed", "raw"] = "processed"
     """Log-probabilities of the distribution that was sampled from (processed), or of the bare logits (raw)."""
     unsupported_params: Literal["error", "drop"] = "error"
-    """Treatment of a call with sampling parameters that no trainer could account for."""
+    """Treatment of sampling parameters that no trainer could account for."""
     structured: Literal["mask", "context_only", "refuse"] = "mask"
-    """Treatment of calls with a grammar, penalties or cuts: learned from under the same mask, context and no more, or
-    refused (or left out, by `unsupported_params`), since the run's engine cannot rebuild masks."""
+    """Treatment of calls with a grammar, penalties or cuts: trained under the same mask, context only, or refused (or left
+    out, by `unsupported_params`), since the run's engine cannot rebuild masks."""
     images: bool = True
     """False: the run's engine cannot read the images of calls, and such calls are refused."""
     key_env: str | None = None
     """Variable of this server's environment with the endpoints' key."""
     stall_timeout_s: float | None = None
-    """Seconds without a byte from an engine after which a call leaves it, although it answers health probes; None: no bound
-    but the call's own. Of a completion that is not streamed, all is silence but its end."""
+    """Seconds without a byte from an engine after which a call leaves it, although it answers health probes (a completion
+    that is not streamed is silent until its end); None: no bound but the call's own."""
 
     def check_sampling(self, temperature: float, top_p: float) -> str | None:
         """The reason why tokens sampled so cannot be trained on; None where they can.
@@ -410,6 +380,80 @@ class Policy:
                 "vLLM with --logprobs-mode processed_logprobs and leave `logprobs` out of the policy"
             )
         return None
+
+
+Tokenizer = str | Mapping[str, str]
+"""A folder of this host, or files of the run: SHA-256 by name."""
+
+MAX_LOADED = 64
+"""Renderers that are cached."""
+MAX_FILES = 64
+MAX_BYTES = 256 << 20
+"""Of one tokenizer's files in the store; the largest vocabularies take 40 MiB."""
+
+
+class Renderers:
+    """The renderer of every policy, loaded once: of a folder of this host, or of files of the run in the store, which are
+    bounded, since they share this host's memory and disk with all other runs."""
+
+    def __init__(
+        self, store: LightningStore, load: Callable[[str], Renderer] = Renderer, max_loaded: int = MAX_LOADED
+    ) -> None:
+        self._store = store
+        self._load = load
+        self._loading: LRUCache[bytes, asyncio.Task[Renderer]] = LRUCache(max_loaded)
+        self._places: weakref.WeakSet[TemporaryDirectory[str]] = weakref.WeakSet()
+
+    def close(self) -> None:
+        """Remove the files; a second call does nothing."""
+        for place in list(self._places):
+            place.cleanup()
+
+    async def find(self, run_id: str, tokenizer: Tokenizer) -> Renderer:
+        """The renderer of a run's policy. ModelError where it does not load, EngineError where the store lacks files."""
+        key = orjson.dumps(tokenizer, option=orjson.OPT_SORT_KEYS)
+        loading = self._loading.get(key)
+        if loading is None or (loading.done() and loading.exception() is not None):
+            loading = self._loading[key] = asyncio.create_task(self._loaded(run_id, tokenizer))
+        return await asyncio.shield(loading)
+
+    async def _loaded(self, run_id: str, tokenizer: Tokenizer) -> Renderer:
+        if isinstance(tokenizer, str):
+            return await asyncio.to_thread(self._load, tokenizer)
+        try:
+            place = TemporaryDirectory(prefix="agentlightning-tokenizer-", ignore_cleanup_errors=True)
+        except OSError as cause:
+            raise EngineError(f"the policy's tokenizer: this host has no place for its files: {cause}") from cause
+        self._places.add(place)
+        try:
+            await self._fetch(run_id, tokenizer, Path(place.name))
+            renderer = await asyncio.to_thread(self._load, place.name)
+        except BaseException:
+            place.cleanup()
+            raise
+        weakref.finalize(renderer, place.cleanup)  # processors and grammars read it when they are first used
+        return renderer
+
+    async def _fetch(self, run_id: str, names: Mapping[str, str], folder: Path) -> None:
+        """Writes the files into the folder, one in memory at a time."""
+        left = MAX_BYTES if len(names) <= MAX_FILES else 0
+        for name, expected in names.items():
+            if Path(name).name != name or name.startswith("."):
+                raise EngineError(f"the policy's tokenizer: expected plain names of files, got {name[:80]!r}")
+            data = (await self._store.files(run_id, [expected])).get(expected)
+            if data is None or sha256(data).hexdigest() != expected:
+                raise EngineError(f"the policy's tokenizer: the store does not have {name[:80]!r} as it was put there")
+            left -= len(data)
+            if left < 0:
+                most = f"{MAX_FILES} files, {MAX_BYTES >> 20} MiB in all"
+                raise EngineError(f"the policy's tokenizer: expected at most {most}")
+            try:
+                await asyncio.to_thread((folder / name).write_bytes, data)
+            except (
+                OSError,
+                ValueError,
+            ) as cause:  # as itself it would be taken for the engine's connection, and tried again
+                raise EngineError(f"the policy's tokenizer: {name[:80]!r} cannot be written here: {cause}") from cause
 
 
 class EngineRouter:
@@ -453,9 +497,8 @@ class EngineRouter:
         """The resources of this run changed, or it is not in use any more."""
         self._policies.pop(run_id, None)
 
-    async def policies(self, run_id: str) -> dict[str, Policy]:
-        """The policies of a run by alias."""
-        resources = await self._watcher.resources(run_id)
+    async def policies(self, run_id: str, resources: list[Resource]) -> dict[str, Policy]:
+        """The policies of a run with these resources, by alias."""
         known = self._policies.get(run_id)
         if known is not None and known[0] is resources:
             return known[1]
@@ -468,28 +511,24 @@ class EngineRouter:
         )
         return policies
 
-    async def policy(self, rollout: Rollout, model: str) -> Policy:
-        """The policy that `model` means: the only one, or the one of that name; for a session its own, whatever the model is
-        called. Raises ApiError."""
-        run_id = rollout.run_id
-        policies = await self.policies(run_id)
-        if (pinned := _pinned_policy(rollout)) is not None:
-            if pinned in policies:
-                return policies[pinned]
-            sentence = f"{rollout.task['model']}, the version of this session, is not served; begin another session"
-            raise ApiError(sentence, status=503, type="server_error", code="no_policy")
+    async def policy(self, rollout: Rollout, model: str, resources: list[Resource]) -> Policy:
+        """The policy that `model` means: the only one, or the one of that name; for a session that of its version, whatever
+        the model is called. Raises ApiError."""
+        policies = await self.policies(rollout.run_id, resources)
+        if rollout.kind == "session":
+            pinned = policies.get(str(rollout.task["model"]).replace("@", "-"))
+            if pinned is None:
+                sentence = f"{rollout.task['model']}, the version of this session, is not served; begin another session"
+                raise ApiError(sentence, status=503, type="server_error", code="no_policy")
+            return pinned
         if len(policies) == 1:
-            return next(iter(policies.values()))
+            (only,) = policies.values()
+            return only
         if not policies:
-            found = await self._watcher.resources(run_id)
-            others = [str(name) for one in found if one.kind == "external" for name in one.value.get("models", ())]
+            others = [str(name) for one in resources if one.kind == "external" for name in one.value.get("models", ())]
             external = f", and {model[:100]!r} is none of its external models: {', '.join(others)}" if others else ""
-            raise ApiError(
-                f"no policy serves this run yet{external}",
-                status=503,
-                type="server_error",
-                code="no_policy",
-            )
+            sentence = f"no policy serves this run yet{external}"
+            raise ApiError(sentence, status=503, type="server_error", code="no_policy")
         for policy in policies.values():
             if model in (policy.alias, policy.model):
                 return policy
@@ -501,27 +540,26 @@ class EngineRouter:
 
         Raises ApiError, or EngineError where the engine's answer cannot be read.
         """
-        backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S, self._patience_s)
+        backoff: Backoff | None = None
         while True:
             try:
                 sampled = SampledTokens()
                 async with self._respond(policy, request, affinity, sampled) as (api, response, _):
-                    answer = _read(await response.read())
-                    sampled.add(answer, api, policy.version)
+                    sampled.add(_read(await response.read()), api, policy.version)
                     return sampled
             except OSError as cause:
-                await _pause(backoff, cause)
+                backoff = await self._pause(backoff, cause)
                 policy = await self._current(policy)
 
     async def stream(
         self, policy: Policy, request: JSON, sampled: SampledTokens, affinity: str
     ) -> AsyncIterator[list[int]]:
         """Sample, yielding ids as they come; `sampled` then holds all of it. Raises as `generate` does."""
-        backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S, self._patience_s)
+        backoff: Backoff | None = None
         while True:
             try:
-                async with self._respond(policy, request, affinity, sampled) as (api, response, watch):
-                    async for data in _events(response, watch):
+                async with self._respond(policy, request, affinity, sampled) as (api, response, call):
+                    async for data in _events(response, call):
                         if ids := sampled.add(_read(data), api, policy.version):
                             yield ids
                     if sampled.finish_reason is None:
@@ -535,7 +573,7 @@ class EngineRouter:
                         type="server_error",
                         code="engine_lost",
                     ) from cause
-                await _pause(backoff, cause)
+                backoff = await self._pause(backoff, cause)
                 policy = await self._current(policy)
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -575,43 +613,68 @@ class EngineRouter:
         )
 
     async def _current(self, policy: Policy) -> Policy:
-        return (await self.policies(policy.run_id)).get(policy.alias, policy)
+        resources = await self._watcher.resources(policy.run_id)
+        return (await self.policies(policy.run_id, resources)).get(policy.alias, policy)
 
     @asynccontextmanager
     async def _respond(
         self, policy: Policy, request: JSON, affinity: str, sampled: SampledTokens
-    ) -> AsyncIterator[tuple[EngineApi, HttpResponse, SilenceWatch]]:
-        """The answer of an engine, begun, with the api it was asked in and its watch. Raises what `_refused` makes of a
-        refusal, and HungEngineError where another engine may answer or `sampled` was handed on already."""
-        if paused_s(await self._watcher.resources(policy.run_id), policy.alias) > 0:
+    ) -> AsyncIterator[tuple[EngineApi, HttpResponse, EngineCall]]:
+        """The answer of an engine, begun, with the api it was asked in. Raises what `_refused` makes of a refusal, and
+        HungEngineError where another engine may answer or `sampled` was handed on already."""
+        resources = await self._watcher.resources(policy.run_id)
+        if paused_s(resources, policy.alias) > 0:
             with self._metrics.paused.track_inprogress():
                 await resumed(self._watcher, policy.run_id, policy.alias)
             policy = await self._current(policy)
         engine = self._balancer.choose(policy.endpoints, affinity)
-        headers = _headers(policy)
-
-        def may_leave() -> bool:
-            return bool(sampled.ids) or self._balancer.others(policy.endpoints, engine)
-
+        headers = _JSON_HEADERS if policy.key_env is None else _headers(policy.key_env)
+        call: EngineCall | None = None
         engine.in_flight += 1
         try:
-            with SilenceWatch(self._health, engine, headers, policy.stall_timeout_s, may_leave) as watch:
-                api = policy.api or self._apis.get(engine.url)
-                if api is None:
-                    api = self._apis[engine.url] = await self._detect_api(headers, engine.url)
-                data = orjson.dumps(body(request, api, policy.served_model or policy.alias))
-                async with await self._client.post(f"{engine.url}{PATHS[api]}", headers, data) as response:
-                    if response.status != 200:
-                        raise _refused(response.status, await response.read(), response.headers)
-                    if engine.backoff.failures or engine.hung:
-                        self._balancer.answered(engine)
-                    watch.heard()
-                    yield api, response, watch
-        except OSError:
+            async with asyncio.timeout(None) as timeout:
+                call = EngineCall(
+                    engine=engine,
+                    headers=headers,
+                    stall_s=policy.stall_timeout_s or math.inf,
+                    may_leave=lambda: bool(sampled.ids) or self._balancer.others(policy.endpoints, engine),
+                    timeout=timeout,
+                    heard_s=asyncio.get_running_loop().time(),
+                )
+                self._health.watch(call)
+                try:
+                    api = policy.api or self._apis.get(engine.url)
+                    if api is None:
+                        api = self._apis[engine.url] = await self._detect_api(headers, engine.url)
+                    data = orjson.dumps(body(request, api, policy.served_model or policy.alias))
+                    async with await self._client.post(f"{engine.url}{PATHS[api]}", headers, data) as response:
+                        if response.status != 200:
+                            raise _refused(response.status, await response.read(), response.headers)
+                        if engine.backoff.failures or engine.hung:
+                            self._balancer.answered(engine)
+                        call.heard()
+                        yield api, response, call
+                finally:
+                    self._health.calls.discard(call)
+        except OSError as cause:
             self._balancer.failed(engine)
+            if call is not None and call.reason and isinstance(cause, TimeoutError):
+                raise HungEngineError(f"the engine {call.reason}") from None
             raise
         finally:
             engine.in_flight -= 1
+
+    async def _pause(self, backoff: Backoff | None, cause: OSError) -> Backoff:
+        """Pause before the next try. Raises ApiError where it would last past the deadline."""
+        backoff = backoff or Backoff(MIN_PAUSE_S, MAX_PAUSE_S, self._patience_s)
+        if not await backoff.sleep(cause.retry_after_s if isinstance(cause, _EngineUnavailableError) else 0.0):
+            raise ApiError(
+                f"no engine of the policy can be reached: {type(cause).__name__}: {cause}",
+                status=503,
+                type="server_error",
+                code="engine_unreachable",
+            ) from cause
+        return backoff
 
     async def _detect_api(self, headers: dict[str, str], url: str) -> EngineApi:
         """Ask for generate with nothing in it: whoever has the route complains about the request."""
@@ -637,13 +700,11 @@ _WORDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _headers(policy: Policy) -> dict[str, str]:
-    if policy.key_env is None:
-        return _JSON_HEADERS
-    key = os.environ.get(policy.key_env, "").strip()  # as samplers read theirs: a file's line end may come with it
+def _headers(key_env: str) -> dict[str, str]:
+    key = os.environ.get(key_env, "").strip()  # as samplers read theirs: a file's line end may come with it
     if not key:
         raise ApiError(
-            f"the policy's endpoints need a key: expected it in the server's environment as {policy.key_env}",
+            f"the policy's endpoints need a key: expected it in the server's environment as {key_env}",
             status=502,
             type="server_error",
             code="no_engine_key",
@@ -654,7 +715,7 @@ def _headers(policy: Policy) -> dict[str, str]:
 _JSON_HEADERS = {"content-type": "application/json"}
 
 
-class _EngineUnavailable(ConnectionError):
+class _EngineUnavailableError(ConnectionError):
     """The engine answers, but not now."""
 
     retry_after_s = 0.0
@@ -663,17 +724,6 @@ class _EngineUnavailable(ConnectionError):
 def _is_tokenizer(value: Any) -> bool:
     named = isinstance(value, dict) and value and all(isinstance(one, str) for one in value.values())
     return isinstance(value, str) or bool(named)
-
-
-async def _pause(backoff: Backoff, cause: OSError) -> None:
-    """Pause before the next try. Raises ApiError where it would last past the deadline."""
-    if not await backoff.sleep(cause.retry_after_s if isinstance(cause, _EngineUnavailable) else 0.0):
-        raise ApiError(
-            f"no engine of the policy can be reached: {type(cause).__name__}: {cause}",
-            status=503,
-            type="server_error",
-            code="engine_unreachable",
-        ) from cause
 
 
 def _refused(status: int, data: bytes, headers: Any) -> Exception:
@@ -685,7 +735,7 @@ def _refused(status: int, data: bytes, headers: Any) -> Exception:
     except (orjson.JSONDecodeError, KeyError, TypeError):
         message, code, param = data[:200].decode(errors="replace"), None, None
     if status in (429, 502, 503, 504):
-        away = _EngineUnavailable(f"HTTP {status}: {message}")
+        away = _EngineUnavailableError(f"HTTP {status}: {message}")
         wait = headers.get("retry-after", "")
         away.retry_after_s = float(wait) if wait.isdigit() else 0.0
         return away
@@ -718,18 +768,11 @@ def _read(data: bytes) -> EngineResponse:
     return answer
 
 
-async def _events(response: HttpResponse, watch: SilenceWatch) -> AsyncIterator[bytes]:
+async def _events(response: HttpResponse, call: EngineCall) -> AsyncIterator[bytes]:
     reader = EventReader()
     async for chunk in response.chunks():
-        watch.waiting = False
+        call.waiting = False
         for data in reader.feed(chunk):
             if data != b"[DONE]":
                 yield data
-        watch.heard()
-
-
-def _pinned_policy(rollout: Rollout) -> str | None:
-    """The policy that answers all calls of a session: that of its version. None where the rollout is no session."""
-    if rollout.kind != "session":
-        return None
-    return str(rollout.task["model"]).replace("@", "-")
+        call.heard()

@@ -47,7 +47,14 @@ class ResponseDecoder:
         self._tool_ids = tool_ids
         parser = renderer.parser
         self._one_call = parser.tool_end if request.one_tool_call and request.parse_tools else None
-        self._stops = request.stop if self._one_call is None else (*request.stop, self._one_call)
+        self.stops = request.stop
+        """The texts at which the engine should stop."""
+        self.stop_ids = request.stop_ids
+        """The tokens after which the engine should stop; a special token is not in the text in which it looks for stops."""
+        if self._one_call is not None:
+            self.stops = (*request.stop, self._one_call)
+            if (index := renderer.special_id(self._one_call)) is not None:
+                self.stop_ids = (*request.stop_ids, index)
         self._text = renderer.text_stream()
         raw = request.prompt is not None
         begun = prefill_of(request.messages)
@@ -74,17 +81,6 @@ class ResponseDecoder:
         """Tokens whose logprobs have been given out."""
         self._ids = 0
         """Ids that have been given out."""
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The texts at which the engine should stop."""
-        return self._stops
-
-    @property
-    def stop_ids(self) -> list[int]:
-        """The special token after which the engine should stop: it is not in the text in which engines look for stops."""
-        index = None if self._one_call is None else self._renderer.special_id(self._one_call)
-        return [*self._request.stop_ids, *([] if index is None else [index])]
 
     def feed(self, ids: Sequence[int]) -> Delta:
         """Decodes these ids, the newest of `sampled`; returns what may be sent."""
@@ -147,16 +143,16 @@ class ResponseDecoder:
     def _release(self, before: int, last: bool) -> Piece:
         """Text up to a stop string goes to the splitter; what could begin one waits."""
         end = len(self._decoded)
-        if self._stops:
-            longest = max(map(len, self._stops))
+        if self.stops:
+            longest = max(map(len, self.stops))
             since = max(self._released, before - longest)
-            found = [(at, stop) for stop in self._stops if (at := self._decoded.find(stop, since)) >= 0]
+            found = [(at, stop) for stop in self.stops if (at := self._decoded.find(stop, since)) >= 0]
             if found:
                 end, self._stopped = min(found)
                 shown = self._stopped == self._one_call or self._request.include_stop  # the call is whole with it
                 end += len(self._stopped) if shown else 0
             elif not last:
-                end -= held_back(self._decoded[self._released :], self._stops)
+                end -= held_back(self._decoded[self._released :], self.stops)
         ready = self._decoded[self._released : end]
         self._released = end
         if not ready:
@@ -255,18 +251,16 @@ class PolicyJob(CallJob):
             "top_p": self.sampling.top_p,
             # vLLM counts the token itself among its alternatives, and has 20 at most.
             "logprobs": min(self.request.top_logprobs + 1, 20) if self.request.top_logprobs else 0,
-            "stop": list(self.decoders[index].stops),
+            "stop": self.decoders[index].stops,
             "stop_token_ids": self.decoders[index].stop_ids,
-            **engine_params(self.decoding),
+            **(engine_params(self.decoding) if self.decoding else {}),
         }
-        if self.request.prompt_logprobs is not None and index == 0:
-            parameters["prompt_logprobs"] = self.request.prompt_logprobs
         if self.policy.seed is not None:
             parameters["seed"] = self.seeds[index]
         if self.sampling.max_tokens is not None:
             parameters["max_tokens"] = self.sampling.max_tokens
         return {
-            "request_id": self.call_id(index),
+            "request_id": f"{self.id}.{index}" if index else self.id,
             "model": self.policy.alias,
             **(engine_prompt(self.plan, self.images, self.policy.renderer) if self.images.files else tokens),
             "stream": self.request.stream,

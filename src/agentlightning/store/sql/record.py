@@ -6,6 +6,7 @@ codec.py, so that a group of callers is one executemany); functions that read ta
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -160,6 +161,7 @@ def _refuse_foreign_calls(
     return [None] * len(batches)
 
 
+@functools.cache
 def _places(table: sa.Table) -> dict[str, int]:
     """Places of a row's values by the names of its columns."""
     return {column.name: index for index, column in enumerate(c for c in table.columns if c.name != "seq")}

@@ -1,28 +1,43 @@
-"""SdkRetries: which request of an SDK is another try at a call that this server has answered, or is about to answer.
+"""Completions that are given from the record: to retries of SDKs, to forked rollouts, and as stored responses.
 
-Driven by policy/calls.py. A retry is known by its retry count or its idempotency key, never by its body alone: identical
-calls side by side are legitimate. It joins the call that its first try left behind, or gets the recorded completion.
+Driven by policy/calls.py and the proxy. A retry is known by its retry count or its idempotency key, never by its body alone:
+identical calls side by side are legitimate. It joins the call that its first try left behind, or gets the recorded
+completion. Responses with ``store: false`` are not found.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 from cachetools import LRUCache
 
-from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.gateway.attempts import AttemptReplay, TrackedAttempt
 from agentlightning.gateway.call_job import AgentCall
-from agentlightning.gateway.policy.response_decoder import shown_ids, token_logprob
-from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, ToolCall
-from agentlightning.records import ABANDONED, Call
+from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
+from agentlightning.gateway.policy.response_decoder import ResponseDecoder, shown_ids, token_logprob
+from agentlightning.protocols import responses
+from agentlightning.protocols.base import (
+    ApiError,
+    Choice,
+    Completion,
+    CompletionRequest,
+    ToolCall,
+    assistant_message,
+    call_id,
+)
+from agentlightning.protocols.responses import call_of_item, dereferenced, referenced_ids
+from agentlightning.records import ABANDONED, JSON, Call
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids, is_whole
-from agentlightning.rendering.conversation import Conversation
-from agentlightning.rendering.graph import Digest
+from agentlightning.rendering.conversation import Conversation, PromptPlan
+from agentlightning.rendering.graph import Digest, RequestView, digest, normal
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
+from agentlightning.store.forks import Choices
 
 REMEMBERED = 4096
 """Requests with an undelivered completion and idempotency keys that are kept, the newest ones."""
@@ -178,9 +193,7 @@ def recorded_answer(
     if call is None or call.finish_reason == ABANDONED or not call.history_hash:  # without one its texts are not kept
         return None
     ordered = [call, *(found[f"{first}.{index}"] for index in range(1, len(found)))]
-    asks = request is not None and (
-        request.return_token_ids or request.repeats_prompt or request.prompt_logprobs is not None
-    )
+    asks = request is not None and (request.return_token_ids or request.repeats_prompt)
     chain = call_chain(call, {one.id: one for one in calls}) if asks else []
     return Completion(
         call_id=first,
@@ -217,3 +230,167 @@ def _choice(call: Call, renderer: Renderer | None, request: CompletionRequest | 
 
 def _key_hash(idempotency_key: str) -> bytes:
     return blake2b(idempotency_key.encode(), digest_size=16).digest()
+
+
+# --- forks --------------------------------------------------------------------------------------------------------------
+
+
+def recorded_tokens(call: Call) -> SampledTokens:
+    """The tokens of a recorded completion, as an engine would give them."""
+    return SampledTokens(
+        ids=list(call.sampled_ids),
+        logprobs=list(call.logprobs),
+        versions=list(call.versions),
+        finish_reason="length" if call.finish_reason == "length" else "stop",
+    )
+
+
+def replayed_choices(
+    replay: AttemptReplay | None,
+    policy: Policy,
+    plan: PromptPlan,
+    view: RequestView,
+    request_digest: str,
+    request: CompletionRequest,
+    max_tokens: int | None,
+) -> Choices:
+    """The choices that a request with this bound of sampled tokens gets; empty where they are to be sampled. Raises ApiError
+    where the fork's answer is none that the policy could have sampled here."""
+    if replay is None:
+        return []
+    if request.top_logprobs:  # alternatives are in no record, and an agent that reads them may do otherwise without
+        replay.end("a request asks for alternatives of tokens (top_logprobs), which are not kept")
+        return []
+
+    renderer = policy.renderer
+
+    def fits(call: Call) -> bool:
+        if call.policy != policy.alias or not _within(call, max_tokens):
+            return False
+        return _same(_read(recorded_tokens(call), renderer, plan, request), call.completion)
+
+    choices = replay.take(plan.request_hash.hex(), request_digest, len(plan.prompt_ids), request.n, fits)
+    answer = replay.answer_to(choices) if choices else None
+    if answer is None:
+        return choices
+    try:
+        ids = _answer_ids(answer, renderer, plan, view, request)
+    except BaseException:
+        replay.give_back(choices[0])
+        raise
+    # It was drawn from nothing: its log-probabilities say that nothing else could come.
+    return [
+        replace(
+            call,
+            completion=answer,
+            sampled_ids=ids,
+            logprobs=[0.0] * len(ids),
+            versions=[],
+            finish_reason="stop",
+        )
+        for call in choices
+    ]
+
+
+def _answer_ids(
+    answer: JSON, renderer: Renderer, plan: PromptPlan, view: RequestView, request: CompletionRequest
+) -> list[int]:
+    """The ids of the answer, which the agent will read as it was given."""
+    ids: list[int] | None
+    if request.prompt is None:
+        ids = renderer.completion_ids(plan.prompt_ids, view.normal, view.tools, normal(answer), view.template_kwargs)
+    else:
+        text = renderer.encode(answer.get("content") or "", after=plan.prompt_ids[-1] if plan.prompt_ids else None)
+        ids = [*text, *list(renderer.end_ids)[:1]]
+    if ids is None:
+        raise _refusal("the model's chat template writes it otherwise than it opens a completion")
+    sampled = SampledTokens(ids=ids, logprobs=[0.0] * len(ids), finish_reason="stop")
+    read = _read(sampled, renderer, plan, request)
+    if not _same(read, answer):
+        raise _refusal(f"from the model the agent would read {str(read)[:200]}")
+    return ids
+
+
+def _within(call: Call, max_tokens: int | None) -> bool:
+    """True where the bound would have left the completion as it is."""
+    if max_tokens is not None and len(call.sampled_ids) > max_tokens:
+        return False
+    return call.finish_reason != "length" or call.sampling.max_tokens == max_tokens
+
+
+def _read(sampled: SampledTokens, renderer: Renderer, plan: PromptPlan, request: CompletionRequest) -> JSON:
+    """The message that the agent reads: what it asks of stops and tool calls decides, too."""
+    decoder = ResponseDecoder(renderer, request, plan.prompt_text, "")
+    decoder.sampled = sampled
+    decoder.finish()
+    return assistant_message(decoder.choice())
+
+
+def _same(one: JSON, other: JSON) -> bool:
+    return digest(normal(one)) == digest(normal(other))
+
+
+def _refusal(why: str) -> ApiError:
+    return ApiError(f"the answer of the forked rollout cannot be given: {why}", param="fork.answer", final=True)
+
+
+# --- stored responses ---------------------------------------------------------------------------------------------------
+
+
+class StoredResponses:
+    """Use from one event loop."""
+
+    def __init__(self, store: LightningStore, engine_router: EngineRouter) -> None:
+        self._store = store
+        self._engine_router = engine_router
+
+    async def fetch(self, asked: AgentCall, response_id: str) -> bytes:
+        """The body of a stored response. Raises ApiError where there is none."""
+        attempt = asked.attempt
+        chain = await self.chain(attempt, call_id(response_id))
+        policies = await self._engine_router.policies(attempt.rollout.run_id, asked.resources)
+        for call in chain[-1:]:
+            policy = policies.get(call.policy)
+            request = responses.stored_request(call)
+            completion = recorded_answer([call], call.id, policy.renderer if policy is not None else None, request)
+            if completion is not None:
+                await mark_delivered(self._store, [call], completion)
+                return responses.body(request, completion)
+        raise ApiError(
+            f"Response with id {response_id!r} not found: this attempt has stored none",
+            status=404,
+            param="response_id",
+            code="response_not_found",
+        )
+
+    async def chain(self, attempt: TrackedAttempt, call_id: str) -> list[Call]:
+        """The response of this id and the calls that it continues, oldest first; empty where none is stored."""
+        by_id = await self._calls(attempt)
+        if call_id not in _stored(by_id, [call_id]):
+            return []
+        chain = call_chain(by_id[call_id], by_id)
+        return chain if is_whole(chain) else []
+
+    async def dereference(self, attempt: TrackedAttempt, data: JSON) -> JSON:
+        """The request with the recorded items that its input refers to. Raises ApiError where one is not stored."""
+        names = referenced_ids(data)
+        if not names:
+            return data
+        return dereferenced(data, _stored(await self._calls(attempt), {call_of_item(name) for name in names}))
+
+    async def _calls(self, attempt: TrackedAttempt) -> dict[str, Call]:
+        return {call.id: call for call in await self._store.calls([attempt.rollout.id], attempt.number)}
+
+
+def _stored(by_id: dict[str, Call], ids: Iterable[str]) -> dict[str, Call]:
+    """Those of `ids` that name stored responses, by id."""
+    return {call_id: by_id[call_id] for call_id in ids if call_id in by_id and _is_stored(by_id[call_id])}
+
+
+def _is_stored(call: Call) -> bool:
+    return (
+        call.protocol == responses.NAME
+        and bool(call.policy)
+        and call.finish_reason != ABANDONED
+        and call.request_fields.get("store", True) is True
+    )

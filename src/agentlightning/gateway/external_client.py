@@ -1,8 +1,9 @@
-"""ExternalClient: one exchange to an external model over HTTP, with its tries and its deadline's last word.
+"""External models of a run by model name, and one exchange with one of them over HTTP, with its retries.
 
-Driven by external/calls.py. Until the first byte of an answer has gone on to the agent, connections that fail and refusals
-that time may change (429, 5xx) are tried again. Redirects are never followed, cookies never kept, and nothing but the
-configured URL decides where a request goes. Knows nothing of attempts or of the record.
+Driven by external_calls.py. External models are resources of the run, in the form of the ``[external.NAME]`` tables. Until
+the first byte of an answer has gone on to the agent, connections that fail and refusals that time may change (429, 5xx) are
+tried again. Redirects are never followed, cookies never kept, and only the configured URL decides where a request goes.
+Knows nothing of attempts or of the record.
 """
 
 from __future__ import annotations
@@ -10,21 +11,92 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
+from dataclasses import dataclass, field
+from fnmatch import translate
 from typing import Any, TypedDict
 
 import msgspec
 import orjson
 
-from agentlightning.errors import EngineError
-from agentlightning.gateway.external.directory import ExternalModel
+from agentlightning.config.external import ExternalModelConfig, check_external_models, is_exact
+from agentlightning.config.run import parse_settings
+from agentlightning.errors import ConfigError, EngineError
+from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.http_client import MAX_BODY_BYTES, HttpClient, HttpResponse
 from agentlightning.protocols.base import MAX_EVENT_BYTES, ApiError, CompletionReader, EventReader, event_too_large
-from agentlightning.records import JSON
+from agentlightning.records import JSON, Resource
 from agentlightning.runtime.backoff import Backoff
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalModel:
+    """The external model behind a model name."""
+
+    name: str
+    settings: ExternalModelConfig
+
+
+class ExternalDirectory:
+    """The external models of all runs."""
+
+    def __init__(self, keys: ExternalKeys) -> None:
+        self._keys = keys
+        self._known: dict[str, tuple[list[Resource], RunModels]] = {}
+        """By run, with the resources that they come from."""
+
+    def forget(self, run_id: str) -> None:
+        """The resources of this run changed, or it is not in use any more."""
+        self._known.pop(run_id, None)
+
+    def models(self, run_id: str, resources: list[Resource]) -> RunModels:
+        """The external models among a run's resources. Raises ApiError where one is misconfigured."""
+        known = self._known.get(run_id)
+        if known is None or known[0] is not resources:
+            known = self._known[run_id] = (resources, _run_models(resources, self._keys))
+        return known[1]
+
+
+@dataclass(slots=True)
+class RunModels:
+    """The external models of one run."""
+
+    exact: dict[str, ExternalModel] = field(default_factory=dict)
+    patterns: list[tuple[re.Pattern[str], ExternalModel]] = field(default_factory=list)
+    """Longest first."""
+
+    def find(self, model: str) -> ExternalModel | None:
+        """The external model that `model` belongs to."""
+        found = self.exact.get(model)
+        if found is None:
+            found = next((external for pattern, external in self.patterns if pattern.match(model)), None)
+        return found
+
+
+def _run_models(resources: list[Resource], keys: ExternalKeys) -> RunModels:
+    """The external models among a run's resources. Raises ApiError where one is misconfigured: the calls meant for it would
+    go to the policy."""
+    policies = [str(name) for one in resources if one.kind == "policy" for name in (one.value.get("model"), one.name)]
+    try:
+        settings = {
+            one.name: parse_settings(ExternalModelConfig, one.value, f"external model {one.name!r}")
+            for one in resources
+            if one.kind == "external"
+        }
+        check_external_models(settings, policies)
+        for one in resources:
+            if one.kind == "external" and (why := keys.refusal_of(one)) is not None:
+                raise ConfigError(why)
+    except (ConfigError, ValueError) as cause:
+        raise ApiError(str(cause), status=502, type="server_error", code="external_misconfigured") from cause
+    known = RunModels()
+    for name, own in settings.items():
+        external = ExternalModel(name, own)
+        known.exact |= {model: external for model in own.models if is_exact(model)}
+        known.patterns += [(re.compile(translate(one)), external) for one in own.models if not is_exact(one)]
+    known.patterns.sort(key=lambda pair: len(pair[0].pattern), reverse=True)
+    return known
+
 
 BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 MAX_BLANK_LINE = 4
@@ -138,7 +210,7 @@ PASSED_ON = {
 """Headers of the agent that the external model sees, and no others: not its key, nor an address."""
 
 HANDED_BACK = ("retry-after", "x-request-id", "request-id")
-"""Headers of a refusal that the agent sees."""
+"""Headers of a refusal that the agent gets."""
 
 ANTHROPIC_VERSION = "2023-06-01"
 
@@ -159,8 +231,6 @@ class Exchange:
     body: bytes
     choices: int
     """Number of choices requested (n)."""
-    max_sampled_tokens: int
-    """The most that the request lets be sampled, of all choices; 0: no bound is known."""
     deadline_s: float
     """On the clock of the event loop."""
     new_reader: Callable[[], CompletionReader]
@@ -172,8 +242,6 @@ class Exchange:
     """Events have been handed on."""
     answered: bool = False
     """A response of status 200 has begun, in this try or one before."""
-    working: bool = False
-    """The external model may be at work on this request still: neither its response nor the connection has ended."""
 
     def failed(self, sentence: str, code: str = "external_unreachable") -> ApiError:
         """The refusal that says what went wrong with the external model."""
@@ -210,17 +278,14 @@ class ExternalClient:
         backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)
         while True:
             pause: float | None
-            exchange.working = True
             try:
                 async with await self._client.post(url, exchange.headers, exchange.body) as response:
                     if response.status == 200:
                         exchange.answered = True
                         return await _read_response(exchange, response)
-                    exchange.working = False
                     refused = await _refused(exchange, response)
                     pause = _pause(backoff, response.status, response.headers)
             except OSError as cause:
-                exchange.working = False
                 why = f"{type(cause).__name__}: {cause}"
                 if exchange.begun:
                     raise exchange.failed(f"closed the connection in the middle of a response: {why}") from cause
@@ -279,7 +344,6 @@ async def _read_response(exchange: Exchange, response: HttpResponse) -> External
     exchange.reader = exchange.new_reader()
     if not kind.startswith(b"text/event-stream"):
         body = await _whole(exchange, response)
-        exchange.working = False
         data = _object(exchange, body)
         exchange.reader.whole(data)
         return ExternalResponse(status=200, body=body, content_type=kind, failure=error_in(data))
@@ -294,7 +358,6 @@ async def _read_response(exchange: Exchange, response: HttpResponse) -> External
             raise exchange.failed(f"cannot be read: {cause}", "external_unreadable") from cause
         if events and await exchange.send(events, kind):
             exchange.begun = True
-    exchange.working = False
     relay.finish()
     if not relay.ended:
         raise exchange.failed("ended its stream before the response was complete")
@@ -381,23 +444,8 @@ def _pause(backoff: Backoff, status: int, headers: Mapping[str, str]) -> float |
     """The pause before the next retry, in seconds; None where a retry would not help."""
     if status != 429 and status < 500:
         return None
-    asked = _retry_after(headers.get("retry-after", ""))
-    if asked is None:
+    try:
+        asked = max(0.0, float(headers["retry-after"]))
+    except (KeyError, ValueError):
         return backoff.next_s()
     return asked if asked <= MAX_RETRY_AFTER_S else None
-
-
-def _retry_after(value: str) -> float | None:
-    """The seconds of a Retry-After header, given as a number or a date; None where it is neither.
-
-    >>> _retry_after("2"), _retry_after("Thu, 01 Jan 1970 00:00:00 GMT"), _retry_after("soon")
-    (2.0, 0.0, None)
-    """
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None

@@ -4,7 +4,7 @@ Driven by the proxy, which asks first whether a model name belongs to an externa
 its own protocol as it came, with the server's key in place of the attempt's; the answer comes back as it is, byte for byte,
 and its last bytes wait until the call is recorded. What is recorded has no tokens and is never trained on. A call that
 fails leaves a span; where limits count tokens, one that may cost something is recorded as well, since totals are those of
-the record. It knows no engine and no template, and of HTTP only the agent's side (external/client.py has the
+the record. It knows no engine and no template, and of HTTP only the agent's side (external_client.py has the
 other).
 """
 
@@ -19,24 +19,28 @@ from urllib.parse import quote
 import orjson
 from uuid_utils import uuid7
 
-from agentlightning.gateway.asgi_response import AgentResponse, Deadline
+from agentlightning.gateway.asgi_response import AgentResponse, end_within
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.call_job import AgentCall, CallJob
-from agentlightning.gateway.external.client import Exchange, ExternalClient, ExternalResponse, request_headers
-from agentlightning.gateway.external.directory import ExternalDirectory, ExternalModel
+from agentlightning.gateway.external_client import (
+    Exchange,
+    ExternalClient,
+    ExternalDirectory,
+    ExternalModel,
+    ExternalResponse,
+    request_headers,
+)
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.policy.recorded import recorded_answer
 from agentlightning.gateway.policy.response_decoder import send_recorded
-from agentlightning.gateway.policy.sdk_retries import recorded_answer
 from agentlightning.protocols import generate_content
-from agentlightning.protocols.base import ApiError, CompletionReader, CompletionRequest
+from agentlightning.protocols.base import ApiError, CompletionRequest
 from agentlightning.records import ABANDONED, JSON, Call, Sampling, Span
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.graph import RequestView
 from agentlightning.store.base import LightningStore
 
 BYTES_PER_TOKEN = 4
-MAX_TOKEN_COUNT = 2**53
-"""No more tokens are taken for asked for: what an agent writes is multiplied, and every store has to hold the product."""
 
 FAILED = "gateway.external_failed"
 """Name of the span that a failed call leaves."""
@@ -80,12 +84,6 @@ class ExternalCalls:
         request = call.wire.parse(data, trained=False)
         if call.wire.NAME == generate_content.NAME:
             data = {**data, **generate_content.external_settings(data)}
-        if call.admission.counts_tokens and data.get("background") not in (None, False):
-            raise ApiError(
-                "background: expected false, since this run limits tokens: what a response in the background "
-                "costs is known only after its call",
-                param="background",
-            )
         call.admission.begin()
         conversation, plan = await self._planned(request, attempt)
         job = _ExternalJob(
@@ -166,7 +164,6 @@ class ExternalCalls:
             body=body,
             choices=max(1, choices) if isinstance(choices, int) else 1,
             deadline_s=asyncio.get_running_loop().time() + settings.timeout_s,
-            max_sampled_tokens=_max_sampled_tokens(data),
             new_reader=job.call.wire.reader,
             send=lambda events, kind: self._send(job, events, kind),
             reader=job.call.wire.reader(),
@@ -191,8 +188,8 @@ class ExternalCalls:
         """The external model's response; None if the agent disconnected and the grace period ended first. Raises
         ApiError."""
         try:
-            with Deadline(job.external.settings.timeout_s) as deadline:
-                watch = job.call.request.on_disconnect(lambda: self._abandon(job, deadline))
+            async with asyncio.timeout(job.external.settings.timeout_s) as timeout:
+                watch = job.call.request.on_disconnect(lambda: self._abandon(job, timeout))
                 try:
                     return await self._endpoints.send(exchange)
                 finally:
@@ -205,12 +202,12 @@ class ExternalCalls:
             )
             raise ApiError(sentence, status=504, type="server_error", code="deadline_exceeded") from None
 
-    def _abandon(self, job: _ExternalJob, deadline: Deadline) -> None:
+    def _abandon(self, job: _ExternalJob, timeout: asyncio.Timeout) -> None:
         """The agent has disconnected: the call goes on for the grace period, or to its end where limits need to know what it
         cost: the external model goes on, too."""
         job.gone = True
         if not job.call.admission.counts_tokens:
-            deadline.shorten(self._grace_s)
+            end_within(timeout, self._grace_s)
 
     async def _send(self, job: _ExternalJob, events: bytes, content_type: bytes) -> bool:
         if job.gone:
@@ -239,7 +236,7 @@ class ExternalCalls:
 
     async def _charge(self, job: _ExternalJob, exchange: Exchange) -> None:
         """Record a call that failed where limits count its tokens and it may cost something."""
-        if job.call.admission.counts_tokens and (exchange.answered or exchange.working):
+        if job.call.admission.counts_tokens and exchange.answered:
             await self._append(job, exchange, ABANDONED)
 
     async def _append(self, job: _ExternalJob, exchange: Exchange, finish_reason: str) -> Call:
@@ -296,10 +293,9 @@ def _failed(job: _ExternalJob, refusal: ApiError) -> bytes:
 
 
 def _usage(exchange: Exchange, cut_off: bool, counts: bool) -> JSON:
-    """Tokens of a call: those that were reported, and where limits need them (`counts`) an estimate of others.
+    """Tokens of a call: as reported, and where limits need them (`counts`) estimated from what came otherwise.
 
-    Streams have a report only where it is asked for: four bytes count as a token, as in English text. The report of a call
-    that was cut off may be of its beginning; where the external model may still be at work, all that was asked for counts.
+    Streams have a report only where it is asked for: four bytes count as a token, as in English text.
     """
     reader = exchange.reader
     reported: JSON = {"prompt_tokens": reader.prompt_tokens, "sampled_tokens": reader.sampled_tokens}
@@ -310,32 +306,10 @@ def _usage(exchange: Exchange, cut_off: bool, counts: bool) -> JSON:
         "prompt_tokens": reader.prompt_tokens or -(-len(exchange.body) // BYTES_PER_TOKEN),
         "sampled_tokens": max(
             reader.sampled_tokens,
-            -(-_sampled_bytes(reader) // BYTES_PER_TOKEN),
-            exchange.max_sampled_tokens if exchange.working else 0,
+            -(-max(len(orjson.dumps(reader.message)), reader.choice_bytes) // BYTES_PER_TOKEN),
         ),
         "estimated": True,
     }
-
-
-def _sampled_bytes(reader: CompletionReader) -> int:
-    """Bytes of what was sampled, of all choices."""
-    return max(len(orjson.dumps(reader.message)), reader.choice_bytes)
-
-
-def _max_sampled_tokens(data: JSON) -> int:
-    """The most tokens that a request lets be sampled, of all its choices; 0 where it names no bound.
-
-    >>> _max_sampled_tokens({"max_tokens": 100, "n": 3})
-    300
-    """
-
-    def largest(default: int, *names: str) -> int:
-        return max((data[name] for name in names if type(data.get(name)) is int), default=default)
-
-    prompts = data.get("prompt")
-    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
-    bound = largest(0, "max_completion_tokens", "max_output_tokens", "max_tokens")
-    return min(MAX_TOKEN_COUNT, max(0, bound) * max(1, largest(1, "n", "best_of")) * several)
 
 
 def _google_route(route: str, model: str) -> str:
