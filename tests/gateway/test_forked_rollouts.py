@@ -11,14 +11,11 @@ from gateway_house import END, LEASE_S, House, path
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.gateway.app import App
-from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.records import Call, Claim, Finish, NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.connection_pool import ConnectionPool
-from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.forks import new_forks, replay_ended, replay_warning
-from agentlightning.store.summaries import SummaryQuery
 
 QUESTIONS = ["weather in Rome?", "and in Oslo?", "and in Lima?"]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -76,17 +73,6 @@ async def test_the_first_calls_are_answered_from_the_record_and_the_next_is_samp
     ]
 
 
-async def test_the_prompts_of_a_fork_are_the_recorded_ones(house: House) -> None:
-    claim = await recorded(house)
-    forked = await fork(house, claim, 2)
-    await converse(house, forked)
-    prompts = []
-    for calls in (await calls_of(house, claim), await calls_of(house, forked)):
-        by_id = {call.id: call for call in calls}
-        prompts.append([chain_prompt_ids(call_chain(call, by_id)) for call in calls])
-    assert prompts[0] == prompts[1]
-
-
 async def test_an_agent_that_asks_something_else_is_sampled_from_there_on(house: House) -> None:
     claim = await recorded(house)
     forked = await fork(house, claim, 2)
@@ -112,34 +98,6 @@ async def test_a_gateway_that_starts_again_goes_on_with_the_replay(house: House)
         assert reply.choices[0].message.content == expected
 
 
-async def test_a_gateway_among_others_reads_nothing_for_a_replay_that_has_ended(house: House) -> None:
-    forked = await fork(house, await recorded(house), 1)
-
-    class Counting(LightningStoreClient):
-        """Counts the readings of a real store."""
-
-        reads = 0
-
-        async def calls(self, rollout_ids: Any, attempt: int | None = None) -> list[Call]:
-            self.reads += 1
-            return await house.store.calls(rollout_ids, attempt)
-
-        async def rollouts(self, query: Any) -> list[Rollout]:
-            return await house.store.rollouts(query)
-
-    store = Counting("http://nowhere")
-    attempts = AttemptCache(store, shared=True)
-    attempt = await attempts.running((forked.rollout.id, forked.lease.attempt))
-    replay = await attempts.replay(attempt)
-    assert replay is not None
-    before = store.reads
-    await attempts.replay(attempt)
-    assert store.reads == before + 1  # another gateway may have answered a call
-    replay.end("the agent asks something else")
-    await attempts.replay(attempt)
-    assert store.reads == before + 1
-
-
 async def test_a_fork_of_a_fork_has_the_seed_of_the_first(house: House) -> None:
     first = await recorded(house)
     second = await fork(house, first, 2)
@@ -161,17 +119,6 @@ async def test_a_fork_of_another_run_s_rollout_gets_none_of_its_answers(house: H
     [forked] = await house.store.claim(worker, lease_s=LEASE_S)
     house.say("snowy.")
     assert await converse(house, forked, QUESTIONS[:1]) == ["snowy."]
-
-
-async def test_equal_requests_get_the_recorded_answers_in_their_order(house: House) -> None:
-    claim = await house.claim()
-    house.say("one.", "two.", "three.")
-    for _ in range(3):
-        await converse(house, claim, ["a number?"])
-    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
-    forked = await fork(house, claim, 2)
-    house.say("four.")
-    assert [(await converse(house, forked, ["a number?"]))[0] for _ in range(3)] == ["one.", "two.", "four."]
 
 
 async def test_tool_calls_are_replayed_with_their_ids(house: House) -> None:
@@ -202,15 +149,6 @@ async def test_replayed_calls_are_context_for_the_learner(house: House) -> None:
     [trajectory], left_out = trajectories([rollout], await calls_of(house, forked), keep_unrewarded=True)
     assert not left_out
     assert [house.renderer.decode(one.sampled_ids) for one in trajectory.transitions] == ["snowy."]
-
-
-async def test_replayed_tokens_do_not_count_as_sampled(house: House) -> None:
-    claim = await recorded(house)
-    before = await house.metrics()
-    forked = await fork(house, claim, 2)
-    await converse(house, forked, QUESTIONS[:2])
-    line = next(line for line in before.splitlines() if line.startswith("agl_sampled_tokens_total"))
-    assert line in await house.metrics()
 
 
 async def test_a_call_whose_agent_goes_away_is_replayed_for_its_next_try(house: House) -> None:
@@ -263,16 +201,6 @@ async def test_a_completion_that_the_request_could_not_have_got_is_not_replayed(
     forked = await fork(house, claim, 1)
     await weather(house, forked, **after)
     assert [call.replayed_id is not None for call in await calls_of(house, forked)] == [replays, False]
-
-
-async def test_the_samples_of_a_request_are_replayed_in_their_order(house: House) -> None:
-    claim = await house.claim()
-    house.say(*(f"{number}." for number in range(24)))
-    before = await weather(house, claim, n=12)
-    await finished(house, claim)
-    after = await weather(house, await fork(house, claim, 1), n=12)
-    said = [[one["message"]["content"] for one in answered["choices"]] for answered in (before[0], after[0])]
-    assert said[0] == said[1]
 
 
 async def test_a_policy_is_not_given_what_another_one_answered_to_the_same_request(house: House) -> None:
@@ -377,39 +305,6 @@ async def test_a_replay_that_ended_too_early_is_told_from_the_record(house: Hous
     assert "after 1 of 2 calls" in (replay_warning(rollout, calls) or "")
 
 
-async def test_a_replay_that_has_still_calls_to_come_has_not_ended(house: House) -> None:
-    forked = await fork(house, await recorded(house), 2)
-    await converse(house, forked, QUESTIONS[:1])
-    [rollout] = await _rollouts(house, forked)
-    assert replay_ended(rollout, await calls_of(house, forked)) is None
-    assert replay_ended(*await finished(house, forked)) == 1  # its agent ended by itself
-
-
-async def test_replayed_tokens_are_none_of_those_that_limits_and_summaries_count(house: House) -> None:
-    claim = await recorded(house)
-    forked = await fork(house, claim, 2)
-    await house.store.put_resources(
-        [Resource(run_id=house.run_id, name="limits", kind="limits", value={"attempt": {"max_tokens": 1}})]
-    )
-    house.say("snowy.")
-    assert await converse(house, forked) == ["sunny.", "rainy.", "snowy."]  # what is over the limit is refused after it
-    await finished(house, forked)
-    rows = {row.id: row for row in (await house.store.summaries(SummaryQuery(run_id=house.run_id))).rows}
-    after = await calls_of(house, forked)
-    assert rows[forked.rollout.id].sampled_tokens == len(after[2].sampled_ids)
-    assert rows[claim.rollout.id].sampled_tokens == sum(len(call.sampled_ids) for call in await calls_of(house, claim))
-
-
-async def test_a_fork_may_be_for_evaluation_where_what_it_continues_was_to_train(house: House) -> None:
-    claim = await recorded(house)
-    [new] = await new_forks(house.store, claim.rollout.id, 2)
-    await house.store.enqueue([replace(new, mode="eval", group_id="another")])
-    worker = WorkerStatus(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
-    [forked] = await house.store.claim(worker, lease_s=LEASE_S)
-    house.say("snowy.")
-    assert await converse(house, forked) == ["sunny.", "rainy.", "snowy."]
-
-
 async def test_forks_of_one_key_are_made_once(house: House) -> None:
     claim = await recorded(house)
     made = [
@@ -420,12 +315,6 @@ async def test_forks_of_one_key_are_made_once(house: House) -> None:
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
     assert [len({one.group_id for one in some}) for some in made] == [1] * 4
-
-
-async def test_an_answer_that_is_no_text_is_refused(house: House) -> None:
-    claim = await recorded(house)
-    with pytest.raises(InputError, match="surrogates not allowed"):
-        await house.store.enqueue(await new_forks(house.store, claim.rollout.id, 1, answer="\ud800"))
 
 
 async def test_a_session_of_a_user_is_not_forked(house: House) -> None:

@@ -118,24 +118,6 @@ async def test_text_is_streamed_as_it_is_sampled(house: House) -> None:
     assert not any("�" in part for part in parts)
 
 
-@pytest.mark.parametrize(
-    ("route", "asked"), [("chat/completions", {"messages": [user("hi")]}), ("completions", {"prompt": "hi"})]
-)
-async def test_the_last_text_has_the_finish_reason_and_the_count_rises_with_every_chunk(
-    house: House, route: str, asked: dict[str, Any]
-) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    body = {"model": "policy", "max_tokens": 5, "stream": True, "stream_options": options, **asked}
-    answer = await house.http().post(f"{path(await house.claim())}/v1/{route}", json=body)
-    *chunks, usage = read(answer, stream=True)
-    end = chunks[-1]["choices"][0]
-    assert end["finish_reason"] == "length"
-    assert end["text"] if route == "completions" else end["delta"]["content"]
-    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(set(counts))
-    assert usage["usage"]["completion_tokens"] == counts[-1] == 5
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_tokens_of_one_character_have_its_place_and_bytes_that_join_to_the_text(
     house: House, stream: bool
@@ -302,14 +284,3 @@ async def test_the_end_of_a_stream_is_withheld_until_the_call_is_durable(house: 
     sent = await call.done()
     assert sent.endswith(b"data: [DONE]\n\n")
     assert b'"finish_reason":"stop"' in sent
-
-
-async def test_a_whole_answer_waits_for_the_commit_too(house: House) -> None:
-    claim = await house.claim()
-    held = HeldStore(house.store)
-    http = house.http(house.gateway(held))  # type: ignore[arg-type]
-    call = asyncio.create_task(http.post(f"{path(claim)}/v1/chat/completions", json={"messages": [user("hi")]}))
-    await held.asked.wait()
-    assert not call.done()
-    held.allowed.set()
-    assert (await call).status_code == 200

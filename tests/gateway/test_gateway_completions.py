@@ -84,10 +84,3 @@ async def test_several_prompts_are_refused(house: House) -> None:
     claim = await house.claim()
     with pytest.raises(openai.BadRequestError, match="prompt: expected one prompt"):
         await complete(house, claim, prompt=[PROMPT, PROMPT])
-
-
-async def test_a_suffix_is_dropped_by_name_where_the_run_says_so(house: House) -> None:
-    await house.serve_policy(unsupported_params="drop")
-    asked = {"model": "policy", "prompt": PROMPT, "suffix": "b"}
-    answer = await house.http().post(f"{path(await house.claim())}/v1/completions", json=asked)
-    assert (answer.status_code, answer.headers["x-agl-ignored"]) == (200, "suffix")

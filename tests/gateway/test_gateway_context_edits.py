@@ -71,10 +71,6 @@ async def test_claude_codes_settings_change_nothing_and_are_recorded(house: Hous
     assert one.overridden_params == {"output_config.effort": "high"}
 
 
-async def test_a_response_without_edits_does_not_speak_of_them(house: House) -> None:
-    assert "context_management" not in await ask(house, await house.claim(), [user("hi")])
-
-
 async def test_cleared_tool_results_leave_the_prompt_and_the_call_is_a_fork_by_that_name(house: House) -> None:
     claim = await house.claim()
     messages, answers = await searched(house, claim, 2, **CLEARING)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import re
-import shutil
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,10 +27,6 @@ from picture_requests import (
     user,
 )
 
-from agentlightning.gateway.attempts import TrackedAttempt
-from agentlightning.gateway.limits import Admission
-from agentlightning.gateway.policy.images import read_images
-from agentlightning.protocols import chat
 from agentlightning.records import ImageSpan
 
 
@@ -77,23 +71,6 @@ async def test_a_policy_that_reads_pictures_says_no_placeholder_of_its_own(sight
     assert sighted.renderer.images is not None
     assert call.decoding == {"logits": {"logit_bias": {str(sighted.renderer.images.placeholder_id): -100.0}}}
     assert request["sampling_params"]["logit_bias"] == call.decoding["logits"]["logit_bias"]
-
-
-async def test_the_biases_of_a_request_keep_their_place_beside_the_placeholders(sighted: House) -> None:
-    assert sighted.renderer.images is not None
-    placeholder = str(sighted.renderer.images.placeholder_id)
-    claim = await sighted.claim()
-    await post(sighted, claim, "chat/completions", {"messages": [user("?")], "logit_bias": {"5": 1, placeholder: 100}})
-    [call] = await sighted.store.calls([claim.rollout.id])
-    assert call.decoding["logits"] == {"logit_bias": {"5": 1, placeholder: -100.0}}
-
-
-async def test_a_policy_that_reads_no_pictures_may_say_anything(sighted: House) -> None:
-    await sighted.serve_policy(images=False)
-    claim = await sighted.claim()
-    await post(sighted, claim, "chat/completions", {"messages": [user("what is it ?")]})
-    [call] = await sighted.store.calls([claim.rollout.id])
-    assert call.decoding == {}
 
 
 async def test_another_picture_in_the_history_is_another_conversation(sighted: House) -> None:
@@ -210,15 +187,6 @@ async def test_a_response_that_is_continued_by_id_has_the_pictures_of_before(sig
     assert sighted.engine.requests[1]["content_parts"] == sighted.engine.requests[0]["content_parts"]
 
 
-async def test_a_picture_that_two_rollouts_send_is_kept_once(sighted: House) -> None:
-    for replica in range(2):
-        claim = await sighted.claim(replica=replica)
-        await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]})
-    [size] = await sighted.store.sizes([sighted.run_id])
-    assert size.calls == 2
-    assert await sighted.store.files(sighted.run_id, [sha256(RED).hexdigest()]) == {sha256(RED).hexdigest(): RED}
-
-
 REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a URL": (
         {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}},
@@ -271,22 +239,6 @@ async def test_a_conversation_that_is_continued_by_id_has_a_bounded_number_of_pi
     assert found["error"]["message"].startswith("input: expected at most 64 images in all")
 
 
-async def test_an_image_waits_for_its_turn_on_the_event_loop_and_not_in_a_thread(sighted: House) -> None:
-    claim = await sighted.claim()
-    attempt, decoding = TrackedAttempt(claim.rollout, 1, 0.0), asyncio.Lock()
-    call: Any = SimpleNamespace(attempt=attempt, admission=Admission([], []))
-    held: list[bool] = []
-
-    def expansion(data: bytes) -> list[int]:
-        held.append(decoding.locked() and attempt.turn.locked())
-        return [0]
-
-    policy: Any = SimpleNamespace(renderer=SimpleNamespace(images=SimpleNamespace(expansion=expansion)), images=True)
-    request = chat.parse({"model": "policy", "messages": [user(chat_image(RED), chat_image(BLUE))]})
-    await read_images(request, policy, sighted.store, decoding, call)
-    assert held == [True, True]
-
-
 @pytest.mark.parametrize("what", REFUSALS)
 async def test_what_is_no_picture_is_refused_by_field_and_nothing_is_fetched(sighted: House, what: str) -> None:
     part, field, said = REFUSALS[what]
@@ -318,25 +270,6 @@ async def test_an_engine_that_expands_pictures_in_another_way_fails_the_call(sig
     found = await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]}, status=502)
     assert "expands images in another way than the model's processor" in found["error"]["message"]
     assert not await sighted.store.calls([claim.rollout.id])
-
-
-async def test_a_processor_that_does_not_load_is_no_mistake_of_the_agent(
-    sighted: House, sight_folder: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(sight_folder, tmp_path / "model")
-    (folder / "processor_config.json").write_text('{"processor_class": "LlavaProcessor"}')
-    await sighted.serve_policy(tokenizer=str(folder))
-    claim = await sighted.claim()
-    found = await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]}, status=500)
-    assert f"model {folder}: its processor of images does not load" in found["error"]["message"]
-    assert (found["error"]["type"], found["error"]["code"]) == ("server_error", "internal")
-    assert not await sighted.store.spans([claim.rollout.id])
-
-
-async def test_an_engine_that_takes_completions_only_refuses_pictures(sighted: House) -> None:
-    await sighted.serve_policy(api="completions")
-    error = await refused(sighted, await sighted.claim(), chat_image(RED))
-    assert "takes no images by /v1/completions" in error["message"]
 
 
 async def test_an_engine_that_reads_no_images_refuses_them_when_the_call_arrives(sighted: House) -> None:

@@ -9,7 +9,6 @@ import json
 import logging
 import re
 import signal
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,12 +20,11 @@ from gateway_house import SERVER_KEY, House, path
 from prometheus_client.parser import text_string_to_metric_families
 from server_process import ServerProcess
 
-from agentlightning.gateway import log, uvicorn_server
-from agentlightning.gateway.app import App
+from agentlightning.gateway import log
 from agentlightning.gateway.metrics import MAX_POLICIES, GatewayMetrics
-from agentlightning.gateway.uvicorn_server import BoundedHttpProtocol, UvicornServer
+from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.records import Call, Sampling, VersionSpan
-from agentlightning.runtime.children import SERVER_END_S, SERVER_GRACE_S, listen
+from agentlightning.runtime.children import listen
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
 from agentlightning.trainer.supervisor import Supervisor
@@ -72,15 +70,6 @@ def test_a_recorded_call_is_counted_with_its_tokens_its_time_and_its_version() -
     assert seen["agl_policy_version[('policy', 'default'), ('run', 'run')]"] == 7
 
 
-def test_further_choices_of_a_call_add_their_tokens_only() -> None:
-    metrics = GatewayMetrics()
-    metrics.record(a_call())
-    metrics.record(a_call(id="c.1"))
-    seen = values(metrics.text())
-    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'recorded')]"] == 1
-    assert (seen["agl_prompt_tokens_total[]"], seen["agl_sampled_tokens_total[]"]) == (2, 6)
-
-
 def test_forks_are_counted_by_cause_with_what_they_leave_as_context() -> None:
     metrics = GatewayMetrics()
     metrics.record(a_call(fork_cause="history_cut", untrained_tokens=40))
@@ -115,18 +104,6 @@ def test_versions_of_old_runs_are_shown_no_longer() -> None:
     shown = [name for name in values(metrics.text()) if name.startswith("agl_policy_version")]
     assert len(shown) == MAX_POLICIES
     assert not any("'run-0'" in name for name in shown)
-
-
-async def test_the_server_shows_what_it_did(house: House) -> None:
-    claim, http = await house.claim(), house.http()
-    headers = {"authorization": f"Bearer {claim.key}"}
-    assert (await http.post("/v1/chat/completions", json=HI, headers=headers)).status_code == 200
-    assert (await http.post("/v1/chat/completions", json={"messages": 3}, headers=headers)).status_code == 400
-    seen = values(await house.metrics())
-    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'recorded')]"] == 1
-    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'refused')]"] == 1
-    assert seen["agl_calls_in_flight[]"] == 0
-    assert seen["agl_sampled_tokens_total[]"] > 0
 
 
 # --- logs -------------------------------------------------------------------------------------------------------------
@@ -191,13 +168,6 @@ def test_keys_are_crossed_out_wherever_they_come_from(said: io.StringIO) -> None
     for secret in ("sk-agl-AbC", "the-server-key", "abc.def", "sk-ant"):
         assert secret not in said.getvalue()
     assert said.getvalue().count("[key]") >= 4
-
-
-async def test_a_call_that_succeeds_says_nothing(said: io.StringIO, house: House) -> None:
-    log.configure("info", [], said)
-    claim, http = await house.claim(), house.http()
-    assert (await http.post(f"{path(claim)}/v1/chat/completions", json=HI)).status_code == 200
-    assert said.getvalue() == ""
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -272,21 +242,6 @@ async def test_a_refused_body_is_not_read_for_ever(house: House) -> None:
         writer.close()
 
 
-async def test_a_connection_is_kept_between_requests(house: House) -> None:
-    async with listening(house) as (host, port, server):
-        reader, writer = await asyncio.open_connection(host, port)
-        for _ in range(3):
-            writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200")
-            assert b"server:" not in head
-            await reader.readexactly(15)
-            [connection] = server.server_state.connections
-            assert isinstance(connection, BoundedHttpProtocol)
-            assert connection._deadline is None
-        writer.close()
-
-
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
@@ -355,20 +310,6 @@ async def test_a_supervisor_gives_its_server_the_time_that_a_stream_takes(tmp_pa
         assert len(await store.calls([claim.rollout.id])) == 1
 
 
-def test_a_server_is_killed_only_after_its_grace_period() -> None:
-    assert SERVER_END_S > SERVER_GRACE_S + uvicorn_server.FLUSH_TIMEOUT_S
-
-
-async def test_idle_connections_do_not_hold_up_the_end(house: House) -> None:
-    async with listening(house) as (host, port, server):
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
-        await reader.readuntil(b"\r\n\r\n")
-        server.should_exit = True
-        await asyncio.wait_for(reader.read(), CLOSES_S)
-        writer.close()
-
-
 async def test_calls_that_take_longer_than_the_grace_period_are_ended(house: House) -> None:
     house.engine.gate = asyncio.Event()
     claim = await house.claim()
@@ -380,20 +321,3 @@ async def test_calls_that_take_longer_than_the_grace_period_are_ended(house: Hou
             _ = [line async for line in events]
         house.engine.gate.set()
     assert all(call.finish_reason != "stop" for call in await house.store.calls([claim.rollout.id]))
-
-
-def test_the_address_of_a_server_that_ended_is_free(tmp_path: Path) -> None:
-    server = ServerProcess("memory://", tmp_path / "log").start()
-    server.signal(signal.SIGINT)
-    assert server.end() == 0
-    assert "Traceback" not in server.said()
-    with socket.socket() as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", int(server.url.rpartition(":")[2])))
-
-
-async def test_an_app_without_calls_ends_at_once(house: House) -> None:
-    app = App(house.store, SERVER_KEY)
-    app.stop()
-    await asyncio.wait_for(app.finished(), 1)
-    await app.close()

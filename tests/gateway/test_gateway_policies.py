@@ -84,19 +84,6 @@ async def test_no_policy_continues_the_tokens_of_another(house: House, critic: S
     assert second.suffix_ids[: len(first.suffix_ids)] != first.suffix_ids
 
 
-async def test_policies_with_one_tokenizer_are_kept_apart_all_the_same(house: House) -> None:
-    (resource,) = await house.store.resources(house.run_id, "default")
-    twin = Resource(run_id=house.run_id, name="twin", kind="policy", value={**resource.value, "model": "twin"})
-    await house.store.put_resources([twin])
-    claim = await house.claim()
-    await said(house, claim, "policy", "hi")
-    await said(house, claim, "twin", "hi", "It is sunny.", "is it so?")
-    assert [(call.policy, call.parent_id) for call in await calls_of(house, claim)] == [
-        ("default", None),
-        ("twin", None),
-    ]
-
-
 async def renderer_of(house: House, alias: str) -> Renderer:
     (resource,) = await house.store.resources(house.run_id, alias)
     return Renderer(Path(resource.value["tokenizer"]))
@@ -113,16 +100,6 @@ async def test_each_policy_continues_its_own_conversation_while_they_take_turns(
     one, two, three, four = await calls_of(house, claim)
     assert (three.parent_id, four.parent_id) == (one.id, two.id)
     assert {call.fork_cause for call in (one, two, three, four)} == {None}
-
-
-async def test_a_gateway_that_restarts_keeps_the_policies_apart(house: House, critic: ScriptedEngine) -> None:
-    claim = await house.claim()
-    await said(house, claim, "policy", "hi")
-    await said(house, claim, "critic", "hi")
-    house.app = house.gateway()
-    await said(house, claim, "critic", "hi", "No.", "more")
-    *_, second, third = await calls_of(house, claim)
-    assert third.parent_id == second.id
 
 
 async def test_a_retry_is_never_answered_by_another_policy(house: House, critic: ScriptedEngine) -> None:

@@ -124,13 +124,6 @@ def test_a_port_in_use_is_one_sentence() -> None:
     listener.close()
 
 
-def test_an_unknown_log_level_is_one_sentence() -> None:
-    ended = run_server("--port", "0", AGL_LOG_LEVEL="loud")
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("AGL_LOG_LEVEL: expected one of debug, info, ")
-    assert ended.stderr.count("\n") == 1
-
-
 @pytest.mark.slow  # it waits for the store for half a minute
 def test_a_gateway_over_a_store_that_is_away_is_one_sentence() -> None:
     with socket.socket() as unused:  # bound, not listening

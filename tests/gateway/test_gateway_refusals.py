@@ -10,7 +10,7 @@ from gateway_house import House, path
 from agentlightning.gateway.attempts import MAX_SINGLE
 from agentlightning.records import Claim, Finish, Rollout, Span
 from agentlightning.store.base import RolloutQuery
-from agentlightning.store.gateway_events import NO_CALLS, REFUSED_CALLS, UNKNOWN_ROUTE
+from agentlightning.store.gateway_events import NO_CALLS, REFUSED_CALLS
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -85,11 +85,3 @@ async def test_a_call_that_is_not_authorised_or_over_is_no_refusal(house: House)
     )
     assert answer.status_code == 401
     assert await refusals(house, claim) == []
-
-
-@pytest.mark.parametrize(("method", "count"), [("GET", 0), ("HEAD", 0), ("POST", 1)])
-async def test_a_probe_of_a_route_that_is_none_is_not_taken_for_a_call(house: House, method: str, count: int) -> None:
-    claim = await house.claim()
-    assert (await house.http().request(method, f"{path(claim)}/v1/nowhere")).status_code == 404
-    spans = [span for span in await house.store.spans([claim.rollout.id]) if span.name == UNKNOWN_ROUTE]
-    assert len(spans) == count

@@ -144,14 +144,6 @@ async def test_a_form_of_the_answer_that_would_take_the_tools_away_is_refused(ho
     assert [call.decoding.keys() - {"request", "forced"} for call in calls] == [{"grammar"}, {"logits"}]
 
 
-async def test_or_left_out_and_recorded_where_the_run_drops_it(house: House, without_calls: str) -> None:
-    await house.serve_policy(tokenizer=without_calls, unsupported_params="drop")
-    claim = await house.claim()
-    assert (await answered(house, claim, tools=STRICT, response_format=FORMAT))["status"] == 200
-    [call] = await calls_of(house, claim)
-    assert (list(call.overridden_params), call.decoding) == (["response_format"], {})
-
-
 async def test_penalties_go_to_the_engine_by_the_names_of_vllm_and_are_recorded(house: House) -> None:
     claim = await house.claim()
     given = {"presence_penalty": 0.5, "logit_bias": {"5": 10}, "top_k": 3}
@@ -160,12 +152,6 @@ async def test_penalties_go_to_the_engine_by_the_names_of_vllm_and_are_recorded(
     assert call.decoding["logits"] == {"presence_penalty": 0.5, "logit_bias": {"5": 10.0}, "top_k": 3}
     params = house.engine.requests[0]["sampling_params"]
     assert (params["presence_penalty"], params["logit_bias"], params["top_k"]) == (0.5, {"5": 10.0}, 3)
-
-
-async def test_a_call_that_asks_for_nothing_records_nothing(house: House) -> None:
-    claim = await house.claim()
-    await answered(house, claim)
-    assert [call.decoding for call in await calls_of(house, claim)] == [{}]
 
 
 @pytest.mark.parametrize(
@@ -204,18 +190,6 @@ async def test_a_retry_with_another_grammar_is_another_call(house: House) -> Non
     await answered(house, claim, retried, response_format=FORMAT)
     kinds = [call.decoding["grammar"]["kind"] for call in await calls_of(house, claim)]
     assert sorted(kinds) == ["choice", "json_schema"]
-
-
-async def test_a_retry_after_a_restart_finds_the_answer_of_its_grammar_only(house: House) -> None:
-    claim = await house.claim()
-    await answered(house, claim, guided_choice=["yes"])
-    again = house.gateway()
-    body = {"model": "policy", "messages": [{"role": "user", "content": "what is it like?"}]}
-    url, retried = f"{path(claim)}/v1/chat/completions", {"x-stainless-retry-count": "1"}
-    same = await house.http(again).post(url, json={**body, "guided_choice": ["yes"]}, headers=retried)
-    assert (same.status_code, len(house.engine.requests)) == (200, 1)
-    other = await house.http(again).post(url, json={**body, "guided_choice": ["no"]}, headers=retried)
-    assert (other.status_code, len(house.engine.requests)) == (200, 2)
 
 
 async def test_a_run_whose_engine_cannot_rebuild_masks_refuses_by_name(house: House) -> None:

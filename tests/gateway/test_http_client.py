@@ -11,9 +11,7 @@ import pytest
 
 from agentlightning.errors import EngineError
 from agentlightning.gateway.http_client import (
-    IDLE_TIMEOUT_S,
     MAX_BODY_BYTES,
-    MAX_BUFFERED,
     MAX_DECOMPRESSED,
     MAX_HEAD_BYTES,
     MAX_IDLE_CLOSE_S,
@@ -204,26 +202,6 @@ async def test_a_compressed_body_that_ends_early_is_an_oserror() -> None:
     async with server(saying(sized(half, b"content-encoding: gzip\r\n"))) as url, a_client() as client:
         with pytest.raises(OSError, match="ends early"):
             await ask(client, url)
-
-
-async def test_a_connection_whose_reading_is_paused_is_not_used_again() -> None:
-    async with server(saying(sized(b"x" * (MAX_BUFFERED + 1)))) as url, a_client() as client:
-        for _ in range(3):
-            async with await client.post(url, {}, b"") as response:
-                while not response._connection._complete:  # all has arrived, and nothing of it is read
-                    await asyncio.to_thread(int)
-        assert not client._idle
-
-
-async def test_connections_to_an_origin_that_is_not_used_any_more_are_closed() -> None:
-    async with server(saying(sized(b"hi"))) as old, server(saying(sized(b"hi"))) as new, a_client() as client:
-        await ask(client, old)
-        [idle] = client._idle.values()
-        left = idle[0]
-        left.idle_since -= IDLE_TIMEOUT_S + 1
-        await ask(client, new)
-        assert left.transport.is_closing()
-        assert len(client._idle) == 1
 
 
 @pytest.mark.parametrize("url", ["http://a..b/", "http://" + "a" * 64 + "/", "http://[::1/", "ftp://a/", "http://a:x/"])

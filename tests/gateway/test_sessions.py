@@ -146,22 +146,6 @@ async def test_a_version_that_is_not_served_any_more_is_never_replaced_by_anothe
     assert "support@40, the version of this session, is not served" in reply.text
 
 
-async def test_a_canary_that_is_not_loaded_yet_gets_nobody(served: ServedHouse) -> None:
-    await served.route(stable=40, canary=60, weight=1.0)
-    await served.said("anna")
-    assert [rollout.step for rollout in await served.rollouts()] == [40]
-
-
-@pytest.mark.parametrize(
-    "body", [{"user": "anna"}, {"metadata": {"session_id": "anna"}, "user": "app"}], ids=["user", "metadata"]
-)
-async def test_the_body_may_name_the_session(served: ServedHouse, body: JSON) -> None:
-    for _ in range(2):
-        reply = await served.post("/v1/chat/completions", {"model": "m", "messages": HI, **body})
-        assert reply.headers["x-agl-session"] == "anna"
-    assert len(await served.rollouts()) == 1
-
-
 async def test_calls_that_name_no_session_are_sessions_of_their_own(served: ServedHouse) -> None:
     replies = [await served.said() for _ in range(2)]
     ids = [reply.headers["x-agl-session"] for reply in replies]
@@ -256,18 +240,6 @@ async def test_who_holds_no_serving_key_is_refused(served: ServedHouse) -> None:
     served.secret = (await store.create_token("c", "client", served.house.run_id)).secret
     reply = await served.post("/v1/chat/completions", {"model": "m", "messages": HI})
     assert (reply.status_code, "serves no users" in reply.text) == (404, True)
-
-
-async def test_a_serving_key_opens_nothing_of_the_store(served: ServedHouse) -> None:
-    reply = await served.post("/api/runs", {"ids": [served.run_id]})
-    assert (reply.status_code, "needs a token of role" in reply.text) == (403, True)
-
-
-async def test_models_are_listed_without_a_session(served: ServedHouse) -> None:
-    key = {"authorization": f"Bearer {served.secret}"}
-    reply = await served.house.http(adds_keys=False).get("/v1/models", headers=key)
-    assert [one["id"] for one in reply.json()["data"]] == ["support"]
-    assert await served.rollouts() == []
 
 
 async def test_limits_hold_for_each_session(served: ServedHouse) -> None:

@@ -38,21 +38,6 @@ async def test_chat_returns_the_ids_that_are_recorded(house: House) -> None:
     assert call.sampled_ids[-1] == END
 
 
-@pytest.mark.parametrize(("asked", "told"), [({}, False), ({"return_token_ids": False}, True)])
-async def test_ids_that_are_not_wanted_are_null_at_most(house: House, asked: dict[str, Any], told: bool) -> None:
-    body = await chat(house, await house.claim(), **asked)
-    assert ("prompt_token_ids" in body, "token_ids" in body["choices"][0]) == (told, told)
-    assert body.get("prompt_token_ids") is body["choices"][0].get("token_ids") is None
-
-
-async def test_every_sample_has_its_ids(house: House) -> None:
-    claim = await house.claim()
-    house.say("one", "two")
-    body = await chat(house, claim, n=2, **IDS)
-    sampled = {tuple(call.sampled_ids) for call in await house.store.calls([claim.rollout.id])}
-    assert {tuple(choice["token_ids"]) for choice in body["choices"]} == sampled
-
-
 async def test_logprobs_are_aligned_with_ids_and_may_be_named_by_them(house: House) -> None:
     body = await chat(house, await house.claim(), logprobs=True, return_tokens_as_token_ids=True, **IDS)
     [choice] = body["choices"]

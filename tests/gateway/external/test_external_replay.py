@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from gateway_house import LEASE_S, House, path
 
 from agentlightning.gateway.app import App
 from agentlightning.records import Call, Claim, Finish, WorkerStatus
-from agentlightning.store.forks import new_forks, replayable, replayable_external
+from agentlightning.store.forks import new_forks
 
 TOPICS = ["the weather", "the time", "the traffic"]
 
@@ -77,41 +76,6 @@ async def test_a_replayed_call_of_an_external_model_costs_nothing(
     assert [bool(call.usage) for call in await external_calls(house, forked)] == [False, False, True]
 
 
-async def test_what_was_said_before_an_answer_of_the_fork_is_replayed(
-    house: House, external: ExternalServer, claim: Claim
-) -> None:
-    before = await recorded(house, external, claim)
-    forked = await fork(house, claim, 1, answer="dawn.")
-    house.say("fast.")
-    assert await converse(house, forked) == [*before[:3], "dawn.", "Now?", "fast."]
-
-
-async def test_a_gateway_that_starts_again_replays_each_external_call_once(
-    house: House, external: ExternalServer, claim: Claim
-) -> None:
-    before = await recorded(house, external, claim)
-    forked = await fork(house, claim, 1)
-    ask: Any = [{"role": "user", "content": f"Ask about {TOPICS[0]}, after []."}]
-    texts = []
-    for app in (house.app, house.gateway()):
-        reply = await house.openai(forked, app).chat.completions.create(model="gpt-4o-mini", messages=ask)
-        texts.append(reply.choices[0].message.content)
-    assert texts == [before[0], "Now?"]
-
-
-async def test_a_replay_that_has_ended_asks_the_external_model(
-    house: House, external: ExternalServer, claim: Claim
-) -> None:
-    await recorded(house, external, claim)
-    forked = await fork(house, claim, 1)
-    house.say("other.")
-    client = house.openai(forked)
-    await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Something else"}])
-    ask: Any = [{"role": "user", "content": f"Ask about {TOPICS[0]}, after []."}]
-    reply = await client.chat.completions.create(model="gpt-4o-mini", messages=ask)
-    assert reply.choices[0].message.content == "Now?"
-
-
 async def test_another_question_or_sampling_is_asked_and_ends_nothing(
     house: House, external: ExternalServer, claim: Claim
 ) -> None:
@@ -147,16 +111,3 @@ async def test_tool_calls_of_an_anthropic_model_are_replayed_with_their_ids(
     assert seen[0] == seen[1]
     assert seen[0]
     assert len(external.requests) == 1
-
-
-async def test_an_answer_is_asked_for_again_whose_state_the_provider_has(
-    house: House, external: ExternalServer, claim: Claim
-) -> None:
-    """Signatures of reasoning and stored responses are not in the record, and the next request would be refused without."""
-    await recorded(house, external, claim)
-    first, *others = await house.store.calls([claim.rollout.id])
-    place = replayable([first, *others])[1:2]
-    thought = replace(first, completion={**first.completion, "reasoning_content": "So."})
-    stored = replace(first, protocol="responses")
-    found = [len(replayable_external([one, *others], place)) for one in (first, thought, stored)]
-    assert found == [2, 1, 1]

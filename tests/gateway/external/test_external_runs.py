@@ -121,13 +121,6 @@ async def test_an_agent_over_a_hosted_model_is_evaluated_without_torch(
 
 
 @pytest.mark.slow
-async def test_a_check_of_an_external_model_counts_its_tokens(tmp_path: Path, external: ExternalServer) -> None:
-    prepare(tmp_path, external.url)
-    facts = json.loads((await agl(tmp_path, "check", "run.toml", "--tasks", "1")).splitlines()[-1])
-    assert (facts["calls"], facts["prompt_tokens"], facts["sampled_tokens"], facts["reward"]) == (1, 11, 7, 1.0)
-
-
-@pytest.mark.slow
 async def test_versions_of_a_prompt_are_compared_over_an_external_model(
     tmp_path: Path, external: ExternalServer
 ) -> None:

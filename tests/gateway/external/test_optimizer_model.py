@@ -113,12 +113,6 @@ async def test_an_answer_is_found_in_an_earlier_attempt_of_its_rollout(writer: t
     assert len(server.requests) == 1, "it is not asked again"
 
 
-async def test_a_connection_that_breaks_is_tried_again(writer: tuple[House, ExternalServer]) -> None:
-    house, server = writer
-    server.drop = 2
-    assert (await (await opened(house, "openai-1")).ask("Write better.", "edit", 1))[0] == "It is sunny."
-
-
 async def test_a_model_that_is_away_is_a_sentence(writer: tuple[House, ExternalServer]) -> None:
     house, server = writer
     server.drop = 100
