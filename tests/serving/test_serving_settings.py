@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 
-from agentlightning.config.limits import LimitConfig, LimitsConfig
 from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.serving.run import ServedModel, with_stable
 from agentlightning.serving.settings import (
     ServeFile,
-    limits_without_key,
     read_serve_file,
     serve_record,
     served_config,
 )
 from agentlightning.serving.split import Split
-from agentlightning.store.tokens import Token
 
 TRAINED: dict[str, Any] = {
     "model": {"path": "base", "max_tokens": 100},
@@ -66,20 +63,6 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path, text: str, said
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
         read_serve_file(path)
-
-
-def test_limits_that_no_key_goes_with_are_told() -> None:
-    limits = LimitsConfig(keys={"shop": LimitConfig(max_calls=1), "sohp": LimitConfig(max_calls=1)})
-    keys = [
-        Token(id=str(number), name=name, role=role, run_id="r", created_ns=0, revoked_ns=revoked_ns)
-        for number, (name, role, revoked_ns) in enumerate(
-            [("shop", "client", None), ("sohp", "worker", None), ("sohp", "client", 1)]
-        )
-    ]
-    assert limits_without_key(limits, keys, now_ns=2) == [
-        "limits.keys.sohp: limits nobody: no serving key has this name; keys are shop"
-    ]
-    assert [one.rpartition("; ")[2] for one in limits_without_key(limits, [], 2)] == ["there is no key yet"] * 2
 
 
 def test_the_run_that_serves_has_the_same_id_every_time() -> None:

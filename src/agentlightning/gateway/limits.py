@@ -246,8 +246,8 @@ class CallLimits:
         self._server = LimitConfig(
             max_parallel_requests=server.max_parallel_requests, max_request_bytes=server.max_request_bytes
         )
-        self._runs = _LastUsed[str, _Run](_Run, max_runs)
-        self._attempts = _LastUsed[tuple[str, int], Usage](Usage, max_attempts)
+        self._runs = LastUsed[str, _Run](_Run, max_runs)
+        self._attempts = LastUsed[tuple[str, int], Usage](Usage, max_attempts)
 
     async def enter(
         self,
@@ -365,7 +365,7 @@ class CallLimits:
         return (self._store.shared or usage.shared) and time.monotonic() - usage.read_s >= age_s
 
 
-class _LastUsed(Generic[K, V]):
+class LastUsed(Generic[K, V]):
     """Values of the keys used last, at most `limit`, and those that a request under way holds."""
 
     def __init__(self, new: Callable[[], V], limit: int) -> None:

@@ -1,11 +1,10 @@
 """Traces in: OTLP/HTTP requests of agents' programs (protobuf and JSON, gzip) to spans in the store.
 
-Driven by the proxy for POST …/v1/traces. Whose spans they are: what the attributes ``agl.rollout_id`` and ``agl.attempt``
-(else the latest) of the span or its resource name, else the attempt of the path or of the key. An admin may name any
-attempt, an attempt's key those of its rollout. Answers in OTLP's own terms: a request that cannot be read is refused whole,
-one of which something was broken is a partial success that says what; only what may pass is to be sent again.
-
-Spans often come when the attempt is over, exporters send in batches: they are taken for a while after.
+Driven by the proxy for POST …/v1/traces. A span belongs to the attempt that the attributes ``agl.rollout_id`` and
+``agl.attempt`` (default: the latest) of it or its resource name, else to that of the path or of the key. An admin may name
+any attempt, an attempt's key those of its rollout. Answers in OTLP's own terms: a request that cannot be read is refused
+whole, one in which spans were broken is a partial success that says what; only what may pass is to be sent again. Exporters
+send in batches, so spans are accepted for a while after their attempt has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import asyncio
 import hashlib
 import time
 import zlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -25,7 +24,7 @@ from agentlightning.errors import AgentLightningError, InputError
 from agentlightning.gateway.access import Authentication, ServerKeyError, cross_site_reason
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache
-from agentlightning.gateway.limits import CallLimits
+from agentlightning.gateway.limits import CallLimits, LastUsed
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import JSON, Rollout, Span
@@ -49,47 +48,32 @@ MAX_REQUEST_BYTES = 32 * 1024 * 1024
 MAX_LATE_NS = 10 * 60 * 10**9
 """Time after its end for which an attempt's spans are accepted."""
 MAX_CACHED_ATTEMPTS = 256
-MAX_CACHED_SPAN_IDS = 200_000
-"""Attempts whose spans' ids are kept in memory, and such ids; those of others are read again from the store when needed."""
+MAX_CACHED_SPAN_IDS = 20_000
+"""Spans of an attempt whose ids are cached; where there are more, they are read from the store again."""
 MAX_SPANS_PER_REQUEST = 50_000
 MAX_REPORTS = 1000
-"""Requests of an attempt of which the store keeps what was broken: a program may send nothing else, without end."""
+"""Reports of broken spans per attempt: a program may send nothing else, without end."""
 MAX_ATTEMPTS_PER_REQUEST = 256
 TOO_MANY_ATTEMPTS = f"of more than {MAX_ATTEMPTS_PER_REQUEST} attempts in one request"
 SPANS_PER_WRITE = 500
 MAX_INLINE_BYTES = 256 * 1024
-"""Bytes that are read at once; what is more is read in a thread, so that model calls need not wait for it."""
+"""A larger request is read in a thread, so that model calls need not wait for it."""
 ASSUMED_RATIO = 16
-"""Of what a body is unpacked and packed, to tell how long it will take."""
+"""Uncompressed bytes per compressed byte, to estimate the time that reading takes."""
 
 R = TypeVar("R")
 
 Encoding = Literal["json", "protobuf"]
 CONTENT_TYPES: dict[Encoding, bytes] = {"json": b"application/json", "protobuf": b"application/x-protobuf"}
-WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
-"""Of zlib, by Content-Encoding."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _AttemptState:
     """An attempt's sanitizer; None before it is read from the store, and after a write that failed."""
 
     sanitizer: SpanSanitizer | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Counts of an attempt's spans are read and written in turns."""
-    users: int = 0
-    """Requests that have the lock or wait for it: another one must not be made beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """Content of a request."""
-
-    received: OtlpRequest
-    size: int
-    """Bytes, unpacked."""
-    digest: str
-    """Of its bytes: it is known by it when it is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +81,6 @@ class _Sender:
     own: Rollout | None
     """The rollout of the path or key; None for an admin."""
     number: int
-
-
-@dataclass(slots=True)
-class _ByAttempt:
-    """A request's spans by the attempt they belong to."""
-
-    by_attempt: dict[tuple[str, int], tuple[SpanOwner, list[OtlpResource]]] = field(default_factory=dict)
-    refused: Counter[str] = field(default_factory=Counter)
 
 
 class TraceReceiver:
@@ -123,15 +99,15 @@ class TraceReceiver:
         self._limits = limits
         self._metrics = metrics
         self._authentication = authentication
-        self._held: OrderedDict[tuple[str, int], _AttemptState] = OrderedDict()
+        self._states = LastUsed[SpanOwner, _AttemptState](_AttemptState, MAX_CACHED_ATTEMPTS)
 
     async def answer(self, incoming: AgentRequest, reply: AgentResponse) -> None:
         """Answer one request, whatever goes wrong, in the encoding that it came in."""
         encoding: Encoding = "json"
         try:
             encoding = _encoding(incoming)
-            caller = await self._caller(incoming)
-            sanitized, refused = await self._admitted(caller, encoding, incoming)
+            sender = await self._sender(incoming)
+            taken, refused = await self._admitted(sender, encoding, incoming)
         except ApiError as refusal:
             await _refuse(reply, encoding, refusal.status, str(refusal))
         except InputError as cause:
@@ -139,28 +115,33 @@ class TraceReceiver:
         except AgentLightningError as cause:
             await _refuse(reply, encoding, cause.http_status, str(cause))
         else:
-            self._metrics.spans(len(sanitized.spans), sanitized.broken)
-            await _succeed(reply, encoding, sanitized, refused)
+            self._metrics.spans(len(taken.spans), taken.broken)
+            await _succeed(reply, encoding, taken, refused)
 
     async def _admitted(
-        self, caller: _Sender, encoding: Encoding, incoming: AgentRequest
+        self, sender: _Sender, encoding: Encoding, incoming: AgentRequest
     ) -> tuple[SanitizedSpans, Counter[str]]:
         """Takes a request in within the server's limits of an attempt; those of the run are for calls."""
         admission = None
-        if caller.own is not None:
-            admission = await self._limits.enter(caller.own, caller.number, incoming.length)
+        if sender.own is not None:
+            admission = await self._limits.enter(sender.own, sender.number, incoming.length)
         try:
             body = await incoming.body(None if admission is None else admission.take)
-            packing = _packing(incoming)
-            size = len(body) * (ASSUMED_RATIO if packing else 1)
-            return await self._take(caller, await _aside(size, lambda: _read(encoding, packing, body)))
+            packed = _is_packed(incoming)
+            size = len(body) * (ASSUMED_RATIO if packed else 1)
+            body = await _aside(size, lambda: _unpacked(body) if packed else body)
+            if len(body) > MAX_REQUEST_BYTES:
+                raise ApiError(f"the body is larger than {MAX_REQUEST_BYTES} bytes", status=413)
+            read = read_json if encoding == "json" else read_protobuf
+            received = await _aside(len(body), lambda: read(body, MAX_SPANS_PER_REQUEST))
+            return await self._take(sender, received, body)
         finally:
             if admission is not None:
                 admission.leave()
 
     # --- whose spans --------------------------------------------------------------------------------------------------
 
-    async def _caller(self, incoming: AgentRequest) -> _Sender:
+    async def _sender(self, incoming: AgentRequest) -> _Sender:
         """Authenticates the sender. Raises ApiError."""
         if incoming.named is None:
             has_key = self._authentication.server_key is not None
@@ -168,7 +149,9 @@ class TraceReceiver:
                 return _Sender(None, 0)
             keyless = incoming.key is None or not incoming.key.startswith(KEY_PREFIX)
             if keyless and not has_key and incoming.client is not None and is_loopback(incoming.client):
-                _refuse_pages(incoming)
+                headers = [(name, value) for name, value in incoming.headers if name != b"content-type"]
+                if why := cross_site_reason("POST", [*headers, (b"content-type", b"application/json")]):
+                    raise ApiError(why, status=403, type="permission_error", code="cross_site")
                 return _Sender(None, 0)
         rollout_id, number = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
         try:
@@ -191,36 +174,38 @@ class TraceReceiver:
         found = await self._store.rollouts(RolloutQuery(ids=[rollout_id]))
         return found[0] if found else None
 
-    async def _sort(self, caller: _Sender, received: OtlpRequest) -> _ByAttempt:
-        known: dict[tuple[str | None, int | None], tuple[Rollout, int] | str] = {}
-        found = _ByAttempt()
+    async def _sort(
+        self, sender: _Sender, received: OtlpRequest
+    ) -> tuple[dict[SpanOwner, list[OtlpResource]], Counter[str]]:
+        """The spans by the attempt that they belong to, and the number of those that are refused, by reason."""
+        known: dict[tuple[str | None, int | None], SpanOwner | str] = {}
+        found: dict[SpanOwner, list[OtlpResource]] = {}
+        refused = Counter[str]()
         for resource in received.resources:
-            parts: dict[tuple[str, int], OtlpResource] = {}
+            parts: dict[SpanOwner, OtlpResource] = {}
             for span in resource.spans:
                 named = _named(span, resource.attributes)
                 if named not in known:
                     over = len(known) >= MAX_ATTEMPTS_PER_REQUEST
-                    known[named] = TOO_MANY_ATTEMPTS if over else await self._meant(caller, *named)
-                meant = known[named]
-                if isinstance(meant, str):
-                    found.refused[meant] += 1
+                    known[named] = TOO_MANY_ATTEMPTS if over else await self._meant(sender, *named)
+                owner = known[named]
+                if isinstance(owner, str):
+                    refused[owner] += 1
                     continue
-                rollout, number = meant
-                identity = (rollout.id, number)
-                if identity not in parts:
-                    part = parts[identity] = OtlpResource(attributes=resource.attributes)
-                    found.by_attempt.setdefault(identity, (_owner(rollout, number), []))[1].append(part)
-                parts[identity].spans.append(span)
-        return found
+                if owner not in parts:
+                    parts[owner] = OtlpResource(attributes=resource.attributes)
+                    found.setdefault(owner, []).append(parts[owner])
+                parts[owner].spans.append(span)
+        return found, refused
 
-    async def _meant(self, caller: _Sender, rollout_id: str | None, number: int | None) -> tuple[Rollout, int] | str:
-        """The attempt, or why its spans are refused."""
+    async def _meant(self, sender: _Sender, rollout_id: str | None, number: int | None) -> SpanOwner | str:
+        """The attempt, or the reason why its spans are refused."""
         if rollout_id is None:
-            if caller.own is None:
+            if sender.own is None:
                 return "no attempt named (path, key, or the attributes agl.rollout_id and agl.attempt)"
-            rollout, number = caller.own, caller.number
+            rollout, number = sender.own, sender.number
         else:
-            found = await self._rollout(rollout_id) if caller.own is None else caller.own
+            found = await self._rollout(rollout_id) if sender.own is None else sender.own
             if found is None or found.id != rollout_id:
                 return "of a rollout that this key does not open, or that does not exist"
             rollout = found
@@ -229,84 +214,70 @@ class TraceReceiver:
             return "of an attempt that does not exist"
         if rollout.finished_ns is not None and time.time_ns() - rollout.finished_ns > MAX_LATE_NS:
             return "of an attempt that has long been over"
-        return rollout, number
+        return _owner(rollout, number)
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
-    async def _take(self, caller: _Sender, request: _Body) -> tuple[SanitizedSpans, Counter[str]]:
-        """Record its spans; all that was recorded, and what was refused, by cause."""
+    async def _take(self, sender: _Sender, received: OtlpRequest, body: bytes) -> tuple[SanitizedSpans, Counter[str]]:
+        """Records the spans; returns all that were recorded, and what was refused, by cause."""
         together = SanitizedSpans()
-        found = await self._sort(caller, request.received)
-        lost = request.received.lost
-        if lost and caller.own is not None and not found.by_attempt:
-            found.by_attempt[caller.own.id, caller.number] = (_owner(caller.own, caller.number), [])
-        for identity, (owner, resources) in found.by_attempt.items():
-            held = self._held.setdefault(identity, _AttemptState())
-            self._held.move_to_end(identity)
-            held.users += 1
-            try:
-                async with held.lock:
-                    sanitized = await self._take_of(held, owner, resources, lost, request)
-            finally:
-                held.users -= 1
-            together.spans += sanitized.spans
-            together.broken += sanitized.broken
+        by_attempt, refused = await self._sort(sender, received)
+        if received.lost and sender.own is not None and not by_attempt:
+            by_attempt[_owner(sender.own, sender.number)] = []
+        lost = received.lost
+        for owner, resources in by_attempt.items():
+            state = self._states.use(owner)
+            async with state.lock:
+                taken = await self._take_of(state, owner, resources, lost, body)
+            together.spans += taken.spans
+            together.broken += taken.broken
             lost = 0  # nobody knows whose they were: the first attempt's
         if lost:
             together.broken["undecodable"] += lost
-        self._forget_some()
-        return together, found.refused
-
-    def _forget_some(self) -> None:
-        """Of the attempts that sent nothing for longest, those beyond the bounds."""
-        kept = 0
-        for number, identity in enumerate(reversed(list(self._held))):
-            held = self._held[identity]
-            kept += held.sanitizer.count if held.sanitizer is not None else 0
-            if (number >= MAX_CACHED_ATTEMPTS or kept > MAX_CACHED_SPAN_IDS) and not held.users:
-                del self._held[identity]
+        return together, refused
 
     async def _take_of(
-        self, held: _AttemptState, owner: SpanOwner, resources: list[OtlpResource], lost: int, request: _Body
+        self, state: _AttemptState, owner: SpanOwner, resources: list[OtlpResource], lost: int, body: bytes
     ) -> SanitizedSpans:
-        sanitizer, held.sanitizer = held.sanitizer, None  # where a write fails, it is read anew
+        sanitizer, state.sanitizer = state.sanitizer, None  # where a write fails, it is read again
         if sanitizer is None:
             spans = await self._store.spans([owner.rollout_id])
             sanitizer = SpanSanitizer(owner, [span for span in spans if span.attempt == owner.attempt])
-        sanitized = await _aside(request.size, lambda: sanitizer.take(resources))
+        taken = await _aside(len(body), lambda: sanitizer.take(resources))
         if lost:
-            sanitized.broken["undecodable"] += lost
-        reports = (
-            [_broken(owner, sanitized, request.digest)] if sanitized.broken and sanitizer.told < MAX_REPORTS else []
-        )
-        sanitizer.told += len(reports)
-        records = [*reports, *sanitized.spans]
+            taken.broken["undecodable"] += lost
+        records = taken.spans
+        if taken.broken and sanitizer.told < MAX_REPORTS:
+            sanitizer.told += 1
+            records = [_report(owner, taken, body), *records]
         for start in range(0, len(records), SPANS_PER_WRITE):
             await self._store.append_spans(records[start : start + SPANS_PER_WRITE])
-        held.sanitizer = sanitizer
-        return sanitized
+        if sanitizer.count <= MAX_CACHED_SPAN_IDS:
+            state.sanitizer = sanitizer
+        return taken
 
 
 def _owner(rollout: Rollout, number: int) -> SpanOwner:
     return SpanOwner(run_id=rollout.run_id, rollout_id=rollout.id, attempt=number)
 
 
-def _broken(owner: SpanOwner, sanitized: SanitizedSpans, digest: str) -> Span:
-    """Says what was wrong; under an id that follows from the request, so that what is sent again is not counted again."""
+def _report(owner: SpanOwner, taken: SanitizedSpans, body: bytes) -> Span:
+    """Says what was wrong; its id follows from the request, so that what is sent again is not counted again."""
     now_ns = time.time_ns()
     return Span(
-        id=owner.span_id(f"broken.{digest}"),
+        id=owner.span_id(f"broken.{hashlib.blake2b(body, digest_size=8).hexdigest()}"),
         run_id=owner.run_id,
         rollout_id=owner.rollout_id,
         attempt=owner.attempt,
         name=BROKEN_SPANS,
-        attributes=dict(sanitized.broken),
+        attributes=dict(taken.broken),
         started_ns=now_ns,
         finished_ns=now_ns,
     )
 
 
 def _named(span: OtlpSpan, resource: JSON) -> tuple[str | None, int | None]:
+    """The attempt that a span or its resource names."""
     for attributes in (span.attributes, resource):
         rollout_id = attributes.get("agl.rollout_id")
         if isinstance(rollout_id, str) and rollout_id:
@@ -317,19 +288,15 @@ def _named(span: OtlpSpan, resource: JSON) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _refuse_pages(incoming: AgentRequest) -> None:
-    headers = [(name, value) for name, value in incoming.headers if name != b"content-type"]
-    why = cross_site_reason("POST", [*headers, (b"content-type", b"application/json")])
-    if why is not None:
-        raise ApiError(why, status=403, type="permission_error", code="cross_site")
-
-
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
+def _header(incoming: AgentRequest, wanted: bytes) -> bytes:
+    return next((value for name, value in incoming.headers if name == wanted), b"")
+
+
 def _encoding(incoming: AgentRequest) -> Encoding:
-    given = next((value for name, value in incoming.headers if name == b"content-type"), b"")
-    kind = given.partition(b";")[0].strip().lower()
+    kind = _header(incoming, b"content-type").partition(b";")[0].strip().lower()
     for encoding, content_type in CONTENT_TYPES.items():
         if kind == content_type:
             return encoding
@@ -337,30 +304,24 @@ def _encoding(incoming: AgentRequest) -> Encoding:
     raise ApiError(f"Content-Type: expected {expected}, got {kind[:80].decode('latin-1')!r}", status=415)
 
 
-def _packing(incoming: AgentRequest) -> bytes:
-    """gzip, deflate, or nothing."""
-    given = next((value for name, value in incoming.headers if name == b"content-encoding"), b"").strip().lower()
-    if given in (b"", b"identity"):
-        return b""
-    if given in WINDOW_BITS:
-        return given
-    raise ApiError(f"Content-Encoding: expected gzip, got {given[:80].decode('latin-1')!r}", status=415)
+def _is_packed(incoming: AgentRequest) -> bool:
+    given = _header(incoming, b"content-encoding").strip().lower()
+    if given not in (b"", b"identity", b"gzip"):
+        raise ApiError(f"Content-Encoding: expected gzip, got {given[:80].decode('latin-1')!r}", status=415)
+    return given == b"gzip"
 
 
-def _unpacked(packing: bytes, body: bytes) -> bytes:
-    if packing:
-        unpacker = zlib.decompressobj(wbits=WINDOW_BITS[packing])
-        try:
-            body = unpacker.decompress(body, MAX_REQUEST_BYTES + 1)
-        except zlib.error as cause:
-            raise ApiError(f"the body is not what Content-Encoding says: {cause}") from None
-        if not unpacker.eof and len(body) <= MAX_REQUEST_BYTES:
-            raise ApiError("the body ends in the middle of its compressed data")
-        if unpacker.unused_data:
-            raise ApiError("the body goes on after the end of its compressed data")
-    if len(body) > MAX_REQUEST_BYTES:
-        raise ApiError(f"the body is larger than {MAX_REQUEST_BYTES} bytes", status=413)
-    return body
+def _unpacked(body: bytes) -> bytes:
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        plain = unpacker.decompress(body, MAX_REQUEST_BYTES + 1)
+    except zlib.error as cause:
+        raise ApiError(f"the body is not what Content-Encoding says: {cause}") from None
+    if not unpacker.eof and len(plain) <= MAX_REQUEST_BYTES:
+        raise ApiError("the body ends in the middle of its compressed data")
+    if unpacker.unused_data:
+        raise ApiError("the body goes on after the end of its compressed data")
+    return plain
 
 
 async def _aside(size: int, work: Callable[[], R]) -> R:
@@ -368,28 +329,18 @@ async def _aside(size: int, work: Callable[[], R]) -> R:
     return work() if size <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
 
 
-def _read(encoding: Encoding, packing: bytes, body: bytes) -> _Body:
-    body = _unpacked(packing, body)
-    digest = hashlib.blake2b(body, digest_size=8).hexdigest()
-    if encoding == "json":
-        return _Body(read_json(body, MAX_SPANS_PER_REQUEST), len(body), digest)
-    return _Body(read_protobuf(body, MAX_SPANS_PER_REQUEST), len(body), digest)
-
-
-async def _succeed(reply: AgentResponse, encoding: Encoding, sanitized: SanitizedSpans, refused: Counter[str]) -> None:
-    rejected = sanitized.lost + refused.total()
-    causes = [f"{count} {cause}" for cause, count in sorted((*sanitized.broken.items(), *refused.items()))]
+async def _succeed(reply: AgentResponse, encoding: Encoding, taken: SanitizedSpans, refused: Counter[str]) -> None:
+    rejected = taken.lost + refused.total()
+    causes = [f"{count} {cause}" for cause, count in sorted((*taken.broken.items(), *refused.items()))]
     message = "; ".join(causes)
     if encoding == "json":
         partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": message}} if causes else {}
         await reply.whole(200, orjson.dumps(partial))
-        return
-    await reply.whole(200, write_response(rejected, message), CONTENT_TYPES["protobuf"])
+    else:
+        await reply.whole(200, write_response(rejected, message), CONTENT_TYPES["protobuf"])
 
 
 async def _refuse(reply: AgentResponse, encoding: Encoding, status: int, message: str) -> None:
     again = ((b"retry-after", b"1"),) if status in (429, 503) else ()
-    if encoding == "json":
-        await reply.whole(status, orjson.dumps({"message": message}), headers=again)
-        return
-    await reply.whole(status, write_status(message), CONTENT_TYPES["protobuf"], again)
+    content = orjson.dumps({"message": message}) if encoding == "json" else write_status(message)
+    await reply.whole(status, content, CONTENT_TYPES[encoding], again)

@@ -1,9 +1,9 @@
 """ServingRun: ``agl serve --policy``: a run without a trainer, whose users are served a registered model.
 
-Everything that it does is derived from the store, again and again: which version the alias names, what the split is, which
-sessions are open, whether a canary is worse. So a server that was killed continues the same run with the same keys and
-sessions when it is started again. Moves of aliases and new resources are pushed; ended sessions are looked for every few
-seconds. Knows no session's content and no protocol.
+Versions of the model are served side by side, each by an engine of its own, which gateways find as a policy of the run.
+Everything is derived from the store, again and again: which version the alias names, what the split is, which sessions are
+open, whether a canary is worse. So a killed server that is started again continues the same run with the same keys and
+sessions. Knows no session's content and no protocol.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from agentlightning.config.limits import LIMITS_RESOURCE
-from agentlightning.engines.base import together
+from agentlightning.config.run import Config
+from agentlightning.engines.base import DEFAULT_POLICY, Engine, together
+from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, NotFoundError
 from agentlightning.records import Resource
-from agentlightning.serving.settings import ServeFile, limits_without_key, serve_record
-from agentlightning.serving.split import SPLIT_RESOURCE, Split, put_split, read_evidence, read_trial
-from agentlightning.serving.versions import ServedVersions
+from agentlightning.runtime.watchdog import STALL_TIMES, HangLimits, Watchdog
+from agentlightning.serving.settings import ServeFile, serve_record, served_config
+from agentlightning.serving.split import SPLIT_RESOURCE, Split, put_split, read_evidence, read_trial, version_alias
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.store.models import ModelReference, parse_reference
-from agentlightning.store.scan import read_rollouts
-from agentlightning.trainer.processes import record_run_status
+from agentlightning.store.models import ModelReference, ModelVersion, parse_reference
+from agentlightning.store.scan import find_model_version, find_run, read_rollouts
+from agentlightning.trainer.checkpoint import recorded_config
+from agentlightning.trainer.model_weights import version_folder
+from agentlightning.trainer.policies import policy_configs
+from agentlightning.trainer.processes import engine_setup, policy_value, put_tokenizer, record_run_status
 
 POLL_S = 30.0
 LOOK_S = 5.0
@@ -45,6 +50,147 @@ MAX_DROPPED = 500
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Served:
+    engine: Engine
+    watch: asyncio.Task[None]
+
+
+class ServedVersions:
+    """The versions of one serving run."""
+
+    def __init__(
+        self,
+        store: LightningStore,
+        run_id: str,
+        name: str,
+        file: ServeFile,
+        runs: Path,
+        make: Callable[[EngineSetup], Engine] = make_engine,
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._name = name
+        self._file = file
+        self._runs = runs
+        self._make = make
+        self._served: dict[int, _Served] = {}
+
+    @property
+    def numbers(self) -> set[int]:
+        """The versions that are served."""
+        return set(self._served)
+
+    async def config(self, number: int) -> Config:
+        """The configuration by which a version is sampled. NotFoundError where there is none, or its weights are gone."""
+        return await self._config(await self._version(number))
+
+    async def _config(self, version: ModelVersion) -> Config:
+        run = await find_run(self._store, version.run_id)
+        trained = policy_configs(recorded_config(run))
+        own = trained.get(version.policy) or next(iter(trained.values()))
+        folder = await version_folder(version, self._runs)
+        return served_config(own, self._file, folder, version.reference)
+
+    async def load(self, number: int) -> None:
+        """Serve a version beside the others; does nothing where it is. ConfigError, EngineError or ModelError where it
+        cannot be."""
+        if number in self._served:
+            return
+        self._served[number] = await self._start(await self._version(number))
+        log.info("serving %s@%d", self._name, number)
+
+    async def _start(self, version: ModelVersion) -> _Served:
+        """Start a version's engine, and tell the gateways where it is."""
+        config = await self._config(version)
+        limits = HangLimits(
+            hang_timeout_s=config.trainer.hang_timeout_s,
+            stall_timeout_s=STALL_TIMES * config.trainer.hang_timeout_s,
+            start_timeout_s=config.trainer.start_timeout_s,
+        )
+        alias = version_alias(self._name, version.number)
+        setup = engine_setup(
+            config,
+            EngineNeeds(),
+            work_dir=self._runs / self._run_id / alias,
+            watchdog=Watchdog(limits),
+            learns=False,
+        )
+        engine = self._make(setup)
+        if not engine.support.serves:
+            raise ConfigError(
+                f"engine.name: {config.engine.name!r} samples only while it trains; name another engine in [engine] of the "
+                "serve file, such as local"
+            )
+        endpoints = (await engine.start())[DEFAULT_POLICY]
+        try:
+            tokenizer = await put_tokenizer(self._store, self._run_id, Path(config.model.path))
+            value = policy_value(config, self._name, tokenizer, endpoints, engine.support, config.trainer.seed)
+            value["prompts"] = await self._put_prompts(version)
+            named = Resource(run_id=self._run_id, name=alias, kind="policy", value=value, step=version.number)
+            await self._store.put_resources([named])
+        except BaseException:
+            await engine.close()
+            raise
+        return _Served(engine, asyncio.create_task(engine.watch()))
+
+    async def release(self, number: int) -> None:
+        """Serve a version no longer. The gateways know it first."""
+        served = self._served.pop(number)
+        released = Resource(
+            run_id=self._run_id,
+            name=version_alias(self._name, number),
+            kind="policy",
+            value={"released": True},
+            step=number,
+        )
+        await self._store.put_resources([released])
+        await _close(served)
+        log.info("released %s@%d", self._name, number)
+
+    async def watch(self) -> None:
+        """Never returns; EngineError where a version can be served no longer."""
+        while True:
+            watches = [served.watch for served in self._served.values()]
+            done, _ = await asyncio.wait(watches, timeout=1.0) if watches else (set(), set())
+            for watch in done:
+                if any(served.watch is watch for served in self._served.values()):
+                    watch.result()
+            if not watches:
+                await asyncio.sleep(1.0)
+
+    async def close(self) -> None:
+        """Stop all engines."""
+        await asyncio.gather(*(_close(served) for served in self._served.values()))
+        self._served.clear()
+
+    async def _put_prompts(self, version: ModelVersion) -> dict[str, int]:
+        """Copy the prompt templates that the version goes with to the serving run; their versions there, by name."""
+        pins: dict[str, int] = {}
+        for newest in await self._store.resources(version.run_id):
+            if newest.kind != "prompt_template":
+                continue
+            named = version.prompts.get(newest.name, newest.version)
+            [template] = await self._store.resources(version.run_id, newest.name, version=named)
+            mine = await self._store.resources(self._run_id, newest.name, latest=False)
+            known = next((one for one in mine if one.value == template.value), None)
+            if known is None:
+                copy = Resource(run_id=self._run_id, name=newest.name, kind="prompt_template", value=template.value)
+                [known] = await self._store.put_resources([copy])
+            pins[newest.name] = known.version
+        return pins
+
+    async def _version(self, number: int) -> ModelVersion:
+        return await find_model_version(self._store, f"{self._name}@{number}")
+
+
+async def _close(served: _Served) -> None:
+    served.watch.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):  # what it raised was told by `watch`
+        await served.watch
+    await served.engine.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +225,6 @@ class ServingRun:
         self.run_id = serving.run_id
         self.versions = ServedVersions(store, self.run_id, self._reference.name, self._file, serving.runs)
         self._changed = asyncio.Event()
-        self._dropped: str | None = None
-        """Id of the last session whose records are gone."""
 
     async def run(self) -> None:
         """Serve until cancelled; raises what ends it: ConfigError, NotFoundError, EngineError."""
@@ -96,8 +240,6 @@ class ServingRun:
         await self._reconcile()
         key = f"agl tokens create --role client --run {self.run_id}"
         self._tell(f"serving {self._reference.name}@{number} as run {self.run_id}; a key for it is made by: {key}")
-        for sentence in limits_without_key(self._file.limits, await self._store.tokens(self.run_id), time.time_ns()):
-            self._tell(sentence)
         loops = [self._reconciling(), self._watch_aliases(), self._watch_split(), self._judging(), self._dropping()]
         await together([*loops, self.versions.watch()])
 
@@ -147,18 +289,13 @@ class ServingRun:
             except ConflictError:  # such as a roll-back: what was read is old
                 self._changed.set()
                 return
-        named = {one for one in (split.stable, split.canary) if one is not None}
-        for number in sorted(named):
-            try:
-                await self.versions.load(number)
-            except (ConfigError, NotFoundError) as why:  # a canary that cannot be served gets nobody; the others go on
-                log.warning("%s@%s is not served: %s", self._reference.name, number, why)
         open_on = await self._open_versions()
-        for number in sorted(open_on - self.versions.numbers):  # after a restart
+        named = {one for one in (split.stable, split.canary) if one is not None}
+        for number in sorted((named | open_on) - self.versions.numbers):
             try:
                 await self.versions.load(number)
-            except (ConfigError, NotFoundError) as why:
-                log.warning("sessions on %s@%d end: %s", self._reference.name, number, why)
+            except (ConfigError, NotFoundError) as why:  # a canary gets nobody, and its open sessions end
+                log.warning("%s@%s is not served: %s", self._reference.name, number, why)
         for number in sorted(self.versions.numbers - named - open_on):
             await self.versions.release(number)
 
@@ -235,22 +372,14 @@ class ServingRun:
         """Delete calls and words of sessions that ended long ago."""
         days = self._file.serve.keep_days
         while days is not None:
-            await self._patiently(lambda: self._drop_old(days))
+            await self._patiently(lambda: self._drop_old(time.time_ns() - int(days * 86_400e9)))
             await asyncio.sleep(RETENTION_S)
 
-    async def _drop_old(self, days: float) -> None:
-        before_ns = time.time_ns() - int(days * 86_400e9)
-        query = RolloutQuery(run_id=self.run_id, after=self._dropped)
-        in_order = True
-        async for portion in read_rollouts(self._store, query):
+    async def _drop_old(self, before_ns: int) -> None:
+        async for portion in read_rollouts(self._store, RolloutQuery(run_id=self.run_id)):
             old = [one.id for one in portion if one.finished_ns is not None and one.finished_ns < before_ns]
             for start in range(0, len(old), MAX_DROPPED):
                 await self._store.drop_records(old[start : start + MAX_DROPPED])
-            in_order = in_order and len(old) == len(portion)
-            if in_order:
-                self._dropped = portion[-1].id
-            if portion[0].created_ns > before_ns:
-                return
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """Its result; None, after a pause, where the store is away or what was asked for cannot be done now."""

@@ -3,7 +3,6 @@ version's own run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from agentlightning.config.file import read_toml
 from agentlightning.config.limits import LimitsConfig, check_limits
 from agentlightning.config.run import Config, parse_config, parse_settings, run_record
 from agentlightning.records import JSON
-from agentlightning.store.tokens import Token
 from agentlightning.trainer.policies import sampling_table
 
 
@@ -76,18 +74,6 @@ def served_config(trained: Config, file: ServeFile, weights: Path, name: str) ->
         if (value := getattr(file.model, key)) is not None:
             table["model"][key] = value
     return parse_config(table, name)
-
-
-def limits_without_key(limits: LimitsConfig, tokens: Sequence[Token], now_ns: int) -> list[str]:
-    """A sentence for each ``[limits.keys.NAME]`` that limits nobody, since none of a run's tokens is a valid key of that
-    name: it may be made later, or the name is mistyped."""
-    names = {one.name for one in tokens if one.role == "client" and one.ended(now_ns) is None}
-    known = f"keys are {', '.join(sorted(names))}" if names else "there is no key yet"
-    return [
-        f"limits.keys.{name}: limits nobody: no serving key has this name; {known}"
-        for name in limits.keys
-        if name not in names
-    ]
 
 
 def serve_record(config: Config, file: ServeFile, name: str) -> JSON:
