@@ -21,8 +21,9 @@ from gateway_house import SERVER_KEY, House, path
 from server_process import ServerProcess
 
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.access import ApiMiddleware, Authentication, cross_site_reason
+from agentlightning.gateway.access import Authentication, Permissions, cross_site_reason
 from agentlightning.gateway.app import App
+from agentlightning.gateway.store_rpc import StoreRpc
 from agentlightning.records import Finish
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.server_keys import (
@@ -218,7 +219,17 @@ async def small_edge(
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
-    edge = ApiMiddleware(echo, "boot", Authentication(InMemoryLightningStore(), None), largest=100, body_s=body_s)
+    store = InMemoryLightningStore()
+    edge = StoreRpc(
+        store,
+        echo,
+        Permissions(store),
+        Authentication(store, None),
+        boot="boot",
+        after=lambda *_: None,
+        stopping=asyncio.Event(),
+    )
+    edge.max_body_bytes, edge.body_timeout_s = 100, body_s
     transport = httpx.ASGITransport(edge)
     content = send() if send is not None else b"{}"
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:

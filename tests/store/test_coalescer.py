@@ -95,20 +95,6 @@ async def test_draining_waits_for_what_was_submitted() -> None:
     await wire.coalescer.drain()
 
 
-async def test_a_batch_that_hangs_holds_up_the_next_until_it_is_late_only() -> None:
-    wire = Wire(late_s=0.0)
-    wire.open.clear()
-    hanging = asyncio.ensure_future(wire.submit(1))
-    await wire.delivering.wait()
-    wire.delivering.clear()
-    others = [asyncio.ensure_future(wire.submit(number)) for number in (2, 3)]
-    await wire.delivering.wait()
-    assert (wire.batches, hanging.done()) == ([[1], [2, 3]], False)
-    wire.open.set()
-    await asyncio.gather(hanging, *others)
-    assert wire.coalescer.idle
-
-
 async def test_what_is_submitted_while_it_closes_fails_and_what_comes_later_is_delivered() -> None:
     wire = Wire()
     wire.open.clear()

@@ -189,8 +189,8 @@ async def test_requests_that_travel_together_may_not_wait_and_must_be_methods(cl
         ([("wait", "", {"run_id": "r", "timeout_s": 5})], InputError),
         ([("wait", "")], InputError),
     ):
-        response = await client._transport.request("batch", msgspec.msgpack.encode(entries))
-        assert isinstance(response.error, error)
+        with pytest.raises(error):
+            await client._send("batch", msgspec.msgpack.encode(entries))
 
 
 @pytest.mark.parametrize("compress", [True, False])

@@ -15,8 +15,7 @@ from store_samples import a_run, a_worker, appending, claimed, ending, new_id, s
 from agentlightning.errors import StoreError
 from agentlightning.records import Resource
 from agentlightning.store.notifier import Notifier
-from agentlightning.store.redis.address import Address
-from agentlightning.store.redis.connection import MAX_CONNECTIONS, Command, RedisConnection
+from agentlightning.store.redis.connection import MAX_CONNECTIONS, Address, Command, RedisConnection
 from agentlightning.store.redis.store import RedisLightningStore
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

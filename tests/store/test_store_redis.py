@@ -17,7 +17,7 @@ from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.records import Resource
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
-from agentlightning.store.redis.address import Address
+from agentlightning.store.redis.connection import Address
 from agentlightning.store.redis.store import RedisLightningStore
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

@@ -41,8 +41,6 @@ MAX_ATTEMPTS = 16_384
 """Cached attempts, and keys: as many as a server has connections."""
 MAX_READ_STATES = 256
 """States of rollouts per query."""
-LATE_S = 1.0
-"""Seconds after which a slow query no longer holds up the next one."""
 MAX_CACHE_BYTES = 256 * 1024 * 1024
 """Approximate bytes of all conversations; the least recently used attempts are dropped, and read again when needed."""
 
@@ -190,9 +188,7 @@ class AttemptCache:
         self._keys: LRUCache[str, tuple[str, int]] = LRUCache(limit)
         self._attempts = _Attempts(limit)
         self._rewarding: LRUCache[str, bool] = LRUCache(limit)
-        self._states: Coalescer[str, Rollout | None] = Coalescer(
-            self._read_states, max_items=MAX_READ_STATES, late_s=LATE_S
-        )
+        self._states: Coalescer[str, Rollout | None] = Coalescer(self._read_states, max_items=MAX_READ_STATES)
         self._reads: dict[str, object] = {}
         """Reads of states under way, by rollout; one that ended meanwhile is removed."""
 

@@ -32,10 +32,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.config.base import expected
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
-from agentlightning.gateway.access import CALLER, ApiMiddleware, Authentication, Permissions, ServerKeyError, error_body
+from agentlightning.gateway.access import Authentication, Permissions, ServerKeyError, error_body
 from agentlightning.gateway.event_stream import RunEvents, parse_cursor
 from agentlightning.gateway.external_keys import ExternalKeys
-from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc
+from agentlightning.gateway.store_rpc import CALLER, MAX_KEY_CHARS, StoreRpc
 from agentlightning.records import Call, Claim, Mode, Rollout, RolloutState, Run
 from agentlightning.store import wire
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -88,10 +88,9 @@ def create_api(
     stopping = stopping or asyncio.Event()
     callers = authentication or Authentication(store, server_key)
     permissions = Permissions(store, external_keys)
-    methods = [StoreMethod(store, name, permissions, after) for name in wire.METHODS]
-    routes = RoutesOnDemand(lambda: create_routes(store, server_key, permissions, stopping))
-    rpc = StoreRpc(routes, methods, stopping)
-    return ApiMiddleware(rpc, boot or uuid.uuid4().hex, callers)
+    views = RoutesOnDemand(lambda: create_routes(store, server_key, permissions, stopping))
+    boot = boot or uuid.uuid4().hex
+    return StoreRpc(store, views, permissions, callers, boot=boot, after=after, stopping=stopping)
 
 
 class ErrorDetail(BaseModel):

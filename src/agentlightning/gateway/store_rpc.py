@@ -1,44 +1,51 @@
 """The methods of the store over HTTP: one POST each, its arguments by name; msgpack for our client, JSON for others.
 
-An ASGI middleware inside the API's own (middleware.py); other paths go on to FastAPI, whose routes describe the methods and
-serve people. Workers call methods thousands of times a second, so they are served here in bare ASGI: a body is unpacked,
-checked against the method's signature in one pass, allowed (roles.py) and executed for the request that its key names
-(store/audit.py): once. Knows nothing of how a store works.
+Bare ASGI, since workers call methods thousands of times a second. Every request to /api passes here: its caller must be known
+(authentication.py) and, on a server without a key, no web page; its body is bounded in size and time. A method is decoded in
+one pass, allowed (roles.py) and executed once for the request that its key names (store/audit.py); other paths go on to
+FastAPI (rest.py). Bugs are answered without a traceback, which goes to the log. Knows nothing of how a store works.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
+import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import orjson
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentlightning.config.base import Table, parse_settings
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.limits import LimitsConfig
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
-from agentlightning.gateway.access import CALLER, MAX_BODY_BYTES, Caller, Permissions, error_body
-from agentlightning.gateway.asgi_response import STOPPING, disconnected
+from agentlightning.gateway.access import Authentication, Caller, Permissions, cross_site_reason, error_body
+from agentlightning.gateway.asgi_response import AWAY, STOPPING, disconnected, read_body, too_large
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import Metric
 from agentlightning.store import wire
 from agentlightning.store.audit import acting_as, requested
 from agentlightning.store.base import LightningStore
-from agentlightning.store.http_transport import BATCH, KEY_HEADER, MIN_COMPRESSED_BYTES, compressed, decompressed
+
+log = logging.getLogger(__name__)
 
 MSGPACK = wire.CONTENT_TYPE.encode()
-
+KEY_HEADER = wire.KEY_HEADER.encode()
 MAX_KEY_CHARS = 128
+MAX_BODY_BYTES = 256 * 1024 * 1024
+"""Bytes of one request: batches of rollouts and of calls are larger than anything that an agent sends."""
+BODY_TIMEOUT_S = 120.0
+"""Timeout for receiving a body."""
+CALLER = "agentlightning.caller"
+"""Entry of the scope that says who asks, a `Caller`."""
 
-RESOURCE_SETTINGS: Mapping[str, type[Table]] = {
-    "external": ExternalModelConfig,
-    "limits": LimitsConfig,
-}
+RESOURCE_SETTINGS: Mapping[str, type[Table]] = {"external": ExternalModelConfig, "limits": LimitsConfig}
 """By kind of resource, the settings that it holds. They are checked before they are stored: the stores know no settings, and
 JSON of theirs has no NaN, so that a bound or a price of NaN would be read as none."""
 
@@ -48,91 +55,104 @@ After = Callable[[str, dict[str, Any], Any], None]
 """Called with a method that was executed: its name, arguments and result."""
 
 
-class RpcResponse(NamedTuple):
-    """The response to a request."""
-
-    status: int
-    body: bytes
-
-
-class StoreMethod:
-    """One method of an open store."""
-
-    def __init__(self, store: LightningStore, name: str, permissions: Permissions, after: After) -> None:
-        self.name = name
-        self._permissions = permissions
-        self._execute: Callable[..., Coroutine[Any, Any, Any]] = getattr(store, name)
-        self._after = after
-
-    async def execute(self, body: bytes | msgspec.Raw, binary: bool, caller: Caller) -> RpcResponse:
-        """The response to a request with this body; an error of ours is one too, and always JSON."""
-        try:
-            given = wire.decode_arguments(self.name, body, as_json=not binary)
-            given = await self._permissions.check(caller, self.name, given)
-            for resource in given["resources"] if self.name == "put_resources" else ():
-                if resource.kind in RESOURCE_SETTINGS:
-                    where = f"external.{resource.name}" if resource.kind == "external" else resource.kind
-                    parse_settings(RESOURCE_SETTINGS[resource.kind], resource.value, where, ".")
-            with acting_as(caller.actor):
-                result = await self._execute(**given)
-            self._after(self.name, given, result)
-            return RpcResponse(200, wire.encode_result(self.name, result) if binary else _as_json(self.name, result))
-        except AgentLightningError as error:
-            return RpcResponse(error.http_status, error_body(type(error), str(error)))
-
-
 class StoreRpc:
-    """The middleware."""
+    """The API of an open store; `views` serves what is no method. Long polls end when `stopping` is set."""
+
+    max_body_bytes = MAX_BODY_BYTES
+    body_timeout_s = BODY_TIMEOUT_S
 
     def __init__(
         self,
-        app: ASGIApp,
-        methods: Sequence[StoreMethod],
+        store: LightningStore,
+        views: ASGIApp,
+        permissions: Permissions,
+        authentication: Authentication,
+        *,
+        boot: str,
+        after: After,
         stopping: asyncio.Event,
     ) -> None:
-        """Long polls end when `stopping` is set."""
-        self._app = app
+        self._methods: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
+            name: getattr(store, name) for name in wire.METHODS
+        }
+        self._views = views
+        self._permissions = permissions
+        self._authentication = authentication
+        self._boot = (wire.BOOT_HEADER.encode(), boot.encode())
+        self._after = after
         self._stopping = stopping
-        self._methods = {method.name: method for method in methods}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection's event, by ASGI."""
-        name = ""
-        if scope["type"] == "http" and scope["method"] == "POST":
-            name = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/")
-        method = self._methods.get(name)
-        if method is None and name != BATCH:
-            await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._views(scope, receive, send)
             return
+        response = _Response(send, self._boot)
+        try:
+            await self._serve(scope, receive, response)
+        except AgentLightningError as refusal:
+            log.info("%s %s refused: %s", scope["method"], scope["path"], refusal)
+            if response.started:
+                raise
+            await response.error(refusal.http_status, type(refusal), str(refusal))
+        except ApiError as refusal:
+            await response.error(refusal.status, InputError, refusal.message)
+        except Exception as error:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            if response.started:
+                raise
+            said = f"internal error ({type(error).__name__}); the server's log has more"
+            await response.error(500, AgentLightningError, said)
+
+    async def _serve(self, scope: Scope, receive: Receive, response: _Response) -> None:
         headers = dict(scope["headers"])
+        if self._authentication.server_key is None and (why := cross_site_reason(scope["method"], scope["headers"])):
+            raise _CrossSiteError(why)
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length[:20]) > self.max_body_bytes:
+            raise too_large(self.max_body_bytes)
+        caller = await self._authentication.caller(scope["headers"])
+        body = await read_body(receive, self.max_body_bytes, self.body_timeout_s)
+        name = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/")
+        if scope["method"] != "POST" or (name not in self._methods and name != wire.BATCH):
+            await self._views({**scope, CALLER: caller}, _replayed(body, receive), response.send)
+            return
+        body = await _plain(body, headers.get(b"content-encoding", b"identity"))
         binary = headers.get(b"content-type") == MSGPACK
-        body = await _plain((await receive())["body"], headers.get(b"content-encoding", b"identity"))
-        if method is None:
-            status, content = await self._respond_to_all(body, scope[CALLER])
+        if name == wire.BATCH:
+            status, content = 200, await self._respond_to_all(body, caller)
         else:
-            key = headers.get(KEY_HEADER.encode(), b"").decode("latin-1")
-            responding = self._respond(method, body, key, binary, scope[CALLER])
-            status, content = await (self._poll(receive, responding) if name in LONG_POLLS else responding)
+            work = self._respond(name, body, headers.get(KEY_HEADER, b"").decode("latin-1"), binary, caller)
+            status, content = await (self._poll(receive, work) if name in LONG_POLLS else work)
         sent = [(b"content-type", MSGPACK if binary and status == 200 else b"application/json")]
-        if len(content) >= MIN_COMPRESSED_BYTES and b"gzip" in headers.get(b"accept-encoding", b""):
-            content = await compressed(content)
+        if len(content) >= wire.MIN_COMPRESSED_BYTES and b"gzip" in headers.get(b"accept-encoding", b""):
+            content = await asyncio.to_thread(gzip.compress, content, 1)
             sent.append((b"content-encoding", b"gzip"))
-        sent.append((b"content-length", str(len(content)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": sent})
-        await send({"type": "http.response.body", "body": content})
+        await response.whole(status, content, sent)
 
     async def _respond(
-        self, method: StoreMethod, body: bytes | msgspec.Raw, key: str, binary: bool, caller: Caller
-    ) -> RpcResponse:
-        if not key:
-            return await method.execute(body, binary, caller)
+        self, name: str, body: bytes | msgspec.Raw, key: str, binary: bool, caller: Caller
+    ) -> tuple[int, bytes]:
+        """Status and content of the response to one method; an error of ours is one too, and always JSON."""
         if len(key) > MAX_KEY_CHARS:
-            raise InputError(f"{KEY_HEADER}: expected at most {MAX_KEY_CHARS} characters")
-        # Of the caller, too: an answer is nobody else's, whoever learns the name of the request.
-        with requested(f"{caller.token_id} {method.name} {key}", bytes(body)):
-            return await method.execute(body, binary, caller)
+            raise InputError(f"{wire.KEY_HEADER}: expected at most {MAX_KEY_CHARS} characters")
+        try:
+            given = wire.decode_arguments(name, body, as_json=not binary)
+            if caller.role != "admin" or name == "put_resources":
+                given = await self._permissions.check(caller, name, given)
+            for resource in given["resources"] if name == "put_resources" else ():
+                if resource.kind in RESOURCE_SETTINGS:
+                    where = f"external.{resource.name}" if resource.kind == "external" else resource.kind
+                    parse_settings(RESOURCE_SETTINGS[resource.kind], resource.value, where, ".")
+            # Of the caller, too: an answer is nobody else's, whoever learns the name of the request.
+            with acting_as(caller.actor), requested(key and f"{caller.token_id} {name} {key}", bytes(body)):
+                result = await self._methods[name](**given)
+            self._after(name, given, result)
+            return 200, wire.encode_result(name, result) if binary else _as_json(name, result)
+        except AgentLightningError as error:
+            return error.http_status, error_body(type(error), str(error))
 
-    async def _respond_to_all(self, body: bytes, caller: Caller) -> RpcResponse:
+    async def _respond_to_all(self, body: bytes, caller: Caller) -> bytes:
         """Requests that travelled together are executed side by side; each has its own response."""
         entries = wire.decode_entries(body)
         for entry in entries:
@@ -143,11 +163,11 @@ class StoreRpc:
                 if given.get("wait_s") or given.get("timeout_s"):
                     raise InputError(f"{entry.method}: waits, which a request that travels with others may not")
         responses = await asyncio.gather(
-            *[self._respond(self._methods[each.method], each.arguments, each.key, True, caller) for each in entries]
+            *[self._respond(each.method, each.arguments, each.key, True, caller) for each in entries]
         )
-        return RpcResponse(200, wire.encode([wire.EntryResult(*response) for response in responses], BATCH))
+        return wire.encode([wire.EntryResult(*response) for response in responses], wire.BATCH)
 
-    async def _poll(self, receive: Receive, work: Coroutine[Any, Any, RpcResponse]) -> RpcResponse:
+    async def _poll(self, receive: Receive, work: Coroutine[Any, Any, tuple[int, bytes]]) -> tuple[int, bytes]:
         """The result of a long poll, which ends with its caller (else a worker that died could still be given rollouts) and
         with the server."""
         polls = asyncio.ensure_future(work)
@@ -164,15 +184,64 @@ class StoreRpc:
                 unfinished.cancel()
 
 
+class _CrossSiteError(InputError):
+    http_status = 403
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Receives a body that was read already; after it, whether the caller hung up."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return first.pop() if first else await receive()
+
+    return receive_again
+
+
+class _Response:
+    """The answer, with the id of this start of the server."""
+
+    def __init__(self, send: Send, boot: tuple[bytes, bytes]) -> None:
+        self._send = send
+        self._boot = boot
+        self.started = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            message["headers"] = [*message.get("headers", ()), self._boot]
+        await self._send(message)
+
+    async def whole(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        headers += (b"content-length", str(len(body)).encode()), self._boot
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def error(self, status: int, kind: type[AgentLightningError], said: str) -> None:
+        headers = [(b"content-type", b"application/json"), *(AWAY if status == 503 else ())]
+        await self.whole(status, error_body(kind, said), headers)
+
+
 async def _plain(body: bytes, encoding: bytes) -> bytes:
     if encoding == b"identity":
         return body
     if encoding != b"gzip":
         raise ApiError(f"Content-Encoding: expected gzip or none, got {encoding[:80].decode('latin-1')!r}", status=415)
+    return await asyncio.to_thread(_decompressed, body)
+
+
+def _decompressed(body: bytes) -> bytes:
+    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
-        return await decompressed(body, MAX_BODY_BYTES)
-    except StoreError as refused:
-        raise ApiError(str(refused), status=413) from None
+        plain = unpacker.decompress(body, MAX_BODY_BYTES + 1)
+    except zlib.error as error:
+        raise ApiError(f"the compressed body is damaged: {error}", status=413) from None
+    if len(plain) > MAX_BODY_BYTES:
+        raise ApiError(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413)
+    if not unpacker.eof or unpacker.unused_data:
+        raise ApiError("the compressed body is damaged: it does not end where its content does", status=413)
+    return plain
 
 
 def _as_json(method: str, result: Any) -> bytes:

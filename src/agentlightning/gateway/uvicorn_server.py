@@ -1,10 +1,10 @@
-"""Connections: uvicorn as the gateway needs it, with limits on what a client may hold and an end that loses nothing.
+"""UvicornServer: uvicorn with limits on what a client may hold and an end that loses nothing.
 
 Driven by the server process and by AgentLightningServer. uvicorn bounds neither the time nor the size of a request's head,
-closes no connection whose client sends a refused body for ever or never reads its response, refuses requests where there are
-too many connections (health checks, too), and ends what it serves at its own pace: here a client has a deadline for the head
-of its request and for reading, a connection too many replaces one without a request, and a server that is told to end first
-lets the calls in flight finish while it refuses new ones. Knows nothing of routes.
+closes no connection whose client sends a refused body for ever or never reads its response, and refuses requests (health
+checks, too) where there are too many connections. Here a client has a deadline for the head of its request and for reading,
+a connection too many replaces one without a request, and a server that is told to end first lets the calls in flight finish
+while it refuses new ones. Knows nothing of routes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import functools
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentlightning.gateway.app import App
-from agentlightning.gateway.connection_limit import ConnectionLimit, allowed_connections
+from agentlightning.gateway.connection_limit import allowed_connections
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.runtime.children import SERVER_GRACE_S
 
@@ -102,6 +102,55 @@ class UvicornServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class Connection(Protocol):
+    """A client's connection; `abort` closes it at once, whatever the client does."""
+
+    def abort(self) -> None: ...
+
+
+class ConnectionLimit:
+    """The connections of one server, at most `max_connections`.
+
+    A connection costs a file descriptor, and a client that opens thousands must keep nobody out: a new one takes the place of
+    the one that has waited for a request for longest. Those with a request under way, which needs a key, keep their places.
+    Nothing is counted by address, which agents behind one proxy share.
+    """
+
+    def __init__(self, max_connections: int) -> None:
+        self._max = max_connections
+        self._busy: set[Connection] = set()
+        self._waiting: dict[Connection, None] = {}
+        """Without a request under way, the one that has waited for longest first."""
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a new connection, which waits for its first request; False where all have a request under way."""
+        if len(self._busy) + len(self._waiting) >= self._max:
+            oldest = next(iter(self._waiting), None)
+            if oldest is None:
+                return False
+            del self._waiting[oldest]
+            oldest.abort()
+        self._waiting[connection] = None
+        return True
+
+    def begin(self, connection: Connection) -> None:
+        """A request is under way. One that lost its place at this moment does not get it back."""
+        if connection in self._waiting:
+            del self._waiting[connection]
+            self._busy.add(connection)
+
+    def end(self, connection: Connection) -> None:
+        """It waits for a further request."""
+        if connection in self._busy:
+            self._busy.discard(connection)
+            self._waiting[connection] = None
+
+    def remove(self, connection: Connection) -> None:
+        """It is closed."""
+        self._busy.discard(connection)
+        self._waiting.pop(connection, None)
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection, which is closed where its client does not send what it began."""
 
@@ -121,7 +170,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Bytes since its head or the last part of its body: the parser keeps those of a trailer until it has its end."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connected."""
         super().connection_made(transport)
         if not self._limit.admit(self):
             transport.write(FULL)
@@ -139,14 +187,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._close_after(self._head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed."""
         self._limit.remove(self)
         self._keep()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
         if self._head > MAX_HEAD_BYTES:
             self.send_400_response(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")
             return
@@ -162,18 +208,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._close_after(self._head_s)
 
     def on_message_begin(self) -> None:
-        """A head begins, perhaps in the packet that ended the request before: its first byte is counted here then."""
-        if self._head == 0:
-            self._head = 1
+        # Perhaps in the packet that ended the request before: its first byte is counted here then.
+        self._head = self._head or 1
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer: that is none, since it comes when the headers were acted upon, and is left out."""
-        if self._head >= 0:
+        if self._head >= 0:  # else a trailer, which comes when the headers were acted upon, and is left out
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head of a request is complete."""
         self._keep()
         self._head, self._framing = -1, 0
         self._limit.begin(self)
@@ -183,18 +226,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.cycle.transport = cast(asyncio.Transport, _ResponseWriter(self.transport, self.loop))
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body came."""
         self._framing = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request is complete; the next byte begins another one."""
+        """The next byte begins another request."""
         self._keep()
         self._head = self._framing = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """An answer is complete. A client whose body was refused may send the rest, but not for ever."""
+        """A client whose body was refused may send the rest, but not for ever."""
         if self._head < 0:
             self._close_after(self._head_s)
         super().on_response_complete()
@@ -208,7 +250,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._unread = self.loop.call_later(self._write_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It has read."""
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
@@ -221,17 +262,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _close_after(self, seconds: float) -> None:
         self._keep()
-        self._deadline = self.loop.call_later(seconds, self._close)
+        self._deadline = self.loop.call_later(seconds, self.transport.close)
 
     def _keep(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-    def _close(self) -> None:
-        transport: Any = self.transport
-        if not transport.is_closing():
-            transport.close()
 
 
 class _ResponseWriter:

@@ -135,8 +135,8 @@ _request: ContextVar[Request | None] = ContextVar("request", default=None)
 
 @contextmanager
 def requested(name: str, body: bytes) -> Iterator[None]:
-    """Around the call of a store's method: it is done for this request."""
-    previous = _request.set(Request(name, hashlib.sha256(body).digest()[:16]))
+    """Around the call of a store's method: it is done for this request; for none if it has no name."""
+    previous = _request.set(Request(name, hashlib.sha256(body).digest()[:16]) if name else _request.get())
     try:
         yield
     finally:

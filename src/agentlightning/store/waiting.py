@@ -216,6 +216,8 @@ class WaitingStore(LightningStore):
         self, topic: str, run_id: str, look: Callable[[], Awaitable[R]], wait_s: float, goal: int = 0
     ) -> R:
         """Returns what `look` finds, as soon as it finds something, or after `wait_s` seconds; it looks when notified."""
+        if wait_s <= 0:
+            return await look()
         deadline = time.monotonic() + wait_s
         with self._notifier.subscribe((topic, run_id), goal) as subscription:
             found = await look()

@@ -22,6 +22,14 @@ from agentlightning.store import codec
 from agentlightning.store.base import LightningStore
 
 CONTENT_TYPE = "application/msgpack"
+BATCH = "batch"
+"""The route that takes several requests as a list of `Entry`, and answers with a list of `EntryResult`."""
+BOOT_HEADER = "x-agl-boot"
+KEY_HEADER = "idempotency-key"
+ACTOR_HEADER = "x-agl-actor"
+"""Names, to the server that has the store, whom a further server acts for, as an `Actor` in JSON."""
+MIN_COMPRESSED_BYTES = 4096
+"""Smaller bodies are not compressed: that saves no packet worth having."""
 
 MAX_WAIT_S = 86_400.0
 """Seconds that a method may be asked to wait, or a lease to last."""
@@ -75,7 +83,7 @@ def decode_arguments(method: str, body: bytes | memoryview, as_json: bool = Fals
         raise InputError("body: expected less nesting") from None
     except msgspec.DecodeError as error:
         raise InputError(sentence(str(error))) from None
-    arguments = {name: getattr(given, name) for name in given.__struct_fields__}
+    arguments = msgspec.structs.asdict(given)
     for name, value in arguments.items():
         if value != value:  # NaN is neither below a bound nor above it
             raise InputError(f"{name}: expected a number of seconds, got {value}")
@@ -169,5 +177,6 @@ def _plain(value: Any) -> Any:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+SECRET = msgspec.json.Decoder(dict[str, bytes])
 _ENTRIES = msgspec.msgpack.Decoder(list[Entry])
 _RESULTS = msgspec.msgpack.Decoder(list[EntryResult])

@@ -1,39 +1,26 @@
 """Records as they are kept in Redis: JSON of what scripts and people may look at, MessagePack of calls, spans and credit.
 
-Pure functions, driven by reads.py and writes.py. A rollout is a hash: ``new`` is the rollout as it was enqueued and never
+Pure functions, driven by reads.py and store.py. A rollout is a hash: ``new`` is the rollout as it was enqueued and never
 changes, ``now`` the fields that do, ``place`` its position among the finished, ``consumed`` the step that consumed it and
 the outcome, ``summary`` what lists show of it once it has finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
 
 import msgspec
 import orjson
 
 from agentlightning.errors import InputError
-from agentlightning.records import (
-    Attempt,
-    Call,
-    CallCredit,
-    Checkpoint,
-    Consumed,
-    Metric,
-    Resource,
-    Reward,
-    Rollout,
-    Run,
-    Span,
-    Step,
-    WorkerStatus,
-)
+from agentlightning.records import Attempt, Call, Metric, Rollout
 from agentlightning.store import codec
-from agentlightning.store.audit import AuditEntry
 from agentlightning.store.summaries import RolloutSummary, failure_of, task_key, title_of
-from agentlightning.store.tokens import Token
+
+T = TypeVar("T")
 
 ROLLOUT = ("new", "now", "place", "consumed")
 """Fields of a rollout's hash, as they are read."""
@@ -42,10 +29,6 @@ CHANGING = (
     "prompts",
 )
 MAX_INT = 2**63
-
-_ROLLOUT = msgspec.json.Decoder(Rollout)
-_RESOURCE, _REWARD = msgspec.json.Decoder(Resource), msgspec.json.Decoder(Reward)
-_CONSUMED = msgspec.json.Decoder(list[Consumed])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +49,23 @@ class CallTotals(msgspec.Struct, array_like=True):
     finished_ns: int
 
 
-def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Names and values of a hash."""
-    for position in range(0, len(flat), 2):
-        yield flat[position].decode(), flat[position + 1]
+@functools.cache
+def _decoder(kind: Hashable) -> Callable[[bytes], Any]:
+    return msgspec.json.Decoder(kind).decode
+
+
+def read(kind: type[T], row: bytes) -> T:
+    """The record, or list of records, that `dump` wrote."""
+    found: T = _decoder(cast(Hashable, kind))(row)
+    return found
 
 
 def dump(value: Any, name: str) -> bytes:
-    """JSON; InputError that names the field where the value is not JSON."""
+    """JSON; InputError that names the field where the value is not JSON, or has integers that no database would hold."""
+    if is_dataclass(value):
+        for field in fields(value):
+            if type(number := getattr(value, field.name)) is int:
+                whole(number)
     return codec.dump(value, name).encode()
 
 
@@ -96,19 +88,14 @@ def packed(row: Iterable[Any]) -> bytes:
         raise InputError(f"expected text of whole characters and numbers: {error}") from None
 
 
-# --- runs and rollouts ------------------------------------------------------------------------------------------------
+def unpacked(records: codec.RecordCodec[T], row: bytes) -> T:
+    """The record of a packed row."""
+    return records.of_row(msgspec.msgpack.decode(row))
 
 
-def read_run(run_id: str, flat: Sequence[bytes], summary: Sequence[bytes]) -> Run:
-    known = {name: value.decode() for name, value in pairs(flat)}
-    merged = {name: orjson.loads(value) for name, value in pairs(summary)}
-    return codec.RUNS.of_texts(known, id=run_id, config=orjson.loads(known["config"]), summary=merged)
-
-
-def new_rollout(rollout: Rollout) -> bytes:
-    for name in ("replica", "step", "priority"):
-        whole(getattr(rollout, name))
-    return dump(rollout, "task")
+def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Names and values of a hash."""
+    return ((name.decode(), value) for name, value in zip(flat[::2], flat[1::2], strict=True))
 
 
 def changing(rollout: Rollout) -> bytes:
@@ -126,7 +113,7 @@ def read_rollout(row: Sequence[bytes | None]) -> Stored | None:
         changes["finished_seq"] = int(place)
     if consumed is not None:
         changes["outcome"] = consumed.decode().partition(" ")[2]
-    return Stored(replace(_ROLLOUT.decode(new), **changes), now)
+    return Stored(replace(read(Rollout, new), **changes), now)
 
 
 def new_summary(rollout: Rollout, totals: Sequence[CallTotals]) -> bytes:
@@ -164,21 +151,9 @@ def read_summary(row: Sequence[bytes | None]) -> RolloutSummary | None:
     return replace(_SUMMARY.decode(summary), finished_seq=int(place), outcome=outcome)
 
 
-def read_attempt(rollout_id: str, attempt: int, row: Sequence[bytes]) -> Attempt:
+def read_attempt(row: Sequence[bytes]) -> Attempt:
     """Reads the values of known and expires."""
-    return Attempt(rollout_id=rollout_id, attempt=attempt, lease_expires_ns=int(row[1]), **orjson.loads(row[0]))
-
-
-def worker_row(worker: WorkerStatus, now_ns: int) -> bytes:
-    return dump((worker.host, worker.pid, worker.running, now_ns), "worker")
-
-
-def read_worker(run_id: str, worker_id: str, row: bytes) -> WorkerStatus:
-    host, pid, running, seen_ns = orjson.loads(row)
-    return WorkerStatus(id=worker_id, run_id=run_id, host=host, pid=pid, running=running, seen_ns=seen_ns)
-
-
-# --- the record -------------------------------------------------------------------------------------------------------
+    return replace(read(Attempt, row[0]), lease_expires_ns=int(row[1]))
 
 
 def call_totals(call: Call) -> bytes:
@@ -193,51 +168,6 @@ def call_totals(call: Call) -> bytes:
 read_totals = msgspec.msgpack.Decoder(CallTotals).decode
 
 
-def read_call(row: bytes) -> Call:
-    return codec.CALLS.of_row(msgspec.msgpack.decode(row))
-
-
-def read_span(row: bytes) -> Span:
-    return codec.SPANS.of_row(msgspec.msgpack.decode(row))
-
-
-def read_credit(row: bytes) -> CallCredit:
-    return codec.CREDIT.of_row(msgspec.msgpack.decode(row))
-
-
-def reward_row(place: int, reward: Reward) -> bytes:
-    """With its place among the attempt's, which decides between rewards of one moment."""
-    name = codec.text(reward.name) or ""
-    whole(reward.created_ns)
-    return str(place).encode() + b" " + dump(replace(reward, name=name), "reward")
-
-
-def read_rewards(rows: Iterable[bytes]) -> list[Reward]:
-    """The rewards of an attempt, in the order they were made."""
-    found = []
-    for row in rows:
-        place, _, reward = row.partition(b" ")
-        found.append((int(place), _REWARD.decode(reward)))
-    return [reward for _, reward in sorted(found, key=lambda each: (each[1].created_ns, each[0]))]
-
-
-# --- what belongs to a run --------------------------------------------------------------------------------------------
-
-
-def resource_row(resource: Resource) -> bytes:
-    for number in (resource.step, resource.parent or 0, resource.created_ns):
-        whole(number)
-    return dump(resource, "value")
-
-
-read_resource = _RESOURCE.decode
-
-
-def metric_row(metric: Metric) -> bytes:
-    whole(metric.step)
-    return dump(metric, "metric")
-
-
 def read_metrics(first: int, rows: Sequence[bytes], undone: Sequence[bytes]) -> list[Metric]:
     """Metrics whose places begin with `first`. `undone`: of each time that steps were undone, the last step kept and the
     number of metrics until then."""
@@ -249,25 +179,3 @@ def read_metrics(first: int, rows: Sequence[bytes], undone: Sequence[bytes]) -> 
         value = float("nan") if known["value"] is None else float(known["value"])
         found.append(Metric(**{**known, "value": value, "seq": seq, "abandoned": abandoned}))
     return found
-
-
-def read_step(run_id: str, step: int, row: bytes, consumed: bytes) -> Step:
-    state, version, created_ns = orjson.loads(row)
-    listed = _CONSUMED.decode(consumed)
-    return Step(run_id=run_id, step=step, state=state, consumed=listed, version=version, created_ns=created_ns)
-
-
-def step_row(step: Step) -> bytes:
-    whole(step.version or 0)
-    return orjson.dumps((step.state, step.version, step.created_ns))
-
-
-read_checkpoint = msgspec.json.Decoder(Checkpoint).decode
-read_token = msgspec.json.Decoder(Token).decode
-
-
-def read_entry(seq: int, row: bytes) -> AuditEntry:
-    created_ns, actor, action, subject, run_id, detail = orjson.loads(row)
-    return AuditEntry(
-        seq=seq, created_ns=created_ns, actor=actor, action=action, subject=subject, run_id=run_id, detail=detail
-    )

@@ -1,8 +1,9 @@
-"""The connections to a Redis server: redis-py's pool for commands and their replies, its pub/sub for what others wrote.
+"""The Redis server of a store: its URL, the connections to it, and its failures in plain words.
 
-Driven by the Redis store and its writer. An outage is waited out, and so is a server that becomes a replica, reads its file
-or runs somebody's script: whatever is asked is asked again until the address's patience ends, so what is sent must bear
-being sent twice. All work happens in the event loop that opened the connection; callers in others are served from there.
+``redis://[user:password@]host[:port][/number]?prefix=NAME``, or rediss:// for TLS. An outage is waited out, and so is a
+server that becomes a replica, reads its file or runs somebody's script: what is asked is asked again until the address's
+patience ends, so it must bear being sent twice. All work happens in the event loop that opened the connection; callers in
+others are served from there.
 """
 
 from __future__ import annotations
@@ -10,29 +11,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 import secrets
-import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-import msgspec
 from redis import exceptions
 from redis.asyncio.client import PubSub
 from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection
 from redis.asyncio.retry import Retry
-from redis.backoff import ConstantBackoff, DecorrelatedJitterBackoff, NoBackoff
+from redis.backoff import NoBackoff
 
-from agentlightning.errors import StoreError
+from agentlightning.errors import ConfigError, StoreError
 from agentlightning.runtime.background import BackgroundTasks
+from agentlightning.runtime.backoff import Backoff
 from agentlightning.store.notifier import Notifier
-from agentlightning.store.redis.address import CONNECT_TIMEOUT_S, Address
+from agentlightning.store.urls import seconds_in_url
 
 R = TypeVar("R")
 
 Command = tuple[str | bytes | int, ...]
 Reply = Any
 
+CONNECT_TIMEOUT_S = 5.0
+MAX_OUTAGE_S = 75.0
+"""Seconds that an outage may last before callers get an error: a minute, and the time it takes to notice."""
 MAX_CONNECTIONS = 8
 """Most that ask at a time; one more listens."""
 REPLY_TIMEOUT_S = 15.0
@@ -48,13 +54,116 @@ OPEN_TIMEOUT_S = 3.0
 MIN_VERSION = (7, 0)
 SCHEMA_VERSION = 1
 
+CERTIFICATES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+ACCEPTED = {"appendonly": ("off",), "appendfsync": ("everysec", "no")}
+"""Settings of the server that a user may accept in the URL though they can lose data."""
+OPTIONS = ("prefix", *ACCEPTED, "patience", *CERTIFICATES)
+
 _NOT_NOW = (exceptions.ReadOnlyError, exceptions.MasterDownError)
 _ANY: tuple[Any, ...] = (exceptions.RedisError, OSError)
 _LOST: tuple[Any, ...] = (exceptions.ConnectionError, exceptions.TimeoutError, OSError, *_NOT_NOW)
 
-
 _SCRIPT = resources.files(__package__).joinpath("apply.lua").read_text()
 _SCRIPT_SHA = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
+
+_REFUSED = "the server refuses this user and password; correct them in the URL: redis://USER:PASSWORD@HOST"
+_REPLICA = "the server is a read-only replica; give the URL of its primary"
+_SENTENCES = {
+    "WRONGPASS": _REFUSED,
+    "NOAUTH": _REFUSED,
+    "invalid username-password": _REFUSED,
+    "MISCONF": "the server cannot write to its disk; free some space there and go on: what was acknowledged is kept",
+    "maxmemory": "the server's memory is full; raise its maxmemory or delete runs: what was acknowledged is kept",
+    "READONLY": _REPLICA,
+    "read only replica": _REPLICA,
+    "MASTERDOWN": "the server is a replica that has lost its primary; give the URL of the primary, or start that",
+    "is busy running a script": "the server is busy with a script of somebody else; end that: redis-cli script kill",
+    "DB index": "the server has no database of this number; correct the number after the host",
+    "max number of clients": "the server has as many clients as it may; raise its maxclients",
+    "LOADING": "the server is still reading its data; try again when it has",
+    "loading the dataset": "the server is still reading its data; try again when it has",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A store's URL in parts."""
+
+    host: str
+    port: int
+    database: int
+    user: str | None
+    password: str | None
+    certificates: dict[str, str] | None
+    """None where the connection is not encrypted."""
+    prefix: str
+    accepted: dict[str, str]
+    """Values of ACCEPTED."""
+    patience_s: float
+
+    @staticmethod
+    def at(url: str) -> Address:
+        """Parses a redis:// or rediss:// URL; ConfigError otherwise."""
+        parts = urlsplit(url)
+        said = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if unknown := sorted(set(said) - set(OPTIONS)):
+            raise ConfigError(f"store: unknown in a Redis URL: {', '.join(unknown)}; known are {', '.join(OPTIONS)}")
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+            raise ConfigError("store: expected redis://[user:password@]host[:port][/number], or rediss:// for TLS")
+        try:
+            port = parts.port or 6379
+        except ValueError as error:
+            raise ConfigError(f"store: port: expected a number in a Redis URL: {error}") from None
+        prefix, number = said.get("prefix", "default"), parts.path.strip("/") or "0"
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", prefix):
+            raise ConfigError(f"store: prefix: expected letters, digits, '.', '_' and '-', got {prefix!r}")
+        if not re.fullmatch(r"[0-9]+", number):
+            raise ConfigError(f"store: the database after the host: expected a number in a Redis URL, got {number!r}")
+        certificates = {name: said[name] for name in CERTIFICATES if name in said}
+        if certificates and parts.scheme == "redis":
+            raise ConfigError(f"store: {min(certificates)} is of no use without TLS: write rediss://")
+        accepted = {name: said[name] for name in ACCEPTED if name in said}
+        for name, value in accepted.items():
+            if value not in ACCEPTED[name]:
+                wanted = " or ".join(ACCEPTED[name])
+                raise ConfigError(f"store: {name}: expected {wanted} in a Redis URL, got {value!r}")
+        return Address(
+            host=parts.hostname,
+            port=port,
+            database=int(number),
+            user=unquote(parts.username) if parts.username else None,
+            password=unquote(parts.password) if parts.password else None,
+            certificates=certificates if parts.scheme == "rediss" else None,
+            prefix=prefix,
+            accepted=accepted,
+            patience_s=seconds_in_url("patience", said.get("patience", MAX_OUTAGE_S)),
+        )
+
+    @property
+    def name(self) -> str:
+        """Its name in sentences: without the password."""
+        scheme = "redis" if self.certificates is None else "rediss"
+        return f"{scheme}://{self.host}:{self.port}/{self.database} ({self.prefix})"
+
+    @property
+    def tag(self) -> str:
+        """The beginning of every key."""
+        return "{agl:" + self.prefix + "}"
+
+    def explain(self, error: Exception) -> StoreError:
+        """The sentence for a failure, with where and what to do."""
+        said = str(error)
+        if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)):
+            return StoreError(f"{self.name}: {_REFUSED}")
+        for symptom, sentence in _SENTENCES.items():
+            if symptom in said:
+                return StoreError(f"{self.name}: {sentence}")
+        if isinstance(error, exceptions.NoPermissionError):
+            return StoreError(f"{self.name}: the user of the URL may not do what a store does; allow it: {said}")
+        if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError)):
+            reason = said or type(error).__name__
+            return StoreError(f"{self.name}: the server cannot be reached; start it, or correct the URL: {reason}")
+        return StoreError(f"{self.name}: the server failed: {said}")
 
 
 class RedisConnection:
@@ -64,7 +173,22 @@ class RedisConnection:
         self.address = address
         self._notifier = notifier
         self._home: asyncio.AbstractEventLoop | None = None
-        self._pool = self._new_pool()
+        certificates: dict[str, Any] = dict(address.certificates or {})
+        self._pool = BlockingConnectionPool(
+            MAX_CONNECTIONS + 1,
+            timeout=None,
+            connection_class=Connection if address.certificates is None else SSLConnection,
+            host=address.host,
+            port=address.port,
+            db=address.database,
+            username=address.user,
+            password=address.password,
+            **certificates,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=None,  # with one, redis-py would send by wait_for(), which loses cancellations
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+        )
         self._listener: asyncio.Task[None] | None = None
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._closing = False
@@ -75,12 +199,15 @@ class RedisConnection:
         await self.ask([("PING",)], patience_s=min(self.address.patience_s, OPEN_TIMEOUT_S))
 
     def listen(self, background: BackgroundTasks) -> None:
-        forever = Retry(ConstantBackoff(LISTEN_PAUSE_S), -1, _ANY)
+        """Notify those who wait of what others publish, from now on."""
 
-        async def again(_: Exception) -> None:
-            """Whoever asks is told what is wrong; this only comes back."""
+        async def listen_for_ever() -> None:
+            while True:
+                with contextlib.suppress(*_ANY):  # whoever asks is told what is wrong; this only comes back
+                    await self._listen()
+                await asyncio.sleep(LISTEN_PAUSE_S)
 
-        self._listener = background.start("redis listener", lambda: forever.call_with_retry(self._listen, again))
+        self._listener = background.start("redis listener", listen_for_ever)
 
     def hasten(self) -> None:
         """Wait for no server any longer: who owns the store wants to close it."""
@@ -101,38 +228,35 @@ class RedisConnection:
             raise StoreError(f"{self.address.name}: the event loop that opened the store has ended; open it again")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._home))
 
-    async def query(self, commands: Sequence[Command], at_once: bool = False) -> list[Reply]:
-        """Replies to plain commands on keys, which are named without the tag; `at_once`: all of one moment."""
+    async def query(self, commands: Sequence[Command]) -> list[Reply]:
+        """Replies to plain commands, all of one moment. Keys come second, and are named without the tag."""
         if not commands:
             return []
-        if at_once:
-            words = [[each if isinstance(each, str) else str(each) for each in command] for command in commands]
-            replies = await self.at_home(lambda: self._script(msgspec.msgpack.encode(words), "read"))
-            return list(replies)
-        return self._replies(await self.at_home(lambda: self.ask(self._tagged(commands))))
+        tagged = [(name, f"{self.address.tag}:{key!s}", *rest) for name, key, *rest in commands]
+        return await self.at_home(lambda: self._query(tagged))
 
     async def query_at(self, commands: Sequence[Command], now_ns: Callable[[], int] | None) -> tuple[int, list[Reply]]:
-        """The time, by this clock or the server's, and replies to commands on keys."""
+        """The time, by this clock or the server's, and replies to commands."""
         if now_ns is not None:
             return now_ns(), await self.query(commands)
-        asked: list[Command] = [("TIME",), *self._tagged(commands)]
-        (second, microsecond), *replies = self._replies(await self.at_home(lambda: self.ask(asked)))
+        tagged = [(name, f"{self.address.tag}:{key!s}", *rest) for name, key, *rest in commands]
+        (second, microsecond), *replies = await self.at_home(lambda: self._query([("TIME",), *tagged]))
         return int(second) * 10**9 + int(microsecond) * 1000, replies
 
     async def apply(self, transactions: bytes) -> list[Reply]:
         """The replies of the script to transactions."""
-        return list(await self._script(transactions, "write"))
-
-    async def _script(self, words: bytes, mode: str) -> Reply:
-        asked = ("EVALSHA", _SCRIPT_SHA, 1, self.address.tag, words, mode)
+        asked = ("EVALSHA", _SCRIPT_SHA, 1, self.address.tag, transactions)
         [reply] = await self.ask([asked])
         if isinstance(reply, exceptions.NoScriptError):  # a server that was started since has none
             await self.ask([("SCRIPT", "LOAD", _SCRIPT)])
             [reply] = await self.ask([asked])
-        return self._replies([reply])[0]
+        return list(self._replies([reply])[0])
 
-    def _tagged(self, commands: Sequence[Command]) -> list[Command]:
-        return [(name, f"{self.address.tag}:{key!s}", *rest) for name, key, *rest in commands]
+    async def _query(self, commands: Sequence[Command]) -> list[Reply]:
+        if len(commands) == 1:
+            return self._replies(await self.ask(commands))
+        *_, replies = self._replies(await self.ask([("MULTI",), *commands, ("EXEC",)]))
+        return self._replies(replies)
 
     def _replies(self, replies: list[Reply]) -> list[Reply]:
         if error := next((reply for reply in replies if isinstance(reply, Exception)), None):
@@ -142,24 +266,18 @@ class RedisConnection:
     async def ask(self, commands: Sequence[Command], patience_s: float | None = None) -> list[Reply]:
         """Send commands and read a reply to each. Errors that the server replies are replies; lost connections, and that it
         cannot do it now, are not."""
-
-        deadline = time.monotonic() + (self.address.patience_s if patience_s is None else patience_s)
-
-        async def recover(error: Exception) -> None:
-            nonlocal deadline
-            if isinstance(error, exceptions.BusyLoadingError):  # it reads its file: that takes as long as it takes
-                deadline = time.monotonic() + self.address.patience_s
-            over = self._closing or time.monotonic() >= deadline
-            if over or isinstance(error, exceptions.AuthenticationError):
-                raise error
-            # Connections that were made before something was lost are lost too.
-            await _disconnect(self._pool, in_use=False)
-
-        retry = Retry(DecorrelatedJitterBackoff(MAX_PAUSE_S, MIN_PAUSE_S), -1, _LOST)
-        try:
-            return await retry.call_with_retry(lambda: self._ask_once(commands), recover)
-        except _ANY as error:
-            raise self.address.explain(error) from error
+        backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S, self.address.patience_s if patience_s is None else patience_s)
+        while True:
+            try:
+                return await self._ask_once(commands)
+            except _ANY as error:
+                if isinstance(error, exceptions.BusyLoadingError):  # it reads its file: that takes as long as it takes
+                    backoff.reset()
+                final = self._closing or isinstance(error, exceptions.AuthenticationError)
+                if final or not isinstance(error, _LOST) or not await backoff.sleep():
+                    raise self.address.explain(error) from error
+                # Connections that were made before something was lost are lost too.
+                await _disconnect(self._pool, in_use=False)
 
     async def _ask_once(self, commands: Sequence[Command]) -> list[Reply]:
         # With a place there is a connection: the pool's own wait loses a wake-up where who is woken is cancelled.
@@ -173,18 +291,6 @@ class RedisConnection:
         if unable := next((reply for reply in replies if _is_not_now(reply)), None):
             raise unable if isinstance(unable, _NOT_NOW) else exceptions.ConnectionError(str(unable)) from unable
         return replies
-
-    def _new_pool(self) -> BlockingConnectionPool:
-        return BlockingConnectionPool(
-            MAX_CONNECTIONS + 1,
-            timeout=None,
-            connection_class=Connection if self.address.certificates is None else SSLConnection,
-            **self.address.connection_settings(),
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=None,  # with one, redis-py would send by wait_for(), which loses cancellations
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-        )
 
     async def _listen(self) -> None:
         """Until the connection is lost."""
@@ -241,11 +347,13 @@ async def _reply(connection: Connection) -> Reply:
 
 async def check_server(connection: RedisConnection) -> None:
     """StoreError with what to set where the server is too old, or would lose or forget what it acknowledged."""
-    name, accepted = connection.address.name, connection.address.keep
-    known, setting = await connection.ask([("INFO",), ("CONFIG", "GET", "appendfsync")])
-    if isinstance(known, exceptions.ResponseError):
-        raise connection.address.explain(known)
-    facts = _facts(known)
+    name, accepted = connection.address.name, connection.address.accepted
+    info, setting = await connection.ask([("INFO",), ("CONFIG", "GET", "appendfsync")])
+    if isinstance(info, exceptions.ResponseError):
+        raise connection.address.explain(info)
+    facts = {
+        name: value for name, found, value in (line.partition(":") for line in info.decode().splitlines()) if found
+    }
     version = facts.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         raise StoreError(f"{name}: the server is Redis {version}, and a store needs 7.0 or later; upgrade it")
@@ -256,7 +364,7 @@ async def check_server(connection: RedisConnection) -> None:
             f"{name}: the server forgets data when its memory is full (maxmemory-policy {facts['maxmemory_policy']}); "
             "set maxmemory-policy noeviction"
         )
-    if "appendonly=off" in accepted:
+    if "appendonly" in accepted:
         return
     if facts.get("aof_enabled") != "1":
         raise StoreError(
@@ -264,7 +372,7 @@ async def check_server(connection: RedisConnection) -> None:
             "(redis-cli config set appendonly yes), or accept that with ?appendonly=off"
         )
     sync = setting[1].decode() if isinstance(setting, list) and setting else "always"  # hosted servers may not say
-    if sync != "always" and f"appendfsync={sync}" not in accepted:
+    if sync not in ("always", accepted.get("appendfsync")):
         raise StoreError(
             f"{name}: the server acknowledges writes before they are in its file (appendfsync {sync}), so they can be "
             "lost; set appendfsync always (redis-cli config set appendfsync always), or accept that with "
@@ -274,7 +382,6 @@ async def check_server(connection: RedisConnection) -> None:
 
 async def prepare_data(connection: RedisConnection) -> bytes:
     """The signing secret, made now where the store is new; StoreError where the data are of another version."""
-    name = connection.address.name
     *_, version, secret = await connection.query(
         [
             ("HSETNX", "meta", "schema_version", SCHEMA_VERSION),
@@ -285,12 +392,7 @@ async def prepare_data(connection: RedisConnection) -> bytes:
     )
     if int(version) != SCHEMA_VERSION:
         raise StoreError(
-            f"{name}: its schema has version {int(version)}, this program knows {SCHEMA_VERSION}; "
+            f"{connection.address.name}: its schema has version {int(version)}, this program knows {SCHEMA_VERSION}; "
             "install the agentlightning that wrote it, or choose another prefix"
         )
     return bytes.fromhex(secret.decode())
-
-
-def _facts(info: bytes) -> dict[str, str]:
-    lines = [line.partition(":") for line in info.decode().splitlines()]
-    return {name: value for name, found, value in lines if found}

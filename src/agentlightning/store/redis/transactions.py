@@ -1,6 +1,6 @@
 """Transactions on Redis: read, compute in Python, and apply where nothing that was read has changed meanwhile.
 
-Driven by the store's methods in writes.py. Each is a generator that yields commands to read and gets their replies, and that
+Driven by the store's methods in store.py. Each is a generator that yields commands to read and gets their replies, and that
 lists in its `Transaction` what it checked and what it writes. What callers want at the same time goes together: the reads of
 all of them are one round trip each turn, and one script (apply.lua) applies all of it, each transaction wholly or not at
 all. One that met a change is computed again.
@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentlightning.errors import AgentLightningError, InputError, StoreError
-from agentlightning.store.audit import REQUEST_KEPT_S, Request, check_same, current_request
+from agentlightning.store.audit import KEPT_S, Request, check_same, current_request
 from agentlightning.store.coalescer import Coalescer
+from agentlightning.store.codec import portions
 from agentlightning.store.redis.connection import Command, RedisConnection, Reply
 from agentlightning.store.rules import refusal
 
@@ -116,21 +117,17 @@ def peek(*commands: Command) -> Reads[Sequence[Reply]]:
 def together(*ways: Reads[Any]) -> Reads[list[Any]]:
     """The results of several ways of reading: in each turn, what they read goes together."""
     results: list[Any] = [None] * len(ways)
-    replies: list[Sequence[Reply] | None] = [None] * len(ways)
-    going = list(range(len(ways)))
-    while going:
-        asked: list[tuple[int, Sequence[Command]]] = []
-        for place in going:
+    replies: dict[int, Sequence[Reply] | None] = dict.fromkeys(range(len(ways)))
+    while replies:
+        asked: dict[int, Sequence[Command]] = {}
+        for place, given in replies.items():
             try:
-                given = replies[place]
-                asked.append((place, next(ways[place]) if given is None else ways[place].send(given)))
+                asked[place] = next(ways[place]) if given is None else ways[place].send(given)
             except StopIteration as end:
                 results[place] = end.value
-        going = [place for place, _ in asked]
         if asked:
-            in_order = iter((yield [command for _, commands in asked for command in commands]))
-            for place, commands in asked:
-                replies[place] = [next(in_order) for _ in commands]
+            in_order = iter((yield [command for commands in asked.values() for command in commands]))
+        replies = {place: [next(in_order) for _ in commands] for place, commands in asked.items()}
     return results
 
 
@@ -170,11 +167,10 @@ class RedisWriter:
         waiting = list(works)
         while waiting:
             await self._compute(waiting)
-            computed = [work for work in waiting if work.error is None]
-            changed: list[_Work] = []
-            for part in _parts(computed, self._unnamed_s):
-                changed += await self._apply(part)
-            waiting = changed
+            ready = list(_packed_works(waiting, self._unnamed_s))
+            waiting = []
+            for part in portions(ready, lambda work: len(work[1]), MAX_GROUP_BYTES):
+                waiting += await self._apply(part)
         if self.heard is not None:
             self.heard(time.monotonic() - min(work.since for work in works), len(works))
         return [work.result if work.error is None else work.error for work in works]
@@ -205,8 +201,8 @@ class RedisWriter:
 
     async def _apply(self, works: Sequence[tuple[_Work, bytes]]) -> list[_Work]:
         """Apply transactions; returns those that met a change."""
-        packed = b"".join([_array_head(len(works)), *(each for _, each in works)])
-        replies = await self._connection.apply(packed)
+        head = b"\xdd" + len(works).to_bytes(4, "big")  # of an array
+        replies = await self._connection.apply(b"".join([head, *(each for _, each in works)]))
         changed = []
         for (work, _), (status, *about) in zip(works, replies, strict=True):
             if status == b"changed":
@@ -214,8 +210,11 @@ class RedisWriter:
             elif status == b"failed":
                 work.error = self._connection.address.explain(Exception(about[0].decode()))
             elif status == b"known":
+                digest, recorded, outcome = msgspec.msgpack.decode(about[0])
                 try:
-                    work.result = _outcome(work, about[0])
+                    if work.request is not None:
+                        check_same(work.request, digest)
+                    work.result = outcome if recorded else work.result
                 except AgentLightningError as error:
                     work.error = error
         return changed
@@ -234,52 +233,25 @@ def _advance(work: _Work, replies: Sequence[Reply] | None, asking: list[tuple[_W
         work.error = error
 
 
-def _parts(works: Sequence[_Work], unnamed_s: float) -> Iterator[list[tuple[_Work, bytes]]]:
-    """Transactions that write or remember something, packed, in parts of a bounded size."""
-    part: list[tuple[_Work, bytes]] = []
-    size = 0
+def _packed_works(works: Sequence[_Work], unnamed_s: float) -> Iterator[tuple[_Work, bytes]]:
+    """Computed transactions that write or remember something."""
     for work in works:
-        assert work.transaction is not None
-        if not work.transaction.commands and work.transaction.outcome is msgspec.UNSET:
+        transaction = work.transaction
+        assert transaction is not None
+        recorded = transaction.outcome is not msgspec.UNSET
+        if work.error is not None or not (transaction.commands or recorded):
             continue
+        name: str | bool = work.key if work.request is None else work.request.key
+        if not recorded and work.request is None:
+            name = False  # what it does may be done again
+        digest, kept_s = (b"", unnamed_s) if work.request is None else (work.request.digest, KEPT_S)
+        notices = [f"{about} {value}" for about, value in transaction.notices.items()]
         try:
-            packed = _packed(work, work.transaction, unnamed_s)
-        except InputError as error:
-            work.error = error
-            continue
-        if part and size + len(packed) > MAX_GROUP_BYTES:
-            yield part
-            part, size = [], 0
-        part.append((work, packed))
-        size += len(packed)
-    if part:
-        yield part
-
-
-def _packed(work: _Work, transaction: Transaction, unnamed_s: float) -> bytes:
-    name: str | bool = work.key if work.request is None else work.request.key
-    kept_s = int(unnamed_s if work.request is None else REQUEST_KEPT_S)
-    digest = b"" if work.request is None else work.request.digest
-    recorded = transaction.outcome is not msgspec.UNSET
-    if not recorded and work.request is None:
-        name = False  # what it does may be done again
-    notices = [f"{about} {value}" for about, value in transaction.notices.items()]
-    try:
-        outcome = _word(_ENCODER.encode((digest, recorded, transaction.outcome if recorded else None)))
-        return _ENCODER.encode((name, kept_s, outcome, transaction.checks, transaction.commands, notices))
-    except (TypeError, UnicodeEncodeError, OverflowError) as error:
-        raise InputError(f"expected text and numbers: {error}") from None
-
-
-def _outcome(work: _Work, row: bytes) -> Any:
-    digest, recorded, outcome = msgspec.msgpack.decode(row)
-    if work.request is not None:
-        check_same(work.request, digest)
-    return outcome if recorded else work.result
-
-
-def _array_head(count: int) -> bytes:
-    return b"\xdd" + count.to_bytes(4, "big")
+            outcome = _word(_ENCODER.encode((digest, recorded, transaction.outcome if recorded else None)))
+            packed = (name, int(kept_s), outcome, transaction.checks, transaction.commands, notices)
+            yield work, _ENCODER.encode(packed)
+        except (TypeError, UnicodeEncodeError, OverflowError) as error:
+            work.error = InputError(f"expected text and numbers: {error}")
 
 
 def _word(value: Any) -> Any:
