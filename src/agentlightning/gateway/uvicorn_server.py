@@ -111,8 +111,8 @@ class Connection(Protocol):
 class ConnectionLimit:
     """The connections of one server, at most `max_connections`.
 
-    A connection costs a file descriptor, and a client that opens thousands must keep nobody out: a new one takes the place of
-    the one that has waited for a request for longest. Those with a request under way, which needs a key, keep their places.
+    A connection costs a file descriptor, and a client that opens thousands must keep nobody out: a new one takes the place
+    of the one that has waited for a request for longest. Those with a request under way, which needs a key, keep their places.
     Nothing is counted by address, which agents behind one proxy share.
     """
 

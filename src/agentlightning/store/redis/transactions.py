@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentlightning.errors import AgentLightningError, InputError, StoreError
-from agentlightning.store.audit import KEPT_S, Request, check_same, current_request
+from agentlightning.store.audit import REQUEST_KEPT_S, Request, check_same, current_request
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.codec import portions
 from agentlightning.store.redis.connection import Command, RedisConnection, Reply
@@ -244,7 +244,7 @@ def _packed_works(works: Sequence[_Work], unnamed_s: float) -> Iterator[tuple[_W
         name: str | bool = work.key if work.request is None else work.request.key
         if not recorded and work.request is None:
             name = False  # what it does may be done again
-        digest, kept_s = (b"", unnamed_s) if work.request is None else (work.request.digest, KEPT_S)
+        digest, kept_s = (b"", unnamed_s) if work.request is None else (work.request.digest, REQUEST_KEPT_S)
         notices = [f"{about} {value}" for about, value in transaction.notices.items()]
         try:
             outcome = _word(_ENCODER.encode((digest, recorded, transaction.outcome if recorded else None)))
