@@ -20,7 +20,7 @@ import uuid_utils
 import build
 from agentlightning.records import FINAL_STATES, JSON, Attempt, Call, NewRollout, RetryPolicy, Rollout
 from agentlightning.runner.agent import LLM
-from agentlightning.runner.air import AttemptAir, RecordReader
+from agentlightning.runner.air import AttemptAir
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner
 from agentlightning.runner.scoring import FunctionScorer, Scorer
@@ -144,7 +144,7 @@ class Bench:
                 reward=FunctionScorer(reward, threads) if inspect.isroutine(reward) else reward,
                 abandon_s=abandon_s,
                 templates=TemplateReader(self.store),
-                air=None if air is None else AttemptAir(air, RecordReader(self.store), threads),
+                air=None if air is None else AttemptAir(air, self.store, threads),
             )
             worker = Worker(
                 execution,

@@ -15,7 +15,6 @@ from agentlightning.runner.agent_tracing import current_spans
 from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner
-from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -54,7 +53,7 @@ async def test_spans_that_the_store_refuses_at_the_end_of_an_attempt_are_counted
                 reward=None,
                 abandon_s=1.0,
                 templates=TemplateReader(store),
-                span_delivery=SpanDelivery(store, give_up_s=1.0),
+                traced=True,
             )
             finish = await execution.execute(AttemptContext(claim, time.monotonic()))
         execution.connections.close()

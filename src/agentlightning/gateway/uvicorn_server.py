@@ -112,8 +112,8 @@ class ConnectionLimit:
     """The connections of one server, at most `max_connections`.
 
     A connection costs a file descriptor, and a client that opens thousands must keep nobody out: a new one takes the place
-    of the one that has waited for a request for longest. Those with a request under way, which needs a key, keep their places.
-    Nothing is counted by address, which agents behind one proxy share.
+    of the one that has waited for a request for longest. Those with a request under way, which needs a key, keep their
+    places. Nothing is counted by address, which agents behind one proxy share.
     """
 
     def __init__(self, max_connections: int) -> None:

@@ -38,7 +38,6 @@ from agentlightning.runner.guardian import Guardian
 from agentlightning.runner.llm_judge import gateway_judge
 from agentlightning.runner.sandboxes import CommandAgent, StartedRunner, start_runner, store_folders
 from agentlightning.runner.scoring import Scorer, load_scorers
-from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.runner.user_code import load
 from agentlightning.runner.worker import HEARTBEAT_INTERVAL_S, Worker, WorkerOptions
 from agentlightning.runtime.children import OWN_SECRETS, end_with_parent, hide_memory
@@ -117,7 +116,8 @@ async def _work(
             templates=TemplateReader(store),
             abandon_s=options.abandon_s,
             air=air,
-            span_delivery=SpanDelivery(store, options.lease_s) if traced else None,
+            traced=traced,
+            delivery_timeout_s=options.lease_s,
         )
         settings = WorkerOptions(
             run_id=options.run,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,57 +16,23 @@ from typing import Any
 from agentlightning.config.air import AirConfig
 from agentlightning.config.base import parse_settings
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, StoreError
-from agentlightning.records import JSON, Call, Finish, Reward, Span
+from agentlightning.records import JSON, Finish, Reward
 from agentlightning.runner.failure import bounded
 from agentlightning.runner.user_code import load
 from agentlightning.store.base import LightningStore
-from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.scan import find_run
 from agentlightning.tracing.air import Air, air_of
 
 RULES_TIMEOUT_S = 60.0
 """Seconds that rules of the user's own may take over one attempt."""
-MAX_ROLLOUTS_PER_REQUEST = 32
-"""Rollouts in one request: bounds the size of its answer."""
-
-AttemptRecord = tuple[list[Call], list[Span]]
-
-
-class RecordReader:
-    """Reads the records of attempts that have ended, together for those that end at about the same time.
-
-    A request costs the server more than what it asks for: while one is under way, the next gather.
-    """
-
-    def __init__(self, store: LightningStore) -> None:
-        self._store = store
-        self._reads = Coalescer[str, AttemptRecord](self._read, max_items=MAX_ROLLOUTS_PER_REQUEST)
-
-    async def latest(self, rollout_id: str) -> AttemptRecord:
-        """Calls and spans of the rollout's latest attempt, calls in the order they finished. Raises StoreError."""
-        return await self._reads.submit(rollout_id)
-
-    async def _read(self, ids: Sequence[str]) -> Sequence[AttemptRecord]:
-        try:
-            calls, spans = await asyncio.gather(self._store.calls(ids), self._store.spans(ids))
-        except Exception as error:  # whatever it is, an attempt's end waits for the answer
-            raise StoreError(
-                str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
-            ) from error
-        calls_of, spans_of = defaultdict[str, list[Call]](list), defaultdict[str, list[Span]](list)
-        for call in calls:
-            calls_of[call.rollout_id].append(call)
-        for span in spans:
-            spans_of[span.rollout_id].append(span)
-        return [(calls_of[rollout_id], spans_of[rollout_id]) for rollout_id in ids]
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptAir:
-    """The rules of one run, and where they find the record."""
+    """The rules of one run, and the store that has the record."""
 
     air: Air
-    reader: RecordReader
+    store: LightningStore
     threads: Executor
     """A user's own rules are called in it: they must not block the worker's loop."""
 
@@ -90,9 +55,8 @@ class AttemptAir:
 
     async def _earned(self, finish: Finish) -> list[Reward]:
         rollout_id, attempt = finish.lease.rollout_id, finish.lease.attempt
-        read = await self.reader.latest(rollout_id)
-        calls = [call for call in read[0] if call.attempt == attempt]
-        spans = [span for span in read[1] if span.attempt == attempt]
+        calls = await self.store.calls([rollout_id], attempt)
+        spans = [span for span in await self.store.spans([rollout_id]) if span.attempt == attempt]
         if not self.air.own:
             return self.air.rewards(calls, spans)
         judged = asyncio.get_running_loop().run_in_executor(self.threads, self.air.rewards, calls, spans)
@@ -122,4 +86,4 @@ async def air_of_run(run_id: str, store: LightningStore, threads: Executor) -> A
     """
     table: Any = (await find_run(store, run_id)).config.get("air")
     air = load_air(table) if isinstance(table, dict) else None
-    return None if air is None else AttemptAir(air, RecordReader(store), threads)
+    return None if air is None else AttemptAir(air, store, threads)

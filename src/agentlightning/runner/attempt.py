@@ -58,6 +58,8 @@ class AttemptContext:
     """The task that runs the agent."""
     spans: SpanBuffer | None = None
     """Spans of its agent's code that the store does not have yet; None where this worker does not trace."""
+    delivering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while spans are on their way to the store."""
     prompts: RolloutPrompts = field(default_factory=RolloutPrompts)
     """The run's prompt templates, in the versions of the rollout."""
     hung: bool = False

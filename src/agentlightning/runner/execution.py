@@ -22,8 +22,7 @@ from agentlightning.runner.failure import AttemptLostError, bounded, describe, i
 from agentlightning.runner.function import AgentOutput, AgentRunner
 from agentlightning.runner.result import result_of
 from agentlightning.runner.scoring import Scorer
-from agentlightning.runner.span_delivery import SpanDelivery
-from agentlightning.store.base import LightningStore
+from agentlightning.store.base import LEASE_S, LightningStore
 from agentlightning.store.rules import reward_number
 from agentlightning.store.scan import feedback_span, feedback_text
 from agentlightning.store.templates import TemplateReader
@@ -44,15 +43,17 @@ class Execution:
     """Time for an interrupted agent before it counts as hung."""
     templates: TemplateReader
     connections: ConnectionPool = dataclasses.field(default_factory=ConnectionPool)
-    span_delivery: SpanDelivery | None = None
-    """Takes the spans that agents of this process make; None where they are not traced."""
+    traced: bool = False
+    """Agents of this process are traced: the store gets the spans that they make."""
+    delivery_timeout_s: float = LEASE_S
+    """Time for spans while the store is away; they are never worth an attempt's end."""
     air: AttemptAir | None = None
     """AIR, over the record of each attempt; None where the run has no rules."""
 
     async def execute(self, attempt: AttemptContext) -> Finish:
         """Run the attempt to its end; marks it as hung where its agent cannot be interrupted."""
         CURRENT.set(attempt)
-        if self.span_delivery is not None:
+        if self.traced:
             rollout = attempt.claim.rollout
             attempt.spans = SpanBuffer(rollout.run_id, rollout.id, attempt.lease.attempt)
         attempt.work = work = asyncio.create_task(self._work(attempt))
@@ -77,11 +78,20 @@ class Execution:
         return finish if self.air is None or attempt.hung else await self.air.add_rewards(finish)
 
     async def deliver(self, attempt: AttemptContext) -> None:
-        """Bring the attempt's spans so far to the store; what cannot be brought there is counted as lost, which the next
-        delivery tells."""
-        if self.span_delivery is not None and attempt.spans is not None:
-            lost = await self.span_delivery.deliver(attempt.spans.take())
-            if lost:
+        """Bring the attempt's spans so far to the store; those that cannot be brought there are counted as lost, which the
+        next delivery tells. Each by itself: the store's client sends as one request what is appended together."""
+        if attempt.spans is None:
+            return
+        async with attempt.delivering:  # returns once what was taken before is delivered, too
+            sending = [asyncio.ensure_future(self.store.append_spans([span])) for span in attempt.spans.take()]
+            if not sending:
+                return
+            try:
+                done, late = await asyncio.wait(sending, timeout=self.delivery_timeout_s)
+            finally:
+                for each in sending:
+                    each.cancel()
+            if lost := len(late) + sum(each.exception() is not None for each in done):
                 attempt.spans.count_lost(lost)
 
     async def _work(self, attempt: AttemptContext) -> Finish:

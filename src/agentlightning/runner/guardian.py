@@ -1,9 +1,8 @@
 """Guardian: the worker's end of a process that ends what the worker cannot end itself.
 
 The guardian (`processes.py`, run as a file) is told which programs run and until when their leases last. A worker that is
-killed leaves programs behind, one that stands still (Ctrl-Z, a debugger, `SIGSTOP`) lets them act beyond their leases, and
-one whose interpreter is kept by agent code can do nothing at all. Told by the command runner and the heartbeat; knows
-nothing of either.
+killed leaves programs behind, and one that stands still (Ctrl-Z, a debugger, `SIGSTOP`) lets them act beyond their leases.
+Told by the command runner and the heartbeat; knows nothing of either.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class Guardian:
         """Variables for all that the worker's agents start, by which it is found."""
         self._process: subprocess.Popen[bytes] | None = None
         self._programs: dict[Lease, _Program] = {}
-        self._silence_s: float | None = None
         self._lock = threading.Lock()
         """The worker's loop tells of programs, its heartbeat's thread of leases."""
 
@@ -77,17 +75,6 @@ class Guardian:
             if self._programs.pop(lease, None) is not None:
                 self._tell({"ended": _name(lease)})
 
-    def watch(self, silence_s: float | None) -> None:
-        """End this process where it does not `beat` for so many seconds in which it was not stopped; None: no more."""
-        with self._lock:
-            self._silence_s = silence_s
-            self._tell(self._watched())
-
-    def beat(self) -> None:
-        """The interpreter works."""
-        with self._lock:
-            self._tell({})
-
     def kill_left(self) -> None:
         """SIGKILL every process that the worker's agents started and left behind."""
         kill_marked(self.mark)
@@ -102,16 +89,13 @@ class Guardian:
         lease_s = program.lease_ends - elapsed_s()
         return {"program": _name(lease), "lease_s": lease_s, "group": program.group, "marks": program.marks}
 
-    def _watched(self) -> dict[str, Any]:
-        return {"silence_s": self._silence_s}
-
     def _tell(self, what: dict[str, Any]) -> None:
         """Say it, to another one where this one was killed or stopped: agents of the same user can do that."""
         try:
             self._write(what)
         except OSError:
             self._stop()
-            for each in (self._watched(), *map(self._about, list(self._programs))):
+            for each in map(self._about, list(self._programs)):
                 with contextlib.suppress(OSError):  # it was killed at once; the next word finds out
                     self._write(each)
 

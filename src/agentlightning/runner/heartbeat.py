@@ -37,8 +37,6 @@ OVERDUE_S = 1.0
 """A loop that has not turned for so long is blocked, once the deadline of the attempt that blocks it is over as well."""
 MARGIN = 1 / 6
 """Share of a lease before its end at which agents are stopped that could not renew it."""
-SILENT_LEASES = 2
-"""Leases for which agent code may keep the interpreter's lock until the guardian ends the process."""
 CLOSE_PAUSE_S = 0.1
 """Time for the server to see that the blocked loop no longer waits for work."""
 FINAL_REPORT_TIMEOUT_S = 5.0
@@ -68,9 +66,6 @@ class Heartbeat:
         self._loop_thread = threading.get_ident()
         self._asked = self._answered = time.monotonic()
         self._unanswered = 0
-        if self._guardian is not None:
-            # Code that keeps the interpreter's lock (a regular expression that backtracks for ever) stops this thread too.
-            self._guardian.watch(SILENT_LEASES * self._options.lease_s)
         self._thread.start()
 
     def stop(self) -> None:
@@ -80,8 +75,6 @@ class Heartbeat:
             with contextlib.suppress(RuntimeError):  # its loop is closed already
                 self._own.call_soon_threadsafe(self._beating.cancel)
         self._thread.join(FINAL_REPORT_TIMEOUT_S)
-        if self._guardian is not None:
-            self._guardian.watch(None)
 
     def _main(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -109,8 +102,6 @@ class Heartbeat:
                     await self._beat(store)
 
     async def _beat(self, store: LightningStore) -> None:
-        if self._guardian is not None:
-            self._guardian.beat()
         held, lease_s = self._worker.held, self._options.lease_s
         asked_s = elapsed_s()
         try:

@@ -2,13 +2,12 @@
 
 A program runs in a process group of its own; descendants that left the group (setsid, daemons) are found by a variable of
 their environment, on Linux. Run as a file, this is the guardian of a worker (`guardian.py` is the worker's end): it ends
-the programs of a worker that was SIGKILLed, those whose leases end while the worker stands still, and a worker whose
-interpreter is kept by agent code. Only the standard library and nothing of ours, so that a guardian costs 15 ms.
+the programs of a worker that was SIGKILLed, and those whose leases end while the worker stands still. Only the standard
+library and nothing of ours, so that a guardian costs 15 ms.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -24,14 +23,12 @@ MAX_SCANS = 200
 EXEC_S = 0.01
 """Pause before the next scan where what was killed is not gone yet, or a process is in the middle of exec, which shows no
 environment for a moment: one that lasts where the processor or the disk is busy."""
-STATE, VSIZE, STARTCODE = 0, 20, 23
-"""Places in /proc/PID/stat after the name (proc(5): fields 3, 23 and 26)."""
+VSIZE, STARTCODE = 20, 23
+"""Places in /proc/PID/stat after the name (proc(5): fields 23 and 26)."""
 BIRTH_S = 0.5
 """A program that the worker was just starting when it was killed shows its environment by then."""
 TICK_S = 1.0
 """Longest time between two looks of the guardian: a timer does not go on while the machine sleeps, and a lease does."""
-ABORT_S = 5.0
-"""Time for a worker to write where its threads are, before it is killed."""
 MAX_READ = 65_536
 """Bytes that a pipe holds: after the guardian stood still, all that came meanwhile is read before it judges."""
 
@@ -92,12 +89,6 @@ def in_exec(pid: int) -> bool:
     return memory and (not code or bool(_environment(pid)))
 
 
-def is_stopped(pid: int) -> bool:
-    """Returns whether a process was stopped by a signal or a debugger; False where this system does not say it."""
-    fields = _stat(pid)
-    return fields is not None and fields[STATE] in (b"T", b"t")
-
-
 def _stat(pid: int) -> list[bytes] | None:
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -111,95 +102,43 @@ def elapsed_s() -> float:
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
-class Guard:
-    """The guardian's view of its worker. mark: in the environment of all that the worker's agents start."""
-
-    def __init__(self, mark: str, worker: int) -> None:
-        self._mark = mark
-        self._worker = worker
-        self._programs: dict[str, tuple[float, int | None, list[str]]] = {}
-        """By attempt: end of the lease, process group where it is known, and marks of all its processes."""
-        self._silence_s = math.inf
-        self._silent_s = 0.0
-        """Seconds without a word from the worker, in which both of us ran."""
-
-    def hear(self, line: bytes) -> None:
-        """Take a line of the worker's."""
-        told = json.loads(line)
-        if "silence_s" in told:
-            self._silence_s = math.inf if told["silence_s"] is None else told["silence_s"]
-        if "program" in told:
-            self._programs[told["program"]] = elapsed_s() + told["lease_s"], told["group"], told["marks"]
-        self._programs.pop(told.get("ended"), None)
-        self._silent_s = 0.0
-
-    def wait_s(self) -> float:
-        """Time until the next look."""
-        return max(0.0, min([TICK_S, *(ends - elapsed_s() for ends, _, _ in self._programs.values())]))
-
-    def end_overdue(self) -> None:
-        """End the programs whose leases are over."""
-        for name, (ends, group, marks) in list(self._programs.items()):
-            if elapsed_s() >= ends:
-                del self._programs[name]
-                if group is not None:
-                    kill_group(group)
-                kill_marked(self._mark, *marks)
-
-    def silent(self, seconds: float) -> None:
-        """Nothing was heard for so long; a worker that is silent for too long is told to say where it is, then killed."""
-        if not is_stopped(self._worker):
-            self._silent_s += seconds
-        if self._silent_s <= self._silence_s or os.getppid() != self._worker:
-            return
-        if sys.stderr is not None:
-            with contextlib.suppress(OSError):  # a full disk; a reader that is gone
-                sys.stderr.write(
-                    f"worker: agent code kept the interpreter for {self._silence_s:g} s; ending the process\n"
-                )
-                sys.stderr.flush()
-        os.kill(self._worker, signal.SIGABRT)
-        poll = select.poll()
-        poll.register(sys.stdin.fileno(), 0)
-        if not poll.poll(ABORT_S * 1000):  # its end of the pipe is open
-            os.kill(self._worker, signal.SIGKILL)
-        self._silence_s = math.inf
-
-    def end_all(self) -> None:
-        """The worker is gone: end what it left."""
-        for _, group, _ in self._programs.values():
-            if group is not None:
-                kill_group(group)
-        kill_marked(self._mark)
-        time.sleep(BIRTH_S)
-        kill_marked(self._mark)
-
-
 def guard() -> None:
     """Guard the parent until it is gone, then end what it left.
 
     The argument is the mark of its processes; standard input is a pipe from it, whose end of file means that it is gone. A
     line is a JSON object: a `program` may run for `lease_s` seconds unless more is said, in `group` where it runs already,
-    its processes have `marks`; one that `ended` does no more; without a line for `silence_s` the worker hangs; {}: it lives.
+    its processes have `marks`; one that `ended` does no more.
     """
-    own = Guard(sys.argv[1], os.getppid())
+    mark = sys.argv[1]
+    programs: dict[str, tuple[float, int | None, list[str]]] = {}
     descriptor, unread = sys.stdin.fileno(), b""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     while True:
-        began = time.monotonic()
-        if poll.poll(math.ceil(own.wait_s() * 1000)):
+        next_s = max(0.0, min([TICK_S, *(ends - elapsed_s() for ends, _, _ in programs.values())]))
+        if poll.poll(math.ceil(next_s * 1000)):
             data = os.read(descriptor, MAX_READ)
             if not data:
                 break
             *lines, unread = (unread + data).split(b"\n")
             for line in lines:
-                own.hear(line)
-        else:
-            own.silent(min(time.monotonic() - began, 2 * TICK_S))
-        own.end_overdue()
+                told = json.loads(line)
+                if "program" in told:
+                    programs[told["program"]] = elapsed_s() + told["lease_s"], told["group"], told["marks"]
+                programs.pop(told.get("ended"), None)
+        for name, (ends, group, marks) in list(programs.items()):
+            if elapsed_s() >= ends:
+                del programs[name]
+                if group is not None:
+                    kill_group(group)
+                kill_marked(mark, *marks)
     os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)  # whoever reads it need not wait for the rest
-    own.end_all()
+    for _, group, _ in programs.values():
+        if group is not None:
+            kill_group(group)
+    kill_marked(mark)
+    time.sleep(BIRTH_S)
+    kill_marked(mark)
 
 
 if __name__ == "__main__":

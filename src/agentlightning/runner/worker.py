@@ -21,7 +21,6 @@ from agentlightning.runner.execution import Execution, ended
 from agentlightning.runner.failure import describe
 from agentlightning.runner.guardian import Guardian
 from agentlightning.runner.heartbeat import EXIT_REPLACE, FINAL_REPORT_TIMEOUT_S, Heartbeat
-from agentlightning.runner.span_delivery import DELIVERY_INTERVAL_S
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.runtime.backoff import Backoff
 from agentlightning.runtime.clock import elapsed_s
@@ -30,6 +29,8 @@ from agentlightning.store.base import LEASE_S, LightningStore
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 10.0
+DELIVERY_INTERVAL_S = 2.0
+"""Between deliveries of spans while an attempt runs: what a killed worker loses at most."""
 CLAIM_WAIT_S = 20.0
 """Time for which one request for work stays open."""
 LINGER = 0.1
@@ -63,7 +64,7 @@ class Worker:
 
     open_store: makes another client of the same store, for the heartbeat thread. boots: ids of the starts of its servers
     that have answered so far. guardian: told how long leases last; ends what agents left behind where the process is given
-    up, and the process where agent code keeps the interpreter's lock. left: attempts of this worker's predecessor whose
+    up. left: attempts of this worker's predecessor whose
     agents still run, with the seconds since they began; None where agents end with the worker that runs them.
     """
 

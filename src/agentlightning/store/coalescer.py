@@ -50,11 +50,6 @@ class Coalescer(Generic[T, R]):
             self._delivery = loop.create_task(self._deliver_all(), context=contextvars.Context())
         return await outcome
 
-    @property
-    def idle(self) -> bool:
-        """True where nothing waits or is being delivered."""
-        return self._delivery is None
-
     async def drain(self) -> None:
         """Returns once everything that was submitted is delivered."""
         while self._delivery is not None:

@@ -1,5 +1,6 @@
 -- Applies transactions, each wholly or not at all. KEYS[1] begins every key, ARGV[1] is the transactions as MessagePack:
--- {request or false, seconds for which it is remembered, outcome, checks, commands, notices}.
+-- {request or false, seconds for which it is remembered, outcome, checks, commands, notices}. With 'read' for ARGV[2] it is
+-- a list of commands, whose replies are of one moment.
 --
 -- A request that is remembered is not executed again: its outcome is replied. Checks are commands, each followed by the
 -- reply that the transaction was computed from; where one has another now, nothing is written and the reply is 'changed'.
@@ -42,6 +43,12 @@ local function apply(request, kept_s, outcome, checks, commands, notices)
 end
 
 local replies = {}
+if ARGV[2] == 'read' then
+  for position, command in ipairs(cmsgpack.unpack(ARGV[1])) do
+    replies[position] = run(command)
+  end
+  return replies
+end
 for position, transaction in ipairs(cmsgpack.unpack(ARGV[1])) do
   -- Of one that fails nothing was written: a server without memory refuses its first write, and later ones are let through.
   local done, reply = pcall(apply, unpack(transaction))

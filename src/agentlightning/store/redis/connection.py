@@ -19,6 +19,7 @@ from importlib import resources
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import msgspec
 from redis import exceptions
 from redis.asyncio.client import PubSub
 from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection
@@ -228,35 +229,35 @@ class RedisConnection:
             raise StoreError(f"{self.address.name}: the event loop that opened the store has ended; open it again")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._home))
 
-    async def query(self, commands: Sequence[Command]) -> list[Reply]:
-        """Replies to plain commands, all of one moment. Keys come second, and are named without the tag."""
-        if not commands:
-            return []
-        tagged = [(name, f"{self.address.tag}:{key!s}", *rest) for name, key, *rest in commands]
-        return await self.at_home(lambda: self._query(tagged))
+    async def query(self, commands: Sequence[Command], now: bool = False) -> list[Reply]:
+        """Replies to plain commands on keys, which come second, without the tag; first the server's time, if `now`."""
+        tagged: list[Command] = [(name, f"{self.address.tag}:{key!s}", *rest) for name, key, *rest in commands]
+        asked = [("TIME",), *tagged] if now else tagged
+        return self._replies(await self.at_home(lambda: self.ask(asked))) if asked else []
 
     async def query_at(self, commands: Sequence[Command], now_ns: Callable[[], int] | None) -> tuple[int, list[Reply]]:
         """The time, by this clock or the server's, and replies to commands."""
         if now_ns is not None:
             return now_ns(), await self.query(commands)
-        tagged = [(name, f"{self.address.tag}:{key!s}", *rest) for name, key, *rest in commands]
-        (second, microsecond), *replies = await self.at_home(lambda: self._query([("TIME",), *tagged]))
+        (second, microsecond), *replies = await self.query(commands, now=True)
         return int(second) * 10**9 + int(microsecond) * 1000, replies
+
+    async def query_at_once(self, commands: Sequence[Command]) -> list[Reply]:
+        """Replies to commands, all of one moment: by the script, since a server without memory takes no MULTI."""
+        words = [[each if isinstance(each, str) else str(each) for each in command] for command in commands]
+        return await self.at_home(lambda: self._script(msgspec.msgpack.encode(words), "read"))
 
     async def apply(self, transactions: bytes) -> list[Reply]:
         """The replies of the script to transactions."""
-        asked = ("EVALSHA", _SCRIPT_SHA, 1, self.address.tag, transactions)
+        return await self._script(transactions, "write")
+
+    async def _script(self, words: bytes, mode: str) -> list[Reply]:
+        asked = ("EVALSHA", _SCRIPT_SHA, 1, self.address.tag, words, mode)
         [reply] = await self.ask([asked])
         if isinstance(reply, exceptions.NoScriptError):  # a server that was started since has none
             await self.ask([("SCRIPT", "LOAD", _SCRIPT)])
             [reply] = await self.ask([asked])
         return list(self._replies([reply])[0])
-
-    async def _query(self, commands: Sequence[Command]) -> list[Reply]:
-        if len(commands) == 1:
-            return self._replies(await self.ask(commands))
-        *_, replies = self._replies(await self.ask([("MULTI",), *commands, ("EXEC",)]))
-        return self._replies(replies)
 
     def _replies(self, replies: list[Reply]) -> list[Reply]:
         if error := next((reply for reply in replies if isinstance(reply, Exception)), None):

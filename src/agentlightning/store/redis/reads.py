@@ -74,6 +74,9 @@ class RedisReads(WaitingStore):
     async def _query(self, *commands: Command) -> list[Reply]:
         return await self._opened().query(commands)
 
+    async def _query_at_once(self, *commands: Command) -> list[Reply]:
+        return await self._opened().query_at_once(commands)
+
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     async def runs(self, ids: Sequence[str] | None = None, limit: int | None = None) -> list[Run]:
@@ -107,7 +110,7 @@ class RedisReads(WaitingStore):
 
     async def count(self, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
         which = [(mode, state) for mode in MODES for state in STATES]
-        counts = await self._query(*[("ZCARD", f"s:{run_id}:{mode}:{state}") for mode, state in which])
+        counts = await self._query_at_once(*[("ZCARD", f"s:{run_id}:{mode}:{state}") for mode, state in which])
         return {each: number for each, number in zip(which, counts, strict=True) if number}
 
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
@@ -192,7 +195,7 @@ class RedisReads(WaitingStore):
         first, last = (f"({query.after}" if query.after else "-"), "+"
         while True:
             bounds = (last, first) if query.newest_first else (first, last)
-            replies = await self._query(*[(command, key, *bounds, "LIMIT", 0, size) for key in sets])
+            replies = await self._query_at_once(*[(command, key, *bounds, "LIMIT", 0, size) for key in sets])
             found = {each.decode() for some in replies for each in some}
             some = sorted(found, reverse=query.newest_first)[:size]
             yield [each for each in await self._by_id(some) if _matches(each, query)]
@@ -296,7 +299,7 @@ class RedisReads(WaitingStore):
 
     async def _metrics_after(self, run_id: str, after: int, limit: int) -> list[Metric]:
         wanted = ("LRANGE", f"metrics:{run_id}", after, after + limit - 1)
-        rows, undone = await self._query(wanted, ("LRANGE", f"undone:{run_id}", 0, -1))
+        rows, undone = await self._query_at_once(wanted, ("LRANGE", f"undone:{run_id}", 0, -1))
         return codec.read_metrics(after + 1, rows, undone)
 
     async def _later_metrics(self, run_id: str, after: int, limit: int) -> list[Metric]:
@@ -361,7 +364,7 @@ class RedisReads(WaitingStore):
         sets = [f"s:{run_id}:{mode}:{state}" for state in ("queued", "running") for mode in MODES]
         asked: list[Command] = [("ZCARD", key) for key in sets]
         asked += [("ZRANGE", key, 0, 0) for key in sets[: len(MODES)]]
-        *counts, train, held_out, rows = await self._query(*asked, ("HVALS", f"workers:{run_id}"))
+        *counts, train, held_out, rows = await self._query_at_once(*asked, ("HVALS", f"workers:{run_id}"))
         first = await self._by_id(sorted(each.decode() for each in (*train, *held_out))[:1])
         return RunStatistics(
             run_id=run_id,
