@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from typing import Any
+
+from chat_double import chat_double
 
 from agentlightning.demo.lookup import QUESTIONS
 from agentlightning.demo.tasks import PEOPLE
@@ -34,39 +32,5 @@ def plan(question: str) -> tuple[str, list[str]]:
     raise ValueError(question)
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        message = {"role": "assistant", "content": answer(request["messages"])}
-        body = {
-            "id": "chatcmpl-0",
-            "object": "chat.completion",
-            "created": 0,
-            "model": request["model"],
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        }
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *arguments: Any) -> None: ...
-
-
-@contextmanager
-def teacher() -> Iterator[str]:
-    """Its URL, up to /v1."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def teacher() -> AbstractContextManager[str]:
+    return chat_double(lambda request: answer(request["messages"]))

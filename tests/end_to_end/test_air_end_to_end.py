@@ -5,16 +5,14 @@ Everything is real but the model, which asks for the weather in Paris until a to
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from command_line import DEADLINE_S, Folder
-from house import KEY, House, open_house
+from command_line import Folder
+from house import House, open_house
 
-from agentlightning.records import JSON, NewRollout
+from agentlightning.records import JSON
 
 ASKS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 RULES: JSON = {
@@ -53,21 +51,6 @@ async def solve(task, llm):
         messages.append(message.model_dump(exclude_none=True))
         for call in message.tool_calls or []:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return 1.0
-""",
-    "responses": """
-from openai import AsyncOpenAI
-
-async def solve(task, llm):
-    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
-    tools = [{"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": False}]
-    items = [{"role": "user", "content": "what is the weather in Paris?"}]
-    for result in [*RESULTS, None]:
-        reply = await client.responses.create(model=llm.model, input=items, tools=tools)
-        items += [item.model_dump(exclude_none=True) for item in reply.output]
-        for item in reply.output:
-            if item.type == "function_call":
-                items.append({"type": "function_call_output", "call_id": item.call_id, "output": result})
     return 1.0
 """,
     "messages": """
@@ -110,22 +93,6 @@ for result in [*RESULTS, None]:
 print(json.dumps({"reward": 1.0}))
 """
 
-WAITS = """
-import time
-
-def solve(task, llm):
-    import json, pathlib, urllib.request
-    request = urllib.request.Request(
-        llm.base_url + "/chat/completions",
-        data=json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode(),
-        headers={"content-type": "application/json", "authorization": "Bearer " + llm.api_key},
-    )
-    urllib.request.urlopen(request).read()
-    while not pathlib.Path(task["go"]).exists():
-        time.sleep(0.01)
-    return 1.0
-"""
-
 
 def says(prompt: str) -> str:
     """The model: it goes on asking until it has heard of the sun."""
@@ -160,34 +127,3 @@ async def test_a_program_that_knows_nothing_of_us_is_judged_alike(weather: House
     [rollout] = await weather.rollouts(f"{sys.executable} agent.py", {"n": 1})
     assert (rollout.error, rollout.reward) == (None, 1.0)
     assert await earned(weather, rollout.id) == EXPECTED
-
-
-@pytest.mark.slow  # a lease lasts half a minute
-async def test_a_worker_killed_before_the_end_gives_nothing_and_the_next_attempt_gives_what_it_earned(
-    folder: Folder,
-) -> None:
-    async with open_house(
-        folder, {"air": {"rules": {"truncated": -1.0, "seen": {"weight": 0.5, "run": "rules.py:seen"}}}}
-    ) as house:
-        folder.write("rules.py", "def seen(step, earlier):\n    return 1.0\n")
-        folder.write("agent.py", WAITS)
-        go = folder.path / "go"
-        task = {"go": str(go)}
-        [queued] = await house.store.enqueue([NewRollout(run_id=house.run_id, task=task, group_id="g")])
-        arguments = ("worker", "agent.py:solve", "--server", house.server, "--run", house.run_id)
-        first = folder.start(*arguments, env={"AGL_SERVER_KEY": KEY})
-        while not await house.store.calls([queued.id]):
-            assert first.poll() is None
-            await asyncio.sleep(0.02)
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-        assert await house.store.rewards([queued.id]) == []
-        [attempt] = await house.store.attempts([queued.id])
-        assert attempt.state == "running"  # nobody knows yet; its lease has to run out
-        go.touch()
-        second = folder.start(*arguments, env={"AGL_SERVER_KEY": KEY})
-        [rollout] = await house.store.wait(house.run_id, at_least=1, timeout_s=DEADLINE_S)
-        second.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(second.wait, DEADLINE_S) == 0
-        rewards = [reward for reward in await house.store.rewards([rollout.id]) if reward.source == "air"]
-        assert [(reward.attempt, reward.name, reward.value) for reward in rewards] == [(2, "air.seen", 0.5)]

@@ -147,18 +147,10 @@ def test_held_out_success_rises_from_the_record(
 
 
 @pytest.mark.long
-def test_imitating_what_failed_as_well_teaches_less_than_what_succeeded(house: House) -> None:
-    """The kill switch of rejection sampling: without the threshold the model learns its own habits."""
-    run = house.train("sft", *PACE, "trainer.steps=30", "trainer.learning_rate=1e-3")
-    before, after = house.rows(run, "eval/greedy/reward_mean")
-    assert after - before < 0.3
-
-
-@pytest.mark.long
 def test_distillation_from_a_model_whose_text_alone_is_known(model: Path, tmp_path: Path) -> None:
     house = furnished(tmp_path, model, tasks=150)
     with teacher() as url:
-        table = CONFIG.format(model=model, agent="taught") + TEACHER.format(url=url)
+        table = CONFIG.format(model=model, agent="taught") + TEACHER.format(url=f"{url}/v1")
         house.folder.write("teach.toml", table)
         recorded = house.record("teach.toml", rollouts=1)
     assert recorded["reward"] == 1.0
@@ -175,40 +167,17 @@ def test_distillation_from_a_model_whose_text_alone_is_known(model: Path, tmp_pa
     house.folder.close()
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "rate", "least"),
-    [("rft", "1e-3", 0.4), pytest.param("dpo", "3e-4", 0.25, marks=pytest.mark.long)],
-)
-def test_text_from_a_file_teaches_as_the_record_does(
-    house: House, model: Path, tmp_path: Path, algorithm: str, rate: str, least: float
-) -> None:
+def test_text_from_a_file_teaches_as_the_record_does(house: House, model: Path, tmp_path: Path) -> None:
     """What the agent did leaves as conversations with rewards, comes back as traces of anybody's, and is learned from."""
     file = tmp_path / "rows.jsonl"
     house.agl("rollouts", "export", house.run_id, "--to", str(file))
     recorded = json.loads(house.agl("record", "--traces", str(file)).splitlines()[-1])
     assert (recorded["rollouts"], recorded["rewarded"]) == (960, 960)
-    settings = ("trainer.steps=30", f"trainer.learning_rate={rate}", f"model.path={model}", "agent.run=agent.py:solve")
+    settings = ("trainer.steps=30", "trainer.learning_rate=1e-3", f"model.path={model}", "agent.run=agent.py:solve")
     imported = House(house.folder, recorded["run_id"])
-    run = imported.train(algorithm, *PACE, *settings, "data.val=val.jsonl", "eval.sampled=false")
+    run = imported.train("rft", *PACE, *settings, "data.val=val.jsonl", "eval.sampled=false")
     before, after = house.rows(run, "eval/greedy/reward_mean")
-    assert after - before > least
-
-
-@pytest.mark.long
-def test_a_run_without_an_agent_has_a_held_out_loss(house: House, model: Path) -> None:
-    house.folder.write(
-        "plain.toml",
-        f'[model]\npath = "{model}"\n[data]\nfrom_run = "{house.run_id}"\n[algorithm]\nname = "dpo"\n'
-        "[trainer]\nsteps = 4\nlearning_rate = 1e-4\n[eval]\nevery = 2\n",
-    )
-    known = set((house.folder.path / "runs").iterdir())
-    house.agl("train", "plain.toml")
-    (run,) = set((house.folder.path / "runs").iterdir()) - known
-    losses = house.rows(run, "eval/loss")
-    assert len(losses) == 3
-    assert losses[0] == pytest.approx(0.6931, abs=1e-3)
-    assert losses[-1] < losses[0]
-    assert house.rows(run, "eval/greedy/reward_mean") == []
+    assert after - before > 0.4
 
 
 def test_the_same_from_python(house: House, model: Path) -> None:

@@ -20,7 +20,7 @@ from network import Host, Network, missing
 from scripted_engine import ScriptedEngine
 from toy_model import write_tokenizer
 
-from agentlightning.records import Attempt, NewRollout, Resource, RetryPolicy, Rollout
+from agentlightning.records import Attempt, NewRollout, Resource, RetryPolicy
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
@@ -111,24 +111,6 @@ async def house(
         await engine.close()
 
 
-@pytest.mark.long
-async def test_a_worker_that_the_network_leaves_loses_its_rollouts_and_works_again_when_it_is_back(
-    network: Network, tmp_path: Path
-) -> None:
-    async with house(network, tmp_path) as (hosts, store):
-        one = hosts.workers[0]
-        await until(lambda: held(store, hosts.run_id, one), "a worker holds rollouts", one)
-        one.down()
-        await until(lambda: ended_as_lost(store, hosts.run_id, one), "its leases run out", one)
-        await store.wait(hosts.run_id, at_least=ROLLOUTS, timeout_s=DEADLINE_S)  # the other one takes over
-        away = await seen_ns(store, hosts.run_id, one)
-        one.up()
-        await until(lambda: seen_since(store, hosts.run_id, one, away), "it is seen again", one)
-        await enqueue(store, hosts.run_id, "second")
-        await until(lambda: held(store, hosts.run_id, one, "second", ended=True), "it works again", one)
-        await check(store, hosts.run_id, 2 * ROLLOUTS)
-
-
 async def test_while_the_store_is_away_everybody_waits_and_nothing_is_done_twice(
     network: Network, tmp_path: Path
 ) -> None:
@@ -140,18 +122,6 @@ async def test_while_the_store_is_away_everybody_waits_and_nothing_is_done_twice
         hosts.store.up()
         assert len(await trainer) == ROLLOUTS
         await check(file, hosts.run_id, ROLLOUTS)
-
-
-@pytest.mark.long
-async def test_a_gateway_that_the_network_leaves_comes_back_with_every_rollout(
-    network: Network, tmp_path: Path
-) -> None:
-    async with house(network, tmp_path) as (hosts, store):
-        await until(lambda: finished(store, hosts.run_id), "some have finished", hosts.gateway)
-        hosts.gateway.down()
-        await until(lambda: nobody_holds(store, hosts.run_id), "every lease runs out", hosts.gateway)
-        hosts.gateway.up()
-        await check(store, hosts.run_id, ROLLOUTS)
 
 
 @pytest.mark.parametrize(
@@ -200,22 +170,11 @@ async def enqueue(store: LightningStore, run_id: str, group: str) -> None:
     await store.enqueue(new)
 
 
-async def of(store: LightningStore, run_id: str, group: str = "first") -> list[Rollout]:
-    return await store.rollouts(RolloutQuery(run_id=run_id, group_ids=[group]))
-
-
-async def held(store: LightningStore, run_id: str, host: Host, group: str = "first", ended: bool = False) -> bool:
-    """True once it holds an attempt; with `ended`, also where that is over."""
-    attempts = await store.attempts([rollout.id for rollout in await of(store, run_id, group)])
-    return any(attempt.worker_id == host.name and (ended or attempt.state == "running") for attempt in attempts)
-
-
-async def seen_ns(store: LightningStore, run_id: str, host: Host) -> int:
-    return max(worker.seen_ns for worker in await store.workers(run_id) if worker.id == host.name)
-
-
-async def seen_since(store: LightningStore, run_id: str, host: Host, then_ns: int) -> bool:
-    return await seen_ns(store, run_id, host) > then_ns
+async def held(store: LightningStore, run_id: str, host: Host, group: str) -> bool:
+    """True once it holds an attempt."""
+    rollouts = await store.rollouts(RolloutQuery(run_id=run_id, group_ids=[group]))
+    attempts = await store.attempts([rollout.id for rollout in rollouts])
+    return any(attempt.worker_id == host.name and attempt.state == "running" for attempt in attempts)
 
 
 async def ended_as_lost(store: LightningStore, run_id: str, host: Host) -> bool:

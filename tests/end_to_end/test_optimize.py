@@ -10,14 +10,12 @@ import asyncio
 import json
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_double import chat_double
 from command_line import DEADLINE_S, Folder, until
 
 from agentlightning.records import Attempt, Rollout
@@ -87,38 +85,9 @@ class Hosted:
 @pytest.fixture
 def hosted() -> Iterator[Hosted]:
     model = Hosted()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            message = {"role": "assistant", "content": model.answer(request)}
-            body = {
-                "id": "c",
-                "object": "chat.completion",
-                "created": 0,
-                "model": request["model"],
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
-            }
-            data = json.dumps(body).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    model.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield model
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with chat_double(model.answer) as url:
+        model.url = f"{url}/v1"
+        yield model
 
 
 @pytest.fixture
@@ -209,23 +178,3 @@ def test_a_model_that_is_away_ends_the_search_in_a_sentence_that_says_how_to_go_
     assert "error: optimize.model: writer-1 gives no answer: 502" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert f"go on with: agl optimize --resume {only_run(prepared)}" in done.stdout
-
-
-def test_mistakes_of_the_configuration_are_one_sentence(prepared: Folder) -> None:
-    for arguments, sentence in (
-        (
-            ["train", "optimize.toml", "--set", "model.path=m"],
-            "'apo' searches for prompts and trains nothing: run it with agl optimize",
-        ),
-        (
-            ["optimize", "optimize.toml", "--set", "optimize.max_rollouts=5"],
-            "optimize.max_rollouts: expected at least 8",
-        ),
-        (["optimize", "optimize.toml", "--set", "trainer.steps=5"], "trainer.steps: has no effect"),
-        (["optimize"], "give a TOML file, or --resume RUN"),
-    ):
-        done = prepared.run(*arguments)
-        assert done.returncode == 2
-        assert sentence in done.stderr
-        assert len(done.stderr.splitlines()) == 1
-    assert not list(Path(prepared.path / "runs").glob("*/config.json"))

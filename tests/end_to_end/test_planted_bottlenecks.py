@@ -1,8 +1,5 @@
-"""Planted bottlenecks in real runs: the rules name them from what the run measured; the command line and the console's page
-say so in the same words.
-
-Real processes and a real model; each run makes two steps. A finding must be the first, the one that gains most.
-"""
+"""A bottleneck planted in a real run: the rules name it first, and the command line and the console's page say so in the
+same words."""
 
 from __future__ import annotations
 
@@ -72,14 +69,3 @@ async def test_a_slow_tool_is_named_and_the_credit_of_every_call_is_kept(folder:
         assert min(credit.token_entropies) > 0
         assert credit.clip_share == 0.0
         assert credit.weight > 0
-
-
-async def test_too_few_workers_are_named(folder: Folder, model: Path) -> None:
-    training = Training(folder, model)
-    assert await first_finding(training, "agent.workers=1", "agent.concurrency=1") == "few_workers"
-
-
-async def test_a_small_batch_is_named(folder: Folder, model: Path) -> None:
-    training = Training(folder, model)
-    small = ("trainer.tasks_per_step=1", "algorithm.group_size=2", "algorithm.minibatches=1")
-    assert await first_finding(training, *small) == "small_batch"

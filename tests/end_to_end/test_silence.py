@@ -5,13 +5,11 @@ Everything is real but the model: a server, `agl worker` as a process, agents as
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from chat_double import chat_double
 from house import ANSWER, House
 
 from agentlightning.store.gateway_events import NO_CALLS
@@ -33,26 +31,11 @@ print(json.dumps({"reward": 1.0}))
 """
 
 
-class Provider(BaseHTTPRequestHandler):
-    """Answers any chat request, for any host: what a proxy that knows a provider does."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        body = json.dumps({"choices": [{"message": {"role": "assistant", "content": "from elsewhere"}}]}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None: ...
-
-
 @pytest.fixture
 def proxy() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
-        threading.Thread(target=server.serve_forever).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    """It answers any chat request, for any host: what a proxy that knows a provider does."""
+    with chat_double(lambda _: "from elsewhere") as url:
+        yield url
 
 
 async def test_a_function_agent_that_never_calls_is_named_and_its_sibling_that_does_is_not(house: House) -> None:
@@ -70,30 +53,17 @@ async def test_a_function_agent_that_never_calls_is_named_and_its_sibling_that_d
     silent, talkative = await house.rollouts("agent.py:solve", {"calls": False}, {"calls": True})
     assert silent.warning == f"{NO_CALLS}: the agent did not use the base URL it was given"
     assert (talkative.warning, talkative.calls) == (None, 1)
+    assert silent.warning in await house.agl("rollouts", "list", house.run_id)
+    assert silent.warning in await house.agl("rollouts", "show", silent.id)
 
 
-@pytest.mark.parametrize("base", ["{base}/v1", "{server}/v1/v1", "{server}"])
+@pytest.mark.parametrize("base", ["{base}/v1", "{server}"])
 async def test_a_program_that_asks_for_a_wrong_path_is_named_with_that_path(house: House, base: str) -> None:
     house.folder.write("agent.py", PROGRAM)
     (rollout,) = await house.rollouts(f"{sys.executable} agent.py {base}", {})
     assert rollout.warning is not None
     path = base.format(server="", base=f"/r/{rollout.id}/1/v1") + "/chat/completions"
     assert rollout.warning.startswith(f"{NO_CALLS}: the agent asked for {path}, which is no route")
-
-
-async def test_a_proxy_variable_that_diverts_a_function_agent_is_named(house: House, proxy: str) -> None:
-    house.folder.write(
-        "agent.py",
-        "import httpx\n"
-        "def solve(task, llm):\n"
-        "    body = {'model': 'm', 'messages': [{'role': 'user', 'content': 'hi'}]}\n"
-        "    reply = httpx.post(f'{llm.base_url}/chat/completions', json=body, timeout=60).json()\n"
-        "    return float(reply['choices'][0]['message']['content'] == 'from elsewhere')\n",
-    )
-    (rollout,) = await house.rollouts("agent.py:solve", {}, http_proxy=proxy)
-    assert rollout.reward == 1.0, "the proxy answered"
-    assert rollout.warning is not None
-    assert rollout.warning.startswith(f"{NO_CALLS}: http_proxy is set where the worker runs and NO_PROXY does not name")
 
 
 async def test_a_proxy_variable_that_diverts_a_program_is_named(house: House, proxy: str) -> None:
@@ -103,29 +73,12 @@ async def test_a_proxy_variable_that_diverts_a_program_is_named(house: House, pr
     assert rollout.warning.startswith(f"{NO_CALLS}: http_proxy is set where the worker runs and NO_PROXY does not name")
 
 
-async def test_the_command_line_shows_the_warning(house: House) -> None:
-    house.folder.write("agent.py", "def solve(task, llm):\n    return 1.0\n")
-    (rollout,) = await house.rollouts("agent.py:solve", {})
-    warning = f"{NO_CALLS}: the agent did not use the base URL it was given"
-    assert warning in await house.agl("rollouts", "list", house.run_id)
-    assert warning in await house.agl("rollouts", "show", rollout.id)
-
-
-REFUSED = """
-import json, os, sys, urllib.request
-
-request = urllib.request.Request(
-    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-    data=json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "top_a": 0.5}).encode(),
-    headers={"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-)
-urllib.request.urlopen(request).read()
-"""
-
-
 async def test_a_program_that_ends_because_its_call_was_refused_is_refused_and_named_by_the_field(house: House) -> None:
-    house.folder.write("agent.py", REFUSED)
-    (rollout,) = await house.rollouts(f"{sys.executable} agent.py", {})
+    program = PROGRAM.replace('"hi"}]}', '"hi"}], "top_a": 0.5}').replace(
+        "except urllib.error.HTTPError", "except ZeroDivisionError"
+    )
+    house.folder.write("agent.py", program)
+    (rollout,) = await house.rollouts(f"{sys.executable} agent.py {{base}}", {})
     assert (rollout.state, rollout.refused) == ("failed", True)
     assert rollout.warning == f"{NO_CALLS}: 1 call refused: top_a 1"
     assert "HTTP Error 400" in (rollout.error or "")
