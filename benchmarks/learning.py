@@ -31,6 +31,7 @@ import resource
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -129,7 +130,10 @@ def prepare(cell: Cell) -> None:
 def measure(cell: Cell) -> Outcome:
     """One arm with one seed, with the wall and CPU seconds that it took."""
     began, used = time.monotonic(), cpu_s()
-    outcome = load(cell.claim).measure(cell)
+    try:
+        outcome = load(cell.claim).measure(cell)
+    except Exception:  # not every exception can be sent to another process
+        raise RuntimeError(f"{cell.claim} {cell.arm}, seed {cell.seed}:\n{traceback.format_exc()}") from None
     took = {"wall_s": round(time.monotonic() - began, 1), "cpu_s": round(cpu_s() - used, 1)}
     return Outcome(outcome.points, outcome.figures | took)
 

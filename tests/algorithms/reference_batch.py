@@ -1,7 +1,7 @@
 """One small batch, and what every advantage, loss and aggregation make of it, by loops over tokens written from the papers.
 
 Five rollouts of two groups, of one or two calls of one to four tokens. Nothing here is imported from the package: it is what
-the package is compared with, and what docs/algorithms.md shows.
+the package is compared with, and what reference_table.md shows.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def reference(advantage: str, loss: str, aggregation: str) -> tuple[float, PerTo
 
 
 def table() -> str:
-    """The losses of the batch, as docs/algorithms.md has them."""
+    """The losses of the batch, as reference_table.md has them."""
     lines = [f"| advantage | loss | {' | '.join(AGGREGATIONS)} |", "| --- | --- |" + " ---: |" * len(AGGREGATIONS)]
     for advantage in ADVANTAGES:
         for loss in LOSSES:
