@@ -112,10 +112,11 @@ def serve(cell: Cell, questions: list[JSON], coin: random.Random | None) -> floa
     words = ("serve", "--policy", "assistant@production", "--port", str(port), "--run", "served")
     with log.open("w") as output:
         store = f"sqlite:///{cell.place}/own.db"
-        server = subprocess.Popen([*AGL, *words, "--store", store], stdout=output, stderr=output, cwd=cell.place)
+        words += ("--store", store, "--runs", str(cell.place / "served"))
+        server = subprocess.Popen([*AGL, *words], stdout=output, stderr=output, cwd=cell.place)
     try:
         deadline = time.monotonic() + START_S
-        while "serving " not in log.read_text():
+        while not any(line.startswith("serving ") for line in log.read_text().splitlines()):
             if server.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"the server does not serve: {log.read_text()}")
             time.sleep(0.1)

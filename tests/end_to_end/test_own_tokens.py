@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
-from random import Random
 
 import pytest
+from training import mistaken_model
 
 import agentlightning as agl
-from agentlightning.demo import tiny_model
-from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 from agentlightning.records import Call
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
@@ -20,21 +18,6 @@ pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "apis.md"
 RIGHT = {"red": "alpha", "green": "beta", "blue": "gamma", "black": "delta"}
-
-
-def a_model(folder: Path) -> str:
-    """A model that gives the next question's answer two times of three: greedily it is always wrong."""
-    dice, questions, answers = Random(0), list(RIGHT), list(RIGHT.values())
-    demos = []
-    for _ in range(400):
-        place = dice.randrange(len(RIGHT))
-        answer = answers[place if dice.random() < 0.35 else (place + 1) % len(RIGHT)]
-        question = questions[place]
-        turn = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        demos.append(turn * 2)
-    tiny_model.build(folder, questions + answers, hidden=32, layers=1, context=64)
-    imitate(folder, batches(encode_all(folder, demos), 0), Imitation(steps=80))
-    return str(folder)
 
 
 async def recorded(store: str) -> list[Call]:
@@ -50,7 +33,7 @@ def test_the_agent_of_the_page_learns_and_its_calls_continue_exactly(tmp_path: P
     (tmp_path / "agent.py").write_text(agent, encoding="utf-8")
     store = f"sqlite:///{tmp_path}/agl.db"
     trainer = agl.Trainer(
-        a_model(tmp_path / "model"),
+        mistaken_model(tmp_path / "model", RIGHT, turns=2),
         algorithm=agl.LightningRL(group_size=8, minibatches=1),
         steps=10,
         tasks_per_step=12,

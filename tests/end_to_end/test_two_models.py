@@ -7,14 +7,12 @@ learns what words mean only as the describer comes to use them so.
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
+from training import mistaken_model
 
 import agentlightning as agl
 from agentlightning.algorithms import LightningRL
-from agentlightning.demo import tiny_model
-from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 
 pytestmark = pytest.mark.slow
 
@@ -43,30 +41,18 @@ async def play(task, llm):
 """
 
 
-def model(folder: Path, right: dict[str, str], hidden: int) -> str:
-    """A model that answers each question with the next one's answer two times of three: greedily it is always wrong."""
-    dice = Random(0)
-    questions, answers = list(right), list(right.values())
-    demos = []
-    for _ in range(400):
-        place = dice.randrange(len(right))
-        answer = answers[place if dice.random() < 0.35 else (place + 1) % len(right)]
-        demos.append([{"role": "user", "content": questions[place]}, {"role": "assistant", "content": answer}])
-    tiny_model.build(folder, questions + answers, hidden=hidden, layers=1, context=64)
-    imitate(folder, batches(encode_all(folder, demos), 0), Imitation(steps=80))
-    return str(folder)
-
-
 def test_two_models_that_play_a_game_with_each_other_both_improve(tmp_path: Path) -> None:
     (tmp_path / "game.py").write_text(AGENT)
     trainer = agl.Trainer(
         policies={
             "describer": {
-                "model": model(tmp_path / "describer", CODE, hidden=32),
+                "model": mistaken_model(tmp_path / "describer", CODE, hidden=32),
                 "algorithm": LightningRL(group_size=8, minibatches=1, reward_weights={"described": 1.0}),
             },
             "guesser": {
-                "model": model(tmp_path / "guesser", {word: colour for colour, word in CODE.items()}, hidden=48),
+                "model": mistaken_model(
+                    tmp_path / "guesser", {word: colour for colour, word in CODE.items()}, hidden=48
+                ),
                 "algorithm": LightningRL(
                     group_size=8, minibatches=2, advantage="rloo", loss="cispo", reward_weights={"guessed": 1.0}
                 ),

@@ -10,13 +10,15 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import orjson
 import psutil
 from command_line import Folder
 
-from agentlightning.demo import lookup
+from agentlightning.demo import lookup, tiny_model
+from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 from agentlightning.demo.tasks import rows
 from agentlightning.engines.local.parts import weights_folders
 from agentlightning.records import JSON, Attempt, Rollout
@@ -55,7 +57,8 @@ AGENT = """
 import asyncio
 from pathlib import Path
 
-from agentlightning.demo import lookup
+from agentlightning.demo import lookup, tiny_model
+from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 from agentlightning.runner.attempt import CURRENT
 
 
@@ -292,3 +295,17 @@ def build_model(folder: Path, *options: str) -> Path:
     ]
     subprocess.run([sys.executable, *module], check=True, capture_output=True, timeout=500)
     return folder
+
+
+def mistaken_model(folder: Path, right: dict[str, str], hidden: int = 32, turns: int = 1) -> str:
+    """A tiny model that gives the next question's answer two times of three: greedily it is always wrong."""
+    dice, questions, answers = Random(0), list(right), list(right.values())
+    demos = []
+    for _ in range(400):
+        place = dice.randrange(len(right))
+        answer = answers[place if dice.random() < 0.35 else (place + 1) % len(right)]
+        turn = [{"role": "user", "content": questions[place]}, {"role": "assistant", "content": answer}]
+        demos.append(turn * turns)
+    tiny_model.build(folder, questions + answers, hidden=hidden, layers=1, context=64)
+    imitate(folder, batches(encode_all(folder, demos), 0), Imitation(steps=80))
+    return str(folder)
