@@ -68,17 +68,6 @@ async def test_rewards_are_differences_of_a_potential() -> None:
     assert [one.credit for one in plan.calls] == pytest.approx([2 / 3, 1 / 3, -1 / 3, -1 / 6, -1 / 3, -1 / 6])
 
 
-def test_other_step_rewards_stay_what_they_are() -> None:
-    both = marked(trajectory("a0", 1.0), -0.5, 0)
-    first = replace(both.transitions[0], reward=0.5, rewards={"format": 1.0, "air.tool_error": -0.5})
-    [[shaped]] = shaped_air([[replace(both, transitions=[first, both.transitions[1]])]])
-    assert [one.rewards for one in shaped.transitions] == [
-        {"format": 1.0, "air.tool_error": -0.5},
-        {"air.tool_error": 0.5},
-    ]
-    assert [one.reward for one in shaped.transitions] == [0.5, 0.5]
-
-
 class OneStepBefore:
     """A store with one closed step, whose one rollout has a reward of AIR on its call."""
 
@@ -156,24 +145,6 @@ def test_a_step_says_how_often_each_rule_spoke_and_what_it_gave_a_call() -> None
     }
 
 
-def test_rewards_of_others_calls_of_judges_and_rewards_that_are_no_number_are_not_airs() -> None:
-    good, bad, unknown = (rollout(name, "g", own) for name, own in (("a", 1.0), ("b", 0.0), ("c", math.nan)))
-    tally = AirTally({"tool_error": -1.0})
-    told = [said(bad, -0.25), said(unknown, -0.5), replace(said(good, -0.75), source="emitted")]
-    tally.add([good, bad, unknown], [CALL, CALL, CALL, replace(CALL, agent=JUDGE)], told)
-    assert tally.metrics() == {
-        "air/tool_error/reward_mean": -0.25,
-        "air/tool_error/share": pytest.approx(2 / 3),
-    }
-
-
-def test_a_step_without_rules_says_nothing_of_air() -> None:
-    one = rollout("one", "g", 1.0)
-    tally = AirTally(())
-    tally.add([one], calls(1), [said(one, -0.5)])
-    assert tally.metrics() == {}
-
-
 # --- settings -------------------------------------------------------------------------------------------------------------
 
 
@@ -183,13 +154,6 @@ def test_rules_that_credit_would_ignore_are_an_error_at_start() -> None:
         algorithms_of(ignored)
     algorithms_of(config(air={"rules": RULES}, algorithm={"credit": "gigpo"}))
     algorithms_of(config(air={"rules": RULES}, algorithm={"advantage": "gae"}))
-
-
-def test_one_policy_that_reads_step_rewards_is_enough() -> None:
-    both: Config = config(air={"rules": RULES})
-    check_air(both, [STEPS, LightningRL()])
-    with pytest.raises(ConfigError):
-        check_air(both, [LightningRL()])
 
 
 def test_a_rule_that_is_not_known_is_an_error_at_start() -> None:

@@ -125,27 +125,6 @@ async def test_in_the_order_of_finishing_a_slow_group_holds_up_nobody_and_is_sta
     await check(store, engine)
 
 
-async def test_in_the_order_of_finishing_a_slow_group_is_learned_from_later(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    gate = Gate(lambda rollout: rollout.group_id == "train:1:0")
-
-    class Opens(RememberingEngine):
-        async def publish(self, version: int, policy: str = "default") -> None:
-            if version == 2:
-                gate.opened.set()
-            await super().publish(version, policy)
-
-    engine = Opens()
-    async with agents(store, gate=gate):
-        await loop(store, engine, tmp_path, val=[], max_staleness=2, batch_order="first_finished").run(resume=False)
-    slow = next(rollout for rollout in await trained(store) if rollout.group_id == "train:1:0")
-    first, *others = await store.steps("run")
-    assert slow.id not in {one.rollout_id for one in first.consumed}
-    assert slow.id in {one.rollout_id for step in others for one in step.consumed}
-    await check(store, engine)
-
-
 def has_signal(claim: Claim) -> float:
     """Every third group in the order of the tasks has rewards that differ."""
     _, step, place = claim.rollout.group_id.split(":")
@@ -273,25 +252,6 @@ async def test_what_was_sampled_within_the_bound_before_a_crash_is_learned_from_
     await check(store, engine)
 
 
-async def test_a_learner_lost_before_the_list_of_its_step_is_written_costs_no_rollout(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    class Valuing(RememberingEngine):
-        lost = False
-
-        async def values(self, sequences: Any, policy: str = "default") -> list[list[float]]:
-            if not self.lost:
-                self.lost = True
-                raise LearnerLostError("the learner ended during values")
-            return [[0.0] * len(row.tokens) for row in sequences]
-
-    engine, algorithm = Valuing(), LightningRL(group_size=GROUP, minibatches=1, advantage="gae")
-    async with agents(store):
-        await loop(store, engine, tmp_path, val=[], algorithm=algorithm, max_staleness=1).run(resume=False)
-    assert engine.lost
-    await check(store, engine)
-
-
 async def test_a_collector_keeps_what_was_watched_for_and_nothing_else(store: LightningStore) -> None:
     new = [NewRollout(run_id="run", task={}, group_id=name) for name in ("mine", "other's", "nobody's")]
     collector = RolloutCollector(store, "run")
@@ -323,20 +283,6 @@ async def test_a_learner_lost_at_any_verb_costs_no_rollout(store: LightningStore
     assert ticks > 20
 
 
-async def test_a_group_that_failed_is_not_replaced_while_its_step_may_come_to_something(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    await store.enqueue(
-        [NewRollout(run_id="run", task={}, group_id="train:1:0", replica=replica, step=1) for replica in range(GROUP)]
-    )
-    async with agents(store, broken=True):
-        while any(rollout.state != "failed" for rollout in await trained(store)):
-            await store.wait("run", timeout_s=0.01)
-    async with agents(store):
-        await loop(store, RememberingEngine(), tmp_path, val=[]).run(resume=False)
-    assert [sum(each.values()) for each in await outcomes(store)] == [SIZE] * STEPS
-
-
 async def test_the_last_step_puts_away_what_an_earlier_process_had_queued_beyond_it(
     store: LightningStore, tmp_path: Path
 ) -> None:
@@ -353,25 +299,6 @@ async def test_the_last_step_puts_away_what_an_earlier_process_had_queued_beyond
     async with agents(store):
         await loop(store, engine, tmp_path, val=[], max_staleness=STEPS).run(resume=False)
     assert [each["overprovisioned"] for each in await outcomes(store)] == [0] * (STEPS - 1) + [SIZE]
-    await check(store, engine)
-
-
-@pytest.mark.parametrize("order", ["fifo", "first_finished"])
-async def test_what_ran_ahead_and_failed_with_the_step_that_ended_the_run_is_put_away_by_resume(
-    store: LightningStore, tmp_path: Path, order: str
-) -> None:
-    settings: dict[str, Any] = {"val": [], "max_staleness": 1, "batch_order": order}
-    async with agents(store, broken=True):
-        with pytest.raises(AgentError):
-            await loop(store, RememberingEngine(), tmp_path, **settings).run(resume=False)
-        while any(rollout.state != "failed" for rollout in await trained(store)):
-            await store.wait("run", timeout_s=0.01)
-    engine = RememberingEngine()
-    async with agents(store):
-        assert await loop(store, engine, tmp_path, **settings).run(resume=True) == STEPS
-    first, *others = await outcomes(store)
-    assert first["invalid"] == 2 * SIZE
-    assert all(each["trained"] + each["zero_variance"] == SIZE for each in (first, *others))
     await check(store, engine)
 
 

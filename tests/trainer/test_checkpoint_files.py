@@ -77,12 +77,6 @@ async def test_a_checkpoint_is_recorded_by_its_url_and_loads_on_a_host_that_has_
     assert engine.updates == ["a", "b"]
 
 
-async def test_what_is_here_already_is_not_copied_again(hosts: Hosts) -> None:
-    await hosts.save(10, ["a"])
-    (hosts.remote(10) / "learner.pt").unlink()
-    assert (await hosts.last(hosts.one)).step == 10
-
-
 async def test_a_folder_of_another_history_is_not_taken_for_the_recorded_one(hosts: Hosts) -> None:
     """The other host was killed after it had saved this step, and before it had recorded that."""
     await save_checkpoint(hosts.store, SealingEngine(), hosts.two, 10, 10, TrainerConfig())

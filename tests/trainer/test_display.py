@@ -60,35 +60,3 @@ def shown(*calls: CreditedCall, terminal: bool = True, width: int = 100) -> str:
         display.credited(7, CreditedRollout(rollout_id="r1", reward=0.5, calls=calls))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
-
-
-def test_a_terminal_shows_which_call_of_a_rollout_got_what() -> None:
-    text = shown(
-        CreditedCall(text="<sql>.schema</sql>", advantage=-0.5),
-        CreditedCall(text="Answer: 83", advantage=1.0, agent="writer"),
-        CreditedCall(text="[bold]", advantage=0.0),
-    )
-    last = text[text.rindex("credit in step 7: rollout r1, reward 0.5") :].splitlines()
-    assert [line.strip("│ ") for line in last[1:4]] == [
-        "1 -0.50 █████      <sql>.schema</sql>",
-        "2 +1.00 ██████████ writer: Answer: 83",
-        "3 +0.00            [bold]",
-    ]
-
-
-def test_a_call_takes_one_line_whatever_it_holds() -> None:
-    text = shown(CreditedCall(text="a\x1b[2Jb\r\nc" + "d" * 1000, advantage=-1.0), width=50)
-    assert "1 -1.00 ██████████ a\\x1b[2Jb\\nc" in text
-    assert "\x1b[2J" not in text
-    assert "…" in text
-    assert max(map(len, text.splitlines())) <= 60  # some of which move the cursor
-
-
-def test_of_many_calls_those_with_the_largest_advantages_are_shown_in_order() -> None:
-    text = shown(*(CreditedCall(text=f"call {number}", advantage=float(number)) for number in range(-20, 20)))
-    assert f"{SHOWN_CALLS} of 40 calls" in text
-    assert [number for number in range(-20, 20) if f" call {number} " in text] == [-20, -19, -18, -17, 18, 19]
-
-
-def test_no_credit_is_shown_where_there_is_no_terminal() -> None:
-    assert shown(CreditedCall(text="Answer: 83", advantage=1.0), terminal=False) == ""

@@ -63,8 +63,3 @@ def test_an_evaluation_says_how_many_did_better_than_the_worst_and_worse_than_th
         "eval/sampled/turns": 2.5,
         "eval/sampled/failed": 1.0,
     }
-
-
-def test_where_all_tasks_earn_the_same_none_did_better_or_worse() -> None:
-    found = summarize([rollout(0.5), rollout(0.5)])
-    assert (found.share_above_min, found.share_below_max) == (0.0, 0.0)

@@ -153,16 +153,6 @@ async def test_checkpoints_of_versions_in_use_are_kept_until_they_are_not(
     assert run.steps == [40]
 
 
-async def test_kept_copies_at_a_url_stay_too(store: LightningStore, tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    run = Training(store, tmp_path, trainer={"keep_checkpoints": 1, "checkpoint_url": f"file://{tmp_path}/shared"})
-    await run.step(10)
-    await store.describe_model("run", 10, pinned=True)
-    for step in (20, 30):
-        await run.step(step)
-    assert sorted(path.name for path in (tmp_path / "shared" / "run").iterdir()) == ["step-000010", "step-000030"]
-
-
 async def test_a_trainer_killed_between_the_mark_and_the_files_removes_them_with_the_next_checkpoint(
     store: LightningStore, tmp_path: Path
 ) -> None:

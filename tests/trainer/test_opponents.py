@@ -50,47 +50,6 @@ def test_an_opponent_is_sampled_as_its_policy_is_and_has_no_settings_of_learning
     assert (old.engine.lora_rank, old.engine.listen, first.engine.lora_rank) == (None, None, None)
 
 
-def test_only_what_is_trained_gets_a_checkpoints_weights() -> None:
-    config = configured({"player": {}, "old": {"snapshot_of": "player"}, "first": {"frozen": True}})
-    found = with_models(config, {"": Path("c")})
-    assert [one.model.path for one in policy_configs(found).values()] == ["c"]
-    assert {alias: one.model.path for alias, one in opponent_configs(found).items()} == {"old": "c", "first": "m"}
-
-
-def test_the_runs_model_may_be_left_out_where_only_a_snapshot_has_none() -> None:
-    policies = {"player": {"model": "p"}, "old": {"snapshot_of": "player"}}
-    table = {name: LEAST[name] for name in ("agent", "data")} | {"policies": policies}
-    assert opponent_configs(parse_config(table))["old"].model.path == "p"
-
-
-@pytest.mark.parametrize(
-    ("own", "sentence"),
-    [
-        ({"frozen": True, "snapshot_of": "player"}, r"policies\.it: frozen conflicts with snapshot_of"),
-        ({"frozen": True, "learning_rate": 0.1}, r"policies\.it\.learning_rate: has no effect with frozen"),
-        ({"frozen": True, "window": 2}, r"policies\.it\.window: has no effect with frozen"),
-        (
-            {"snapshot_of": "player", "algorithm": {"kl": 0.1}},
-            r"policies\.it\.algorithm: has no effect with snapshot_of",
-        ),
-        ({"snapshot_of": "player", "model": "x"}, r"policies\.it\.model: has no effect with snapshot_of"),
-        ({"snapshot_of": "it"}, r"policies\.it\.snapshot_of: expected a policy that is trained \(player\), got 'it'"),
-        (
-            {"snapshot_of": "player", "window": 3},
-            r"policies\.it\.window: expected at most trainer\.keep_checkpoints, 2",
-        ),
-        ({"window": 2}, r"policies\.it\.window: has no effect without snapshot_of"),
-        (
-            {"snapshot_of": "player", "engine": {"lora_rank": 4}},
-            r"policies\.it\.engine\.lora_rank: has no effect on a policy",
-        ),
-    ],
-)
-def test_settings_of_an_opponent_that_would_do_nothing_are_errors(own: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        opponent_configs(configured({"player": {}, "it": own}))
-
-
 def test_a_run_trains_at_least_one_of_its_policies() -> None:
     with pytest.raises(ConfigError, match=r"policies: expected at least one that is trained"):
         configured({"it": {"frozen": True}})

@@ -90,16 +90,6 @@ def test_a_wrong_setting_of_a_policy_is_named_with_the_policy(policies: Any, sen
         policy_configs(configured(policies=policies))
 
 
-def test_the_runs_model_may_be_left_out_and_is_an_error_where_no_policy_uses_it() -> None:
-    both = {"white": {"model": "w"}, "black": {"model": "b"}}
-    found = policy_configs(parse_config({name: LEAST[name] for name in ("agent", "data")} | {"policies": both}))
-    assert [one.model.path for one in found.values()] == ["w", "b"]
-    with pytest.raises(ConfigError, match=r"model\.path: has no effect"):
-        configured(policies=both)
-    read_again = parse_config(parse_config(LEAST | {"model": {}, "policies": both}).model_dump(mode="json"))
-    assert policy_configs(read_again) == found
-
-
 def test_no_upstream_may_have_the_name_of_a_policy() -> None:
     upstream = {"url": "https://host/v1", "models": ["bl*"]}
     with pytest.raises(ConfigError, match="would take the calls of the policy 'black'"):
@@ -111,19 +101,6 @@ def test_policies_learn_from_the_same_rollouts_and_so_have_groups_of_one_size() 
         check_groups({"white": LightningRL(group_size=4), "black": LightningRL(group_size=8)})
     with pytest.raises(ConfigError, match=r"policies\.black\.algorithm\.rollouts: expected what 'white' has"):
         check_groups({"white": LightningRL(rollouts="tree"), "black": LightningRL()})
-
-
-def test_paths_of_policies_and_predicates_are_relative_to_the_file(tmp_path: Path) -> None:
-    (tmp_path / "which.py").write_text("")
-    (tmp_path / "w").mkdir()
-    (tmp_path / "run.toml").write_text(
-        '[agent]\nrun = "a.py:f"\n[data]\ntrain = "t"\n[algorithm]\nagents = ["writer", "which.py:short"]\n'
-        '[policies.white]\nmodel = "w"\nalgorithm = { agents = ["which.py:long"] }\n'
-    )
-    read = load_config(tmp_path / "run.toml")
-    assert read.algorithm["agents"] == ["writer", f"{tmp_path}/which.py:short"]
-    assert read.policies["white"].algorithm["agents"] == [f"{tmp_path}/which.py:long"]
-    assert read.policies["white"].model == f"{tmp_path}/w"
 
 
 def test_a_checkpoints_models_take_the_place_of_those_that_training_began_with() -> None:
@@ -279,26 +256,6 @@ async def test_each_policy_learns_from_its_own_calls_at_its_own_rate(store: Ligh
     assert rates["black"] == pytest.approx([2 * rate for rate in rates["white"]])
 
 
-async def test_each_policy_has_a_schedule_of_its_own_and_says_so(store: LightningStore, tmp_path: Path) -> None:
-    progress = Noting()
-    made = game(store, Game().engine, tmp_path, progress=progress)
-    black = made.policies["black"]
-    parts = [
-        ScheduledAlgorithm(from_step=first, config=black.config, algorithm=algorithm)
-        for first, algorithm in ((1, black.algorithm), (2, dataclasses.replace(black.algorithm, advantage="rloo")))
-    ]
-    made.policies = dict(made.policies) | {"black": dataclasses.replace(black, schedule=parts)}
-    made.planner = dataclasses.replace(made.planner, policies=made.policies)
-    async with agents(store):
-        await made.run(resume=False)
-    rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "step"]
-    assert [row["policies/black/train/schedule_entry"] for row in rows] == [0.0, 1.0, 1.0]
-    assert not any("policies/white/train/schedule_entry" in row or "train/schedule_entry" in row for row in rows)
-    assert [note for note in progress.notes if "schedule" in note] == [
-        "step 2: from here on by policies.black.algorithm.schedule[1]"
-    ]
-
-
 async def test_policies_of_different_algorithms_have_outcomes_and_metrics_of_their_own(
     store: LightningStore, tmp_path: Path
 ) -> None:
@@ -350,16 +307,6 @@ async def test_all_policies_are_published_together_under_versions_of_one_number(
     assert {name: (resources[name].version, resources[name].value["model"]) for name in NAMES} == {
         name: (white.served[-1], name) for name in NAMES
     }
-
-
-async def test_a_checkpoint_holds_every_policy(store: LightningStore, tmp_path: Path) -> None:
-    async with agents(store):
-        await game(store, Game().engine, tmp_path).run(resume=False)
-    checkpoint = await last_checkpoint(store, RunFolder(tmp_path, "run"))
-    assert checkpoint is not None
-    folder = Path(checkpoint.path)
-    assert policies_in(folder) == {"black": folder / "black", "white": folder / "white"}
-    assert RunFolder(tmp_path, "run").has_checkpoint()
 
 
 @EVERY
@@ -431,8 +378,3 @@ async def test_agents_that_nobody_is_stop_the_run_with_the_names_that_there_are(
             NoCallsError, match=r"with agents = \['writer'\].*agents and models of its calls: black, white"
         ):
             await game(store, Game().engine, tmp_path, **own).run(resume=False)
-
-
-def test_the_settings_of_an_algorithm_with_agents_survive_a_file() -> None:
-    table = dataclasses.asdict(LightningRL(agents=("writer",)))
-    assert LightningRL(**{**table, "agents": list(table["agents"])}) == LightningRL(agents=("writer",))

@@ -103,14 +103,6 @@ async def test_old_and_reference_logprobs_are_asked_once_before_the_first_update
     assert engine.policies == {"white"}
 
 
-async def test_nothing_is_asked_that_the_loss_does_not_need() -> None:
-    engine = TalkingEngine()
-    algorithm = LightningRL(minibatches=1)
-    await update(engine, algorithm)
-    assert [verb for verb, _ in engine.asked] == ["forward_backward", "optim_step"]
-    assert await critic_values(cast(Any, engine), "white", algorithm, [GROUP]) is None
-
-
 async def test_the_sampler_gap_is_the_divergence_before_the_steps_first_update() -> None:
     class Drifting(TalkingEngine):
         """Goes further from the sampler with every update."""

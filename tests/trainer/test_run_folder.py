@@ -209,17 +209,6 @@ async def test_a_damaged_checkpoint_is_passed_over(
             await last_checkpoint(store, RunFolder(tmp_path, "run"))
 
 
-async def test_an_empty_learners_state_of_an_earlier_version_is_passed_over(tmp_path: Path) -> None:
-    """Such checkpoints have no manifest."""
-    async with InMemoryLightningStore() as store:
-        await store.create_run("run", {}, "run")
-        for step, state in ((1, b"state"), (2, b"")):
-            (tmp_path / str(step)).mkdir()
-            (tmp_path / str(step) / "learner.pt").write_bytes(state)
-            await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(tmp_path / str(step)), version=0))
-        assert (await last_checkpoint(store, RunFolder(tmp_path, "run"))).step == 1
-
-
 def test_a_file_that_was_edited_between_two_starts_of_a_run_is_named_once(tmp_path: Path) -> None:
     code, tasks = tmp_path / "own.py", tmp_path / "train.jsonl"
     for file in (code, tasks):

@@ -165,24 +165,6 @@ def a_sampler(store: LightningStore) -> TreeSampler:
 WANTED = [NewRollout(run_id="run", task={}, group_id="train:1:0", replica=each, step=1) for each in range(6)]
 
 
-async def test_a_tree_grows_when_its_own_rollouts_have_finished(store: LightningStore) -> None:
-    await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={"model": "m"})])
-    await store.enqueue(WANTED[:2])
-    [claim] = await store.claim(WORKER, limit=1)
-    await answer(store, claim, 2, 1.0)
-    [group] = (await rollouts_by_group(store)).values()
-    tree = claim.rollout.replica
-    assert [one.replica for one in await a_sampler(store).next_round(group, WANTED)] == [2 + 2 * tree]
-
-
-async def test_trees_without_a_call_to_fork_after_go_on_with_independent_rollouts(store: LightningStore) -> None:
-    members = await whole_group(store, [1, 3, 2, 1, 3, 3], failed=1)
-    *found, last = shape(members)
-    assert found == [None, None, None, (2, 1), None]  # one call of replica 0, and replica 1 failed
-    assert last is not None
-    assert last[0] == 4
-
-
 async def test_calls_are_forked_after_where_they_were_sampled_each_once_first(store: LightningStore) -> None:
     four = TreeSampler(store=store, tree=RolloutTree(roots=1, rounds=1), group_size=5, seed=0)
     await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={"model": "m"})])

@@ -77,24 +77,6 @@ def test_a_step_costs_what_its_calls_used() -> None:
     assert "cost/external_tokens" not in tally.metrics(10.0, ALL_KNOWN)
 
 
-def test_what_is_not_known_is_left_out_and_nothing_ended_says_nothing() -> None:
-    tally = TimeTally()
-    assert tally.metrics(1.0, ALL_KNOWN) == {}
-    tally.add([rollout("a", 0, None, None)], [])
-    assert tally.metrics(1.0, ALL_KNOWN) == {}
-    tally.add([rollout("a", 0, 1, 2)], [])
-    found = tally.metrics(4.0, Slots(workers=None, sampler=None))
-    assert not {"workers/slots", "workers/busy_share", "sampler/slots", "sampler/calls_mean"} & set(found)
-    assert (found["sampler/busy_share"], found["rollout/after_calls_s"]) == (0.0, 1.0)
-
-
-def test_shares_stay_within_one_where_rollouts_ran_before_their_step() -> None:
-    tally = TimeTally()
-    tally.add([rollout(str(number), 0, 0, 100) for number in range(9)], [call("0", 0, 100)])
-    found = tally.metrics(1.0, ALL_KNOWN)
-    assert (found["workers/busy_share"], found["sampler/busy_share"]) == (1.0, 1.0)
-
-
 def test_slots_are_those_of_the_settings_where_workers_and_sampler_are_the_runs_own() -> None:
     least: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": "t"}}
     config = parse_config({**least, "agent": {"run": "a.py:f", "workers": 3, "concurrency": 5}})

@@ -41,6 +41,7 @@ from agentlightning.training_types import Trajectory, Transition
 
 READ_BATCH = 128
 """Rollouts whose calls are read at a time: calls hold all text."""
+TIMEOUT_S = 300.0
 PRIORITY = 1
 """Of forks: their step waits for them, and for none of the rollouts that run ahead of it."""
 S = 1_000_000_000
@@ -183,10 +184,6 @@ def _by_rollout(calls: Sequence[Call]) -> defaultdict[str, list[Call]]:
     return found
 
 
-TIMEOUT_S = 300.0
-READ_BATCH = 512
-
-
 @dataclass(kw_only=True)
 class CreditInputReader:
     """Gathers evidence for one run."""
@@ -210,30 +207,22 @@ class CreditInputReader:
         if "history" in rule.needs:
             evidence = replace(evidence, history=await self._history(step, settings.get("history", HISTORY)))
         if "fork_returns" in rule.needs:
-            sampled = await self._fork_sampler().sample(step, groups, settings)
+            sampler = ForkSampler(
+                algorithm=self.algorithm,
+                store=self.store,
+                collector=self.collector,
+                on_failure=self.on_failure,
+                on_progress=partial(self.progress.phase, "fork"),
+            )
+            sampled = await sampler.sample(step, groups, settings)
             evidence, cost = replace(evidence, fork_returns=sampled.returns), cost | sampled.metrics
         if "scores" in rule.needs:
-            async with self._client() as client:
-                judged = await judge_groups(
-                    groups, self._judge(client, settings), _Replies(self.folder), **_asked(settings)
-                )
+            async with httpx.AsyncClient(timeout=TIMEOUT_S, transport=self.transport) as client:
+                judge = ChatEndpoint(client, settings["url"], bearer(settings["key_env"]))
+                asked = {name: settings[name] for name in ("model", "instructions")}
+                judged = await judge_groups(groups, judge, _Replies(self.folder), **asked)
             evidence, cost = replace(evidence, scores=judged.scores), cost | judged.stats
         return evidence, cost
-
-    def _fork_sampler(self) -> ForkSampler:
-        return ForkSampler(
-            algorithm=self.algorithm,
-            store=self.store,
-            collector=self.collector,
-            on_failure=self.on_failure,
-            on_progress=partial(self.progress.phase, "fork"),
-        )
-
-    def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(timeout=TIMEOUT_S, transport=self.transport)
-
-    def _judge(self, client: httpx.AsyncClient, settings: dict[str, Any]) -> ChatEndpoint:
-        return ChatEndpoint(client, settings["url"], bearer(settings["key_env"]))
 
     async def _history(self, step: int, steps: int) -> list[list[Trajectory]]:
         """Groups of the latest `steps` steps before this one that were learned from, oldest first."""
@@ -277,10 +266,6 @@ def check_credit_inputs(algorithm: LightningRL) -> None:
         )
     if settings["key_env"] is not None and not os.environ.get(settings["key_env"]):
         raise ConfigError(f"algorithm.credit.key_env: the variable {settings['key_env']} is not set")
-
-
-def _asked(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in ("model", "instructions")}
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,10 @@ from rich.text import Text
 from agentlightning.errors import MissingExtraError, one_line, printable
 from agentlightning.records import JSON
 from agentlightning.runtime.disk import open_private
-from agentlightning.trainer.progress import CreditedRollout
 
 SHOWN_STEPS = 8
 DRAWN_EVERY_S = 0.5
 """In a notebook, which takes a message for each drawing."""
-SHOWN_CALLS = 6
-"""Of a rollout; of more, those with the largest advantages."""
-SHOWN_CHARS = 400
-"""Of a call, before it is cut to the terminal's width: it may be megabytes, laid out four times a second."""
-CREDIT_WIDTH = 10
 SPARK_WIDTH = 60
 SPARKS = "▁▂▃▄▅▆▇█"
 PHASES = ("collect", "prepare", "update", "publish")
@@ -86,7 +80,6 @@ class Display:
         """Phases that were told where there is no terminal: each once."""
         self._first_step = (0, 0.0)
         """The first step seen here, and when: a resumed run goes on in the middle."""
-        self._credited: tuple[int, CreditedRollout] | None = None
         self._curve: list[float] = []
         self._heldout: list[tuple[int, str, float]] = []
         self._live = Live(self, console=self.console, refresh_per_second=4, transient=False)
@@ -106,10 +99,6 @@ class Display:
             self.console.print(f"[{self._elapsed():6.1f} s] {name}")
         self._told.add(name)
         self._phase = (name, done, total)
-        self._redraw()
-
-    def credited(self, step: int, rollout: CreditedRollout) -> None:
-        self._credited = (step, rollout)
         self._redraw()
 
     def step(self, step: int, steps: int, metrics: dict[str, float]) -> None:
@@ -154,8 +143,6 @@ class Display:
                 self._table() if online else self._plain(),
                 Text(f"{what} {_spark(self._curve)} {_scale(self._curve)}", style="cyan"),
             ]
-        if self._credited is not None:
-            parts += _credit(*self._credited)
         if self._heldout:
             for kind in dict.fromkeys(kind for _, kind, _ in self._heldout):
                 found = [f"{value:.2f} after step {step}" for step, of, value in self._heldout if of == kind]
@@ -193,30 +180,6 @@ class Display:
         return time.perf_counter() - self._started
 
 
-def _credit(step: int, rollout: CreditedRollout) -> list[RenderableType]:
-    """A rollout's reward, and its calls in order, each with its number from 1 and its advantage as a number and a bar."""
-    most = max(abs(call.advantage) for call in rollout.calls) or 1.0
-    numbered = list(enumerate(rollout.calls, 1))
-    shown = sorted(sorted(numbered, key=lambda one: -abs(one[1].advantage))[:SHOWN_CALLS])
-    left_out = "" if len(shown) == len(numbered) else f", {len(shown)} of {len(numbered)} calls"
-    table = Table.grid(padding=(0, 1), expand=True)
-    for column in ("call", "advantage", "bar"):
-        table.add_column(column, justify="right" if column != "bar" else "left", no_wrap=True)
-    table.add_column("sampled", ratio=1, no_wrap=True, overflow="ellipsis")
-    for number, call in shown:
-        style = "green" if call.advantage > 0 else "red" if call.advantage < 0 else ""
-        size = round(CREDIT_WIDTH * abs(call.advantage) / most)
-        by = f"{call.agent}: " if call.agent else ""
-        table.add_row(
-            str(number),
-            Text(f"{call.advantage:+.2f}", style=style),
-            Text(f"{'█' * size:<{CREDIT_WIDTH}}", style=style),
-            Text(one_line(f"{by}{call.text[:SHOWN_CHARS]}")),
-        )
-    title = f"credit in step {step}: rollout {rollout.rollout_id}, reward {rollout.reward:.3g}{left_out}"
-    return [Text(one_line(title), style="bold", no_wrap=True, overflow="ellipsis"), table]
-
-
 def _from_rollouts(metrics: dict[str, float]) -> str:
     return (
         f"reward {metrics['train/reward_mean']:.3f}  signal {metrics['train/groups_with_signal']:.2f}  "
@@ -250,11 +213,16 @@ def _spark(values: list[float]) -> str:
     return "".join(SPARKS[round((value - low) * scale)] for value in recent)
 
 
-REWARDS = ("train/reward_mean", "eval/greedy/reward_mean", "eval/sampled/reward_mean")
+CURVES = (
+    ("train/reward_mean", "training reward (T = 1)", {"color": "#9aa5b1", "linewidth": 1.2}),
+    ("eval/greedy/reward_mean", "held-out, greedy", {"color": "#1f6feb", "marker": "o", "linewidth": 2}),
+    ("eval/sampled/reward_mean", "held-out, T = 1", {"color": "#d97706", "marker": "s", "linestyle": "none"}),
+)
 
 
 def draw_curve(rows: Sequence[JSON], title: str, to: Path) -> None:
-    """Write a PNG from the rows of metrics.jsonl. MissingExtraError without matplotlib."""
+    """Write a PNG of rewards, each with a band of twice its standard error, and of held-out losses by step, from the rows of
+    metrics.jsonl. MissingExtraError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -262,50 +230,33 @@ def draw_curve(rows: Sequence[JSON], title: str, to: Path) -> None:
         raise MissingExtraError("matplotlib", "train") from cause
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name, label, style in (
-        ("train/reward_mean", "training reward (T = 1)", {"color": "#9aa5b1", "linewidth": 1.2}),
-        ("eval/greedy/reward_mean", "held-out, greedy", {"color": "#1f6feb", "marker": "o", "linewidth": 2}),
-        ("eval/sampled/reward_mean", "held-out, T = 1", {"color": "#d97706", "marker": "s", "linestyle": "none"}),
-    ):
-        points = [(row["step"], row[name]) for row in rows if name in row]
-        if points:
-            axes.plot(*zip(*points, strict=True), label=label, **style)
-            _draw_band(rows, name, axes, str(style["color"]))
-    axes.set_xlabel("training step")
-    axes.set_ylabel("mean reward of a rollout (band: 95 % of chance)")
-    axes.set_title(title)
-    values = [row[name] for row in rows for name in REWARDS if name in row]
+    axes = figure.add_subplot(xlabel="training step", ylabel="mean reward of a rollout (band: 95 % of chance)", title=title)
+    axes.grid(alpha=0.25)
+    values: list[float] = []
+    for name, label, style in CURVES:
+        found = [(row["step"], row[name], _error(row, name)) for row in rows if name in row]
+        if found:
+            steps, means, errors = zip(*found, strict=True)
+            axes.plot(steps, means, label=label, **style)
+            low, high = ([m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-2, 2))
+            axes.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
+            values += means
     if values and 0 <= min(values) <= max(values) <= 1:
         axes.set_ylim(-0.03, 1.03)
-    axes.grid(alpha=0.25)
-    if any("eval/loss" in row for row in rows):
-        _draw_loss(rows, axes)
+    if losses := [(row["step"], row["eval/loss"]) for row in rows if "eval/loss" in row]:
+        axes = axes.twinx() if values else axes
+        axes.set_ylabel("held-out loss")
+        axes.plot(*zip(*losses, strict=True), label="held-out loss", color="#6f42c1", marker=".", linestyle="--")
     if axes.lines:
-        axes.legend(frameon=False)
+        figure.legend(frameon=False)
     temporary = to.with_name(f".{to.name}.tmp")
     with open_private(temporary, "wb") as file:
         figure.savefig(file, format="png", dpi=140)
     temporary.replace(to)
 
 
-def _draw_band(rows: Sequence[JSON], name: str, axes: Any, color: str) -> None:
-    """Twice the standard error of each mean, either way: what chance moves it by."""
-    band = []
-    for row in rows:
-        if name == "train/reward_mean" and {name, "train/reward_std", "rollout/count"} <= row.keys():
-            band.append((row["step"], row[name], 2 * row["train/reward_std"] / max(1.0, row["rollout/count"]) ** 0.5))
-        elif (error := name.replace("_mean", "_stderr")) in row and name in row:
-            band.append((row["step"], row[name], 2 * row[error]))
-    if band:
-        low, high = ([mean + sign * error for _, mean, error in band] for sign in (-1, 1))
-        axes.fill_between([step for step, _, _ in band], low, high, color=color, alpha=0.15, linewidth=0)
-
-
-def _draw_loss(rows: Sequence[JSON], axes: Any) -> None:
-    """Held-out loss of an offline run: beside the reward of its evaluations, or alone where no agent is evaluated."""
-    if axes.lines:
-        axes = axes.twinx()
-    axes.set_ylabel("held-out loss")
-    points = [(row["step"], row["eval/loss"]) for row in rows if "eval/loss" in row]
-    axes.plot(*zip(*points, strict=True), label="held-out loss", color="#6f42c1", marker=".", linestyle="--")
+def _error(row: JSON, name: str) -> float:
+    """Standard error of the mean; 0 where it is not known."""
+    if name == "train/reward_mean":
+        return float(row.get("train/reward_std", 0.0) / max(1.0, row.get("rollout/count", 1.0)) ** 0.5)
+    return float(row.get(name.replace("_mean", "_stderr"), 0.0))

@@ -1,12 +1,9 @@
 """Trajectories of a training step, read from the store once for all policies that learn from them, and counted.
 
 `step.py` drives it, and whatever looks back at earlier steps. What the first reading found is written into the step's list
-when it opens (`ConsumedInputs`), call by call, and from then on counts: a call whose agent had gone may be recorded after
-its rollout ended, and spans and rewards may come at any time. It knows nothing of algorithms; `algorithms.selection` says
-which calls are whose.
-
-Times are those of the records: a rollout's by the store's clock, a call's by its gateway's. With trainer.max_staleness
-above 0 rollouts overlap several steps; a step then counts its own rollouts whole.
+when it opens (`ConsumedInputs`), call by call, and counts from then on: calls, spans and rewards may come at any time. It
+knows nothing of algorithms. Times are those of the records; a step counts its own rollouts whole, also those that overlap
+several steps.
 """
 
 from __future__ import annotations
@@ -14,12 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Literal
 
 from agentlightning.adapters.trajectories import JUDGE, counts, trajectories
 from agentlightning.algorithms.selection import Selection
-from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.run import Config
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import AgentError, ConflictError
@@ -95,10 +90,8 @@ class TimeTally:
             self._after_ns += max(0, rollout.finished_ns - last)
             self._calls += within
 
-    def metrics(
-        self, step_s: float, slots: Slots, models: Mapping[str, ExternalModelConfig] = MappingProxyType({})
-    ) -> Metrics:
-        """By the wall time of the step; none where it has no rollout. `models`: the run's external models."""
+    def metrics(self, step_s: float, slots: Slots, external: bool = False) -> Metrics:
+        """By the wall time of the step; none where it has no rollout. external: the run has external models."""
         if not self._rollouts or step_s <= 0:
             return {}
         count, running_s = self._rollouts, sum(self._running_ns) / S
@@ -119,7 +112,7 @@ class TimeTally:
             "cost/prompt_tokens": float(self._prompt_tokens),
             "cost/sampled_tokens": float(self._tokens),
         }
-        if models:
+        if external:
             found["cost/external_tokens"] = float(self._external_tokens)
         if busy_s:
             found["sampler/calls_mean"] = sum(end - start for start, end in self._calls) / S / busy_s
@@ -228,21 +221,14 @@ def _inputs(rollout: Rollout, calls: Sequence[Call], named: Sequence[Call], told
 
 
 def _check_present(rollout: Rollout, inputs: ConsumedInputs, calls: Sequence[Call], rewards: Sequence[Reward]) -> None:
+    learned = f"rollout {rollout.id}: a step of run {rollout.run_id} learned from"
     if rollout.attempt != inputs.attempt:
-        raise _gone(rollout, f"attempt {inputs.attempt}, its latest one is {rollout.attempt}")
-    _check_all("call", rollout, [*inputs.calls, *inputs.replayed], {call.id for call in calls})
-    _check_all("reward", rollout, inputs.rewards, {reward.id for reward in rewards})
-
-
-def _check_all(what: str, rollout: Rollout, wanted: Sequence[str], known: Collection[str]) -> None:
-    missing = [each for each in wanted if each not in known]
-    if missing:
-        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise _gone(rollout, f"{what} {missing[0]}{others}, no longer recorded (were records pruned or deleted?)")
-
-
-def _gone(rollout: Rollout, what: str) -> ConflictError:
-    return ConflictError(f"rollout {rollout.id}: a step of run {rollout.run_id} learned from {what}")
+        raise ConflictError(f"{learned} attempt {inputs.attempt}, its latest one is {rollout.attempt}")
+    known = {record.id for record in (*calls, *rewards)}
+    if missing := [each for each in (*inputs.calls, *inputs.replayed, *inputs.rewards) if each not in known]:
+        raise ConflictError(
+            f"{learned} {len(missing)} records that are gone, {missing[0]} first (were records pruned or deleted?)"
+        )
 
 
 MAX_ROLLOUTS = 128

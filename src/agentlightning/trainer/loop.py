@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Protocol
 
 from agentlightning.config.run import Config
 from agentlightning.engines.base import Engine, Metrics
@@ -29,7 +28,6 @@ from agentlightning.trainer.checkpoint import Fingerprint, RunFolder
 from agentlightning.trainer.checkpoint_files import Registrar, last_checkpoint, load_checkpoint, save_checkpoint
 from agentlightning.trainer.evaluate import Kind, run_held_out, summarize
 from agentlightning.trainer.load_trajectories import DISCARDED, LoadedTrajectories, TimeTally, fixed_inputs, slots_of
-from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import Opponents, TrainedPolicy, publish
@@ -42,7 +40,7 @@ from agentlightning.trainer.scheduler import (
     StepBatch,
     TreeSampler,
 )
-from agentlightning.trainer.step import CreditRecorder, StepPlan, StepPlanner, credit_example
+from agentlightning.trainer.step import CreditRecorder, StepPlan, StepPlanner
 
 MAX_LEARNERS_LOST = 3
 """Learners lost in a row, without a step that was never reached before, after which it is no accident."""
@@ -51,8 +49,6 @@ MAX_LEARNERS_LOST = 3
 @dataclass(kw_only=True)
 class TrainingLoop(ABC):
     """One run's training loop and everything it uses."""
-
-    health_checks: ClassVar[Mapping[str, HealthCheck]] = HEALTH_CHECKS
 
     config: Config
     run_id: str
@@ -63,6 +59,7 @@ class TrainingLoop(ABC):
     val: Sequence[JSON]
     """Held-out tasks; none where no agent is evaluated."""
     progress: Progress
+    metric_logger: MetricLogger
     stopping: bool = False
     """Set to end after the step that is under way."""
     version: int = 0
@@ -72,16 +69,6 @@ class TrainingLoop(ABC):
     """Counts those that were killed because they hung."""
     made_of: Fingerprint = field(default_factory=Fingerprint)
     """Of what the run's model versions are made."""
-    metric_logger: MetricLogger = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.metric_logger = MetricLogger(
-            run_id=self.run_id,
-            folder=self.folder,
-            store=self.store,
-            progress=self.progress,
-            rules=self.health_checks,
-        )
 
     @property
     @abstractmethod
@@ -91,10 +78,13 @@ class TrainingLoop(ABC):
     async def begin(self) -> int:
         """Evaluates and saves the weights that training starts from; returns 0."""
         await self.evaluate(0)
-        if self.val and self.config.eval.sampled:
-            await self.evaluate_agent(0, "sampled")
+        await self._evaluate_sampled(0)
         await self.save_checkpoint(0)
         return 0
+
+    async def _evaluate_sampled(self, step: int) -> None:
+        if self.val and self.config.eval.sampled:
+            await self.evaluate_agent(step, "sampled")
 
     @abstractmethod
     async def go_back(self, step: int, again: Sequence[Step]) -> int:
@@ -132,8 +122,8 @@ class TrainingLoop(ABC):
         while done < self.config.trainer.steps and not self.stopping:
             done += 1
             await self.run_step(done)
-        if self.val and self.config.eval.sampled and done == self.config.trainer.steps:
-            await self.evaluate_agent(done, "sampled")
+        if done == self.config.trainer.steps:
+            await self._evaluate_sampled(done)
         return done
 
     async def _resume(self) -> int:
@@ -198,11 +188,13 @@ class TrainingLoop(ABC):
 
     async def _register(self, step: int) -> None:
         """Registers the checkpoint of a step, which is recorded, as model versions."""
-        policies = list(self.policy_values)
-        registrar = Registrar(
-            store=self.store, config=self.config, folder=self.folder, policies=policies, made_of=self.made_of
-        )
-        await registrar.register(step)
+        await Registrar(
+            store=self.store,
+            config=self.config,
+            folder=self.folder,
+            policies=list(self.policy_values),
+            made_of=self.made_of,
+        ).register(step)
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then linear decay to `final_learning_rate` of the rate at the end."""
@@ -217,18 +209,6 @@ class TrainingLoop(ABC):
 
 MAX_RESAMPLING = 10
 """Times tasks_per_step groups after which a step goes on with the groups that it has, as in DAPO's recipe."""
-
-
-class OfflineSteps(Protocol):
-    """Steps that learn from recorded rollouts: `offline.loop.OfflineLoop` without agents to evaluate."""
-
-    async def prepare(self) -> None: ...
-
-    async def train_step(self, step: int) -> Metrics: ...
-
-    async def evaluate(self, step: int) -> None: ...
-
-    def learning_rate(self, step: int) -> float: ...
 
 
 @dataclass(kw_only=True)
@@ -249,15 +229,14 @@ class RLLoop(TrainingLoop):
     planner: StepPlanner = field(init=False)
     opponents: Opponents | None = None
     """Policies that agents meet and that are never trained; None where there is none."""
-    offline: Mapping[int, OfflineSteps] = field(default_factory=dict)
-    """Parts of the schedule, by number, that learn from recorded rollouts."""
+    offline: Mapping[int, TrainingLoop] = field(default_factory=dict)
+    """Parts of the schedule, by number, that learn from recorded rollouts; without agents to evaluate."""
     _prompts: dict[str, int] = field(default_factory=dict)
     """Versions of the prompts that the weights go with."""
     _stored: dict[int, Step] = field(default_factory=dict)
     """Steps to execute again from their lists, by number."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         model = self.config.model
         self.planner = StepPlanner(
             policies=self.policies,
@@ -271,20 +250,14 @@ class RLLoop(TrainingLoop):
             asks_numbers=self.reports_numbers and bool(self.config.monitor.keep_credit),
         )
         algorithm = next(iter(self.policies.values())).algorithm  # which rollouts are sampled, all agree on
+        size, tree, seed = algorithm.group_size, algorithm.tree, self.config.trainer.seed
         self.scheduler = GroupScheduler(
             store=self.store,
             collector=self.collector,
             run_id=self.run_id,
             tasks=self.train,
-            group_size=algorithm.group_size,
-            trees=None
-            if algorithm.tree is None
-            else TreeSampler(
-                store=self.store,
-                tree=algorithm.tree,
-                group_size=algorithm.group_size,
-                seed=self.config.trainer.seed,
-            ),
+            group_size=size,
+            trees=None if tree is None else TreeSampler(store=self.store, tree=tree, group_size=size, seed=seed),
             trainer=self.config.trainer,
             sampling=Sampling(temperature=model.temperature, max_tokens=model.max_tokens),
             retry=self.retry(),
@@ -346,7 +319,7 @@ class RLLoop(TrainingLoop):
         metrics |= {f"time/{phase}_s": value for phase, value in self.seconds.items()}
         slots = slots_of(self.config, len(self.policies))
         metrics |= {} if self.opponents is None else self.opponents.metrics()
-        return metrics | self.times.metrics(time.perf_counter() - started, slots, self.config.external)
+        return metrics | self.times.metrics(time.perf_counter() - started, slots, bool(self.config.external))
 
     async def _serve_opponents(self, step: int) -> None:
         if self.opponents is not None:
@@ -357,11 +330,11 @@ class RLLoop(TrainingLoop):
             await steps.evaluate(step)
         await super().evaluate(step)
 
-    def _offline_at(self, step: int) -> OfflineSteps | None:
+    def _offline_at(self, step: int) -> TrainingLoop | None:
         entry = next(iter(self.policies.values())).offline_at(step)
         return None if entry is None else self.offline[entry]
 
-    async def _learn_offline(self, steps: OfflineSteps, step: int, stored: Step | None) -> Metrics:
+    async def _learn_offline(self, steps: TrainingLoop, step: int, stored: Step | None) -> Metrics:
         """A step that consumes no rollout: its batch follows from its number."""
         if stored is None:
             await self.store.open_step(self.run_id, step, [])
@@ -375,9 +348,6 @@ class RLLoop(TrainingLoop):
     async def _learn(self, step: int, stored: Step | None) -> Metrics:
         self.planner = self.planner.at(step)
         plan = await (self._collect(step) if stored is None else self._again(stored))
-        with self._timed("prepare"):
-            if (example := credit_example(plan.plans.values())) is not None:
-                self.progress.credited(step, example)
         with self._timed("update"):
             updates = await self.planner.update(plan, self.learning_rate(step))
         with self._timed("publish"):
@@ -415,12 +385,12 @@ class RLLoop(TrainingLoop):
                 f"step {step}: {wanted} groups have no signal, nor had {resampled} sampled in their place"
             )
         await self.scheduler.leave(batch, step)
-        outcomes = {
-            rollout.id: plan.outcomes.get(rollout.id, "invalid") for rollout in batch.rollouts
-        } | batch.discarded
+        outcomes = {one.id: plan.outcomes.get(one.id, "invalid") for one in batch.rollouts} | batch.discarded
         with self._timed("prepare"):
-            inputs = {key: loaded.inputs.get(key) for key, outcome in outcomes.items() if outcome not in DISCARDED}
-            consumed = [Consumed(rollout_id=key, outcome=one, inputs=inputs.get(key)) for key, one in outcomes.items()]
+            consumed = [
+                Consumed(rollout_id=key, outcome=one, inputs=None if one in DISCARDED else loaded.inputs.get(key))
+                for key, one in outcomes.items()
+            ]
             await self.store.open_step(self.run_id, step, consumed)
         return _with_counts(plan, outcomes.values())
 

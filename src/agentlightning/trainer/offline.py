@@ -1,8 +1,8 @@
-"""Offline dataset: the examples of an offline run, chosen once and kept, then read in batches.
+"""Offline training: batches of recorded rollouts, updates, held-out loss, checkpoints, resume.
 
-The offline loop drives it. `choose` looks at every finished training rollout of the source runs once and writes the chosen
-examples, by rollout ids, to the run's folder before anything is learned; from then on that file counts, whatever happens to
-the source runs, so that a resumed run has the very batches that it had. Rollouts of evaluations are never looked at.
+`training.py` hands it everything it uses. No agent runs but for evaluations. What makes it safe to kill: the examples, chosen
+once among the finished training rollouts of the source runs, are written to the run's folder before the first update and
+count from then on, and each step's batch follows from them, the seed and the step's number alone.
 """
 
 from __future__ import annotations
@@ -264,8 +264,6 @@ HELD_OUT_BATCH = 32
 @dataclass(kw_only=True)
 class OfflineLoop(TrainingLoop):
     """The loop of a run that learns from recorded rollouts."""
-
-    health_checks: ClassVar[Mapping[str, HealthCheck]] = OFFLINE_HEALTH_CHECKS
 
     algorithm: OfflineAlgorithm
     policy: JSON

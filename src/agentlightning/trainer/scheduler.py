@@ -320,7 +320,6 @@ class TreeTally:
 GROUP = "train"
 """First part of the ids of groups."""
 OnProgress = Callable[[int, int], None]
-MIN_WAIT_S = 0.01
 
 
 class TaskOrder:

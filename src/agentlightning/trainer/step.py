@@ -34,7 +34,7 @@ from agentlightning.trainer.credit_inputs import CreditInputReader
 from agentlightning.trainer.load_trajectories import LoadedTrajectories, seen_by
 from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import TrainedPolicy
-from agentlightning.trainer.progress import CreditedCall, CreditedRollout, Progress
+from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.scheduler import RolloutCollector, Staleness, TreeTally
 from agentlightning.training_types import Loss, TokenNumbers, TrainingSequence, Trajectory
 
@@ -64,26 +64,12 @@ async def update_policy(
     return _over_updates(updates)
 
 
-async def critic_values(
-    engine: Engine, policy: str, algorithm: LightningRL, groups: Sequence[Sequence[Trajectory]]
-) -> Values | None:
-    """The critic's values of every sampled token, before the step's first update; None where there is no critic."""
-    return None if algorithm.critic is None else await _by_call(engine.values, policy, algorithm, groups)
-
-
-async def reference_values(
-    engine: Engine, policy: str, algorithm: LightningRL, groups: Sequence[Sequence[Trajectory]]
-) -> Values | None:
-    """The reference's logprobs of every sampled token; None where no KL is in the reward."""
-    return await _by_call(engine.reference_logprobs, policy, algorithm, groups) if algorithm.kl_in_reward else None
-
-
-async def _by_call(
+async def values_by_call(
     forward: Callable[[Sequence[TrainingSequence], str], Awaitable[list[list[float]]]],
     policy: str,
-    algorithm: LightningRL,
     groups: Sequence[Sequence[Trajectory]],
 ) -> Values:
+    """A number of every sampled token, by call: the critic's values or the reference's logprobs."""
     found: dict[str, list[float]] = {}
     for group in groups:
         rows = []
@@ -136,16 +122,11 @@ def _over_updates(updates: Sequence[Metrics]) -> Metrics:
     sampler_gap is the divergence from the sampler before the first update, when only their arithmetic and stale weights
     set them apart.
     """
-    merged: Metrics = {}
-    for name in {name for update in updates for name in update}:
+    merged: Metrics = {"updates": float(len(updates))}
+    for name in {name for update in updates for name in update} - {"tokens"}:
         values = [update[name] for update in updates if name in update]
-        if name == "ratio_max":
-            merged[name] = max(values)
-        elif name == "learner_tokens":
-            merged[name] = sum(values)
-        elif name != "tokens":
-            merged[name] = sum(values) / len(values)
-    merged["updates"] = float(len(updates))
+        over = {"ratio_max": max, "learner_tokens": sum}.get(name, statistics.fmean)
+        merged[name] = over(values)
     if updates and "kl" in updates[0]:
         merged["sampler_gap"] = updates[0]["kl"]
     return merged
@@ -250,9 +231,9 @@ class StepPlanner:
             progress=self.progress,
         )
         inputs, cost = await reader.gather(step, groups)
-        own = own_groups(groups)
-        values = await critic_values(self.engine, alias, algorithm, own)
-        reference = await reference_values(self.engine, alias, algorithm, own)
+        own, engine = own_groups(groups), self.engine
+        values = await values_by_call(engine.values, alias, own) if algorithm.critic else None
+        reference = await values_by_call(engine.reference_logprobs, alias, own) if algorithm.kl_in_reward else None
         seed = config.trainer.seed * 1_000_003 + step
         with own_code(algorithm):
             plan = algorithm.plan(groups, seed=seed, evidence=inputs, values=values, reference=reference)
@@ -373,47 +354,6 @@ def _over_all(groups: Sequence[Sequence[Trajectory]], plans: Mapping[str, Update
     }
 
 
-def credit_example(plans: Iterable[UpdatePlan]) -> CreditedRollout | None:
-    """Returns the rollout whose calls' advantages differ most, of several those whose advantages are largest.
-
-    A policy's own calls of a rollout count as one. None where nothing is learned from the step. Of the advantages [1, 1],
-    [2, 2] and [-1, 1] of three rollouts it is the last one, without that the second.
-    """
-    best: list[CallSignal] = []
-    most = (0.0, 0.0)
-    for plan in plans:
-        by_rollout: dict[str, list[CallSignal]] = defaultdict(list)
-        for signal in plan.calls:
-            by_rollout[signal.rollout_id].append(signal)
-        for signals in by_rollout.values():
-            found = [mean_over_call(signal.advantages, signal) for signal in signals]
-            size = max(found) - min(found), max(map(abs, found))
-            if all(map(math.isfinite, size)) and size > most:
-                best, most = signals, size
-    if not best:
-        return None
-    return CreditedRollout(
-        rollout_id=best[0].rollout_id,
-        reward=best[0].reward,
-        calls=[
-            CreditedCall(
-                text=_sampled(signal.call.completion),
-                advantage=mean_over_call(signal.advantages, signal),
-                agent=signal.call.agent,
-            )
-            for signal in best
-        ],
-    )
-
-
-def _sampled(completion: JSON) -> str:
-    """The text of a completion, its tool calls as name(arguments); without both its reasoning."""
-    functions = [one.get("function", {}) for one in completion.get("tool_calls") or ()]
-    tools = [f"{one.get('name', '')}({one.get('arguments', '')})" for one in functions]
-    said = completion.get("content") or ("" if tools else completion.get("reasoning_content")) or ""
-    return " ".join([str(said), *tools]).strip()
-
-
 MAX_PORTION_BYTES = 1 << 20
 """About the size of one request: others are served between two."""
 CALL_BYTES, TOKEN_BYTES = 300, 27
@@ -447,7 +387,9 @@ def call_credits(plan: UpdatePlan, numbers: RowNumbers, run_id: str, step: int, 
     """The credit of every call of the plan; calls with a number that is not finite are left out."""
     trained = _trained(plan.minibatches, numbers)
     for signal in plan.calls:
-        part = trained.get(signal.call.call_id)
+        part, per_token = trained.get(signal.call.call_id), signal.advantages
+        if isinstance(per_token, int | float):
+            per_token = [float(per_token)] * len(signal.call.sampled_ids)
         credit = CallCredit(
             run_id=run_id,
             step=step,
@@ -459,7 +401,7 @@ def call_credits(plan: UpdatePlan, numbers: RowNumbers, run_id: str, step: int, 
             return_=None if signal.returns is None else mean_over_call(signal.returns, signal),
             weight=0.0 if part is None else math.fsum(part.weights),
             trained_tokens=0 if part is None else sum(part.mask),
-            token_advantages=_each(signal.advantages, signal),
+            token_advantages=list(per_token),
             token_ratios=[] if part is None else part.ratios or [],
             token_entropies=[] if part is None else part.entropies or [],
             clip_share=None if part is None else clip_share(plan.loss, part),
@@ -513,19 +455,17 @@ def _trained(minibatches: Iterable[Sequence[TrainingSequence]], numbers: RowNumb
         for name, row in named_rows(minibatch).items():
             of_row = numbers.get(name)
             for call_id, (start, end) in zip(row.calls, row.segments, strict=True):
-                if call_id not in found:
-                    found[call_id] = TrainedCall(
+                found.setdefault(
+                    call_id,
+                    TrainedCall(
                         mask=row.mask[start:end],
                         advantages=row.advantages[start:end],
                         weights=row.weights[start:end],
                         ratios=None if of_row is None else of_row.ratios[start:end],
                         entropies=None if of_row is None else of_row.entropies[start:end],
-                    )
+                    ),
+                )
     return found
-
-
-def _each(value: PerToken, signal: CallSignal) -> list[float]:
-    return [float(value)] * len(signal.call.sampled_ids) if isinstance(value, int | float) else list(value)
 
 
 def _size(credit: CallCredit) -> int:

@@ -7,7 +7,7 @@ the sampler, the learner and the workers are its children. It loads neither torc
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +30,7 @@ from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_c
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.display import draw_curve
 from agentlightning.trainer.loop import RLLoop
+from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, OFFLINE_HEALTH_CHECKS
 from agentlightning.trainer.monitor.metric_logger import LoadWatch, MetricLogger
 from agentlightning.trainer.monitor.senders import AlertSender, TraceExport
 from agentlightning.trainer.monitor.trackers import TrackerProcesses, check_trackers
@@ -51,7 +52,7 @@ from agentlightning.trainer.schedules import (
     schedules_of,
 )
 
-MakeLoop = Callable[[Processes], RLLoop | OfflineLoop]
+MakeLoop = Callable[[Processes, MetricLogger], RLLoop | OfflineLoop]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,23 +131,29 @@ class Training:
             config, folder, needs=needs, register=register, progress=self._progress, console=self._console
         )
         check_trackers(trackers)
-        withhold = secret_variables(config.model_dump())
+        withhold, note = secret_variables(config.model_dump()), self._progress.note
         async with (
             aclosing(self._lease),
             processes,
-            TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending,
-            AlertSender(config.alerts, folder.run_id, self._progress.note, withhold) as alerts,
+            TrackerProcesses(folder, trackers, note, withhold) as sending,
+            AlertSender(config.alerts, folder.run_id, note, withhold) as alerts,
         ):
-            loop = self._loop = make_loop(processes)
+            logger = MetricLogger(
+                run_id=folder.run_id,
+                folder=folder,
+                store=processes.store,
+                progress=self._progress,
+                rules=OFFLINE_HEALTH_CHECKS if config.offline else HEALTH_CHECKS,
+                on_row=sending.poke,
+                on_alarm=alerts.put,
+            )
+            loop = self._loop = make_loop(processes, logger)
             loop.stopping = self._stopping
-            loop.metric_logger.on_row = sending.poke
-            loop.metric_logger.on_alarm = alerts.put
-            loop.hung_processes = processes.hung
             if config.agent.given:
-                await processes.start_workers(self._progress.note)
+                await processes.start_workers(note)
             async with (
-                TraceExport(config.tracing.export, folder, processes.store, self._progress.note),
-                LoadWatch(store=processes.store, logger=loop.metric_logger),
+                TraceExport(config.tracing.export, folder, processes.store, note),
+                LoadWatch(store=processes.store, logger=logger),
             ):
                 step = await processes.beside(self._lease.during(loop.run(resume)))
             result = await self._leave(processes.store, step)
@@ -160,31 +167,31 @@ class Training:
         self._config.prompts.check_fields(train[0], self._config.agent.command is not None)
         self._made_of = take_fingerprint(self._config, train)
         self._config = self._config.with_steps(len(train))
-        configs = policy_configs(self._config)
-        schedules = schedules_of(self._config)
+        configs, schedules = policy_configs(self._config), schedules_of(self._config)
 
-        def make_loop(processes: Processes) -> RLLoop:
+        def make_loop(processes: Processes, logger: MetricLogger) -> RLLoop:
             policies = {
                 alias: TrainedPolicy(
-                    config=configs[alias], algorithm=sampling[0], value=processes.policies[alias], schedule=schedule
+                    config=configs[alias],
+                    algorithm=online_algorithms(schedule)[0],
+                    value=processes.policies[alias],
+                    schedule=schedule,
                 )
                 for alias, schedule in schedules.items()
-                if (sampling := online_algorithms(schedule))
             }
-            loop = RLLoop(
+            return RLLoop(
                 policies=policies,
                 train=train,
                 reports_numbers=processes.engine.support.token_numbers,
                 opponents=self._opponents(processes, list(policies)),
-                **self._shared(processes, val),
+                offline={
+                    number: self._offline_loop(processes, logger, part.algorithm, part.config, f"examples-{number}.jsonl")
+                    for schedule in schedules.values()
+                    for number, part in enumerate(schedule)
+                    if isinstance(part.algorithm, OfflineAlgorithm)
+                },
+                **self._shared(processes, logger, val),
             )
-            loop.offline = {
-                number: self._offline_loop(processes, part.algorithm, part.config, loop.metric_logger, number)
-                for schedule in schedules.values()
-                for number, part in enumerate(schedule)
-                if isinstance(part.algorithm, OfflineAlgorithm)
-            }
-            return loop
 
         return {alias: needs_of(schedule) for alias, schedule in schedules.items()}, make_loop
 
@@ -206,39 +213,36 @@ class Training:
     def _offline(self, val: list[JSON]) -> tuple[dict[str, EngineNeeds], MakeLoop]:
         """Offline training on the rollouts of other runs."""
         algorithm = offline_algorithm(self._config)
-        check_offline(algorithm, engine_support(self._config, EngineNeeds(reference=algorithm.needs_reference)))
 
-        def make_loop(processes: Processes) -> OfflineLoop:
-            dataset = self._dataset(processes, algorithm)
-            shared = self._shared(processes, val)
-            return OfflineLoop(algorithm=algorithm, policy=processes.policy, dataset=dataset, **shared)
+        def make_loop(processes: Processes, logger: MetricLogger) -> OfflineLoop:
+            return self._offline_loop(processes, logger, algorithm, self._config, EXAMPLES, val)
 
         return {DEFAULT_POLICY: EngineNeeds(reference=algorithm.needs_reference)}, make_loop
 
     def _offline_loop(
-        self, processes: Processes, algorithm: OfflineAlgorithm, config: Config, logger: MetricLogger, number: int
+        self,
+        processes: Processes,
+        logger: MetricLogger,
+        algorithm: OfflineAlgorithm,
+        config: Config,
+        examples: str,
+        val: Sequence[JSON] = (),
     ) -> OfflineLoop:
-        """A part of a schedule that learns from recorded rollouts, beside a loop that evaluates and saves."""
-        dataset = self._dataset(processes, algorithm, f"examples-{number}.jsonl")
-        shared = self._shared(processes, []) | {"config": config}
-        loop = OfflineLoop(algorithm=algorithm, policy=processes.policy, dataset=dataset, **shared)
-        loop.metric_logger = logger
-        return loop
-
-    def _dataset(self, processes: Processes, algorithm: OfflineAlgorithm, file: str = EXAMPLES) -> OfflineDataset:
-        model = processes.model
-        return OfflineDataset(
+        """The loop of an offline run, or of a part of a schedule, beside a loop that evaluates and saves."""
+        dataset = OfflineDataset(
             algorithm=algorithm,
             store=processes.store,
             sources=self._config.data.from_run,
             folder=self._folder,
-            tokenizer=model,
-            longest=max_row_tokens(model),
+            tokenizer=processes.model,
+            longest=max_row_tokens(processes.model),
             note=self._progress.note,
-            file=file,
+            file=examples,
         )
+        shared = self._shared(processes, logger, val) | {"config": config}
+        return OfflineLoop(algorithm=algorithm, policy=processes.policy, dataset=dataset, **shared)
 
-    def _shared(self, processes: Processes, val: list[JSON]) -> dict[str, Any]:
+    def _shared(self, processes: Processes, logger: MetricLogger, val: Sequence[JSON]) -> dict[str, Any]:
         """Keywords that both loops take."""
         return {
             "config": self._config,
@@ -249,6 +253,8 @@ class Training:
             "collector": RolloutCollector(processes.store, self._folder.run_id),
             "val": val,
             "progress": self._progress,
+            "metric_logger": logger,
+            "hung_processes": processes.hung,
             "made_of": self._made_of,
         }
 

@@ -69,12 +69,6 @@ async def test_a_function_that_fails_on_some_rollouts_is_told_with_them(store: L
     assert (compare(done.found).failed, compare(done.found).scored) == (1, 3)
 
 
-async def test_nothing_is_kept_unless_it_is_asked_for(store: LightningStore) -> None:
-    before = await records(store)
-    await rescored(store, lambda task, result: 0.25)
-    assert await records(store) == before
-
-
 async def records(store: LightningStore) -> list[Any]:
     rollouts = await store.rollouts(RolloutQuery(run_id="run"))
     return await store.rewards([one.id for one in rollouts])
@@ -133,52 +127,6 @@ class SilentAtTheThird:
             return read_score({"reward": 0.25, "f1": 0.5}, result.calls)
 
 
-async def test_what_was_kept_is_never_changed(store: LightningStore) -> None:
-    await rescored(store, lambda task, result: 0.25, limit=2, keep_as="strict")
-    await rescored(store, lambda task, result: 0.75, keep_as="strict")
-    values = [one.value for one in await records(store) if one.name == "strict"]
-    assert sorted(values) == [0.25, 0.25, 0.75, 0.75]
-
-
-async def test_two_that_keep_at_the_same_time_keep_once(store: LightningStore) -> None:
-    await asyncio.gather(
-        *(
-            rescored(store, lambda task, result, value=value: {"reward": value, "steps": [value]}, keep_as="strict")
-            for value in (0.25, 0.75)
-        )
-    )
-    told = [one for one in await records(store) if one.source == "rescored"]
-    assert sorted(one.call_id is None for one in told) == [False] * 4 + [True] * 4
-
-
-async def test_a_step_reward_of_the_same_name_is_not_taken_for_what_was_written(store: LightningStore) -> None:
-    [rollout, *_] = await store.rollouts(RolloutQuery(run_id="run"))
-    [call] = await store.calls([rollout.id])
-    own = Reward(
-        id="own",
-        run_id="run",
-        rollout_id=rollout.id,
-        attempt=1,
-        value=1.0,
-        name="strict",
-        call_id=call.id,
-        source="emitted",
-    )
-    await store.record_rewards([own])
-    done = await rescored(store, lambda task, result: 0.25, keep_as="strict")
-    assert [one.stood for one in done.found] == [False] * 4
-
-
-async def test_the_rollouts_can_be_chosen(store: LightningStore) -> None:
-    assert len((await rescored(store, lambda task, result: 0, limit=3)).found) == 3
-    assert len((await rescored(store, lambda task, result: 0, mode="train", step=0)).found) == 4
-    with pytest.raises(NotFoundError, match="no rollout that succeeded matches"):
-        await rescored(store, lambda task, result: 0, mode="eval")
-    nobody = Rescoring(store=store, run_id="other", scorer=FunctionScorer(print, ThreadPoolExecutor(1)))
-    with pytest.raises(NotFoundError, match="no such run"):
-        await nobody.score()
-
-
 def stored(group: str, number: int, reward: float | None) -> Rollout:
     return Rollout(
         id=str(number),
@@ -218,19 +166,3 @@ async def test_a_rollout_that_did_not_succeed_is_not_scored(store: LightningStor
 
 
 FEW = st.sampled_from([0.0, 0.25, 0.5, 1.0])
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), FEW | st.none(), FEW | st.none()), max_size=12))
-def test_the_comparison_is_within_its_bounds_and_the_same_function_changes_nothing(drawn: list[Any]) -> None:
-    found = [
-        RescoredRollout(stored(group, place, old), None if new is None else Score(finals={"reward": new}))
-        for place, (group, old, new) in enumerate(drawn)
-    ]
-    told = compare(found)
-    assert told.correlation is None or -1 - 1e-9 <= told.correlation <= 1 + 1e-9
-    assert told.order_kept is None or 0 <= told.order_kept <= 1
-    assert told.scored + told.failed == told.rollouts
-    same = compare([one for one in found if one.old is not None and one.new == one.old])
-    assert same.changed == 0
-    assert same.order_kept in (None, 1.0)
-    assert same.correlation is None or same.correlation == pytest.approx(1.0)

@@ -32,15 +32,6 @@ def test_a_byte_order_mark_is_not_part_of_the_first_field(tmp_path: Path) -> Non
     assert all(load_tasks(str(tmp_path / name)) == ROWS[:1] for name in ("t.jsonl", "t.csv"))
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("t.csv", b"q\n\xff\n"), ("t.jsonl", b"\xff"), ("t.jsonl.gz", b"no gzip")]
-)
-def test_a_file_of_other_bytes_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=rf"reading .*{name} failed: "):
-        load_tasks(str(tmp_path / name))
-
-
 def test_a_callable_by_path_gives_rows_and_may_take_the_seed(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text("def train(seed):\n    return [{'n': seed}]\ndef val():\n    yield {'n': 0}\n")
     assert load_tasks(f"{tmp_path / 'data.py'}:train", seed=7) == [{"n": 7}]
@@ -80,11 +71,3 @@ def test_every_epoch_visits_each_task_once(count: int, per_step: int, seed: int)
     places = [position for step in range(1, count + 1) for position in order.step(step)]
     epochs = [places[start : start + count] for start in range(0, len(places) - count + 1, count)]
     assert all(Counter(epoch) == Counter(range(count)) for epoch in epochs)
-
-
-@given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 9))
-def test_a_step_is_the_same_whoever_asks_for_it(count: int, per_step: int, step: int) -> None:
-    asked_in_order = TaskOrder(count, per_step, 3)
-    for earlier in range(1, step):
-        asked_in_order.step(earlier)
-    assert asked_in_order.step(step) == TaskOrder(count, per_step, 3).step(step)

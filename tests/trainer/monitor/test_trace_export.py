@@ -115,30 +115,6 @@ async def test_a_collector_that_refuses_is_told_of_once_with_what_to_do_later(
         assert len(receiver.rollouts) == 1
 
 
-async def test_spans_that_a_collector_takes_and_rejects_are_told_of_once(receiver: Receiver, tmp_path: Path) -> None:
-    receiver.body = write_response(1, "too old")
-    async with InMemoryLightningStore() as store:
-        run_id = (await store.create_run("traced", {}, "r")).id
-        notes: list[str] = []
-        async with TraceExport(receiver.url, a_folder(tmp_path), store, notes.append):
-            sent = await finish(store, run_id, "a", 17)
-        assert receiver.rollouts == sent
-        assert notes == [f"traces: {receiver.url} takes them and rejects some spans: too old"]
-
-
-async def test_an_export_that_cannot_note_how_far_it_came_is_told_of(receiver: Receiver, tmp_path: Path) -> None:
-    async with InMemoryLightningStore() as store:
-        run_id = (await store.create_run("traced", {}, "r")).id
-        folder = a_folder(tmp_path)
-        (folder.path / "traces_exported").mkdir()
-        notes: list[str] = []
-        async with TraceExport(receiver.url, folder, store, notes.append):
-            await finish(store, run_id, "a", 1)
-            await receiver.came.wait()
-        [note] = notes
-        assert "traces are no longer exported" in note
-
-
 async def test_without_an_endpoint_nothing_is_sent_or_written(tmp_path: Path) -> None:
     async with InMemoryLightningStore() as store:
         run_id = (await store.create_run("traced", {}, "r")).id

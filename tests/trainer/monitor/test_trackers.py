@@ -72,19 +72,6 @@ def test_rows_are_sent_in_order_with_their_metrics_by_group(tmp_path: Path) -> N
     assert tracker.ended == "finished"
 
 
-def test_rows_that_come_while_it_runs_are_sent_with_the_next_news(tmp_path: Path) -> None:
-    tracker, sent_before = Remembering([]), []
-
-    def news() -> Any:
-        for step in (1, 2):
-            append(tmp_path, row(step, loss=float(step)))
-            yield ""
-            sent_before.append(len(tracker.got))
-
-    feed(lambda: tracker, outbox(tmp_path), news(), unheard)
-    assert sent_before == [1, 2]
-
-
 def test_half_a_line_is_sent_once_it_is_whole(tmp_path: Path) -> None:
     whole = row(1, loss=1.0)
     box, tracker = outbox(tmp_path), Remembering([])
@@ -132,17 +119,6 @@ def test_a_tracker_that_fails_is_told_of_once_and_gets_everything_when_it_is_bac
     assert [step for step, _ in got] == [1, 2, 3, 4]
     (text,) = told
     assert "ConnectionError: the tracker's server is away" in text
-
-
-def test_a_tracker_that_never_opens_ends_quietly_with_its_run(tmp_path: Path) -> None:
-    def refuse() -> Remembering:
-        raise RuntimeError("no API key")
-
-    told: list[str] = []
-    append(tmp_path, row(1, loss=1.0))
-    feed(refuse, outbox(tmp_path), ["", "", "finished"], told.append)
-    assert len(told) == 1
-    assert not (tmp_path / "sent").exists()
 
 
 def test_a_tracker_whose_package_is_missing_is_an_error_that_names_the_extra() -> None:
@@ -299,18 +275,6 @@ async def test_a_tracker_that_is_killed_is_told_of_and_the_next_one_sends_what_i
     assert "is sent when the run is resumed" in told[0]
     assert await fed(folder, "tensorboard", "finished") == []
     assert read_tensorboard(folder) == [(1, 0.5)]
-
-
-async def test_only_one_process_feeds_a_tracker_of_a_run(folder: RunFolder) -> None:
-    """The one of a trainer that was killed may still be sending when the run is resumed."""
-    heard = asyncio.Event()
-    (folder.path / "tensorboard").write_text("a file where its folder should be")
-    append(folder.path, row(1, loss=1.0))
-    async with TrackerProcesses(folder, ["tensorboard"], lambda text: heard.set()):
-        async with asyncio.timeout(60):
-            await heard.wait()
-        with (folder.path / "trackers" / "tensorboard.lock").open("rb") as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 async def test_a_tracker_sends_what_is_left_when_its_trainer_is_killed(folder: RunFolder) -> None:

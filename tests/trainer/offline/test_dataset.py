@@ -47,16 +47,6 @@ async def test_every_successful_training_rollout_is_looked_at_and_no_other(
     assert notes == []
 
 
-async def test_pairs_are_of_one_task_and_the_better_is_wanted(store: LightningStore, folder: RunFolder) -> None:
-    ids = await record(store)
-    found = await dataset(store, DPO(), folder).examples()
-    assert len(found) == TASKS * GROUP // 2
-    place = {name: (number // GROUP, number % GROUP % 2) for number, name in enumerate(ids)}
-    for example in found:
-        assert place[str(example.wanted)][0] == place[str(example.unwanted)][0]
-        assert (place[str(example.wanted)][1], place[str(example.unwanted)][1]) == (1, 0)
-
-
 async def test_the_examples_are_kept_and_read_again(store: LightningStore, folder: RunFolder) -> None:
     await record(store)
     first = await dataset(store, RFT(), folder).examples()
@@ -88,25 +78,6 @@ async def test_ids_of_another_tokenizer_are_refused(store: LightningStore, folde
         await dataset(store, SFT(), folder).examples()
 
 
-async def test_the_same_tokenizer_in_another_folder_is_taken(
-    store: LightningStore, folder: RunFolder, tmp_path: Path
-) -> None:
-    await record(store)
-    await recorded_with(store, tokenizer(tmp_path / "theirs", a=0, b=1))
-    tokenizer(folder.path, a=0, b=1)
-    notes: list[str] = []
-    assert await dataset(store, SFT(), folder, notes).examples()
-    assert notes == []
-
-
-async def test_a_tokenizer_that_is_gone_is_told(store: LightningStore, folder: RunFolder, tmp_path: Path) -> None:
-    await record(store)
-    await recorded_with(store, tmp_path / "gone")
-    notes: list[str] = []
-    assert await dataset(store, SFT(), folder, notes).examples()
-    assert notes == ["source: cannot check that it was recorded with the tokenizer of this model"]
-
-
 @pytest.mark.parametrize(
     ("algorithm", "call"),
     [
@@ -135,14 +106,6 @@ async def test_calls_of_other_agents_are_context(store: LightningStore, folder: 
     assert [transition.sampled_ids for transition in found[ids[0]].transitions] == [[8, 9]]
     both = await dataset(store, SFT(), folder).read(ids[:1])
     assert len(both[ids[0]].transitions) == 2
-
-
-async def test_a_record_without_a_call_of_the_agents_is_an_error(store: LightningStore, folder: RunFolder) -> None:
-    await record(store, calls=[{"agent": "writer"}])
-    notes: list[str] = []
-    with pytest.raises(DataError, match="no finished training rollout"):
-        await dataset(store, DPO(agents=["reader"]), folder, notes).examples()
-    assert notes == ["48 recorded rollouts cannot be learned from: 48 × no call is of reader"]
 
 
 async def test_a_record_that_was_pruned_meanwhile_is_an_error_that_says_so(

@@ -98,26 +98,6 @@ async def test_the_held_out_loss_of_preferences_begins_where_policy_and_referenc
     assert last["eval/loss"] == pytest.approx(0.5)
 
 
-@BY_NAME
-async def test_the_source_run_is_left_as_it_was(
-    store: LightningStore, tmp_path: Path, algorithm: OfflineAlgorithm
-) -> None:
-    before = await store.rollouts(RolloutQuery(run_id="source"))
-    await finished(store, tmp_path, algorithm)
-    assert await store.rollouts(RolloutQuery(run_id="source")) == before
-    assert await store.rollouts(RolloutQuery(run_id="run")) == []
-
-
-async def test_every_example_is_learned_from_once_an_epoch(store: LightningStore, tmp_path: Path) -> None:
-    engine = ComparingEngine()
-    whole = loop(store, engine, tmp_path, SFT(held_out=0.0))
-    trainer = whole.config.trainer.model_copy(update={"steps": 12})
-    whole.config = whole.config.model_copy(update={"trainer": trainer})
-    await whole.run(resume=False)
-    ids = [rollout.id for rollout in await store.rollouts(RolloutQuery(run_id="source"))]
-    assert sorted(engine.learned) == sorted(ids)
-
-
 async def test_held_out_tasks_are_never_learned_from(store: LightningStore, tmp_path: Path) -> None:
     engine = ComparingEngine()
     whole = loop(store, engine, tmp_path, SFT(held_out=0.3))
@@ -125,12 +105,6 @@ async def test_held_out_tasks_are_never_learned_from(store: LightningStore, tmp_
     held = {example.wanted for example in whole.held_out}
     assert held
     assert not held & set(engine.learned)
-
-
-async def test_evaluation_rollouts_of_the_source_are_never_learned_from(store: LightningStore, tmp_path: Path) -> None:
-    evaluated = set(await record(store, mode="eval", tasks=4))
-    engine = await finished(store, tmp_path, SFT())
-    assert not evaluated & set(engine.learned)
 
 
 @EVERY
@@ -194,14 +168,6 @@ async def test_an_agent_is_evaluated_before_between_and_after(store: LightningSt
     assert engine.served == sorted(set(engine.served))
 
 
-async def test_a_stop_ends_after_the_step_with_a_checkpoint(store: LightningStore, tmp_path: Path) -> None:
-    stopped = loop(store, ComparingEngine(), tmp_path, SFT())
-    stopped.stopping = True
-    assert await stopped.run(resume=False) == 0
-    assert [each.step for each in await store.checkpoints("run")] == [0]
-    assert await loop(store, ComparingEngine(), tmp_path, SFT()).run(resume=True) == STEPS
-
-
 async def test_metrics_of_steps_that_a_crash_undid_are_marked(store: LightningStore, tmp_path: Path) -> None:
     class Broken(ComparingEngine):
         async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = "default") -> dict[str, float]:
@@ -224,14 +190,3 @@ async def test_a_record_that_is_wholly_held_out_is_an_error(store: LightningStor
 
     with pytest.raises(DataError, match=r"all 48 examples are held out; lower algorithm\.held_out"):
         await loop(store, ComparingEngine(), tmp_path, Everything()).run(resume=False)
-
-
-async def test_learning_from_the_record_is_a_phase_of_its_own(store: LightningStore, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
-
-    class Phases(Silent):
-        def phase(self, name: str, done: int, total: int) -> None:
-            seen.append((name, done, total))
-
-    assert await loop(store, ComparingEngine(), tmp_path, SFT(), progress=Phases()).run(resume=False) == STEPS
-    assert [one for one in seen if one[0] == "learn: sft"] == [("learn: sft", done, STEPS) for done in range(STEPS)]

@@ -25,20 +25,10 @@ def test_an_algorithm_is_made_by_its_name_with_its_settings(kind: type) -> None:
     assert offline_algorithm(config(kind.name, algorithm={"held_out": 0.25})) == kind(held_out=0.25)
 
 
-def test_one_run_may_be_given_by_its_name_alone() -> None:
-    assert parse_config(LEAST).data.from_run == ("RUN",)
-    assert parse_config(LEAST | {"data": {"from_run": ["a", "b"]}}).data.from_run == ("a", "b")
-
-
 @pytest.mark.parametrize("data", [{}, {"train": "t", "from_run": "RUN"}])
 def test_tasks_and_recorded_runs_are_one_or_the_other(data: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="data: give either train"):
         parse_config(LEAST | {"data": data})
-
-
-def test_an_agent_is_still_needed_where_rollouts_are_sampled() -> None:
-    with pytest.raises(ConfigError, match="agent: give either run"):
-        parse_config({"model": {"path": "m"}, "data": {"train": "t"}})
 
 
 @pytest.mark.parametrize("name", ["lightning_rl"])

@@ -36,10 +36,6 @@ def test_each_search_is_made_by_its_name(name: str) -> None:
     assert type(prompt_algorithm(parse_config(changed(algorithm={"type": name})))) is PROMPT_ALGORITHMS[name]
 
 
-def test_settings_of_the_search_are_those_of_algorithm() -> None:
-    assert getattr(prompt_algorithm(parse_config(TABLE)), "minibatch", None) == 2
-
-
 @pytest.mark.parametrize("name", PROMPT_ALGORITHMS)
 def test_training_with_a_search_says_which_command_runs_it(name: str) -> None:
     with pytest.raises(

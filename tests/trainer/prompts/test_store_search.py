@@ -43,20 +43,6 @@ async def test_a_search_finds_the_words_that_are_rewarded(tmp_path: Path) -> Non
     assert {rollout.mode for rollout in rollouts} == {"eval"}
 
 
-async def test_every_rollout_has_the_versions_of_its_candidate(tmp_path: Path) -> None:
-    templates = {"system": START, "other": "Be kind."}
-    async with InMemoryLightningStore() as store, prompted_agents(store):
-        async with searching(store, tmp_path, Writer(store), config(templates, templates=["system"])) as search:
-            child = await search.propose({"system": f"{START} plan"}, [search.seed], "test")
-            await search.evaluate(
-                [ScoreRequest(candidate=one, split="val", tasks=(1,)) for one in (search.seed, child)]
-            )
-        first, second = await all_rollouts(store)
-        texts = [await text_of(store, rollout) for rollout in (first, second)]
-    assert texts == [START, f"{START} plan"]
-    assert (first.prompts, second.prompts) == ({"system": 1, "other": 1}, {"system": 2, "other": 1})
-
-
 async def test_candidates_are_recorded_with_their_parents_and_scores(tmp_path: Path) -> None:
     async with InMemoryLightningStore() as store, prompted_agents(store):
         await whole_search(store, tmp_path, Writer(store))
@@ -70,16 +56,6 @@ async def test_candidates_are_recorded_with_their_parents_and_scores(tmp_path: P
     assert records[1].texts == {"system": f"{START} verify"}
     assert set(means[0].values()) == {0.0}
     assert means[1] == pytest.approx(dict.fromkeys(range(4), 1 / 3))
-
-
-async def test_versions_name_their_parent_versions(tmp_path: Path) -> None:
-    async with InMemoryLightningStore() as store:
-        async with searching(store, tmp_path, Writer(store)) as search:
-            one = await search.propose({"system": f"{START} a"}, [search.seed], "test")
-            two = await search.propose({"system": f"{START} b"}, [search.seed], "test")
-            await search.propose({"system": f"{START} c"}, [one, two], "gepa merge")
-        [merged] = await store.resources(RUN, "system", version=4)
-    assert (merged.parent, merged.value["parents"], merged.value["source"]) == (2, [2, 3], "gepa merge")
 
 
 async def test_equal_texts_are_one_candidate(tmp_path: Path) -> None:
@@ -124,12 +100,6 @@ async def test_a_text_that_cannot_take_the_place_is_refused_in_a_sentence_that_i
     assert (record.number, record.texts, record.refused) == (None, {"system": text}, str(refused.value))
 
 
-async def test_a_text_of_no_template_is_refused(tmp_path: Path) -> None:
-    async with InMemoryLightningStore() as store, searching(store, tmp_path, Writer(store)) as search:
-        with pytest.raises(InputError, match=r"user: expected a text of system"):
-            await search.propose({"user": "x"}, [search.seed], "test")
-
-
 async def test_rollouts_that_were_run_are_not_run_again_and_cost_nothing(tmp_path: Path) -> None:
     async with InMemoryLightningStore() as store, prompted_agents(store):
         async with searching(store, tmp_path, Writer(store), config(max_rollouts=4)) as search:
@@ -137,14 +107,6 @@ async def test_rollouts_that_were_run_are_not_run_again_and_cost_nothing(tmp_pat
             first = await search.evaluate([request])
             assert await search.evaluate([request, request]) == [*first, *first]
         assert len(await all_rollouts(store)) == 4
-
-
-async def test_replicas_of_a_task_are_rollouts_of_their_own(tmp_path: Path) -> None:
-    async with InMemoryLightningStore() as store, prompted_agents(store):
-        async with searching(store, tmp_path, Writer(store)) as search:
-            wanted = [ScoreRequest(candidate=search.seed, split="val", tasks=(0,), replica=one) for one in (0, 1)]
-            [[first], [second]] = await search.evaluate(wanted)
-        assert first.rollout_id != second.rollout_id
 
 
 async def test_a_batch_that_would_pass_the_budget_of_rollouts_is_not_begun(tmp_path: Path) -> None:
@@ -163,13 +125,6 @@ async def test_tokens_are_counted_of_agents_and_of_the_model_that_writes(tmp_pat
         found = await whole_search(store, tmp_path, writer, max_tokens=30)
     assert found.reason.startswith("The budget of 30 tokens is spent")
     assert len(writer.prompts) < 5
-
-
-async def test_the_budget_of_a_search_that_is_run_again_ends_it_where_it_did(tmp_path: Path) -> None:
-    async with InMemoryLightningStore() as store, prompted_agents(store):
-        first = await whole_search(store, tmp_path, Writer(store), max_tokens=100)
-        again = await whole_search(store, tmp_path, Writer(store), max_tokens=100)
-    assert first == again
 
 
 async def test_a_search_that_is_asked_to_end_ends_before_the_next_batch(tmp_path: Path) -> None:
@@ -259,13 +214,6 @@ async def test_batches_are_metrics_of_the_run(tmp_path: Path) -> None:
     assert run.summary["step"] == 9
 
 
-async def test_equal_requests_with_other_numbers_are_asked_again(tmp_path: Path) -> None:
-    async with InMemoryLightningStore() as store, searching(store, tmp_path, writer := Writer(store)) as search:
-        for number in (0, 1, 0):
-            assert await search.ask("0 |text", "edit", number) == "text verify"
-    assert len(writer.prompts) == 2
-
-
 async def test_a_model_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> None:
     async with InMemoryLightningStore() as store:
         writer = Writer(store, refuse=[503, 429])
@@ -283,15 +231,6 @@ async def test_a_model_that_stays_away_is_one_sentence_and_is_asked_again_by_the
                 await search.ask("0 |text", "edit")
         async with searching(store, tmp_path, writer) as search:
             assert await search.ask("0 |text", "edit") == "text verify"
-
-
-async def test_a_refusal_is_not_tried_again(tmp_path: Path) -> None:
-    async with InMemoryLightningStore() as store:
-        writer = Writer(store, refuse=[401, 401])
-        async with searching(store, tmp_path, writer) as search:
-            with pytest.raises(EngineError, match="401 not now"):
-                await search.ask("0 |text", "edit")
-        assert writer.refuse == [401]
 
 
 async def test_a_model_that_answers_nonsense_ends_the_search_with_what_it_started_from(tmp_path: Path) -> None:
@@ -324,13 +263,3 @@ async def test_a_version_that_somebody_adds_while_a_search_runs_is_mixed_into_no
     [line] = [note for note in told.notes if "added" in note]
     assert line.startswith(f"system@{mine.version} was added while the search ran, and is not the newest after it")
     assert mine.version not in {rollout.prompts["system"] for rollout in rollouts}
-
-
-async def test_groups_that_somebody_else_named_like_a_searchs_are_none() -> None:
-    async with InMemoryLightningStore() as store:
-        await store.create_run("test", {}, RUN)
-        groups = ("optimize:0:val:1", "optimize:x:val:1", "optimize:0:val:", "optimize:0:val:0:0:0:0", "optimize")
-        await store.enqueue([NewRollout(run_id=RUN, task={}, group_id=group, mode="eval") for group in groups])
-        claims = await store.claim(status_here("worker", RUN, 0), lease_s=60.0, limit=len(groups))
-        await store.finish([Finish(lease=claim.lease, state="succeeded") for claim in claims])
-        assert await validation_rewards(store, RUN) == {0: {1: 0.0}}
