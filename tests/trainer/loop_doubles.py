@@ -24,6 +24,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.loop import RLLoop
+from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.scheduler import RolloutCollector
@@ -259,4 +260,5 @@ def loop(
         train=[{"n": number} for number in range(5)],
         val=val,
         progress=Silent(),
+        metric_logger=MetricLogger(run_id=run, folder=run_folder, store=store, progress=Silent()),
     )

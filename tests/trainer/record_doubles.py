@@ -15,6 +15,7 @@ from agentlightning.config.run import Config, parse_config
 from agentlightning.records import Finish, NewRollout, Resource, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.offline import OfflineDataset, OfflineLoop
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.scheduler import RolloutCollector
@@ -165,4 +166,5 @@ def loop(
         dataset=dataset(store, algorithm, run_folder),
         val=val,
         progress=progress or Silent(),
+        metric_logger=MetricLogger(run_id=run, folder=run_folder, store=store, progress=progress or Silent()),
     )

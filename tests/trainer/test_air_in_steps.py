@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ import pytest
 from test_policy_update import TalkingEngine, config, trajectory
 
 import build
-from agentlightning.adapters.trajectories import JUDGE, trajectories
+from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.rewards import RewardPolicy, shaped_air
-from agentlightning.config.run import Config
+from agentlightning.algorithms.rewards import RewardPolicy
 from agentlightning.errors import ConfigError
 from agentlightning.records import Call, Consumed, Reward, Rollout, Step
 from agentlightning.trainer.load_trajectories import AirTally

@@ -22,7 +22,7 @@ from loop_doubles import (
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config.run import parse_config
-from agentlightning.errors import AgentError, ConfigError, LearnerLostError
+from agentlightning.errors import ConfigError, LearnerLostError
 from agentlightning.records import Claim, NewRollout, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.progress import Silent

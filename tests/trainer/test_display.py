@@ -5,8 +5,7 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from agentlightning.trainer.display import SHOWN_CALLS, Display
-from agentlightning.trainer.progress import CreditedCall, CreditedRollout
+from agentlightning.trainer.display import Display
 
 
 def test_a_step_that_taught_nothing_is_shown_like_any_other() -> None:
@@ -51,12 +50,3 @@ def test_a_notebook_gets_drawings_of_the_whole_and_no_lines() -> None:
     assert lines.file.getvalue() == ""
     assert len(drawings) == 2  # the first, and the last when it ended
     assert all(text in shown.file.getvalue() for text in ("3/3", "loss 0.5000", "0.75"))
-
-
-def shown(*calls: CreditedCall, terminal: bool = True, width: int = 100) -> str:
-    """The display after the credit of a rollout was told."""
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
-    with Display("run", console) as display:
-        display.credited(7, CreditedRollout(rollout_id="r1", reward=0.5, calls=calls))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()

@@ -17,7 +17,7 @@ from agentlightning.records import Checkpoint, Resource, VersionSpan
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.loop import RLLoop
-from agentlightning.trainer.policies import Opponents, opponent_configs, policy_configs, with_models
+from agentlightning.trainer.policies import Opponents, opponent_configs, policy_configs
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.scheduler import PublishedVersions, Staleness
 from agentlightning.training_types import Trajectory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -26,17 +25,16 @@ from loop_doubles import (
 
 import build
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config.file import load_config
 from agentlightning.config.run import Config, parse_config
 from agentlightning.engines.base import Engine
 from agentlightning.engines.policies import PolicyEngines
 from agentlightning.errors import ConfigError, LearnerLostError, NoCallsError
 from agentlightning.records import Claim, Finish, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.checkpoint import RunFolder, policies_in
-from agentlightning.trainer.checkpoint_files import last_checkpoint
+from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.loop import RLLoop
-from agentlightning.trainer.policies import ScheduledAlgorithm, TrainedPolicy, check_groups, policy_configs, with_models
+from agentlightning.trainer.monitor.metric_logger import MetricLogger
+from agentlightning.trainer.policies import TrainedPolicy, check_groups, policy_configs, with_models
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.trainer.step import joint_outcomes
@@ -214,6 +212,7 @@ def game(
         train=[{"n": number} for number in range(5)],
         val=[{"n": 100}],
         progress=progress or Silent(),
+        metric_logger=MetricLogger(run_id=run, folder=run_folder, store=store, progress=progress or Silent()),
     )
 
 

@@ -16,7 +16,7 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.schedules import check_fit
-from agentlightning.trainer.step import StepPlanner, critic_values, update_policy
+from agentlightning.trainer.step import StepPlanner, update_policy, values_by_call
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 from build import transition
 
@@ -120,7 +120,7 @@ async def test_the_sampler_gap_is_the_divergence_before_the_steps_first_update()
 async def test_the_critic_is_asked_for_every_sampled_token_of_every_call() -> None:
     engine = TalkingEngine()
     algorithm = LightningRL(advantage="gae")
-    values = await critic_values(cast(Any, engine), "white", algorithm, [GROUP[:1], GROUP[1:]])
+    values = await values_by_call(engine.values, "white", [GROUP[:1], GROUP[1:]])
     expected = {f"a{number}/{place}": [10.0 + place, 20.0 + place] for number in range(3) for place in range(2)}
     assert values == expected
     plan, _ = await planner(engine, algorithm).plan_policy("white", 1, [GROUP])

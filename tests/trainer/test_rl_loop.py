@@ -19,7 +19,6 @@ from agentlightning.algorithms.settings import NamedPart
 from agentlightning.errors import AgentError, ConflictError, LearnerLostError, NoCallsError
 from agentlightning.records import Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.loop import RLLoop
 from agentlightning.training_types import Trajectory
 
 

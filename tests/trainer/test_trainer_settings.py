@@ -153,8 +153,6 @@ def test_a_resumed_run_takes_no_other_algorithm_than_the_one_that_it_had_by_defa
         Trainer(algorithm=LightningRL(), runs=begun).fit(resume="run")
     with pytest.raises(ConfigError, match=r"algorithm\.group_size is 8 there, and 4 here"):
         Trainer(algorithm=LightningRL(group_size=4), runs=begun).fit(resume="run")
-    with pytest.raises(ConfigError, match=r"reward_weights are \{\} there, and \{'g': 0\.0\} here"):
-        Trainer(runs=begun).fit(reward_funcs=["a.py:f", "a.py:g"], reward_weights=[1, 0], resume="run")
 
 
 def test_a_resumed_run_takes_the_same_tasks_and_other_code(begun: Path) -> None:

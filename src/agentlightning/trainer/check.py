@@ -1,6 +1,6 @@
-"""Check and evaluate a model behind an agent without training it.
+"""Run an agent without training its model: to check it, to evaluate it, or to record rollouts for offline training.
 
-Driven by ``agl check``, ``agl eval`` and whoever wants a number before paying for more.
+Driven by ``agl check``, ``agl eval`` and ``agl record``.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from agentlightning.config.run import Config
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NoCallsError
-from agentlightning.records import Attempt, Call, RetryPolicy, Reward, Rollout
+from agentlightning.records import JSON, Attempt, Call, RetryPolicy, Reward, Rollout
 from agentlightning.store.scan import read_feedback
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
@@ -68,12 +69,18 @@ class CheckResult:
         return None
 
 
+def _tasks(config: Config, split: Literal["train", "val"], most: int | None) -> list[JSON]:
+    source = config.data.train if split == "train" else config.data.val
+    if source is None:
+        raise ConfigError(f"data.{split}: is required; name the tasks to run the agent on")
+    rows = load_tasks(source, config.trainer.seed)[:most]
+    config.prompts.check_fields(rows[0], config.agent.command is not None)
+    return rows
+
+
 async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, name: str) -> dict[str, float]:
     """Held-out success of the configured model: ``{"greedy": …, "sampled": …}``, of an external one ``{"as_asked": …}``."""
-    if config.data.val is None:
-        raise ConfigError("data.val: is required to evaluate; name held-out tasks")
-    rows = load_tasks(config.data.val, config.trainer.seed)[: config.eval.tasks]
-    config.prompts.check_fields(rows[0], config.agent.command is not None)
+    rows = _tasks(config, "val", config.eval.tasks)
     async with serve_model(config, folder, progress, name) as (collector, processes):
         success = {}
         kinds: list[Kind] = list(TEMPERATURES) if config.agent_model is None else ["as_asked"]
@@ -96,12 +103,9 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
 
 async def check_agent(config: Config, folder: RunFolder, progress: Progress, tasks: int) -> CheckResult:
     """One rollout on the first training task, then the base success over the first `tasks` ones."""
-    if config.data.train is None:
-        raise ConfigError("data.train: is required to check an agent; name training tasks")
+    rows = _tasks(config, "train", tasks)
     if config.agent_model is None and config.optimize is None:
         algorithms_of(config)  # what would stop training stops the check
-    rows = load_tasks(config.data.train, config.trainer.seed)[:tasks]
-    config.prompts.check_fields(rows[0], config.agent.command is not None)
     async with serve_model(config, folder, progress, CHECK) as (collector, processes):
         new = rollouts_of(config, folder.run_id, rows, mode="eval", group=CHECK, replicas=1, max_attempts=1)
         (first,) = await processes.beside(collector.collect(new[:1]))
@@ -141,11 +145,7 @@ async def record_rollouts(
 
     Raises NoCallsError where no rollout reached the gateway.
     """
-    if config.data.train is None:
-        raise ConfigError("data.train: is required to record an agent; name training tasks")
-    rows = load_tasks(config.data.train, config.trainer.seed)[:most_tasks]
-    config.prompts.check_fields(rows[0], config.agent.command is not None)
-    attempts = config.agent.max_attempts
+    rows, attempts = _tasks(config, "train", most_tasks), config.agent.max_attempts
     new = rollouts_of(
         config, folder.run_id, rows, mode="train", group="record", replicas=per_task, max_attempts=attempts
     )

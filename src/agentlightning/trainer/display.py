@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from agentlightning.errors import MissingExtraError, one_line, printable
+from agentlightning.errors import MissingExtraError, printable
 from agentlightning.records import JSON
 from agentlightning.runtime.disk import open_private
 
@@ -230,7 +230,9 @@ def draw_curve(rows: Sequence[JSON], title: str, to: Path) -> None:
         raise MissingExtraError("matplotlib", "train") from cause
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="training step", ylabel="mean reward of a rollout (band: 95 % of chance)", title=title)
+    axes = figure.add_subplot(
+        xlabel="training step", ylabel="mean reward of a rollout (band: 95 % of chance)", title=title
+    )
     axes.grid(alpha=0.25)
     values: list[float] = []
     for name, label, style in CURVES:

@@ -1,8 +1,8 @@
 """Offline training: batches of recorded rollouts, updates, held-out loss, checkpoints, resume.
 
-`training.py` hands it everything it uses. No agent runs but for evaluations. What makes it safe to kill: the examples, chosen
-once among the finished training rollouts of the source runs, are written to the run's folder before the first update and
-count from then on, and each step's batch follows from them, the seed and the step's number alone.
+`training.py` hands it everything it uses. No agent runs but for evaluations. What makes it safe to kill: the examples,
+chosen once among the finished training rollouts of the source runs, are written to the run's folder before the first update
+and count from then on, and each step's batch follows from them, the seed and the step's number alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import field
-from typing import ClassVar
 
 from agentlightning.adapters.sequences import mismatched_rows, token_weights
 from agentlightning.algorithms.offline import (
@@ -51,7 +50,6 @@ from agentlightning.engines.base import DEFAULT_POLICY, Metrics
 from agentlightning.records import JSON, Step
 from agentlightning.trainer.evaluate import Kind
 from agentlightning.trainer.loop import TrainingLoop
-from agentlightning.trainer.monitor.health_checks import OFFLINE_HEALTH_CHECKS, HealthCheck
 from agentlightning.trainer.scheduler import TaskOrder
 from agentlightning.training_types import Preference, PreferenceLoss, TrainingSequence
 

@@ -1,9 +1,8 @@
 """Scheduler: which groups of rollouts are queued and run ahead of the trainer, and which of them a training step takes.
 
-The training loop drives it. Groups are numbered in the order of the tasks and named after their number, so what a killed
-trainer had queued is found again by name; which of them were consumed stands in the store. A new process reads it back. It
-knows neither calls nor weights. With rollouts = "tree" a group is enqueued in parts: its roots first, then forks of those
-that have finished.
+The training loop drives it. Groups are named after their number in the order of the tasks, so what a killed trainer had
+queued is found again by name; which of them were consumed stands in the store. With rollouts = "tree" a group is enqueued in
+parts: its roots first, then forks of those that have finished.
 
 At the start of step s, groups are queued until those of max_staleness + 1 steps are outstanding. Taken in the order in which
 they were queued, all of these are consumed by step s + max_staleness: nothing can become staler than the bound. With the
@@ -380,21 +379,13 @@ class _Group:
         return [rollout.id for rollout in self.rollouts if rollout.state not in FINAL_STATES]
 
     @property
-    def over(self) -> bool:
-        return not self.left
-
-    @property
     def left(self) -> int:
         """Rollouts that have not finished, or are not enqueued yet."""
         return max(0, self.size - len(self.rollouts)) + len(self.running)
 
     @property
-    def cut(self) -> bool:
-        return any(rollout.state == "cancelled" for rollout in self.rollouts)
-
-    @property
-    def cancelled(self) -> bool:
-        return all(rollout.state == "cancelled" for rollout in self.rollouts)
+    def cancelled(self) -> list[Rollout]:
+        return [rollout for rollout in self.rollouts if rollout.state == "cancelled"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -442,8 +433,7 @@ class GroupScheduler:
     async def more(self, count: int, staleness: Staleness | None, on_progress: OnProgress) -> StepBatch:
         """`count` further groups, in place of those without a signal."""
         batch = StepBatch()
-        await self._queue(count)
-        await self._add(batch, count, staleness, on_progress)
+        await self._add(batch, count, staleness, on_progress)  # which queues what is missing
         return batch
 
     async def leave(self, batch: StepBatch, step: int) -> None:
@@ -453,7 +443,8 @@ class GroupScheduler:
             rest = [rollout for group in self._outstanding.values() for rollout in group.rollouts]
             # Cancelled before the step's list is written: a kill in between leaves cancelled rollouts that are still
             # unconsumed, and the next process finds and discards those; and a step consumes only rollouts that ended.
-            await self._cancel([one for group in self._outstanding.values() for one in group.running])
+            if running := [one for group in self._outstanding.values() for one in group.running]:
+                await self.store.cancel(running)
             self.collector.forget(rollout.id for rollout in rest)
             self._outstanding.clear()
             batch.discarded |= {rollout.id: "overprovisioned" for rollout in rest}
@@ -463,8 +454,6 @@ class GroupScheduler:
         self.collector.forget(one.id for group in self._outstanding.values() for one in group.rollouts)
         self._outstanding.clear()
         self._read = False
-
-    # --- outstanding groups ----------------------------------------------------------------------------------------
 
     async def _find(self) -> None:
         """Reads what an earlier process queued, and the number at which it stopped."""
@@ -491,7 +480,7 @@ class GroupScheduler:
         ready = self._ready(self.trainer.tasks_per_step) or []
         if not ready or not nothing_to_learn([rollout for group in ready for rollout in group.rollouts]):
             return []
-        spent = [group for group in self._outstanding.values() if group.over and nothing_to_learn(group.rollouts)]
+        spent = [group for group in self._outstanding.values() if not group.left and nothing_to_learn(group.rollouts)]
         for group in spent:
             del self._outstanding[group.number]
         return [rollout for group in spent for rollout in group.rollouts]
@@ -546,19 +535,16 @@ class GroupScheduler:
         self._outstanding = dict(sorted(self._outstanding.items()))
         self.collector.watch(one for group in self._outstanding.values() for one in group.running)
 
-    # --- groups of a step -------------------------------------------------------------------------------------------
-
     async def _add(self, batch: StepBatch, count: int, staleness: Staleness | None, on_progress: OnProgress) -> None:
         for group in await self._complete(batch, count, staleness, on_progress):
             del self._outstanding[group.number]
             batch.groups.add(group.rollouts[0].group_id)
-            cancelled = [rollout for rollout in group.rollouts if rollout.state == "cancelled"]
             batch.rollouts += [rollout for rollout in group.rollouts if rollout.state != "cancelled"]
-            batch.discarded |= {one.id: _why_cancelled(one, staleness) for one in cancelled}
+            batch.discarded |= {one.id: _why_cancelled(one, staleness) for one in group.cancelled}
 
     def _drop_cancelled(self, batch: StepBatch, staleness: Staleness | None) -> None:
         """Groups of which nothing is left."""
-        for group in [each for each in self._outstanding.values() if each.cancelled]:
+        for group in [each for each in self._outstanding.values() if len(each.cancelled) == len(each.rollouts)]:
             del self._outstanding[group.number]
             batch.discarded |= {one.id: _why_cancelled(one, staleness) for one in group.rollouts}
 
@@ -588,10 +574,10 @@ class GroupScheduler:
         groups = list(self._outstanding.values())
         if not self._in_order:
             # Whole groups first: a trainer that was killed may have cancelled parts of those that it did not need.
-            groups = sorted((group for group in groups if group.over), key=lambda group: group.cut)
+            groups = sorted((one for one in groups if not one.left), key=lambda one: bool(one.cancelled))
         # By number again: the order within a step depends on the tasks alone, not on which rollout was the fastest.
         chosen = sorted(groups[:count], key=lambda group: group.number)
-        return chosen if len(chosen) == count and all(group.over for group in chosen) else None
+        return chosen if len(chosen) == count and not any(group.left for group in chosen) else None
 
     @property
     def _in_order(self) -> bool:
@@ -602,19 +588,14 @@ class GroupScheduler:
             finished = self.collector.fetch(group.running)
             group.rollouts = [finished.get(rollout.id, rollout) for rollout in group.rollouts]
 
-    # --- cancelling -------------------------------------------------------------------------------------
-
     async def _cancel_stale(self, staleness: Staleness) -> None:
         """Cancels rollouts that began under weights too old for this step: nothing can be learned from them any more."""
         running = [one for group in self._outstanding.values() for one in group.running]
         found = await self.store.rollouts(RolloutQuery(ids=running)) if running else []
         # Only running ones, as the store has them now: one that waits for another attempt will sample from new weights.
-        late = [rollout for rollout in found if rollout.state == "running" and _too_old(rollout, staleness)]
-        await self._cancel([rollout.id for rollout in late])
-
-    async def _cancel(self, rollout_ids: Sequence[str]) -> None:
-        if rollout_ids:
-            await self.store.cancel(rollout_ids)
+        late = [one.id for one in found if one.state == "running" and _too_old(one, staleness)]
+        if late:
+            await self.store.cancel(late)
 
 
 def _is_ours(rollout: Rollout) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from agentlightning.adapters.sequences import PerToken, by_call, merge
 from agentlightning.adapters.trajectories import final_rewards
+from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.critic import Values
 from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
 from agentlightning.algorithms.plugins import own_code
@@ -27,7 +28,7 @@ from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.algorithms.selection import CallSignal, own_groups, selection
 from agentlightning.engines.base import Engine, Metrics
 from agentlightning.errors import NoCallsError
-from agentlightning.records import JSON, CallCredit, Outcome, Reward, Rollout
+from agentlightning.records import CallCredit, Outcome, Reward, Rollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.codec import portions
 from agentlightning.trainer.credit_inputs import CreditInputReader
@@ -221,16 +222,18 @@ class StepPlanner:
         """One policy's updates for these groups, and the metrics of what its credit rule asked for."""
         config, algorithm = self.policies[alias].config, self.policies[alias].algorithm
         groups = shaped_air(groups, algorithm.call_gamma)
-        reader = CreditInputReader(
-            algorithm=algorithm,
-            store=self.store,
-            run_id=self.run_id,
-            folder=self.folder / "judge",
-            on_failure=config.agent.on_failure,
-            collector=self.collector,
-            progress=self.progress,
-        )
-        inputs, cost = await reader.gather(step, groups)
+        inputs, cost = Evidence(), Metrics()
+        if algorithm.rule.needs:
+            reader = CreditInputReader(
+                algorithm=algorithm,
+                store=self.store,
+                run_id=self.run_id,
+                folder=self.folder / "judge",
+                on_failure=config.agent.on_failure,
+                collector=self.collector,
+                progress=self.progress,
+            )
+            inputs, cost = await reader.gather(step, groups)
         own, engine = own_groups(groups), self.engine
         values = await values_by_call(engine.values, alias, own) if algorithm.critic else None
         reference = await values_by_call(engine.reference_logprobs, alias, own) if algorithm.kl_in_reward else None

@@ -87,17 +87,12 @@ class Trainer:
         """
         if store is not None and server is not None:
             raise ConfigError("server: has a store of its own; give store or server, not both")
+        training = {"steps": steps, "epochs": epochs, "tasks_per_step": tasks_per_step}
         table: dict[str, dict[str, Any]] = {
             "model": {"path": model},
             "agent": {"workers": workers},
             "algorithm": {} if algorithm is None else _algorithm_table(algorithm),
-            "trainer": {
-                "steps": steps,
-                "epochs": epochs,
-                "tasks_per_step": tasks_per_step,
-                "learning_rate": learning_rate,
-                "seed": seed,
-            },
+            "trainer": training | {"learning_rate": learning_rate, "seed": seed},
             "store": {"url": server or store},
             "policies": {alias: _policy_table(own) for alias, own in (policies or {}).items()},
         }
@@ -142,25 +137,21 @@ class Trainer:
         Raises the errors of docs/errors.md: an InputError before anything starts, the others where the run cannot go on.
         """
         code = _Code(agent, reward_funcs, reward_weights)
-        with self._fitting(code, train_dataset, val_dataset, from_run, resume) as training:
+        given: dict[str, Any] = {
+            "train_dataset": train_dataset,
+            "val_dataset": val_dataset,
+            "from_run": from_run,
+            "resume": resume,
+        }
+        with self._fitting(code, **given) as training:
             self._result = run_interruptible(partial(training.run, resume=resume is not None), training.stop)
         return self._result
 
-    async def afit(
-        self,
-        agent: Code | None = None,
-        train_dataset: Source | None = None,
-        val_dataset: Source | None = None,
-        reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
-        *,
-        reward_weights: Sequence[float] | None = None,
-        from_run: str | Sequence[str] | None = None,
-        resume: str | None = None,
-    ) -> TrainResult:
-        """`fit` as a coroutine."""
-        code = _Code(agent, reward_funcs, reward_weights)
-        with self._fitting(code, train_dataset, val_dataset, from_run, resume) as training:
-            self._result = await training.run(resume=resume is not None)
+    async def afit(self, agent: Code | None = None, **given: Any) -> TrainResult:
+        """`fit` as a coroutine, with the same arguments."""
+        code = _Code(agent, given.pop("reward_funcs", None), given.pop("reward_weights", None))
+        with self._fitting(code, **given) as training:
+            self._result = await training.run(resume=given.get("resume") is not None)
         return self._result
 
     def stop(self) -> None:
@@ -216,13 +207,13 @@ class Trainer:
     def _fitting(
         self,
         code: _Code,
-        train: Source | None,
-        val: Source | None,
-        from_run: str | Sequence[str] | None,
-        resume: str | None,
+        train_dataset: Source | None = None,
+        val_dataset: Source | None = None,
+        from_run: str | Sequence[str] | None = None,
+        resume: str | None = None,
     ) -> Iterator[Training]:
         folder = RunFolder(self._runs, resume or new_run_id())
-        config = self._config(folder, code, train, val, from_run, resume is not None)
+        config = self._config(folder, code, train_dataset, val_dataset, from_run, resume is not None)
         with self._shown(folder.run_id) as progress:
             self._training = Training(config, folder, progress)
             yield self._training
@@ -326,20 +317,9 @@ def _resumed(known: Config, table: Mapping[str, Mapping[str, Any]], run_id: str)
         for setting in {*values} | ({"steps"} & own[name].keys()):
             before, after = own[name].get(setting), now[name].get(setting)
             if before != after and not (name == "agent" and setting in CODE):
-                raise ConfigError(
-                    f"resume: run {run_id} keeps its own settings; {name}.{setting} is {before!r} there, "
-                    f"and {after!r} here"
-                )
-    before, after = _reward_weights(known), _reward_weights(given)
-    if before != after:
-        raise ConfigError(
-            f"resume: run {run_id} keeps its own settings; reward_weights are {before} there, and {after} here"
-        )
+                kept = f"resume: run {run_id} keeps its own settings"
+                raise ConfigError(f"{kept}; {name}.{setting} is {before!r} there, and {after!r} here")
     return given
-
-
-def _reward_weights(config: Config) -> dict[str, float]:
-    return {one.label: one.weight for one in config.agent.reward if one.weight != 1}
 
 
 def _whole_algorithm(config: Config) -> JSON:

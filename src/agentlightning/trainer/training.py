@@ -40,12 +40,11 @@ from agentlightning.trainer.policies import (
     TrainedPolicy,
     policy_configs,
 )
-from agentlightning.trainer.processes import Processes, engine_support
+from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.run_lease import RunLease
 from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.trainer.schedules import (
-    check_offline,
     needs_of,
     offline_algorithm,
     online_algorithms,
@@ -185,7 +184,9 @@ class Training:
                 reports_numbers=processes.engine.support.token_numbers,
                 opponents=self._opponents(processes, list(policies)),
                 offline={
-                    number: self._offline_loop(processes, logger, part.algorithm, part.config, f"examples-{number}.jsonl")
+                    number: self._offline_loop(
+                        processes, logger, part.algorithm, part.config, f"examples-{number}.jsonl"
+                    )
                     for schedule in schedules.values()
                     for number, part in enumerate(schedule)
                     if isinstance(part.algorithm, OfflineAlgorithm)

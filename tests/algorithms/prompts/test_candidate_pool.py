@@ -15,7 +15,7 @@ def pool(*rewards: tuple[float, ...]) -> CandidatePool:
     made = CandidatePool(candidate(0), len(rewards[0]))
     for number, row in enumerate(rewards):
         made.add(candidate(number))
-        made.accept(number)
+        made.accepted.add(number)
         made.record(number, [RolloutScore(task=task, reward=reward) for task, reward in enumerate(row)])
     return made
 

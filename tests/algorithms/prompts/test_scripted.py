@@ -18,7 +18,7 @@ from agentlightning.algorithms.prompts.reflection import (
     reflection_prompt,
     rollouts_text,
 )
-from agentlightning.algorithms.prompts.scripted import EditGrammar, ScriptedOptimiser
+from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
 from agentlightning.algorithms.prompts.search import RolloutScore, Trace
 from agentlightning.errors import ConfigError
 
@@ -119,10 +119,3 @@ async def test_where_the_grammar_has_no_edit_of_a_text_the_answer_has_none() -> 
 def test_a_grammar_that_is_none_is_refused(grammar: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^grammar"):
         ScriptedOptimiser(grammar)
-
-
-def test_a_grammar_is_data_or_an_object() -> None:
-    assert (
-        ScriptedOptimiser(EditGrammar(add=("Be polite.",))).grammar
-        == ScriptedOptimiser({"add": ["Be polite."]}).grammar
-    )

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.adapters.trajectories import named_rewards, trajectories
-from agentlightning.errors import NotFoundError
-from agentlightning.records import Finish, NewRollout, RetryPolicy, Reward, Rollout, Sampling, WorkerStatus
+from agentlightning.records import Finish, NewRollout, RetryPolicy, Rollout, Sampling, WorkerStatus
 from agentlightning.runner.scoring import FunctionScorer, Score, read_score
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore

@@ -13,7 +13,6 @@ from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCh
 from agentlightning.trainer.monitor.metric_logger import QUIET, MetricLogger
 from agentlightning.trainer.monitor.metrics import (
     METRICS,
-    SHORT,
     derived,
     group_of,
     in_order,

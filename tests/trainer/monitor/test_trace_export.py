@@ -18,7 +18,6 @@ from agentlightning.records import Finish, NewRollout, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.tracing.otlp import write_response
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.senders import TraceExport
 

@@ -1,7 +1,6 @@
 """TrackerProcesses: each row reaches them once, whatever ends in between; and the real ones, in processes of their own."""
 
 import asyncio
-import fcntl
 import os
 import signal
 import subprocess

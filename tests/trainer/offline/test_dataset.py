@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from record_doubles import GROUP, SOURCE, TASKS, dataset, record, recorded_with
+from record_doubles import SOURCE, TASKS, dataset, record, recorded_with
 
-from agentlightning.algorithms.offline import DPO, RFT, SFT, Distill, OfflineAlgorithm
+from agentlightning.algorithms.offline import RFT, SFT, Distill, OfflineAlgorithm
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.records import NewRollout
 from agentlightning.store.base import LightningStore

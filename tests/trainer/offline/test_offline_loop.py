@@ -12,7 +12,6 @@ from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, OfflineAlgorit
 from agentlightning.errors import DataError, LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.progress import Silent
 from agentlightning.training_types import PreferenceLoss
 
 ALGORITHMS = [SFT(held_out=0.2), RFT(held_out=0.2), DPO(held_out=0.2), KTO(held_out=0.2)]

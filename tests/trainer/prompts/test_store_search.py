@@ -7,19 +7,15 @@ from typing import Any
 
 import pytest
 from loop_doubles import EVERY, Countdown, Crash, Crashing
-from search_doubles import RUN, START, WORDS, GreedySearch, Writer, config, prompted_agents, searching, text_of
+from search_doubles import RUN, START, WORDS, GreedySearch, Writer, config, prompted_agents, searching
 
 from agentlightning.algorithms.prompts import GEPA
 from agentlightning.algorithms.prompts.search import ScoreRequest, SearchResult
 from agentlightning.errors import AgentError, BudgetSpentError, EngineError, InputError
-from agentlightning.prompts.templates import Template
-from agentlightning.records import Finish, NewRollout, Rollout
-from agentlightning.runner.attempt import status_here
+from agentlightning.records import Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.store.templates import add_version, promote_candidate, read_candidates, validation_rewards
-from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.prompts.optimization import searched
+from agentlightning.store.templates import read_candidates, validation_rewards
 
 BEST = f"{START} verify cite plan"
 
@@ -240,26 +236,3 @@ async def test_a_model_that_answers_nonsense_ends_the_search_with_what_it_starte
             found = await GEPA(minibatch=2).search(search, 0)
     assert (found.best.number, found.mean, len(writer.prompts)) == (0, 0.0, 20)
     assert "(patience)" in found.reason
-
-
-class Told(Silent):
-    """Keeps the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-async def test_a_version_that_somebody_adds_while_a_search_runs_is_mixed_into_nothing_and_told(tmp_path: Path) -> None:
-    told = Told()
-    async with InMemoryLightningStore() as store, prompted_agents(store):
-        async with searching(store, tmp_path, Writer(store), progress=told) as search:
-            mine = await add_version(store, RUN, "system", Template.of("Mine: {question}."))
-            found = await searched(GreedySearch(rounds=1), search, 0)
-            await promote_candidate(store, RUN, search.book.versions(found.best.number))
-        rollouts = await all_rollouts(store)
-    [line] = [note for note in told.notes if "added" in note]
-    assert line.startswith(f"system@{mine.version} was added while the search ran, and is not the newest after it")
-    assert mine.version not in {rollout.prompts["system"] for rollout in rollouts}

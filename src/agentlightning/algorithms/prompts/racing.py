@@ -46,9 +46,7 @@ Pair = tuple[PromptCandidate, PromptCandidate]
 class CandidatePool:
     """Candidates by number, each with its rewards.
 
-    One that lacks a validation task has no mean. Only those that were accepted, the seed among them, can be the best or on
-    the front: a high mean alone may be noise.
-    """
+    Only those that were accepted, the seed among them, can be the best or on the front: a high mean alone may be noise."""
 
     def __init__(self, seed: PromptCandidate, val_tasks: int) -> None:
         self.seed = seed
@@ -62,11 +60,7 @@ class CandidatePool:
         self.candidates[candidate.number] = candidate
         self._rewards.setdefault(candidate.number, {})
 
-    def accept(self, number: int) -> None:
-        self.accepted.add(number)
-
     def record(self, number: int, scores: Iterable[RolloutScore], replica: int = 0) -> None:
-        """Add rewards of validation tasks; of the same task and replica the latest counts."""
         for score in scores:
             self._rewards[number].setdefault(score.task, {})[replica] = score.reward
 
@@ -74,13 +68,9 @@ class CandidatePool:
         """The reward on each task that has one: the mean over its replicas."""
         return {task: fmean(replicas.values()) for task, replicas in sorted(self._rewards[number].items())}
 
-    def is_whole(self, number: int) -> bool:
-        """True where every validation task has a reward."""
-        return len(self._rewards[number]) == self.val_tasks
-
     def mean(self, number: int) -> float | None:
         """The mean reward over the validation tasks; None where one of them has no reward yet."""
-        return fmean(self.rewards(number).values()) if self.is_whole(number) else None
+        return fmean(self.rewards(number).values()) if len(self._rewards[number]) == self.val_tasks else None
 
     def means(self) -> dict[int, float]:
         """The mean of every candidate that has one."""
@@ -103,7 +93,7 @@ class CandidatePool:
 
         Rewards on two tasks, candidate 0: (1, 0), 1: (0, 1), 2: (1, 1), 3: (0, 0): tasks 0 and 1 both have {2}.
         """
-        rewards = {number: self.rewards(number) for number in self.accepted if self.is_whole(number)}
+        rewards = {number: self.rewards(number) for number in self.accepted & self.means().keys()}
         best = {task: max(one[task] for one in rewards.values()) for task in range(self.val_tasks)} if rewards else {}
         fronts = {task: {number for number, one in rewards.items() if one[task] == top} for task, top in best.items()}
         leading = {number for front in fronts.values() for number in front}
@@ -258,10 +248,6 @@ class SearchState:
         return None
 
     def result(self, reason: str) -> SearchResult:
-        counts = self.pool.front_counts()
-        if len(counts) > 1:
-            leading = ", ".join(f"{number} on {count}" for number, count in counts.items())
-            self.run.note(f"Candidates that are best on validation tasks (Pareto front): {leading}.")
         best, mean = self.pool.best()
         return SearchResult(best=best, mean=mean, reason=reason, means=self.pool.means())
 
@@ -286,14 +272,14 @@ class SearchState:
                 self.pool.record(request.candidate.number, scores, request.replica)
         return found
 
-    async def score(self, candidate: PromptCandidate, split: Split, tasks: Sequence[int]) -> list[RolloutScore]:
+    async def score(self, candidate: PromptCandidate, split: Split, tasks: Iterable[int]) -> list[RolloutScore]:
         [scores] = await self.evaluate([ScoreRequest(candidate=candidate, split=split, tasks=tuple(tasks))])
         return scores
 
     async def score_whole(self, candidate: PromptCandidate) -> None:
         """Accept a candidate, score it on all validation tasks, and tell its mean."""
         await self.score(candidate, "val", range(self.run.sizes["val"]))
-        self.pool.accept(candidate.number)
+        self.pool.accepted.add(candidate.number)
         mean = self.pool.mean(candidate.number)
         parents = " and ".join(map(str, candidate.parents))
         origin = f", from {parents}" if parents else ""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from hashlib import blake2b
 from random import Random
 from typing import Any
@@ -24,7 +23,6 @@ from agentlightning.algorithms.prompts.reflection import (
     TRIED,
     fenced,
 )
-from agentlightning.algorithms.settings import check_settings
 from agentlightning.errors import ConfigError
 
 _FENCED = re.compile(r"^(`{3,})\n(.*?)\n\1$", re.MULTILINE | re.DOTALL)
@@ -38,53 +36,26 @@ MIN_WEIGHT = 0.01
 """Of an edit for which nothing speaks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EditGrammar:
-    """The edits that a scripted optimiser model knows."""
-
-    add: tuple[str, ...] = ()
-    """Sentences that it may put at the end."""
-    drop: tuple[str, ...] = ()
-    """Passages that it may take out."""
-    replace: Mapping[str, str] = field(default_factory=dict)
-    """Passages that it may write another way."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, "grammar")
-        object.__setattr__(self, "replace", dict(self.replace))
-        if not (self.add or self.drop or self.replace) or "" in (*self.add, *self.drop, *self.replace):
-            raise ConfigError("grammar: expected at least one edit in add, drop or replace, and none that is empty")
-
-    def edits(self, text: str) -> Iterator[tuple[str, str, str]]:
-        """Each edit that changes this text: the new text, what it puts in, and what it takes out."""
-        for sentence in self.add:
-            if sentence not in text:
-                yield f"{text.rstrip()} {sentence}".strip(), sentence, ""
-        for passage in self.drop:
-            if passage in text:
-                yield re.sub(r" {2,}", " ", text.replace(passage, "", 1)).strip(), "", passage
-        for old, new in self.replace.items():
-            if old in text:
-                yield text.replace(old, new, 1), new, old
-
-
 class ScriptedOptimiser:
     """Answers as an optimiser model would, from a grammar: the sentences of it that share words with what went wrong."""
 
-    def __init__(self, grammar: EditGrammar | Mapping[str, Any], seed: int = 0) -> None:
-        """ConfigError where the grammar has another key than add, drop and replace, or no edit."""
+    def __init__(self, grammar: Mapping[str, Any], seed: int = 0) -> None:
+        """grammar: sentences that it may `add` at the end, passages that it may `drop`, and passages that it may `replace`
+        by others. ConfigError where it has another key, or no edit."""
         self._seed = seed
-        if not isinstance(grammar, EditGrammar):
-            unknown = sorted(set(grammar) - {"add", "drop", "replace"})
-            if unknown:
-                raise ConfigError(f"grammar.{unknown[0]}: no such list of edits; known here: add, drop, replace")
-            edits: dict[str, Any] = {
-                name: tuple(one) if isinstance(one, list) else one for name, one in grammar.items()
-            }
-            grammar = EditGrammar(**edits)
-        self.grammar = grammar
-        passages = [*grammar.add, *grammar.drop, *grammar.replace, *grammar.replace.values()]
-        self._spread = Counter(word for passage in dict.fromkeys(passages) for word in _words(passage))
+        for key, given in grammar.items():
+            kind = {"add": list, "drop": list, "replace": dict}.get(key)
+            if kind is None:
+                raise ConfigError(f"grammar.{key}: no such list of edits; known here: add, drop, replace")
+            texts = [*given, *given.values()] if isinstance(given, dict) else given
+            if not isinstance(given, kind) or not all(isinstance(one, str) for one in texts):
+                raise ConfigError(f"grammar.{key}: expected a {kind.__name__} of texts, got {given!r:.80}")
+        self._edits = [("", one) for one in grammar.get("add", ())] + [(one, "") for one in grammar.get("drop", ())]
+        self._edits += grammar.get("replace", {}).items()
+        if not self._edits or ("", "") in self._edits:
+            raise ConfigError("grammar: expected at least one edit in add, drop or replace, and none that is empty")
+        passages = dict.fromkeys(passage for edit in self._edits for passage in edit)
+        self._spread = Counter(word for passage in passages for word in _words(passage))
 
     async def __call__(self, prompt: str, purpose: str, number: int = 0) -> str:
         """The new text between fences, or a critique where the request asks for one."""
@@ -96,8 +67,12 @@ class ScriptedOptimiser:
         text, rest = found.group(2), prompt[found.end() :].replace(ANSWER_WITH_TEXT, "")
         complaints, tried = _complaints(rest), _tried(rest)
         edits, weights = [], []
-        for edited, put_in, taken_out in self.grammar.edits(text):
-            evidence = self._shared(put_in, complaints) + self._shared(taken_out, complaints)
+        for old, new in self._edits:
+            if (old not in text) if old else (new in text):
+                continue
+            edited = text.replace(old, new, 1) if old else f"{text.rstrip()} {new}".strip()
+            edited = edited if new else re.sub(r" {2,}", " ", edited).strip()
+            evidence = self._shared(new, complaints) + self._shared(old, complaints)
             wins, losses = tried.get(edited, (0, 0))
             edits.append(edited)
             weights.append((MIN_WEIGHT + evidence) * (1 + wins) / (1 + wins + losses))

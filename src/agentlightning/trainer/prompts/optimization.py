@@ -64,7 +64,7 @@ class Optimization:
     """One configured search, from its start to its end."""
 
     def __init__(self, config: Config, folder: RunFolder, progress: Progress, *, promote: bool = True) -> None:
-        """promote: make the best texts the newest versions; else those that it started from."""
+        """promote: make the best texts the newest versions; else those that it started from, whatever was added since."""
         self._config = config
         self._folder = folder
         self._progress = progress
@@ -208,13 +208,8 @@ def optimize_line(folder: Path) -> str:
 
 
 async def searched(algorithm: PromptAlgorithm, run: StoreSearch, seed: int) -> SearchResult:
-    """The result of a search, where its algorithm leaves a spent budget to us, too. Says which versions of somebody else are
-    not the newest after it."""
+    """The result of a search, also of an algorithm that leaves a spent budget to its caller."""
     try:
-        found = await algorithm.search(run, seed)
+        return await algorithm.search(run, seed)
     except BudgetSpentError as spent:  # nothing better than the start is known
-        found = SearchResult(best=run.seed, mean=None, reason=str(spent))
-    for version in await run.book.added_meanwhile():
-        line = f"agl prompts promote {run.collector.run_id} {version}"
-        run.note(f"{version} was added while the search ran, and is not the newest after it; make it so with: {line}")
-    return found
+        return SearchResult(best=run.seed, mean=None, reason=str(spent))

@@ -114,7 +114,8 @@ class CandidateBook:
         """The candidate that the search starts from: the newest versions, or those that it began with."""
         records = await read_candidates(self._store, self._run_id)
         self._records = {_key(each.texts): each for each in records}
-        versions = await self._all_versions()
+        found = await self._store.resources(self._run_id, latest=False)
+        versions = [each for each in found if each.kind == "prompt_template"]
         for each in versions:
             self._stored.setdefault(each.name, {}).setdefault(_content(Template.parse(each.value)), each.version)
         first = next((each for each in records if each.number == 0), None)
@@ -137,21 +138,6 @@ class CandidateBook:
             if known.number is None:
                 raise InputError(known.refused)
             return self._met(known)
-
-    async def added_meanwhile(self) -> list[str]:
-        """NAME@VERSION of what somebody else added since the search began: no candidate has its text."""
-        known = {pair for each in self._records.values() for pair in each.versions.items()}
-        return [
-            f"{each.name}@{each.version}"
-            for each in await self._all_versions()
-            if each.version > self._versions[0].get(each.name, 0)
-            and (each.name, self._stored.get(each.name, {}).get(_content(Template.parse(each.value)), each.version))
-            not in known
-        ]
-
-    async def _all_versions(self) -> list[Resource]:
-        found = await self._store.resources(self._run_id, latest=False)
-        return [each for each in found if each.kind == "prompt_template"]
 
     async def _new(self, texts: Mapping[str, str], parents: Sequence[PromptCandidate], source: str) -> CandidateRecord:
         numbers = tuple(each.number for each in parents)
