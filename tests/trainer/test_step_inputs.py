@@ -78,8 +78,8 @@ async def test_a_record_that_is_gone_is_named(store: LightningStore) -> None:
     fixed = (await read_inputs(store, [rollout], {})).consumed
     inputs = fixed[rollout.id]
     for changed, said in (
-        (replace(inputs, calls=["c1", "c2", call.id]), "call c1 and 1 others, no longer recorded"),
-        (replace(inputs, rewards=["r1"]), "reward r1, no longer recorded"),
+        (replace(inputs, calls=["c1", "c2", call.id]), "2 records that are gone, c1 first"),
+        (replace(inputs, rewards=["r1"]), "1 records that are gone, r1 first"),
         (replace(inputs, attempt=2), "attempt 2, its latest one is 1"),
     ):
         with pytest.raises(ConflictError, match=rf"rollout {rollout.id}: a step of run source learned from {said}"):
