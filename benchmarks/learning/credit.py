@@ -43,7 +43,7 @@ from agentlightning.records import JSON
 from agentlightning.runner.air import load_air
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.step import critic_values, update_policy
+from agentlightning.trainer.step import update_policy, values_by_call
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
 
 GROUP, MINIBATCHES, TASKS_PER_STEP = 8, 2, 4
@@ -215,7 +215,7 @@ class Trainer:
     async def _learn(self, executions: Sequence[Sequence[Execution]]) -> None:
         groups = shaped_air([[self._trajectory(one) for one in each] for each in executions], self.algorithm.call_gamma)
         engine, evidence, needs = cast(Engine, self._engine), Evidence(), self.algorithm.rule.needs
-        values = await critic_values(engine, DEFAULT_POLICY, self.algorithm, groups)
+        values = await values_by_call(engine.values, DEFAULT_POLICY, groups) if self.algorithm.critic else None
         if "history" in needs:
             evidence = replace(evidence, history=[group for step in self._history[-HISTORY:] for group in step])
             self._history.append(groups)

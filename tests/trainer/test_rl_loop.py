@@ -146,7 +146,8 @@ async def test_a_step_whose_records_are_gone_is_not_executed_again(store: Lightn
         gone = step.consumed[1].rollout_id
         await store.drop_records([gone])
         with pytest.raises(
-            ConflictError, match=rf"rollout {gone}: a step of run run learned from . records that are gone, {gone}-0 first"
+            ConflictError,
+            match=rf"rollout {gone}: a step of run run learned from . records that are gone, {gone}-0 first",
         ):
             await loop(store, RememberingEngine(), tmp_path).run(resume=True)
 
