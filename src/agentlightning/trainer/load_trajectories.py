@@ -224,7 +224,7 @@ def _check_present(rollout: Rollout, inputs: ConsumedInputs, calls: Sequence[Cal
     learned = f"rollout {rollout.id}: a step of run {rollout.run_id} learned from"
     if rollout.attempt != inputs.attempt:
         raise ConflictError(f"{learned} attempt {inputs.attempt}, its latest one is {rollout.attempt}")
-    known = {record.id for record in (*calls, *rewards)}
+    known = {call.id for call in calls} | {reward.id for reward in rewards}
     if missing := [each for each in (*inputs.calls, *inputs.replayed, *inputs.rewards) if each not in known]:
         raise ConflictError(
             f"{learned} {len(missing)} records that are gone, {missing[0]} first (were records pruned or deleted?)"

@@ -126,8 +126,8 @@ def _over_updates(updates: Sequence[Metrics]) -> Metrics:
     merged: Metrics = {"updates": float(len(updates))}
     for name in {name for update in updates for name in update} - {"tokens"}:
         values = [update[name] for update in updates if name in update]
-        over = {"ratio_max": max, "learner_tokens": sum}.get(name, statistics.fmean)
-        merged[name] = over(values)
+        over = max if name == "ratio_max" else sum if name == "learner_tokens" else statistics.fmean
+        merged[name] = float(over(values))
     if updates and "kl" in updates[0]:
         merged["sampler_gap"] = updates[0]["kl"]
     return merged

@@ -44,12 +44,12 @@ class ScriptedOptimiser:
         by others. ConfigError where it has another key, or no edit."""
         self._seed = seed
         for key, given in grammar.items():
-            kind = {"add": list, "drop": list, "replace": dict}.get(key)
-            if kind is None:
+            if key not in ("add", "drop", "replace"):
                 raise ConfigError(f"grammar.{key}: no such list of edits; known here: add, drop, replace")
             texts = [*given, *given.values()] if isinstance(given, dict) else given
-            if not isinstance(given, kind) or not all(isinstance(one, str) for one in texts):
-                raise ConfigError(f"grammar.{key}: expected a {kind.__name__} of texts, got {given!r:.80}")
+            fits = isinstance(given, dict if key == "replace" else list)
+            if not (fits and all(isinstance(one, str) for one in texts)):
+                raise ConfigError(f"grammar.{key}: expected texts, got {given!r:.80}")
         self._edits = [("", one) for one in grammar.get("add", ())] + [(one, "") for one in grammar.get("drop", ())]
         self._edits += grammar.get("replace", {}).items()
         if not self._edits or ("", "") in self._edits:
