@@ -48,7 +48,7 @@ class ChaosEngine:
 def engine_named(name: str, python: Path | None = None) -> ChaosEngine:
     """local, vllm or verl; the last is run on this machine's CPU, with what tests/verl_engine has for that, two workers."""
     os.environ["OMP_NUM_THREADS"] = "1"  # a run that is repeated adds in the same order
-    learner = {"learner": "agentlightning.engines.local.learner_process"}
+    learner = {"learner": "agentlightning.engines.local.learner"}
     if name == "vllm":
         python = python or ROOT / ".venv-vllm" / "bin" / "python"
         heads = ("--head-dim", "32")  # vLLM on a CPU takes no smaller ones

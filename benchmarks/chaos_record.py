@@ -13,7 +13,7 @@ from typing import Any
 
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.config.engine import LocalSampler
-from agentlightning.engines.setup import EngineNeeds, make_engine
+from agentlightning.engines.base import EngineNeeds, make_engine
 from agentlightning.errors import AgentLightningError
 from agentlightning.records import FINAL_STATES, Metric, Rollout, Step
 from agentlightning.store.base import LightningStore, RolloutQuery

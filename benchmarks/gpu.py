@@ -34,8 +34,7 @@ import aiohttp
 import torch
 
 from agentlightning.config.engine import EngineConfig
-from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
-from agentlightning.engines.setup import EngineSetup, make_engine
+from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine, EngineSetup, make_engine
 from agentlightning.gateway.policy.engine_client import PATHS, SampledTokens, body, read_answer
 from agentlightning.training_types import Loss, TrainingSequence
 

@@ -29,8 +29,8 @@ from pathlib import Path
 import torch
 
 from agentlightning.config.engine import EngineConfig
+from agentlightning.engines.base import LearnerSetup
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.setup import LearnerSetup
 from agentlightning.training_types import Loss, TrainingSequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "training"))

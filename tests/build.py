@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
 from agentlightning.config.engine import EngineConfig
-from agentlightning.engines.setup import EngineNeeds, EngineSetup, LearnerSetup
+from agentlightning.engines.base import EngineNeeds, EngineSetup, LearnerSetup
 from agentlightning.records import (
     Call,
     Claim,

@@ -36,9 +36,8 @@ from agentlightning.config.engine import EngineConfig
 from agentlightning.config.run import parse_config
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
-from agentlightning.engines.base import DEFAULT_POLICY, Engine
+from agentlightning.engines.base import DEFAULT_POLICY, Engine, EngineNeeds, LearnerSetup
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.setup import EngineNeeds, LearnerSetup
 from agentlightning.records import JSON
 from agentlightning.runner.air import load_air
 from agentlightning.trainer.policies import TrainedPolicy

@@ -21,8 +21,8 @@ from claim import AGL, REPOSITORY, Cell, Claim, Outcome, curve, execute, last_js
 
 from agentlightning.adapters.sequences import merge
 from agentlightning.adapters.trajectories import trajectories
+from agentlightning.engines.base import LearnerSetup
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.setup import LearnerSetup
 from agentlightning.records import JSON, Call, Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store

@@ -18,7 +18,7 @@ from agentlightning.training_types import Trajectory
 if TYPE_CHECKING:
     import torch
 
-    from agentlightning.engines.corrections import Tokens
+    from agentlightning.engines.losses import Tokens
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -17,13 +17,9 @@ import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM
 
-from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine, Metrics
-from agentlightning.engines.corrections import known_tokens
-from agentlightning.engines.losses import summary, token_loss
-from agentlightning.engines.models import copy_tokenizer, find_model
-from agentlightning.engines.saved_folders import LEARNER_STATE, replace_folder, seal
-from agentlightning.engines.setup import EngineSetup
-from agentlightning.engines.support import Support
+from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, EngineSetup, ForwardingEngine, Metrics, Support
+from agentlightning.engines.folders import LEARNER_STATE, copy_tokenizer, find_model, replace_folder, seal
+from agentlightning.engines.losses import known_tokens, summary, token_loss
 from agentlightning.errors import EngineError
 from agentlightning.training_types import LOSSES, Loss, TrainingSequence
 
@@ -34,10 +30,7 @@ class PlainTorch(ForwardingEngine):
     support = Support(
         engine="plain_torch",
         losses=frozenset(LOSSES),
-        entropy=True,
-        kl=True,
-        corrections=True,
-        old_logprobs=True,
+        terms=True,
         reference=True,
     )
     device = "cpu"

@@ -21,8 +21,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentlightning.config.engine import EngineConfig
 from agentlightning.demo import tiny_model, tiny_vision
+from agentlightning.engines.base import LearnerSetup
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.setup import LearnerSetup
 from agentlightning.rendering.images import ImageProcessor, image_hash
 from agentlightning.training_types import ImageInput, Loss, TrainingSequence
 

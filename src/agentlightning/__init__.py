@@ -14,15 +14,14 @@ if TYPE_CHECKING:
     from agentlightning.algorithms.lightning_rl import LightningRL
     from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, Distill
     from agentlightning.analysis.stored_run import load_run
-    from agentlightning.config.agent import AgentConfig, RewardConfig
-    from agentlightning.config.air import AirConfig, AirRuleConfig
-    from agentlightning.config.engine import EngineConfig
+    from agentlightning.config.agent import AgentConfig, AirConfig, AirRuleConfig, RewardConfig
+    from agentlightning.config.engine import EngineConfig, PolicyConfig
     from agentlightning.config.external import ExternalModelConfig
-    from agentlightning.config.limits import LimitConfig, LimitsConfig
-    from agentlightning.config.policies import PolicyConfig
     from agentlightning.config.run import (
         DataConfig,
         EvalConfig,
+        LimitConfig,
+        LimitsConfig,
         ModelConfig,
         StoreConfig,
         TracingConfig,
@@ -48,19 +47,12 @@ _NAMES = {
     "algorithms.offline": ("DPO", "KTO", "RFT", "SFT", "Distill"),
     "analysis.stored_run": ("load_run",),
     "config.run": (
-        "DataConfig",
-        "EvalConfig",
-        "ModelConfig",
-        "StoreConfig",
-        "TracingConfig",
+        *("DataConfig", "EvalConfig", "LimitConfig", "LimitsConfig", "ModelConfig", "StoreConfig", "TracingConfig"),
         "TrainerConfig",
     ),
-    "config.agent": ("AgentConfig", "RewardConfig"),
-    "config.air": ("AirConfig", "AirRuleConfig"),
-    "config.engine": ("EngineConfig",),
+    "config.agent": ("AgentConfig", "AirConfig", "AirRuleConfig", "RewardConfig"),
+    "config.engine": ("EngineConfig", "PolicyConfig"),
     "config.external": ("ExternalModelConfig",),
-    "config.limits": ("LimitConfig", "LimitsConfig"),
-    "config.policies": ("PolicyConfig",),
     "gateway.server": ("AgentLightningServer",),
     "runner.agent": ("LLM", "emit_reward", "prompt", "rollout"),
     "runner.client": ("AgentLightningClient",),

@@ -243,7 +243,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceLoss:
-    """A loss of completions, not of tokens; see engines/preferences.py for the formulas and their sources."""
+    """A loss of completions, not of tokens; see engines/losses.py for the formulas and their sources."""
 
     name: Literal["dpo", "kto"] = "dpo"
     beta: float = 0.1

@@ -31,7 +31,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from agentlightning.adapters.sequences import merge
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.config.run import Config, parse_config
-from agentlightning.engines.models import find_model
+from agentlightning.engines.folders import find_model
 from agentlightning.engines.sampler_address import SamplerAddress
 from agentlightning.engines.verl.sampler_app import create_app
 from agentlightning.errors import ConfigError, EngineError

@@ -154,8 +154,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dynamic_sampling": 1}, "dynamic_sampling: expected a valid boolean, got 1"),
     ({"entropy": float("nan")}, "entropy: expected a finite number, got nan"),
     ({"solved_bonus": -1}, "solved_bonus: expected a number greater than or equal to 0, got -1"),
-    ({"missing_reward": "zero"}, "missing_reward: expected 'drop', 'fail' or a number in its place, got 'zero'"),
-    ({"missing_reward": True}, "missing_reward: expected 'drop', 'fail' or a number in its place, got True"),
     ({"reward_weights": {"answer": "1"}}, "reward_weights.answer: expected a valid number, got '1'"),
     ({"reward_weights": 3}, "reward_weights: expected a table, got 3"),
     ({"credit": "luck"}, f"credit: expected one of {RULES}, or file.py:name of your own, got 'luck'"),

@@ -18,8 +18,7 @@ from agentlightning.algorithms.losses import RatioMask
 from agentlightning.algorithms.settings import name_of
 from agentlightning.config.file import named_files
 from agentlightning.config.run import Config, parse_config
-from agentlightning.engines.corrections import Tokens
-from agentlightning.engines.losses import token_loss
+from agentlightning.engines.losses import Tokens, token_loss
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.runtime.code_loader import path_of_code
 from agentlightning.trainer.schedules import algorithms_of
@@ -160,7 +159,7 @@ def test_a_plug_in_that_is_not_there_or_not_of_its_kind_is_refused_at_start(sett
 
 
 def test_an_engine_that_loads_no_code_refuses_a_loss_of_one_s_own() -> None:
-    from agentlightning.engines.support import Support, check_loss
+    from agentlightning.engines.base import Support, check_loss
 
     with pytest.raises(ConfigError, match=r"does not support the loss '.*sapo'"):
         check_loss(Support(engine="e"), Loss(name=own("sapo")))

@@ -27,8 +27,7 @@ from reference_batch import (
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.losses import FixedLength
-from agentlightning.engines.corrections import Tokens
-from agentlightning.engines.losses import token_loss
+from agentlightning.engines.losses import Tokens, token_loss
 from agentlightning.training_types import Trajectory, Transition
 from call_tree import linked
 

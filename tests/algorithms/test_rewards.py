@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from agentlightning.algorithms.rewards import RewardPolicy
-from agentlightning.errors import RewardError
 from agentlightning.training_types import Trajectory, Transition
 
 
@@ -29,41 +28,29 @@ WEIGHTS = {"answer": 1.0, "format": 0.2}
 
 def test_named_rewards_are_weighed_into_one() -> None:
     one = rollout("a", 9.0, {"format": 1.0, "other": 5.0}, answer=1.0, format=0.5, other=7.0)
-    [[weighed]] = RewardPolicy(weights=WEIGHTS).settle([[one]]).groups
+    [[[weighed]], _] = RewardPolicy(weights=WEIGHTS).settle([[one]])
     assert weighed.reward == pytest.approx(1.1)
     assert weighed.transitions[0].reward == pytest.approx(0.2)
 
 
 def test_without_weights_the_settled_reward_counts_as_it_is() -> None:
     one = rollout("a", 0.7, {"format": 1.0}, answer=1.0)
-    assert RewardPolicy().settle([[one]]).groups == [[one]]
+    assert RewardPolicy().settle([[one]]) == ([[one]], set())
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
 def test_a_reward_that_is_missing_or_no_finite_number_is_never_zero(value: float | None) -> None:
     named = {"answer": 1.0} if value is None else {"answer": 1.0, "format": value}
     group = [rollout("a", **named), rollout("b", answer=0.0, format=1.0)]
-    reason = "its reward format is missing or not a finite number"
-    dropped = RewardPolicy(weights=WEIGHTS).settle([group])
-    assert ([one.rollout_id for one in dropped.groups[0]], dropped.dropped) == (["b"], {"a": reason})
-    filled = RewardPolicy(weights=WEIGHTS, missing=0.5).settle([group])
-    assert ([one.reward for one in filled.groups[0]], filled.filled) == ([pytest.approx(1.1), pytest.approx(0.2)], 1)
-    with pytest.raises(RewardError, match=f"rollout a: {reason}"):
-        RewardPolicy(weights=WEIGHTS, missing="fail").settle([group])
+    [kept], unknown = RewardPolicy(weights=WEIGHTS).settle([group])
+    assert ([one.rollout_id for one in kept], unknown) == (["b"], {"a"})
 
 
-def test_the_final_reward_itself_may_be_unknown() -> None:
-    group = [rollout("a", math.nan), rollout("b", 1.0)]
-    assert RewardPolicy().settle([group]).dropped.keys() == {"a"}
-    assert RewardPolicy(missing=-1.0).settle([group]).groups[0][0].reward == -1.0
-
-
-def test_a_step_reward_that_is_no_number_is_no_reward_either() -> None:
-    one = rollout("a", 1.0, {"format": math.nan})
-    assert RewardPolicy().settle([[one]]).dropped.keys() == {"a"}
-    assert RewardPolicy(missing=0.0).settle([[one]]).groups[0][0].transitions[0].reward == 0.0
+def test_a_final_or_a_step_reward_that_is_no_number_is_not_known() -> None:
+    group = [rollout("a", math.nan), rollout("b", 1.0), rollout("c", 1.0, {"format": math.nan})]
+    assert RewardPolicy().settle([group])[1] == {"a", "c"}
 
 
 def test_a_failed_rollout_has_the_reward_that_the_run_gives_for_it() -> None:
     failed = replace(rollout("a", 0.0), failed=True)
-    assert RewardPolicy(weights=WEIGHTS).settle([[failed]]).groups == [[failed]]
+    assert RewardPolicy(weights=WEIGHTS).settle([[failed]])[0] == [[failed]]

@@ -24,6 +24,6 @@ def test_agl_algorithms_lists_every_part_with_its_source_and_settings(tmp_path: 
     )
     lines = done.stdout.splitlines()
     assert any(line.split()[:2] == ["gspo", "built-in"] and "arXiv 2507.18071" in line for line in lines)
-    assert any(line.split()[:2] == ["decisive", "built-in"] and "hardness = 0.0" in line for line in lines)
+    assert any(line.split()[:2] == ["decisive", "built-in"] and "key = None" in line for line in lines)
     assert any(f"{FILE}:sapo" in line and " file " in line for line in lines)
     assert "negative = 1.05" in done.stdout

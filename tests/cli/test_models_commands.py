@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
 from agentlightning.config.run import parse_config, run_record
-from agentlightning.engines.saved_folders import MANIFEST, seal
+from agentlightning.engines.folders import MANIFEST, seal
 from agentlightning.errors import ConfigError, ConflictError, InputError, NotFoundError, StoreError
 from agentlightning.runtime.disk import file_hash
 from agentlightning.store.models import ModelVersion

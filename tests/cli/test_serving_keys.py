@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
-from agentlightning.config.limits import LIMITS_RESOURCE
+from agentlightning.config.run import LIMITS_RESOURCE
 from agentlightning.records import Resource
 from agentlightning.store.open import open_store
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.config.limits import LIMITS_RESOURCE
-from agentlightning.config.run import Config, parse_config
+from agentlightning.config.run import LIMITS_RESOURCE, Config, parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.processes import put_gateway_settings

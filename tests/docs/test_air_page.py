@@ -6,7 +6,7 @@ from pathlib import Path
 
 from test_docs import defaults, documented_default, rows
 
-from agentlightning.config.air import AirConfig, AirRuleConfig
+from agentlightning.config.agent import AirConfig, AirRuleConfig
 from agentlightning.tracing.air import BUILT_IN
 
 TEXT = (Path(__file__).parents[2] / "docs" / "air.md").read_text(encoding="utf-8")

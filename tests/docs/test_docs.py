@@ -25,14 +25,11 @@ from agentlightning.algorithms.losses import Importance, OffPolicyMask, PpoClip,
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.analysis.bottlenecks import RULES
 from agentlightning.cli.app import app
-from agentlightning.config.agent import AgentConfig, RewardConfig
-from agentlightning.config.engine import EngineConfig, FsdpLearner, Muon, VllmSampler, VllmServerSampler
+from agentlightning.config.agent import AgentConfig, Bubblewrap, Container, KubernetesJob, RewardConfig
+from agentlightning.config.engine import EngineConfig, FsdpLearner, Muon, PolicyConfig, VllmSampler, VllmServerSampler
 from agentlightning.config.external import ExternalModelConfig
-from agentlightning.config.limits import LimitConfig, LimitsConfig
-from agentlightning.config.optimizer import OptimizeConfig
-from agentlightning.config.policies import PolicyConfig
-from agentlightning.config.run import Config
-from agentlightning.config.sandbox import Bubblewrap, Container, KubernetesJob
+from agentlightning.config.prompts import OptimizeConfig
+from agentlightning.config.run import Config, LimitConfig, LimitsConfig
 from agentlightning.serving.settings import ServeConfig
 from agentlightning.store.summaries import RolloutSummary
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS

@@ -280,7 +280,7 @@ async def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_a_mended_dis
     training: Training,
 ) -> None:
     process = await training.start_and_hold(1, "--set", "trainer.checkpoint_every=1")
-    [learner] = training.processes("agentlightning.engines.local.learner_process")
+    [learner] = training.processes("agentlightning.engines.local.learner")
     room = 1280 * 1024  # for the weights, not for the optimizer's state
     learner.rlimit(psutil.RLIMIT_FSIZE, (room, room))
     training.hold.unlink()

@@ -18,7 +18,7 @@ import pytest
 from command_line import DEADLINE_S, Folder
 
 from agentlightning.demo import tiny_model
-from agentlightning.engines.url_folder import UrlFolder
+from agentlightning.engines.folders import UrlFolder
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.traces.importer import TraceImport

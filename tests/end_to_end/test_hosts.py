@@ -22,7 +22,7 @@ from command_line import Folder, until
 from network import Host, Network, missing
 from training import Training, build_model
 
-from agentlightning.engines.vllm.server import VLLM_SIDE
+from agentlightning.engines.vllm.servers import VLLM_SIDE
 from agentlightning.records import ABANDONED, Rollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient

@@ -78,7 +78,7 @@ async def solve(task, llm):
 """
 
 SERVER, SAMPLER = "agentlightning.gateway", "agentlightning.engines.local.sampler"
-LEARNER, WORKER = "agentlightning.engines.local.learner_process", "agentlightning.runner"
+LEARNER, WORKER = "agentlightning.engines.local.learner", "agentlightning.runner"
 
 
 class Training:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from agentlightning.engines import losses
-from agentlightning.engines.corrections import Tokens
+from agentlightning.engines.losses import Tokens
 from agentlightning.training_types import Loss
 
 LENGTHS = (4, 3, 2)

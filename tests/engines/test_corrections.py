@@ -10,8 +10,8 @@ import pytest
 import torch
 from loss_cases import CASES, NOW, OLD, SAMPLER, tokens, value_and_gradient
 
-from agentlightning.engines import corrections, losses
-from agentlightning.engines.corrections import Tokens
+from agentlightning.engines import losses
+from agentlightning.engines.losses import Tokens
 from agentlightning.errors import EngineError
 from agentlightning.training_types import Loss
 
@@ -27,27 +27,27 @@ def two_calls(log_ratios: list[float], **changes: Any) -> Tokens:
 
 
 def test_a_call_s_ratio_is_the_mean_of_its_tokens_and_its_product_the_sum() -> None:
-    found = corrections.call_ratios(torch.zeros(3), two_calls([0.2, 0.4, -0.1]))
+    found = losses.call_ratios(torch.zeros(3), two_calls([0.2, 0.4, -0.1]))
     torch.testing.assert_close(found, torch.tensor([[0.3, 0.3, 0.6], [0.3, 0.3, 0.6], [-0.1, -0.1, -0.1]]))
 
 
 def test_with_old_logprobs_the_policy_is_compared_with_them_and_they_with_the_sampler() -> None:
-    found = corrections.call_ratios(torch.zeros(3), two_calls([0.2, 0.4, -0.1], old_logprobs=t(-0.1, -0.1, 0.0)))
+    found = losses.call_ratios(torch.zeros(3), two_calls([0.2, 0.4, -0.1], old_logprobs=t(-0.1, -0.1, 0.0)))
     torch.testing.assert_close(found, torch.tensor([[0.1, 0.2, 0.4], [0.1, 0.2, 0.4], [0.0, -0.1, -0.1]]))
 
 
 def test_an_importance_weight_is_the_ratio_up_to_its_cap() -> None:
-    torch.testing.assert_close(corrections.importance(torch.log(t(3.0, 0.5)), 2.0), t(2.0, 0.5))
-    assert corrections.importance(t(500.0), 2.0).item() == 2.0
+    torch.testing.assert_close(losses.importance(torch.log(t(3.0, 0.5)), 2.0), t(2.0, 0.5))
+    assert losses.importance(t(500.0), 2.0).item() == 2.0
 
 
 def test_a_ratio_outside_its_bounds_is_masked() -> None:
-    found = corrections.inside(torch.log(t(1.0, 6.0, 0.4, 5.0)), 0.5, 5.0001)
+    found = losses.inside(torch.log(t(1.0, 6.0, 0.4, 5.0)), 0.5, 5.0001)
     assert found.tolist() == [True, False, False, True]
 
 
 def test_only_bad_examples_that_drifted_are_off_policy() -> None:
-    assert corrections.off_policy(t(-0.3, -0.3, 0.1), t(-1.0, 1.0, -1.0), 0.2).tolist() == [True, False, False]
+    assert losses.off_policy(t(-0.3, -0.3, 0.1), t(-1.0, 1.0, -1.0), 0.2).tolist() == [True, False, False]
 
 
 def test_gspo_gives_every_token_of_a_call_its_geometric_mean() -> None:
@@ -97,8 +97,7 @@ def test_a_row_of_merged_calls_gives_the_loss_and_gradient_of_a_row_a_call(case:
     parts = []
     for call in range(3):
         at = (known.calls == call).nonzero()[:, 0] if known.calls is not None else t()
-        names, columns = known.columns()
-        part = Tokens(**{name: column[at] for name, column in zip(names, columns, strict=True)})
+        part = Tokens(**{name: column[at] for name, column in known.columns().items()})
         parts.append(value_and_gradient(loss, part, [NOW[i] for i in at.tolist()]))
     assert whole == pytest.approx(sum(total for total, _ in parts), abs=1e-6)
     assert gradient == pytest.approx([g for _, part in parts for g in part], abs=1e-6)
@@ -109,11 +108,10 @@ def test_pieces_that_cut_a_call_give_the_same_where_the_ratios_of_calls_are_give
     loss, optional = CASES[case]
     known = tokens(optional)
     whole, gradient = value_and_gradient(loss, known)
-    known = replace(known, ratios=corrections.call_ratios(torch.tensor(NOW), known))
-    names, columns = known.columns()
+    known = replace(known, ratios=losses.call_ratios(torch.tensor(NOW), known))
     found = []
     for start, end in ((0, 2), (2, 5), (5, 9)):
-        piece = Tokens(**{name: column[start:end] for name, column in zip(names, columns, strict=True)})
+        piece = Tokens(**{name: column[start:end] for name, column in known.columns().items()})
         found.append(value_and_gradient(loss, piece, NOW[start:end]))
     assert whole == pytest.approx(sum(total for total, _ in found), abs=1e-6)
     assert gradient == pytest.approx([g for _, part in found for g in part], abs=1e-6)
@@ -157,8 +155,8 @@ def test_each_effect_changes_the_gradient_of_the_nine_tokens(case: str, without:
 def test_a_call_is_masked_by_the_mean_of_its_log_ratios_not_by_their_sum() -> None:
     """Log ratios [0.3, 0.3, 0.3 | 0.5]: the first call's product is 2.5, its geometric mean 1.35; the second's is 1.65."""
     known = Tokens(-t(0.3, 0.3, 0.3, 0.5), torch.ones(4), torch.ones(4), calls=torch.tensor([0, 0, 0, 1]))
-    known = replace(known, ratios=corrections.call_ratios(torch.zeros(4), known))
-    kept, _ = corrections.corrections(Loss(ratio_mask="call", ratio_mask_high=1.5), torch.zeros(4), known)
+    known = replace(known, ratios=losses.call_ratios(torch.zeros(4), known))
+    kept, _ = losses.corrections(Loss(ratio_mask="call", ratio_mask_high=1.5), torch.zeros(4), known)
     assert kept is not None
     assert kept.tolist() == [True, True, True, False]
 
@@ -167,7 +165,7 @@ def test_icepop_multiplies_by_the_ratio_inside_its_bounds_and_nothing_cuts_it() 
     """Ling Team (2025): M(k) = k inside [0.5, 5], else 0. k = [1, 3, 6, 0.4], A = 1, log p = -1: losses [1, 3, 0, 0]."""
     now = t(-1.0, -1.0, -1.0, -1.0)
     known = Tokens(now - torch.log(t(1.0, 3.0, 6.0, 0.4)), torch.ones(4), torch.ones(4))
-    kept, factors = corrections.corrections(Loss(name="reinforce", ratio_mask="token"), now, known)
+    kept, factors = losses.corrections(Loss(name="reinforce", ratio_mask="token"), now, known)
     assert kept is not None
     assert factors is not None
     torch.testing.assert_close(torch.where(kept, factors * losses.reinforce(now, t(1.0)), 0.0), t(1.0, 3.0, 0.0, 0.0))
@@ -175,9 +173,9 @@ def test_icepop_multiplies_by_the_ratio_inside_its_bounds_and_nothing_cuts_it() 
 
 def test_icepop_under_a_loss_whose_ratio_is_the_samplers_does_not_multiply_twice() -> None:
     known = Tokens(-t(0.0, math.log(1.1)), torch.ones(2), torch.ones(2))
-    assert corrections.corrections(Loss(ratio_mask="token"), torch.zeros(2), known)[1] is None
+    assert losses.corrections(Loss(ratio_mask="token"), torch.zeros(2), known)[1] is None
     with_old = replace(known, old_logprobs=torch.zeros(2))
-    factors = corrections.corrections(Loss(ratio_mask="token"), torch.zeros(2), with_old)[1]
+    factors = losses.corrections(Loss(ratio_mask="token"), torch.zeros(2), with_old)[1]
     assert factors is not None
     torch.testing.assert_close(factors, t(1.0, 1.1))
 
@@ -185,9 +183,9 @@ def test_icepop_under_a_loss_whose_ratio_is_the_samplers_does_not_multiply_twice
 def test_two_masks_leave_out_what_either_does() -> None:
     """Log(policy / sampler) [-0.5, 0.9, -0.1] in calls of one, all bad examples: drifted, out of bounds, neither."""
     known = Tokens(-t(-0.5, 0.9, -0.1), -torch.ones(3), torch.ones(3), calls=torch.arange(3))
-    known = replace(known, ratios=corrections.call_ratios(torch.zeros(3), known))
+    known = replace(known, ratios=losses.call_ratios(torch.zeros(3), known))
     loss = Loss(ratio_mask="token", ratio_mask_high=2.0, off_policy_kl=0.3)
-    kept, _ = corrections.corrections(loss, torch.zeros(3), known)
+    kept, _ = losses.corrections(loss, torch.zeros(3), known)
     assert kept is not None
     assert kept.tolist() == [False, False, True]
 
@@ -196,11 +194,10 @@ def test_drift_is_counted_from_the_sampler_also_where_there_are_old_logprobs() -
     """Policy 0, old 0 and -0.2, sampler 0.4: both drifted by 0.4, whatever was known before the step."""
     for old in (0.0, -0.2):
         known = Tokens(t(0.4), -torch.ones(1), torch.ones(1), old_logprobs=t(old), calls=torch.arange(1))
-        known = replace(known, ratios=corrections.call_ratios(torch.zeros(1), known))
-        kept, _ = corrections.corrections(Loss(off_policy_kl=0.3), torch.zeros(1), known)
+        known = replace(known, ratios=losses.call_ratios(torch.zeros(1), known))
+        kept, _ = losses.corrections(Loss(off_policy_kl=0.3), torch.zeros(1), known)
         assert kept is not None
         assert kept.tolist() == [False]
-        torch.testing.assert_close(corrections.drift(known), t(-0.4))
 
 
 def test_old_logprobs_change_what_the_ratio_is_taken_to() -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentlightning.engines.local.decoder import TransformersDecoder, open_decoder
+from agentlightning.engines.local.decoder import LlamaDecoder, TransformersDecoder, open_decoder
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.llama import LlamaDecoder
 from agentlightning.errors import ConfigError, ModelError
 from build import learner_setup
 

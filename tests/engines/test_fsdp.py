@@ -22,9 +22,9 @@ from test_learner import batch
 from transformers import AutoModelForCausalLM
 
 from agentlightning import errors
+from agentlightning.engines.base import LearnerSetup
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.sharding import Ranks
-from agentlightning.engines.setup import LearnerSetup
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
 from agentlightning.runtime.children import listen
 from agentlightning.runtime.watchdog import HangLimits

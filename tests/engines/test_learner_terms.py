@@ -14,9 +14,9 @@ from learner_gradients import assert_close, gradients
 from transformers import AutoModelForCausalLM
 
 from agentlightning.algorithms.offline import preference_values
-from agentlightning.engines import preferences
+from agentlightning.engines import losses as preferences
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.preferences import preference_loss
+from agentlightning.engines.losses import preference_loss
 from agentlightning.errors import EngineError
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
@@ -142,7 +142,7 @@ def test_a_preference_s_gradient_is_that_of_one_graph_through_all_answers(
     ("examples", "loss", "message"),
     [
         ([Preference(chosen=[sequence([3, 4], [(1, 2)])])], PreferenceLoss(), "dpo takes a chosen and a rejected"),
-        ([Preference()], PreferenceLoss(name="kto"), "kto takes an answer that is chosen or rejected"),
+        ([Preference()], PreferenceLoss(name="kto"), "kto takes either a chosen or a rejected"),
         ([Preference(chosen=[sequence([3, 4], [(1, 2)])])], PreferenceLoss(name="kto"), "needs ref_logprobs"),
     ],
 )

@@ -12,6 +12,7 @@ from tempfile import mkdtemp
 import pytest
 
 from agentlightning.engines.base import Endpoints
+from agentlightning.engines.folders import damage
 from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.parts import (
     LearnerProcess,
@@ -22,7 +23,6 @@ from agentlightning.engines.local.parts import (
     weights_folders,
     weights_place,
 )
-from agentlightning.engines.saved_folders import damage
 from agentlightning.errors import EngineError, ModelError
 from build import engine_setup
 

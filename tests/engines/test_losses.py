@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentlightning.engines import losses
-from agentlightning.engines.corrections import Tokens
+from agentlightning.engines.losses import Tokens
 from agentlightning.training_types import Loss
 
 

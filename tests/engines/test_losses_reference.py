@@ -33,7 +33,7 @@ from loss_cases import (
     value_and_gradient,
 )
 
-from agentlightning.engines.preferences import coefficients
+from agentlightning.engines.losses import coefficients
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 FROZEN = Path(__file__).with_name("frozen_losses.json")

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.engines.base import DEFAULT_POLICY, Endpoints
-from agentlightning.engines.policies import PolicyEngines
-from agentlightning.engines.support import Support
+from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, PolicyEngines, Support
 from agentlightning.errors import EngineError
 from agentlightning.training_types import Loss, TrainingSequence
 
@@ -100,7 +98,7 @@ async def test_a_watch_ends_with_the_first_engine_that_cannot_be_kept() -> None:
 
 
 def test_several_engines_can_do_what_all_of_them_can() -> None:
-    engines, _ = both(support=Support(engine="other", losses=frozenset({"gspo", "sft"}), kl=True))
+    engines, _ = both(support=Support(engine="other", losses=frozenset({"gspo", "sft"}), terms=True))
     assert engines.support.losses == {"sft"}
-    assert not engines.support.kl
+    assert not engines.support.terms
     assert engines.support.engine == "noting and other"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from agentlightning.config.run import parse_config
+from agentlightning.engines.base import EngineNeeds
 from agentlightning.engines.local.batches import Batch, batches
 from agentlightning.engines.local.sharding import Ranks
-from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.trainer.processes import engine_support

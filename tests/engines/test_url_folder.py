@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.engines.saved_folders import damage, seal
-from agentlightning.engines.url_folder import UrlFolder
+from agentlightning.engines.folders import UrlFolder, damage, seal
 from agentlightning.errors import ConfigError, StoreError
 from s3_server import BUCKET, s3_environment, s3_server
 
@@ -80,7 +79,7 @@ async def test_what_is_not_as_it_was_written_is_never_a_folder_here(
         flipped = tmp_path / "flipped"
         whole = (sealed / file).read_bytes()
         flipped.write_bytes(whole[:10] + change + whole[11:])
-        await remote.put(flipped, file)
+        await remote._put(flipped, file, 0)
     assert await remote.download(manifest_hash, tmp_path / "copy") == found
     assert not (tmp_path / "copy").exists()
 
@@ -111,7 +110,7 @@ async def test_a_manifest_names_no_file_of_another_folder(url: str, sealed: Path
     (tmp_path / "outside.x...").write_bytes(b"x")
     remote = UrlFolder(f"{url}/a/b/step-1")
     for name in ("model.safetensors", "learner.pt", "manifest.json"):
-        await remote.put(sealed / name, name)
+        await remote._put(sealed / name, name, 0)
     found = await remote.download(hashlib.sha256(manifest).hexdigest(), tmp_path / "x" / "y" / "copy")
     assert found == "manifest.json names ../../outside.x..., which is in another folder"
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,14 @@ import psutil
 import pytest
 from aiohttp import web
 
+from agentlightning.engines.base import make_engine
+from agentlightning.engines.folders import seal
 from agentlightning.engines.local.parts import PublishedWeights, Workplace
-from agentlightning.engines.saved_folders import seal
-from agentlightning.engines.setup import make_engine
-from agentlightning.engines.url_folder import UrlFolder
-from agentlightning.engines.vllm.server import VLLM_SIDE
-from agentlightning.engines.vllm.servers import VllmServers
+from agentlightning.engines.vllm.servers import VLLM_SIDE, VllmServers, WeightsServer
 from agentlightning.engines.vllm.vllm_side.agentlightning_vllm.fetch import fetch
-from agentlightning.engines.vllm.weights import WeightsServer, WeightsUrl
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.runtime.watchdog import HangLimits, Watchdog
 from build import engine_setup
-from s3_server import BUCKET, s3_server
 
 SCRIPTED = Path(__file__).parent / "scripted_vllm"
 Serving = Callable[..., Any]
@@ -215,7 +211,7 @@ async def test_weights_are_given_to_whoever_has_the_key_and_nothing_else_is(tmp_
         stack.push_async_callback(server.close)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         given = weights(tmp_path, 3)
-        await server.put(given)
+        server.put(given)
         update = server.update(given)
         assert update["files"].keys() == {"model.safetensors"}
 
@@ -227,44 +223,24 @@ async def test_weights_are_given_to_whoever_has_the_key_and_nothing_else_is(tmp_
         assert await status("/model.safetensors", "guessed") == 401
         assert await status("/manifest.json", update["key"]) == 404
         assert await status("/..%2f..%2fother.safetensors", update["key"]) == 404
-        await server.put(weights(tmp_path, 4))
+        server.put(weights(tmp_path, 4))
         assert await status("/model.safetensors", update["key"]) == 404
 
 
-@pytest.mark.parametrize("place", ["host", "file", "s3"])
-async def test_transferred_weights_come_from_the_trainer_or_a_url(
-    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    with ExitStack() as stack:
-        url = {"host": "http://127.0.0.1", "s3": f"{BUCKET}/weights", "file": f"file://{tmp_path}/weights"}[place]
-        if place == "s3":
-            for name, value in stack.enter_context(s3_server()).items():
-                monkeypatch.setenv(name, value)
-        if place != "host":
-            remote = UrlFolder(f"{url}/{tmp_path.name}")
-            await remote.put(
-                weights(tmp_path, 1).folder / "model.safetensors", "v1/model.safetensors"
-            )  # of a killed one
-        async with serving(gpus=["", ""], weights=url) as servers:
-            for version in (2, 3, 4):
-                await servers.publish(weights(tmp_path, version))
-                assert [await sampled(url) for url in servers.endpoints.urls] == [str(version)] * 2
-            if place != "host":
-                assert await remote.names() == ["v3", "v4"]
-        if place != "host":
-            assert await remote.names() == []
-
-
-async def test_weights_at_a_url_are_not_loaded_where_they_are_not_what_was_announced(tmp_path: Path) -> None:
-    published = weights(tmp_path, 2)
-    source = WeightsUrl(f"file://{tmp_path}/weights", tmp_path / "run" / "policies" / "black")
-    await source.put(published)
-    update = source.update(published)
-    assert update["url"] == f"file://{tmp_path}/weights/run/black/v2"
-    copy = tmp_path / "weights" / "run" / "black" / "v2" / "model.safetensors"
-    copy.write_bytes(b"weightz")
-    with pytest.raises(ValueError, match=r"model\.safetensors is not what was announced"):
-        fetch(f"{update['url']}/model.safetensors", tmp_path / "fetched", update["files"]["model.safetensors"])
+async def test_weights_are_not_loaded_where_they_are_not_what_was_announced(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        server = WeightsServer("127.0.0.1")
+        await server.start()
+        stack.push_async_callback(server.close)
+        given = weights(tmp_path, 2)
+        server.put(given)
+        update, file = server.update(given), "model.safetensors"
+        source = (f"{update['url']}/{file}", tmp_path / "fetched", update["files"][file], update["key"])
+        await asyncio.to_thread(fetch, *source)
+        assert (tmp_path / "fetched").read_bytes() == b"weights"
+        (given.folder / file).write_bytes(b"weightz")
+        with pytest.raises(ValueError, match=r"model\.safetensors is not what was announced"):
+            await asyncio.to_thread(fetch, *source)
 
 
 URLS = {"type": "vllm_server", "urls": ["http://a:1"]}
@@ -276,8 +252,7 @@ URLS = {"type": "vllm_server", "urls": ["http://a:1"]}
         ({"sampler": "vllm"}, r"sampler\.python: is required"),
         ({"sampler": {**URLS, "python": "python"}}, r"sampler\.python: no such setting"),
         ({"sampler": {**URLS, "urls": ["a:1"]}}, "without user, query or fragment, got 'a:1'"),
-        ({"sampler": {**URLS, "weights": "/mnt/w"}}, "expected reload, lora, http://HOST .* file:///FOLDER"),
-        ({"sampler": {**URLS, "weights": "lora"}}, r"sampler\.weights: lora needs lora_rank"),
+        ({"sampler": {**URLS, "weights": "/mnt/w"}}, "expected reload, or http://HOST"),
         ({"sampler": {"type": "vllm", "python": "no-such-python"}}, r"engine\.sampler\.python: no-such-python"),
         ({"sampler": URLS, "max_num_seqs": 2}, "for samplers that are started here, not for vllm_server"),
         ({"sampler": URLS, "listen": "a:1"}, "for samplers that are started here, not for vllm_server"),

@@ -15,7 +15,7 @@ from external_house import HI, post, serve
 from external_server import ExternalServer
 from gateway_house import SERVER_KEY, House, path
 
-from agentlightning.config.limits import LIMITS_RESOURCE
+from agentlightning.config.run import LIMITS_RESOURCE
 from agentlightning.gateway.app import App
 from agentlightning.gateway.limits import LIMIT_REACHED, CallLimits, LimitReachedError, ServerLimits
 from agentlightning.gateway.server_settings import ServerSettings

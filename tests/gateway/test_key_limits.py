@@ -11,7 +11,7 @@ from gateway_house import END, House
 from scripted_engine import ScriptedEngine
 from test_sessions import HI, ServedHouse
 
-from agentlightning.config.limits import LIMITS_RESOURCE
+from agentlightning.config.run import LIMITS_RESOURCE
 from agentlightning.gateway.app import App
 from agentlightning.gateway.limits import read_key_usage
 from agentlightning.records import Resource

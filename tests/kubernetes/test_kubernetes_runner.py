@@ -12,7 +12,7 @@ import pytest
 from cluster_lab import DEADLINE_S, Lab, evicted, exited, running, unschedulable, until, waiting
 
 import build
-from agentlightning.config.sandbox import KubernetesJob
+from agentlightning.config.agent import KubernetesJob
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.kubernetes.cluster import Cluster, ClusterError
 from agentlightning.kubernetes.job import JobTemplate, attempt_of, job_name

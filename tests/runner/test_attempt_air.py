@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from runner_bench import DEADLINE_S, Bench, a_call
 
-from agentlightning.config.air import AirConfig
+from agentlightning.config.agent import AirConfig
 from agentlightning.config.base import parse_settings
 from agentlightning.errors import ConfigError
 from agentlightning.records import JSON, Call, Reward, Rollout, Span

@@ -13,7 +13,7 @@ import pytest
 from runner_bench import DEADLINE_S, gone
 
 import build
-from agentlightning.config.sandbox import Bubblewrap
+from agentlightning.config.agent import Bubblewrap
 from agentlightning.errors import ConfigError
 from agentlightning.records import JSON, Claim
 from agentlightning.runner.agent import LLM, llm_for

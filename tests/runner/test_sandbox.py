@@ -17,8 +17,8 @@ import pytest
 from runner_bench import DEADLINE_S, SHORT_LEASE, Bench, Server
 from test_command import TELL, Listener, boxed, left_of, listener, of_rollout, python, run
 
+from agentlightning.config.agent import Bubblewrap, Container
 from agentlightning.config.run import parse_config
-from agentlightning.config.sandbox import Bubblewrap, Container
 from agentlightning.errors import ConfigError
 from agentlightning.runner.command import CommandFailed, CommandRunner
 from agentlightning.runner.sandboxes import CommandAgent, check_sandbox, store_folders
@@ -347,7 +347,7 @@ def test_what_cannot_be_isolated_here_is_refused(tmp_path: Path, monkeypatch: py
 )
 def test_a_machine_without_user_namespaces_is_refused_by_the_name_of_the_setting(tmp_path: Path) -> None:
     source = (
-        "import sys; from agentlightning.config.sandbox import Bubblewrap\n"
+        "import sys; from agentlightning.config.agent import Bubblewrap\n"
         "from agentlightning.errors import ConfigError\n"
         "from agentlightning.runner.sandboxes import CommandAgent, check_sandbox\n"
         "try: check_sandbox(CommandAgent(command='sh', sandbox=Bubblewrap(readable=()), server_url='http://127.0.0.1:1'))\n"

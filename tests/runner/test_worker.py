@@ -11,7 +11,7 @@ import openai
 import pytest
 from runner_bench import KEY, Bench, a_call
 
-from agentlightning.config.air import AirConfig
+from agentlightning.config.agent import AirConfig
 from agentlightning.records import JSON, Call, Reward, Span
 from agentlightning.runner.agent import LLM, emit_reward
 from agentlightning.runner.attempt import CURRENT

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from attack_scene import SERVER_KEY, Scene
 
-from agentlightning.config.sandbox import Bubblewrap
+from agentlightning.config.agent import Bubblewrap
 from agentlightning.errors import ConfigError
 from agentlightning.records import NewRollout
 from agentlightning.runner.sandboxes import CommandAgent, check_sandbox

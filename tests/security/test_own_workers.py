@@ -14,7 +14,7 @@ import pytest
 from runner_bench import DEADLINE_S
 from server_process import ServerProcess
 
-from agentlightning.config.sandbox import Bubblewrap
+from agentlightning.config.agent import Bubblewrap
 from agentlightning.errors import ConfigError
 from agentlightning.records import NewRollout
 from agentlightning.runner.sandboxes import CommandAgent, check_sandbox

@@ -11,7 +11,7 @@ from attempts import Conversation, tool, tool_span, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlightning.config.air import AirConfig
+from agentlightning.config.agent import AirConfig
 from agentlightning.config.base import parse_settings
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.records import Reward

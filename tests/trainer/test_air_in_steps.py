@@ -107,7 +107,7 @@ def test_a_final_reward_that_is_the_same_throughout_still_teaches_what_air_saw()
 def test_reward_weights_leave_airs_own_weights_alone_unless_they_name_its_rules() -> None:
     one = marked(replace(trajectory("a0", 1.0), rewards={"answer": 0.5}), -0.5, 0)
     for weights, step in (({"answer": 2.0}, -0.5), ({"answer": 2.0, "air.tool_error": 0.0}, 0.0)):
-        [[weighed]] = RewardPolicy(weights=weights).settle([[one]]).groups
+        [[weighed]] = RewardPolicy(weights=weights).settle([[one]])[0]
         assert (weighed.reward, weighed.transitions[0].reward) == (1.0, step)
 
 

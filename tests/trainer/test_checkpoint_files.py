@@ -12,7 +12,7 @@ import pytest
 from loop_doubles import RememberingEngine
 
 from agentlightning.config.run import TrainerConfig
-from agentlightning.engines.saved_folders import seal
+from agentlightning.engines.folders import seal
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.records import Checkpoint
 from agentlightning.store.base import LightningStore

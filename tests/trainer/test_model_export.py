@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.engines.saved_folders import seal
+from agentlightning.engines.folders import seal
 from agentlightning.records import Checkpoint
 from agentlightning.store.models import ModelVersion
 from agentlightning.trainer.checkpoint_files import weights_of

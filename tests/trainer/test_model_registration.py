@@ -12,7 +12,7 @@ import pytest
 from loop_doubles import RememberingEngine
 
 from agentlightning.config.run import Config, parse_config
-from agentlightning.engines.saved_folders import seal
+from agentlightning.engines.folders import seal
 from agentlightning.records import Metric, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.store.models import ModelVersion

@@ -9,9 +9,9 @@ import pytest
 from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config.policies import PolicyConfig
+from agentlightning.config.engine import PolicyConfig
 from agentlightning.config.run import Config, parse_config
-from agentlightning.engines.policies import PolicyEngines
+from agentlightning.engines.base import PolicyEngines
 from agentlightning.errors import ConfigError
 from agentlightning.records import Checkpoint, Resource, VersionSpan
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -60,7 +60,7 @@ def test_an_engine_that_samples_only_what_it_trains_is_refused_for_an_opponent(t
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "m" / name).write_text("{}")
     (tmp_path / "trains.py").write_text(
-        "from agentlightning.engines.support import Support\n\n\nclass Trains:\n"
+        "from agentlightning.engines.base import Support\n\n\nclass Trains:\n"
         "    support = Support(engine='trains')\n\n    def __init__(self, setup):\n        pass\n"
     )
     config = configured(

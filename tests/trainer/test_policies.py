@@ -26,8 +26,7 @@ from loop_doubles import (
 import build
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config.run import Config, parse_config
-from agentlightning.engines.base import Engine
-from agentlightning.engines.policies import PolicyEngines
+from agentlightning.engines.base import Engine, PolicyEngines
 from agentlightning.errors import ConfigError, LearnerLostError, NoCallsError
 from agentlightning.records import Claim, Finish, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery

@@ -5,7 +5,7 @@ from loop_doubles import RememberingEngine
 
 from agentlightning.config.file import named_files
 from agentlightning.config.run import DEFAULT_STORE, Config, StoreConfig, TrainerConfig, parse_config, run_record
-from agentlightning.engines.saved_folders import seal
+from agentlightning.engines.folders import seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.records import Checkpoint
 from agentlightning.store.open import open_store

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.config.run import EngineConfig
-from agentlightning.engines.base import DEFAULT_POLICY, Engine
-from agentlightning.engines.setup import EngineSetup, make_engine
+from agentlightning.engines.base import DEFAULT_POLICY, Engine, EngineSetup, make_engine
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.training_types import Loss
 

@@ -13,8 +13,7 @@ import psutil
 import pytest
 from verl_house import verl_settings
 
-from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
-from agentlightning.engines.setup import make_engine
+from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine, make_engine
 from agentlightning.errors import LearnerLostError
 from agentlightning.testing.contract_model import write_contract_model
 from agentlightning.testing.engine_contract import BACK_S, SFT, LiveEndpoints, contract_setup, conversation

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from agentlightning.config.run import EngineConfig
-from agentlightning.engines.setup import EngineNeeds, EngineSetup
-from agentlightning.engines.support import check_loss, check_preference_loss
-from agentlightning.engines.verl.engine import VerlEngine
-from agentlightning.engines.verl.options import verl_options
+from agentlightning.engines.base import EngineNeeds, EngineSetup, check_loss, check_preference_loss
+from agentlightning.engines.verl.engine import VerlEngine, verl_options
 from agentlightning.errors import ConfigError
 from agentlightning.training_types import Loss, PreferenceLoss
 

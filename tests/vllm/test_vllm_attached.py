@@ -1,4 +1,4 @@
-"""Engines whose sampler is a vLLM that runs already: weights by its own reload, by transfer (HTTP, a URL), as an adapter."""
+"""Engines whose sampler is a vLLM that runs already: weights by its own reload, or fetched from the trainer by HTTP."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 from vllm_house import VllmServer
 from vllm_process import PROCESSED, serving
 
-from agentlightning.engines.base import DEFAULT_POLICY, Engine
-from agentlightning.engines.setup import make_engine
-from agentlightning.engines.vllm.server import VLLM_SIDE
+from agentlightning.engines.base import DEFAULT_POLICY, Engine, make_engine
+from agentlightning.engines.vllm.servers import VLLM_SIDE
 from agentlightning.testing.contract_model import write_contract_model
 from agentlightning.testing.engine_contract import SFT, LiveEndpoints, contract_setup, sequence
 
@@ -27,18 +26,13 @@ TRANSFER += ["--weight-transfer-config", json.dumps({"backend": "agentlightning"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     model = write_contract_model(tmp_path_factory.mktemp("attached") / "model", tied=False)
-    options = [*PROCESSED, *TRANSFER, "--enable-lora", "--max-lora-rank", "8", "--max-model-len", "512"]
-    environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "PYTHONPATH": str(VLLM_SIDE)}
-    with serving([model], *options, **environment) as server:
+    with serving([model], *PROCESSED, *TRANSFER, "--max-model-len", "512", PYTHONPATH=str(VLLM_SIDE)) as server:
         yield server
 
 
 @asynccontextmanager
 async def attached(server: VllmServer, folder: Path, weights: str) -> AsyncIterator[tuple[Engine, LiveEndpoints]]:
-    table = {
-        "sampler": {"type": "vllm_server", "urls": [server.url], "weights": weights},
-        "lora_rank": 8 if weights == "lora" else None,
-    }
+    table = {"sampler": {"type": "vllm_server", "urls": [server.url], "weights": weights}}
     engine = make_engine(contract_setup(table, server.models[0], folder))
     try:
         served = (await engine.start())[DEFAULT_POLICY]
@@ -48,14 +42,11 @@ async def attached(server: VllmServer, folder: Path, weights: str) -> AsyncItera
         await engine.close()
 
 
-@pytest.mark.parametrize(
-    "weights", ["lora", "reload", "http://127.0.0.1", "url"]
-)  # an adapter goes with the first weights
+@pytest.mark.parametrize("weights", ["reload", "http://127.0.0.1"])
 async def test_a_running_server_samples_with_the_learner_s_weights(
     server: VllmServer, tmp_path: Path, weights: str
 ) -> None:
-    place = f"file://{tmp_path}/published" if weights == "url" else weights
-    async with attached(server, tmp_path, place) as (engine, sampler):
+    async with attached(server, tmp_path, weights) as (engine, sampler):
         assert engine.pids().keys() == {"learner"}
         await engine.publish(3)
         prompt = [4, 5, 6]

@@ -1,7 +1,6 @@
 """Catalog: what `[algorithm]` may name, with the source and the settings of each.
 
-``agl train --list-algorithms`` prints it. Built-in parts, parts of installed packages, and parts of files that a
-configuration names.
+``agl train --list-algorithms`` prints it: built-in parts, parts of installed packages, and of files that a run names.
 """
 
 from __future__ import annotations

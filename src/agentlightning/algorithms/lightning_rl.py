@@ -40,7 +40,7 @@ from agentlightning.algorithms.losses import (
     takes_old_logprobs,
 )
 from agentlightning.algorithms.plugins import check_part, plugin_advantages, plugin_weights
-from agentlightning.algorithms.rewards import MissingReward, RewardPolicy, any_signal, step_stats, without_signal
+from agentlightning.algorithms.rewards import RewardPolicy, any_signal, step_stats, without_signal
 from agentlightning.algorithms.selection import (
     AgentRewards,
     CallSignal,
@@ -50,7 +50,7 @@ from agentlightning.algorithms.selection import (
     own_groups,
 )
 from agentlightning.algorithms.settings import NamedPart, Names, PartChoice, Shorthand, check_settings, name_of
-from agentlightning.errors import ConfigError, RewardError
+from agentlightning.errors import ConfigError
 from agentlightning.records import Outcome
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 
@@ -65,12 +65,10 @@ class UpdatePlan:
 
     minibatches: list[list[TrainingSequence]]
     """One optimizer update each, epoch after epoch. The weights of the tokens that count in a minibatch sum to 1, except
-    with fixed_length or a plug-in; rollouts without a signal, and calls after a row's last signal, may count and have no
-    row. A rollout is never split."""
+    with fixed_length or a plug-in; rollouts without a signal may count and have no row."""
     loss: Loss
     outcomes: dict[str, Outcome]
-    """Outcome of each rollout: trained, zero_variance where nothing could be learned from it, or invalid where its reward is
-    not known."""
+    """trained, zero_variance if nothing could be learned from it, or invalid if its reward is not known; by rollout."""
     calls: list[CallSignal] = field(default_factory=list)
     """Signals of the usable rollouts' own calls, for the record of credit."""
     resample: list[str] = field(default_factory=list)
@@ -78,11 +76,9 @@ class UpdatePlan:
     stats: dict[str, float] = field(default_factory=dict)
     """reward_mean, reward_std (sample, over rollouts), shares of groups: groups_with_signal (rewards differ), solved_groups
     and unsolved_groups (every rollout has the highest reward of all, or the lowest), turns (calls per rollout),
-    tokens_sampled, tokens_trained (of rollouts with an advantage; KL and entropy may train others, too), sequences (rows of
-    an epoch), zero_variance (share of rollouts); if there are any, unrewarded and filled (rollouts);
-    with gae value_mean and explained_variance; agents/NAME/reward_mean
-    (with agent_reward_weights). All but the two counts of rollouts are of the policy's own calls and the
-    rollouts that have any."""
+    tokens_sampled, tokens_trained (of rollouts with an advantage), sequences (rows of an epoch), zero_variance (share of
+    rollouts), unrewarded (rollouts); with gae value_mean and explained_variance; agents/NAME/reward_mean (with
+    agent_reward_weights). All but unrewarded are of the policy's own calls and the rollouts that have any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,22 +91,20 @@ class LightningRL:
     group_size: PositiveInt = 8
     """Rollouts of one task that are compared with each other."""
     rollouts: Annotated[Independent | RolloutTree | str, PartChoice()] = "independent"
-    """The way in which the rollouts of a group are sampled. tree: some begin it, the others are forked from them, share the
-    calls before that place, and calls get the credit `tree`."""
+    """The sampling of a group's rollouts. tree: some are forked from others, share the calls before that place, and calls
+    get the credit `tree`."""
     credit: Annotated[NamedPart | str | Rule | CreditRule, Shorthand("type")] = "uniform"
-    """Credit rule: a name in `credit.CREDIT`, ``file.py:name`` of a custom rule, or the rule or function itself; a table
-    holds the rule's own settings, too."""
+    """Credit rule: a name in `credit.CREDIT`, ``file.py:name``, or the rule or function itself; a table holds its
+    settings."""
     advantage: Annotated[Grpo | Gae | NamedPart | str, PartChoice()] = "grpo"
     """A name in `advantage.ADVANTAGES`, gae (a critic estimates what each call and token added), or a plug-in
     ``(groups, credits, *, settings)``; see `plugins.plugin_advantages`."""
     reward_weights: Mapping[str, float] | None = None
     """Weight of each reward by name: rollouts are rewarded by their weighted sum. None: by the one final reward."""
     agent_reward_weights: Mapping[str, Mapping[str, float]] | None = None
-    """By agent, the weights of the rewards that make its own return, as `reward_weights` does for rollouts: white =
-    {reward: 1}, black = {reward: -1} for both sides of a game that one policy plays. Each agent is compared with itself; see
-    `selection.AgentRewards`. Agents that have none get the rollout's reward."""
-    missing_reward: MissingReward = "drop"
-    """Treatment of a rollout with a reward that is missing, late or not finite: drop, fail, or a number in its place."""
+    """By agent, the weights of the rewards that make its own return: white = {reward: 1}, black = {reward: -1} for both
+    sides of a game that one policy plays. Each agent is compared with itself; agents that have none get the rollout's
+    reward."""
     dynamic_sampling: bool = False
     """Replace groups from which nothing is learned (Yu et al. 2025, "DAPO", section 3.2); rollouts whose advantages are all
     0 then count in no weight."""
@@ -119,19 +113,18 @@ class LightningRL:
     (Zhu et al. 2025, arXiv 2506.01347, section 2), so that groups that are solved throughout are trained on, too; equally a
     baseline below the mean (Arnal et al. 2025, "Asymmetric REINFORCE", arXiv 2506.20520)."""
     loss: Annotated[PpoClip | Gspo | Cispo | NamedPart | str, PartChoice()] = "ppo_clip"
-    """The loss of a token, see docs/algorithms.md: ppo_clip, gspo, cispo, reinforce, or a plug-in
-    ``(logprobs, tokens, *, settings)``, which the learner loads. reinforce has no ratio: it takes one update per step, or
-    importance sampling."""
+    """The loss of a token: ppo_clip, gspo, cispo, reinforce, or a plug-in ``(logprobs, tokens, *, settings)``, which the
+    learner loads. reinforce has no ratio: it takes one update per step, or importance sampling."""
     correction: Annotated[OldPolicy | Importance | RatioMask | OffPolicyMask | str | None, PartChoice()] = None
-    """Correction for samples of older weights, and of a sampler with other arithmetic. None: the loss's ratio alone, to the
-    recorded logprobs."""
+    """Correction for samples of older weights and of other arithmetic. None: the loss's ratio to the recorded logprobs
+    alone."""
     kl: Annotated[KlTerm | float, Shorthand("coefficient")] = 0.0
     """KL to the reference: its coefficient, or a table with its estimator."""
     entropy: NonNegativeFloat = 0.0
     """Coefficient of the entropy bonus."""
     aggregation: Annotated[FixedLength | NamedPart | str | None, PartChoice()] = None
-    """Loss aggregation mode; see `adapters.sequences.token_weights`. None: token_mean, with gspo sequence_mean, as in its
-    paper (equation 5). Or a plug-in ``(trajectories, *, settings)``; see `plugins.plugin_weights`."""
+    """Weights of tokens; see `adapters.sequences.token_weights`. None: token_mean, with gspo sequence_mean, as in its paper
+    (equation 5). Or a plug-in ``(trajectories, *, settings)``."""
     minibatches: PositiveInt = 4
     """Optimizer updates an epoch; fewer where there are fewer rollouts to learn from. A rollout is never split."""
     epochs: PositiveInt = 1
@@ -148,8 +141,7 @@ class LightningRL:
 
     @property
     def rule_settings(self) -> dict[str, Any]:
-        """All settings of the credit rule, its defaults among them. A tree's part of an advantage is divided by deviations
-        where the group's part is."""
+        """All settings of the credit rule. A tree's part of an advantage is divided by deviations if the group's part is."""
         if self.tree is not None:
             return {"normalize_std": self.divides}
         return self.rule.settings(self.credit.settings if isinstance(self.credit, NamedPart) else {})
@@ -224,7 +216,7 @@ class LightningRL:
     @property
     def reward_policy(self) -> RewardPolicy:
         """The rules by which the rollouts' rewards are settled."""
-        return RewardPolicy(weights=self.reward_weights or {}, missing=self.missing_reward)
+        return RewardPolicy(weights=self.reward_weights or {})
 
     def plan(
         self,
@@ -234,13 +226,9 @@ class LightningRL:
         values: Values | None = None,
         reference: Values | None = None,
     ) -> UpdatePlan:
-        """The updates for these groups. `seed` decides which rollouts share a minibatch, and nothing else.
-
-        A rollout whose advantages are all 0 is zero_variance: only a KL or entropy term has a
-        gradient in it. `evidence` is what the credit rule asks for (`rule.needs`): a judge's
-        scores, earlier groups. `values` are the critic's, for gae; `reference` are the reference's logprobs of sampled
-        tokens, for a KL in the reward.
-        """
+        """The updates for these groups. `seed` decides which rollouts share a minibatch, and nothing else. `evidence` is
+        what the credit rule asks for (`rule.needs`); `values` are the critic's, for gae; `reference` are the reference's
+        logprobs of sampled tokens, for a KL in the reward."""
         evidence = evidence or Evidence()
         if evidence.history:
             evidence = replace(evidence, history=self.settled(evidence.history))
@@ -268,10 +256,10 @@ class LightningRL:
 
     def settled(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
         """The groups with the rewards that are learned from, without the rollouts whose reward is not known."""
-        return self.reward_policy.settle(groups).groups
+        return self.reward_policy.settle(groups)[0]
 
     def learned_groups(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
-        """Those of the settled groups that `plan` learns from, before a judge is asked."""
+        """The groups that `plan` learns from, before a judge is asked."""
         return self._usable(groups, Evidence())[0]
 
     def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
@@ -288,19 +276,13 @@ class LightningRL:
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence
     ) -> tuple[list[list[Trajectory]], dict[str, Outcome], dict[str, float]]:
         """Groups with known rewards; the others' outcomes, and how many they are."""
-        settled = self.reward_policy.settle(groups)
-        unknown = set(settled.dropped) | self._agent_rewards().unknown(settled.groups)
+        settled, unknown = self.reward_policy.settle(groups)
+        unknown |= self._agent_rewards().unknown(settled)
         if "scores" in self.rule.needs:
-            unscored = {one.rollout_id for group in settled.groups for one in group} - set(evidence.scores)
-            if unscored and self.missing_reward != "drop":
-                raise RewardError(
-                    f"rollout {min(unscored)}: the judge gave no score; only missing_reward = 'drop' allows that"
-                )
-            unknown |= unscored
-        kept = [[one for one in group if one.rollout_id not in unknown] for group in settled.groups]
+            unknown |= {one.rollout_id for group in settled for one in group} - set(evidence.scores)
+        kept = [[one for one in group if one.rollout_id not in unknown] for group in settled]
         outcomes: dict[str, Outcome] = dict.fromkeys(unknown, "invalid")
-        counts = {"unrewarded": len(unknown), "filled": settled.filled}
-        return [*filter(None, kept)], outcomes, {name: float(count) for name, count in counts.items() if count}
+        return [*filter(None, kept)], outcomes, {"unrewarded": float(len(unknown))} if unknown else {}
 
     def _signals(
         self,
@@ -343,8 +325,8 @@ class LightningRL:
     def _penalties(
         self, groups: Sequence[Sequence[Trajectory]], reference: Values | None
     ) -> dict[str, list[list[float]]]:
-        """kl × log(policy / reference) of each sampled token of the policy's own calls, the policy being the one that
-        sampled it; empty where the KL is not in the reward."""
+        """kl × log(policy that sampled / reference) of each sampled token of own calls; empty if the KL is not in the
+        reward."""
         if not self.kl_in_reward:
             return {}
         if reference is None:
@@ -479,9 +461,8 @@ def minibatches(
 
     Minibatches have the same number of rollouts whatever is learned from: those `trained` (ids) fill as few as they need,
     are joined there by others, which count in the weights and have no gradient, and the rest is left out. Of 32 rollouts,
-    10 of them trained, in four minibatches: one of 8 of these, one of 2 and 6 others, and no third update. With dynamic
-    sampling those trained are what the step wanted, and make all minibatches. A KL or entropy term has a gradient in every
-    rollout: all minibatches are then made, of all rollouts that count.
+    10 of them trained, in four minibatches: one of 8 of these, one of 2 and 6 others. With dynamic sampling those trained
+    make all minibatches; a KL or entropy term has a gradient in every rollout, so all are made.
     """
     counted = [one for one in trajectories if any(call.trained_tokens for call in one.transitions)]
     parts = min(settings.minibatches, len(counted))

@@ -6,9 +6,9 @@ LightningRL makes an engine's `Loss` of them. The formulas are those of engines/
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from agentlightning.algorithms.plugins import plugin_settings
 from agentlightning.algorithms.settings import AlgorithmPart, NamedPart, UnitInterval, name_of
@@ -25,6 +25,12 @@ class PpoClip(AlgorithmPart):
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """If the advantage is negative, a ratio above this has no gradient (Ye et al. 2020, arXiv 1912.09729)."""
+
+    @model_validator(mode="after")
+    def _above_the_bound(self) -> Self:
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(f"dual_clip: expected a number above 1 + clip_high, got {self.dual_clip}")
+        return self
 
 
 class Gspo(AlgorithmPart):

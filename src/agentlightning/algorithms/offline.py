@@ -3,7 +3,7 @@
 The offline trainer drives it: candidates (recorded rollouts, by numbers and names alone) in, examples out. Pure: the same
 candidates give the same examples in the same order, so that a resumed run has the batches that it had. A completion is a
 whole rollout: all that the model wrote in it, over all its calls; everything else is context. Engines compute the losses
-(engines/preferences.py); the same formulas stand here over plain numbers, for held-out examples, which need no gradient.
+(engines/losses.py); the same formulas stand here over plain numbers, for held-out examples, which need no gradient.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def preference_values(
 ) -> dict[str, float]:
     """Mean loss, margin and accuracy of held-out examples, from log(policy / reference) of each completion.
 
-    The formulas of engines/preferences.py: for dpo chosen[i] and rejected[i] are a pair; for kto they are the wanted and the
+    The formulas of engines/losses.py: for dpo chosen[i] and rejected[i] are a pair; for kto they are the wanted and the
     others. accuracy: of dpo the share of pairs with a margin above 0.
     """
     if loss.name == "dpo":

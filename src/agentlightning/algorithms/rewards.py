@@ -12,35 +12,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, compress
-from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
-
-from agentlightning.errors import RewardError
 from agentlightning.records import Outcome
 from agentlightning.tracing.air import PREFIX as AIR
 from agentlightning.training_types import Trajectory
-
-
-def _missing(value: Any) -> Any:
-    if value in ("drop", "fail") or (isinstance(value, int | float) and math.isfinite(value) and value is not True):
-        return value
-    raise ValueError("expected 'drop', 'fail' or a number in its place")
-
-
-MissingReward = Annotated[Literal["drop", "fail"] | float, BeforeValidator(_missing)]
-"""Treatment of a rollout with a reward that is missing, late or not finite: drop it, fail the step, or take this number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """Groups with finite rewards alone, and what had to be done for that."""
-
-    groups: list[list[Trajectory]]
-    dropped: dict[str, str] = field(default_factory=dict)
-    """Id and reason."""
-    filled: int = 0
-    """Rollouts of which a reward was filled in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,54 +25,35 @@ class RewardPolicy:
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weight of each reward by name: the reward is their weighted sum, for final and for step rewards. Empty: the settled
     reward. Rewards of AIR (``air.RULE``), which have weights already, count once where none is given here."""
-    missing: MissingReward = "drop"
-    """A call without a step reward earned none; one that is not finite is treated as a final one."""
 
-    def settle(self, groups: Sequence[Sequence[Trajectory]]) -> Settled:
-        """RewardError with `missing` = fail where a reward is not known.
+    def settle(self, groups: Sequence[Sequence[Trajectory]]) -> tuple[list[list[Trajectory]], set[str]]:
+        """The rollouts with known rewards, by group, and the ids of the others.
 
-        Weights {answer: 1, format: 0.2}: rewards {answer: 1, format: 0.5} make 1.1; {answer: 1} alone is not known.
+        Weights {answer: 1, format: 0.2}: rewards {answer: 1, format: 0.5} make 1.1; {answer: 1} alone is not known. A call
+        without a step reward earned none.
         """
-        kept, dropped, filled = [], {}, 0
-        for group in groups:
-            settled = []
-            for trajectory in group:
-                unknown = self._unknown(trajectory)
-                if not unknown:
-                    settled.append(self._weighed(trajectory))
-                    continue
-                reason = f"its reward {', '.join(unknown)} is missing or not a finite number"
-                if self.missing == "fail":
-                    raise RewardError(
-                        f"rollout {trajectory.rollout_id}: {reason}; missing_reward = 'drop' or a number goes on without it"
-                    )
-                if self.missing == "drop":
-                    dropped[trajectory.rollout_id] = reason
-                else:
-                    filled += 1
-                    settled.append(self._weighed(trajectory))
-            kept.append(settled)
-        return Settled(groups=kept, dropped=dropped, filled=filled)
+        kept = [[self._weighed(one) for one in group if self._known(one)] for group in groups]
+        return kept, {one.rollout_id for group in groups for one in group if not self._known(one)}
 
-    def _unknown(self, trajectory: Trajectory) -> list[str]:
+    def _known(self, trajectory: Trajectory) -> bool:
         finals = {name: trajectory.rewards.get(name, math.nan) for name in self._finals}
         if trajectory.failed or not self.weights:  # a failed rollout has the reward that the run gives for it
             finals = {"reward": trajectory.reward}
-        steps = {
-            f"{name} of call {transition.call_id}": value
+        steps = [
+            value
             for transition in trajectory.transitions
-            for name, value in self._steps(transition.reward, transition.rewards).items()
-        }
-        return [name for name, value in (finals | steps).items() if not math.isfinite(value)]
+            for value in self._steps(transition.reward, transition.rewards).values()
+        ]
+        return all(map(math.isfinite, [*finals.values(), *steps]))
 
     def _weighed(self, trajectory: Trajectory) -> Trajectory:
         transitions = [
             replace(transition, reward=self._sum(self._steps(transition.reward, transition.rewards)))
             for transition in trajectory.transitions
         ]
-        reward = self._finite(trajectory.reward)
+        reward = trajectory.reward
         if self.weights and not trajectory.failed:
-            reward = self._sum({name: trajectory.rewards.get(name, math.nan) for name in self._finals})
+            reward = self._sum({name: trajectory.rewards[name] for name in self._finals})
         if reward == trajectory.reward and all(
             one.reward == other.reward for one, other in zip(transitions, trajectory.transitions, strict=True)
         ):
@@ -114,13 +70,7 @@ class RewardPolicy:
         return [name for name in self.weights if not name.startswith(AIR)]  # those are never final
 
     def _sum(self, named: Mapping[str, float]) -> float:
-        return math.fsum(self.weights.get(name, 1.0) * self._finite(value) for name, value in named.items())
-
-    def _finite(self, value: float) -> float:
-        if math.isfinite(value):
-            return value
-        assert isinstance(self.missing, int | float)  # only a reward that is filled in comes here
-        return float(self.missing)
+        return math.fsum(self.weights.get(name, 1.0) * value for name, value in named.items())
 
 
 def shaped_air(groups: Sequence[Sequence[Trajectory]], gamma: float = 1.0) -> list[list[Trajectory]]:

@@ -1,8 +1,7 @@
 """Selection: which calls of a rollout a policy is trained on, by what return each of its agents; the others are context.
 
-The trainer marks calls by `Selection`, LightningRL takes its own part of what is marked once credit has been given: a credit
-rule sees whole rollouts, so that what one agent earned is told from what the others did. Advantages, their statistics and
-everything after them are over the policy's own calls, and over the rollouts in which it has any.
+Made of calls by `Selection`; LightningRL takes its own part once credit has been given: a credit rule sees whole rollouts,
+so that what one agent earned is told from what the others did. Advantages and everything after them are over own calls.
 """
 
 from __future__ import annotations
@@ -190,11 +189,11 @@ class AgentRewards:
     """By agent; a call is of the agent whose name it has, else of the one whose name it asked for as its model. Calls of
     others keep the rollout's own reward."""
     policy: RewardPolicy
-    """The treatment of rewards that are missing."""
+    """That of rollouts."""
 
     def unknown(self, groups: Groups) -> set[str]:
-        """The rollouts that have not all rewards of all agents. RewardError where that is to fail."""
-        return {rollout_id for agent in self.weights for rollout_id in self._rewards(agent).settle(groups).dropped}
+        """The rollouts that have not all rewards of all agents."""
+        return {rollout_id for agent in self.weights for rollout_id in self._rewards(agent).settle(groups)[1]}
 
     def signals(self, groups: Groups, signals_of: Callable[[Groups], Signals]) -> Signals:
         """The signal of every own call, from one round of `signals_of` for each agent, and the means of their metrics.
@@ -225,7 +224,7 @@ class AgentRewards:
 
     def _part(self, groups: Groups, agent: str | None) -> list[list[Trajectory]]:
         """The groups as one agent is learned from: its own return, and the calls of all others as context."""
-        rewarded = groups if agent is None else self._rewards(agent).settle(groups).groups
+        rewarded = groups if agent is None else self._rewards(agent).settle(groups)[0]
         return [
             [
                 replace(

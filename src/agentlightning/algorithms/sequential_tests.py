@@ -1,9 +1,8 @@
 """Sequential tests: evidence that may be looked at after every result, and acted upon at once, with a bounded error.
 
-Drawn on by the races of prompt searches, by comparisons of models and by canaries. Pure, of the standard library alone. Each
-gives a wealth: that of a bettor who begins with 1 and bets against a hypothesis. While the hypothesis holds, the probability
-that the wealth ever reaches 1 / alpha is at most alpha (Ville 1939; Ramdas et al. 2023, Game-theoretic statistics, arXiv
-2210.01948).
+Each gives a wealth: that of a bettor who begins with 1 and bets against a hypothesis. While the hypothesis holds, the
+probability that it ever reaches 1 / alpha is at most alpha (Ville 1939; Ramdas et al. 2023, Game-theoretic statistics, arXiv
+2210.01948). Pure, of the standard library alone.
 """
 
 from __future__ import annotations
@@ -41,13 +40,11 @@ class MeanDifferenceTest:
     prod(f_a(x) for x of a) * prod(f_b(x) for x of b), with f(x) = x p / q + (1 - x) (1 - p) / (1 - q), where (q_a, q_b) is
     the point of the hypothesis q_a <= q_b + shift with the least n_a KL(p_a || q_a) + n_b KL(p_b || q_b). This is the
     E-variable of Turner, Ly and Grünwald (2024, Generic E-variables for exact sequential k-sample tests, arXiv 2106.02693),
-    with a hypothesis other than equality as in Turner and Grünwald (2023, arXiv 2203.09785). It is linear in each result:
-    its mean depends on theirs alone, so that any results in [0, 1] may stand in for successes and failures. Under the
-    hypothesis that mean is at most 1: f_a^n_a f_b^n_b is at most ((n_a f_a + n_b f_b) / n)^n, and n_a f_a + n_b f_b, linear
-    in the means, is n at (q_a, q_b) and nowhere greater within the hypothesis, since (q_a, q_b) is the nearest.
+    with a hypothesis other than equality as in Turner and Grünwald (2023, arXiv 2203.09785). It is linear in each result, so
+    any results in [0, 1] may stand in for successes and failures.
 
     The wealth is the mean over EFFECTS of what bettors make who guess the means that fit the earlier blocks best among
-    those that differ by `shift` and that effect. Means may drift from block to block: the hypothesis is one about each.
+    those that differ by `shift` and that effect. Means may drift from block to block.
 
     >>> test = MeanDifferenceTest()
     >>> for _ in range(20):

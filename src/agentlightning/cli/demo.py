@@ -62,7 +62,7 @@ def demo(
     from agentlightning.config.base import parse_settings
     from agentlightning.config.engine import EngineConfig
     from agentlightning.demo.training import configure, summarize, warm_start
-    from agentlightning.engines.setup import EngineSetup, make_engine
+    from agentlightning.engines.base import EngineSetup, make_engine
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.interrupts import run_interruptible
@@ -113,7 +113,7 @@ def demo_engine(
 ) -> JSON:
     """The table [engine] beside the demo's own. ConfigError where an option would have no effect."""
     from agentlightning.config.file import read_toml
-    from agentlightning.engines.verl.options import merged
+    from agentlightning.engines.verl.engine import merged
     from agentlightning.errors import ConfigError
 
     settings: JSON = {"name": engine}

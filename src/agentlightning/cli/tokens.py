@@ -42,7 +42,7 @@ def create_token(
     A worker needs a run, and so does a client, which asks the model that its run serves. A trainer without one gets the
     first run that it creates; a reader without one reads all runs.
     """
-    from agentlightning.config.limits import LIMITS_RESOURCE
+    from agentlightning.config.run import LIMITS_RESOURCE
 
     lifetime_s = seconds_of(expires, "--expires")
 

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from agentlightning.config.base import Table, matching
+from agentlightning.config.base import BaseUrl, Table, Tagged, matching, parse_settings
 
 
 class RewardConfig(Table):
@@ -136,3 +137,136 @@ class AgentConfig(Table):
                 "(OTEL_EXPORTER_OTLP_ENDPOINT is set for it)"
             )
         return self
+
+
+class AirRuleConfig(Table):
+    """One rule of AIR."""
+
+    weight: float
+    """Reward of a call that scores 1; below 0 for what should not happen."""
+    budget: float | None = Field(None, gt=0)
+    """Latency, tokens or calls that cost nothing."""
+    run: str | None = None
+    """A custom rule: ``file.py:name``, called with (step, earlier)."""
+
+
+class AirConfig(Table):
+    """Automatic intermediate rewards: step rewards from what the system sees by itself."""
+
+    text_tool_error: str | None = Field(None, min_length=1)
+    """For agents that call tools in text: a user message that follows a completion is a tool's result, and one that this
+    regular expression matches somewhere is the result of a tool that failed."""
+    rules: dict[str, AirRuleConfig] = Field({})
+    """By name; a number is a weight alone."""
+
+    @field_validator("text_tool_error")
+    @classmethod
+    def _compiles(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except re.error as cause:
+            raise ValueError(f"expected a regular expression: {cause}") from cause
+        return value
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _weights(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for name, one in value.items():
+            if isinstance(one, bool) or not isinstance(one, int | float | dict | AirRuleConfig):
+                raise ValueError(f"{name}: expected a weight, or a table with weight, got {one!r}")
+        return {name: {"weight": one} if isinstance(one, int | float) else one for name, one in value.items()}
+
+    @field_validator("rules")
+    @classmethod
+    def _names(cls, value: dict[str, AirRuleConfig]) -> dict[str, AirRuleConfig]:
+        for name in value:
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+                raise ValueError(f"{name}: expected a name of small letters, digits and '_'")
+        return value
+
+
+AGENT_CONTAINER = "agent"
+"""The container of a pod that the agent runs in; others may stand beside it."""
+
+ImageName = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*", "the name of a container image")]
+
+
+class NoSandbox(Table):
+    """An agent runs as its worker does."""
+
+    type: Literal["none"] = "none"
+
+
+class Bubblewrap(Table):
+    """Namespaces of Linux (bwrap)."""
+
+    type: Literal["bubblewrap"] = "bubblewrap"
+    readable: tuple[str, ...] = (".",)
+    """Files and folders that the agent may read beside the system's, at the path that they have here. Relative ones begin
+    in the worker's folder. Those of runs and of an SQLite store are left out of them."""
+    memory_mb: int = Field(2048, ge=32)
+    """Memory of an attempt's processes together, at most; half of it for its own /tmp, which is in memory."""
+
+
+class Container(Table):
+    """A container by Podman, else by Docker."""
+
+    type: Literal["container"] = "container"
+    image: ImageName
+    """Image with the agent's program and python3."""
+    readable: tuple[str, ...] = (".",)
+    memory_mb: int = Field(2048, ge=32)
+
+
+class KubernetesJob(Table):
+    """A Job of a cluster, with one pod."""
+
+    type: Literal["kubernetes"] = "kubernetes"
+    image: ImageName
+    """Image with the agent's program."""
+    namespace: str | None = None
+    """Namespace of the Jobs; None: that of the worker's pod, or of its kubeconfig's context."""
+    server: BaseUrl | None = None
+    """URL of the server as pods reach it; None: that of the worker."""
+    pending_s: float = Field(20.0, gt=0)
+    """Seconds for which a pod may wait for a reason that Kubernetes names: no node, no quota, no image. Then its attempt
+    is lost, with the reason. A cluster that adds nodes as they are needed wants more."""
+    pod: dict[str, Any] = Field({})
+    """Template of the pods as Kubernetes has it, ``metadata`` and ``spec``; its container named ``agent`` is the agent's."""
+
+    @field_validator("pod")
+    @classmethod
+    def _template(cls, pod: dict[str, Any]) -> dict[str, Any]:
+        if unknown := sorted(set(pod) - {"metadata", "spec"}):
+            raise ValueError(f"{unknown[0]}: no such part of a pod's template; expected metadata and spec")
+        spec = pod.get("spec", {})
+        parts = [spec, pod.get("metadata", {}), *(spec.get("containers", []) if isinstance(spec, dict) else [])]
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError("expected metadata, spec and each of spec.containers to be tables")
+        agent: dict[str, Any] = next(
+            (each for each in spec.get("containers", []) if each.get("name") == AGENT_CONTAINER), {}
+        )
+        if taken := sorted({"image", "command", "args"} & set(agent)):
+            raise ValueError(
+                f"spec.containers: {taken[0]} of the container {AGENT_CONTAINER!r} would be ignored; expected "
+                "sandbox.image and agent.command instead"
+            )
+        if "restartPolicy" in spec:
+            raise ValueError("spec.restartPolicy: would be ignored, since an attempt starts its program once")
+        return pod
+
+
+SandboxConfig = Annotated[Bubblewrap | Container | KubernetesJob | NoSandbox, Tagged()]
+Sandboxed = Bubblewrap | Container | KubernetesJob
+
+
+class _Recorded(Table):
+    sandbox: SandboxConfig = NoSandbox()
+
+
+def sandbox_of_run(config: dict[str, Any]) -> Sandboxed | NoSandbox:
+    """The sandbox that a run's configuration in the store asks for, so that workers anywhere do alike."""
+    table = {name: config[name] for name in ("sandbox",) if name in config}
+    return parse_settings(_Recorded, table, "run", ": ").sandbox

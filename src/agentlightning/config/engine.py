@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from agentlightning.config.base import BaseUrl, Table, Tagged, checked_folder_url, matching
+from agentlightning.config.base import BaseUrl, Table, Tagged, matching
+from agentlightning.config.external import external_name
 
 
 class LocalSampler(Table):
@@ -21,22 +23,6 @@ class LocalSampler(Table):
         return 1
 
 
-def _checked_weights(weights: str) -> str:
-    if weights in ("reload", "lora") or re.fullmatch(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])", weights):
-        return weights
-    try:
-        return checked_folder_url(weights)
-    except ValueError as wrong:
-        raise ValueError(
-            f"expected reload, lora, http://HOST of this machine, or the URL of a folder: {wrong}"
-        ) from wrong
-
-
-Weights = Annotated[str, AfterValidator(_checked_weights)]
-"""The way of new weights to vLLM servers. ``reload``: from a folder whose path they share; ``lora``: the adapter alone, from
-there; ``http://HOST``: from this machine, which they know as HOST; ``s3://…``, ``abfs://…``, ``file:///…``: from there."""
-
-
 class VllmSampler(Table):
     """vLLM servers that are started on this machine, in vLLM's own Python environment."""
 
@@ -47,7 +33,6 @@ class VllmSampler(Table):
     """CUDA_VISIBLE_DEVICES of each server, such as ``["1", "2,3"]``; none: one server, which sees what this process sees."""
     arguments: tuple[str, ...] = ()
     """More of their command lines, such as ``["--max-model-len", "8192"]``."""
-    weights: Weights = "reload"
 
     @property
     def count(self) -> int:
@@ -59,7 +44,10 @@ class VllmServerSampler(Table):
 
     type: Literal["vllm_server"] = "vllm_server"
     urls: tuple[BaseUrl, ...] = Field(min_length=1)
-    weights: Weights = "reload"
+    weights: Annotated[
+        str, matching(r"reload|http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])", "reload, or http://HOST of this machine")
+    ] = "reload"
+    """The way of new weights to them: from a folder whose path they share, or from this machine, known to them as HOST."""
 
     @property
     def count(self) -> int:
@@ -144,8 +132,6 @@ class EngineConfig(Table):
             )
         if self.lora_rank is not None and isinstance(self.optimizer, Muon):
             raise ValueError("optimizer: muon is for whole matrices, not for the two factors of lora_rank; take adamw")
-        if not isinstance(self.sampler, LocalSampler) and self.sampler.weights == "lora" and self.lora_rank is None:
-            raise ValueError("sampler.weights: lora needs lora_rank")
         given = self.listen is not None or self.max_num_seqs != EngineConfig.model_fields["max_num_seqs"].default
         if isinstance(self.sampler, VllmServerSampler) and given:
             raise ValueError("listen and max_num_seqs are for samplers that are started here, not for vllm_server")
@@ -159,3 +145,70 @@ class EngineConfig(Table):
         if (self.key_env or "").startswith("AGL_"):
             raise ValueError("key_env: a variable of Agent Lightning's own (AGL_…) is not sent anywhere")
         return self
+
+
+class PolicyConfig(Table):
+    """One of several policies: what differs from the tables [model], [algorithm], [engine]."""
+
+    model: str | None = None
+    """Hub name or local folder. None: model.path."""
+    frozen: bool = False
+    """Sampled as it is, and never trained."""
+    snapshot_of: str | None = None
+    """Never trained, and sampled with the weights that this trained policy had at an earlier checkpoint of the run; before
+    its first one with those that it started from."""
+    window: int = Field(1, ge=1)
+    """Number of the latest checkpoints of which each step draws the one that `snapshot_of` samples."""
+    learning_rate: float | None = Field(None, gt=0)
+    """None: trainer.learning_rate."""
+    algorithm: dict[str, Any] = Field({})
+    engine: dict[str, Any] = Field({})
+
+    @property
+    def trains(self) -> bool:
+        """False for an opponent."""
+        return not self.frozen and self.snapshot_of is None
+
+
+def trained_policies(policies: Mapping[str, PolicyConfig]) -> dict[str, PolicyConfig]:
+    """Those that are no opponents."""
+    return {alias: own for alias, own in policies.items() if own.trains}
+
+
+def check_policies(policies: Mapping[str, PolicyConfig], keep_checkpoints: int) -> None:
+    """ValueError for a wrong name, and for settings that would have no effect."""
+    trained = trained_policies(policies)
+    if policies and not trained:
+        raise ValueError("policies: expected at least one that is trained, without frozen or snapshot_of")
+    for alias, own in policies.items():
+        if own.model is not None and external_name(own.model) is not None:
+            raise ValueError(f"policies.{alias}.model: expected a model that can be trained, got {own.model!r}")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", alias):
+            raise ValueError(f"policies.{alias}: expected a name of letters, digits, '.', '_' and '-'")
+        if own.trains:
+            if own.window != 1:
+                raise ValueError(f"policies.{alias}.window: has no effect without snapshot_of")
+            continue
+        _check_opponent(alias, own)
+        if own.snapshot_of is not None:
+            if own.snapshot_of not in trained:
+                raise ValueError(
+                    f"policies.{alias}.snapshot_of: expected a policy that is trained ({', '.join(trained)}), "
+                    f"got {own.snapshot_of!r}"
+                )
+            if own.window > keep_checkpoints:
+                raise ValueError(
+                    f"policies.{alias}.window: expected at most trainer.keep_checkpoints, {keep_checkpoints}, since "
+                    f"older weights are deleted; got {own.window}"
+                )
+
+
+def _check_opponent(alias: str, own: PolicyConfig) -> None:
+    why = "frozen" if own.frozen else "snapshot_of"
+    if own.frozen and own.snapshot_of is not None:
+        raise ValueError(f"policies.{alias}: frozen conflicts with snapshot_of; give one of the two")
+    ignored = {"learning_rate": own.learning_rate is not None, "algorithm": bool(own.algorithm)}
+    ignored |= {"model": own.model is not None, "window": False} if own.snapshot_of else {"window": own.window != 1}
+    for name, given in ignored.items():
+        if given:
+            raise ValueError(f"policies.{alias}.{name}: has no effect with {why}")

@@ -14,19 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from agentlightning.config.agent import AgentConfig
-from agentlightning.config.air import AirConfig
-from agentlightning.config.alerts import AlertsConfig
+from agentlightning.config.agent import AgentConfig, AirConfig, NoSandbox, SandboxConfig
 from agentlightning.config.base import FolderUrl, Table, matching
 from agentlightning.config.base import parse_settings as parse_settings
-from agentlightning.config.engine import EngineConfig
+from agentlightning.config.engine import EngineConfig, PolicyConfig, check_policies
 from agentlightning.config.external import ExternalModelConfig, agent_model, check_external_models, external_name
-from agentlightning.config.limits import LIMITS_RESOURCE, LimitsConfig, check_limits
-from agentlightning.config.optimizer import OptimizeConfig, check_optimize
-from agentlightning.config.policies import PolicyConfig, check_policies
-from agentlightning.config.prompts import PromptsConfig
-from agentlightning.config.sandbox import NoSandbox, SandboxConfig
+from agentlightning.config.prompts import OptimizeConfig, PromptsConfig, check_optimize
 
 DEFAULT_STORE = "sqlite:///runs/agl.db"
 TAG = r"[^\s\x00-\x1f]{1,64}"
@@ -155,6 +150,68 @@ class MonitorConfig(Table):
     advantage, ratio and entropy; 0: none."""
     tags: tuple[Annotated[str, matching(TAG, "words of at most 64 characters")], ...] = Field((), max_length=20)
     """Words to find the run by; ``agl runs tag`` sets others later."""
+
+
+LIMITS_RESOURCE = "limits:run"
+"""Name of the resource of a run that has them, apart from those that people choose."""
+
+
+class LimitConfig(Table):
+    """Bounds of one attempt, of a serving key, or of a whole run. None: none but the server's."""
+
+    max_parallel_requests: int | None = Field(None, ge=1)
+    """Requests under way at a time."""
+    max_request_bytes: int | None = Field(None, ge=1)
+    """Bytes of the requests that are under way at a time."""
+    max_calls: int | None = Field(None, ge=1)
+    """Model calls, of policies and external models."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Tokens of all prompts and completions together; the call that reaches the bound is still answered."""
+
+    @property
+    def has_totals(self) -> bool:
+        """True where something adds up over calls."""
+        return self.max_tokens is not None or self.max_calls is not None
+
+
+class LimitsConfig(Table):
+    """Limits of each attempt, of serving keys, and of the run as a whole."""
+
+    attempt: LimitConfig = LimitConfig()
+    run: LimitConfig = LimitConfig()
+    keys: dict[str, LimitConfig] = Field(default_factory=dict)
+    """Of each serving key, by the name that it was made with."""
+
+    @property
+    def of_agents(self) -> LimitsConfig:
+        """The same without what is of serving keys alone."""
+        return self.model_copy(update={"keys": {}})
+
+
+def check_limits(limits: LimitsConfig, served: bool = False) -> None:
+    """ValueError for a key's limit where nobody is `served`."""
+    if limits.keys and not served:
+        raise ValueError("limits.keys: have no effect without users; see agl serve --policy")
+
+
+class AlertsConfig(Table):
+    """Senders of alarms, in addition to the run's output and the console."""
+
+    webhook_env: str | None = None
+    """Environment variable of the trainer that holds the URL of a webhook in Slack's format. The URL is a secret: it is
+    neither stored nor shown."""
+    command: tuple[str, ...] = ()
+    """Program and arguments, started once per alarm with the alarm on standard input:
+    ``["mail", "-s", "agl", "me@example.org"]``."""
+
+    @field_validator("webhook_env")
+    @classmethod
+    def _a_name(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
+            # "secret": the sentence does not repeat the value, which may be the URL.
+            told = "expected the name of an environment variable, such as SLACK_WEBHOOK, not the URL"
+            raise PydanticCustomError("secret", told)
+        return value
 
 
 class StoreConfig(Table):

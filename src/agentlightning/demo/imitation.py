@@ -20,8 +20,8 @@ from transformers.utils.logging import disable_progress_bar
 from agentlightning.config.engine import EngineConfig, Muon
 from agentlightning.demo import tiny_model
 from agentlightning.demo.tasks import Message
+from agentlightning.engines.base import LearnerSetup
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.setup import LearnerSetup
 from agentlightning.errors import DataError
 from agentlightning.records import JSON
 from agentlightning.trainer.data.tasks import load_tasks

@@ -80,8 +80,8 @@ def vllm_arguments(project: Project) -> list[str]:
 
 def _vllm_table(project: Project, hosts: Hosts) -> str:
     """The whole table [engine.sampler], since servers that run elsewhere have none of the settings of those started here."""
-    url = project.weights_url or f"http://{hosts.trainer}"
-    return f'{{type="vllm_server", urls=["http://{hosts.vllm}:{VLLM_PORT}"], weights="{url}"}}'
+    url = f"http://{hosts.vllm}:{VLLM_PORT}"
+    return f'{{type="vllm_server", urls=["{url}"], weights="http://{hosts.trainer}"}}'
 
 
 def _url(hosts: Hosts) -> str:

@@ -57,13 +57,6 @@ class Project:
         return not isinstance(self.config.engine.sampler, LocalSampler)
 
     @property
-    def weights_url(self) -> str | None:
-        """Folder of an object store or a shared disk from which vLLM servers fetch weights."""
-        sampler = self.config.engine.sampler
-        weights = "reload" if isinstance(sampler, LocalSampler) else sampler.weights
-        return weights if "://" in weights and not weights.startswith("http://") else None
-
-    @property
     def sampler_key(self) -> str:
         """Variable with the key that samplers ask gateways for."""
         return self.config.engine.key_env or SAMPLER_KEY
@@ -92,8 +85,8 @@ class Project:
         extras = {"train", "data", *config.trainer.trackers}
         extras |= {"verl"} if config.engine.name == "verl" else set()
         extras |= {"lora"} if config.engine.lora_rank is not None else set()
-        urls = config.trainer.checkpoint_url, self.weights_url
-        for word in (config.engine.optimizer.type, *(url.partition("://")[0] for url in urls if url)):
+        scheme = (config.trainer.checkpoint_url or "").partition("://")[0]
+        for word in (config.engine.optimizer.type, scheme):
             extras |= {EXTRAS[word]} if word in EXTRAS else set()
         return ",".join(sorted(extras))
 

@@ -18,8 +18,7 @@ from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
-from agentlightning.config.limits import LIMITS_RESOURCE, LimitConfig, LimitsConfig
-from agentlightning.config.run import parse_settings
+from agentlightning.config.run import LIMITS_RESOURCE, LimitConfig, LimitsConfig, parse_settings
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.attempts import gateway_span
 from agentlightning.protocols.base import ApiError

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentlightning.config.base import Table, parse_settings
 from agentlightning.config.external import ExternalModelConfig
-from agentlightning.config.limits import LimitsConfig
+from agentlightning.config.run import LimitsConfig
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
 from agentlightning.gateway.access import Authentication, Caller, Permissions, cross_site_reason, error_body
 from agentlightning.gateway.asgi_response import AWAY, STOPPING, disconnected, read_body, too_large

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentlightning.config.sandbox import AGENT_CONTAINER, KubernetesJob
+from agentlightning.config.agent import AGENT_CONTAINER, KubernetesJob
 from agentlightning.errors import ConfigError
 from agentlightning.records import JSON, Claim, Lease
 from agentlightning.runner.agent import LLM

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
-from agentlightning.config.sandbox import AGENT_CONTAINER, KubernetesJob
+from agentlightning.config.agent import AGENT_CONTAINER, KubernetesJob
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.kubernetes.cluster import RESYNC_S, Cluster, ClusterError, FollowedObjects
 from agentlightning.kubernetes.job import (

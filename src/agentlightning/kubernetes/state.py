@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentlightning.config.sandbox import AGENT_CONTAINER
+from agentlightning.config.agent import AGENT_CONTAINER
 from agentlightning.records import JSON
 
 STARTING = ("", "ContainerCreating", "PodInitializing")

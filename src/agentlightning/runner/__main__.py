@@ -22,10 +22,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agentlightning.config.agent import AgentConfig
+from agentlightning.config.agent import AgentConfig, NoSandbox, sandbox_of_run
 from agentlightning.config.external import ExternalModelConfig, agent_model, external_name, secret_variables
 from agentlightning.config.run import parse_settings
-from agentlightning.config.sandbox import NoSandbox, sandbox_of_run
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError, printable
 from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.runner.agent_tracing import trace_agents

@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentlightning.config.air import AirConfig
+from agentlightning.config.agent import AirConfig
 from agentlightning.config.base import parse_settings
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, StoreError
 from agentlightning.records import JSON, Finish, Reward

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentlightning.config.sandbox import NoSandbox, Sandboxed
+from agentlightning.config.agent import NoSandbox, Sandboxed
 from agentlightning.records import Claim
 from agentlightning.runner.command import CommandRunner
 from agentlightning.runner.function import AgentRunner

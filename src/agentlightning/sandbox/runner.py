@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentlightning.config.sandbox import Bubblewrap, Container
+from agentlightning.config.agent import Bubblewrap, Container
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.records import Claim
 from agentlightning.runner.agent import LLM

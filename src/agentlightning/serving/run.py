@@ -18,10 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from agentlightning.config.limits import LIMITS_RESOURCE
-from agentlightning.config.run import Config
-from agentlightning.engines.base import DEFAULT_POLICY, Engine, together
-from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
+from agentlightning.config.run import LIMITS_RESOURCE, Config
+from agentlightning.engines.base import DEFAULT_POLICY, Engine, EngineNeeds, EngineSetup, make_engine, together
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, NotFoundError
 from agentlightning.records import Resource
 from agentlightning.runtime.watchdog import STALL_TIMES, HangLimits, Watchdog

@@ -10,8 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from agentlightning.config.base import Table
 from agentlightning.config.file import read_toml
-from agentlightning.config.limits import LimitsConfig, check_limits
-from agentlightning.config.run import Config, parse_config, parse_settings, run_record
+from agentlightning.config.run import Config, LimitsConfig, check_limits, parse_config, parse_settings, run_record
 from agentlightning.records import JSON
 from agentlightning.trainer.policies import sampling_table
 

@@ -35,10 +35,17 @@ from transformers import AutoModelForCausalLM
 
 from agentlightning.adapters.sequences import until_last_signal
 from agentlightning.config.engine import EngineConfig
-from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
-from agentlightning.engines.saved_folders import LEARNER_STATE, MANIFEST, damage
-from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
-from agentlightning.engines.support import check_loss, check_preference_loss
+from agentlightning.engines.base import (
+    DEFAULT_POLICY,
+    Endpoints,
+    Engine,
+    EngineNeeds,
+    EngineSetup,
+    check_loss,
+    check_preference_loss,
+    make_engine,
+)
+from agentlightning.engines.folders import LEARNER_STATE, MANIFEST, damage
 from agentlightning.errors import ConfigError, EngineError, LearnerLostError
 from agentlightning.gateway.policy.engine_client import PATHS, SampledTokens, body, read_answer
 from agentlightning.testing.contract_model import write_contract_model
@@ -218,7 +225,7 @@ async def test_calls_after_the_last_that_has_an_advantage_change_no_gradient(eng
     end = len(rows[1].tokens)
     whole.advantages[end:] = [0.0] * (len(whole.tokens) - end)
     losses = [Loss(name=name)]
-    if engine.support.corrections and engine.support.old_logprobs:
+    if engine.support.terms:
         (logprobs,) = await engine.logprobs([whole])
         whole = replace(whole, old_logprobs=logprobs)
         losses.append(Loss(name=name, importance="call", ratio_mask="call", ratio_mask_low=0.0, ratio_mask_high=1e9))

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from agentlightning.adapters.trajectories import JUDGE
-from agentlightning.config.air import AirConfig, AirRuleConfig
+from agentlightning.config.agent import AirConfig, AirRuleConfig
 from agentlightning.errors import AgentError, ConfigError, RewardError, boundary
 from agentlightning.records import Call, Reward, Span
 from agentlightning.store.rules import reward_number

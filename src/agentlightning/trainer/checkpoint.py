@@ -22,7 +22,7 @@ import orjson
 
 from agentlightning.config.file import named_files
 from agentlightning.config.run import DEFAULT_STORE, Config, config_text, parse_config, run_record
-from agentlightning.engines.saved_folders import LEARNER_STATE, copy_weights, damage, restore_replaced
+from agentlightning.engines.folders import LEARNER_STATE, copy_weights, damage, restore_replaced
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.records import JSON, Run
 from agentlightning.runtime.disk import file_hash, make_private_folder, open_private, sync

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from agentlightning.config.run import Config, TrainerConfig
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
-from agentlightning.engines.saved_folders import LEARNER_FOLDER, LEARNER_STATE, MANIFEST, damage, seal
-from agentlightning.engines.url_folder import UrlFolder
+from agentlightning.engines.folders import LEARNER_FOLDER, LEARNER_STATE, MANIFEST, UrlFolder, damage, seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.records import JSON, Checkpoint
 from agentlightning.runtime.disk import file_hash, sync

@@ -16,8 +16,7 @@ from typing import Literal
 import orjson
 
 from agentlightning.config.run import Config
-from agentlightning.engines.saved_folders import MANIFEST, damage
-from agentlightning.engines.url_folder import UrlFolder
+from agentlightning.engines.folders import MANIFEST, UrlFolder, damage
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.runtime.disk import file_hash, make_private_folder
 from agentlightning.store.models import ModelVersion, is_reference

@@ -23,7 +23,7 @@ from agentlightning.adapters.trajectories import named_rewards, trajectories
 from agentlightning.algorithms.offline import Candidate, Distill, Example, OfflineAlgorithm
 from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.selection import selection
-from agentlightning.engines.models import context_length
+from agentlightning.engines.folders import context_length
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.records import Call, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery

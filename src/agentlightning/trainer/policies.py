@@ -16,10 +16,10 @@ from typing import Any
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.config.policies import PolicyConfig, trained_policies
+from agentlightning.config.engine import PolicyConfig, trained_policies
 from agentlightning.config.run import Config, TrainerConfig, parse_settings
 from agentlightning.engines.base import DEFAULT_POLICY, Engine, Metrics
-from agentlightning.engines.saved_folders import LEARNER_STATE
+from agentlightning.engines.folders import LEARNER_STATE
 from agentlightning.errors import ConfigError
 from agentlightning.records import JSON, Resource
 from agentlightning.store.base import LightningStore

@@ -18,14 +18,19 @@ from typing import Any, Self, TypeVar
 
 from agentlightning.config.engine import EngineConfig, VllmServerSampler
 from agentlightning.config.external import secret_variables
-from agentlightning.config.limits import LIMITS_RESOURCE, LimitsConfig
 from agentlightning.config.prompts import CONFIG_SOURCE
-from agentlightning.config.run import Config, run_record
-from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
-from agentlightning.engines.models import check_model, find_model
-from agentlightning.engines.policies import PolicyEngines
-from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
-from agentlightning.engines.support import Support
+from agentlightning.config.run import LIMITS_RESOURCE, Config, LimitsConfig, run_record
+from agentlightning.engines.base import (
+    DEFAULT_POLICY,
+    Endpoints,
+    Engine,
+    EngineNeeds,
+    EngineSetup,
+    PolicyEngines,
+    Support,
+    make_engine,
+)
+from agentlightning.engines.folders import check_model, find_model
 from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError, RunTakenError
 from agentlightning.gateway.external_keys import host_of
 from agentlightning.records import JSON, Resource, RunState

@@ -28,9 +28,7 @@ from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS, PromptAlgorithm
 from agentlightning.algorithms.selection import selection
 from agentlightning.algorithms.settings import name_of as rule_name
 from agentlightning.config.run import Config
-from agentlightning.engines.base import DEFAULT_POLICY
-from agentlightning.engines.setup import EngineNeeds
-from agentlightning.engines.support import Support, check_loss, check_preference_loss
+from agentlightning.engines.base import DEFAULT_POLICY, EngineNeeds, Support, check_loss, check_preference_loss
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.records import JSON
 from agentlightning.runner.air import load_air

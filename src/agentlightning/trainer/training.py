@@ -20,8 +20,7 @@ from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.config.external import secret_variables
 from agentlightning.config.file import named_files
 from agentlightning.config.run import Config, run_record, without_password
-from agentlightning.engines.base import DEFAULT_POLICY
-from agentlightning.engines.setup import EngineNeeds
+from agentlightning.engines.base import DEFAULT_POLICY, EngineNeeds
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, InputError, NotFoundError
 from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.advantage import Grpo
 from agentlightning.algorithms.credit import Evidence
-from agentlightning.algorithms.credit.decisive import decisive, decisiveness, task_weights
+from agentlightning.algorithms.credit.decisive import decisive, decisiveness
 from agentlightning.algorithms.credit.keys import answer_key
 from agentlightning.training_types import Trajectory, Transition
 
@@ -55,30 +53,6 @@ def test_an_earlier_step_counts_where_this_one_tells_nothing() -> None:
 def test_actions_that_never_repeat_tell_nothing_and_leave_uniform_credit() -> None:
     group = [rollout("a0", 1, 1, 2), rollout("a1", 0, 3, 4), rollout("a2", 1, 5, 6)]
     assert decisive([group], Evidence())[0][0].shares == [1.0, 1.0]
-
-
-def test_hard_tasks_weigh_more_where_hardness_is_asked_for() -> None:
-    hard = [rollout(f"a{place}", float(place == 0), place, 9) for place in range(4)]  # mean reward 0.25
-    easy = [rollout(f"b{place}", float(place != 0), place, 9) for place in range(4)]  # 0.75
-    solved = [rollout(f"c{place}", 1.0, place, 9) for place in range(4)]
-    assert task_weights([hard, easy, solved], 1.0) == [1.5, 0.5, 1.0]
-    assert task_weights([hard, easy, solved], 2.0) == pytest.approx([1.8, 0.2, 1.0])
-    assert task_weights([solved, solved], 1.0) == [1.0, 1.0]
-    [first, second, _] = decisive([hard, easy, solved], Evidence(), hardness=1.0)
-    assert [one.shares for one in first] == [[1.5, 1.5]] * 4
-    assert second[1].values == [0.5, 0.5]
-
-
-@given(
-    st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4), min_size=1, max_size=5),
-    st.floats(0, 4),
-)
-def test_tasks_that_teach_something_weigh_1_on_average(rewards: list[list[float]], hardness: float) -> None:
-    groups = [[rollout(f"a{place}", one, 1) for place, one in enumerate(of_group)] for of_group in rewards]
-    weights = task_weights(groups, hardness)
-    differing = [weight for weight, one in zip(weights, rewards, strict=True) if len(set(one)) > 1]
-    assert all(weight == 1.0 for weight, one in zip(weights, rewards, strict=True) if len(set(one)) == 1)
-    assert not differing or sum(differing) / len(differing) == pytest.approx(1.0)
 
 
 def test_a_plan_trains_the_call_that_decides_more() -> None:

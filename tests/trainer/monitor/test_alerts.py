@@ -13,8 +13,8 @@ import orjson
 import pytest
 from notes import Notes
 
-from agentlightning.config.alerts import AlertsConfig
 from agentlightning.config.external import secret_variables
+from agentlightning.config.run import AlertsConfig
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.records import NewRollout
 from agentlightning.store.sql.store import InMemoryLightningStore

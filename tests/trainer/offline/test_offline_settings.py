@@ -7,7 +7,7 @@ from record_doubles import config
 
 from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, Distill
 from agentlightning.config.run import parse_config, run_record
-from agentlightning.engines.support import Support
+from agentlightning.engines.base import Support
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.trainer.schedules import (
     OFFLINE_ALGORITHMS,

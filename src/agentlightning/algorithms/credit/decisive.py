@@ -9,15 +9,8 @@ correlation ratio η² without the share that chance gives it:
 
 with SSW the squares of rewards around their action's mean, SST those around their group's, n rollouts and k actions of a
 group at that place. 0: what is done there decides nothing; 1: it decides all. A call's reward is R × w, w = 0.1 + 0.9 × d /
-mean d over the calls of its rollout, so that the weights of a rollout have mean 1. Where every action is another one nothing
-is known of a place, and its d is the mean of the others.
-
-With `hardness` h, a task weighs (1 - p)^h, in units of the mean of these over the step's tasks whose rollouts earned
-differently; p is the mean reward of its rollouts, from 0 at the step's lowest reward to 1 at its highest: the factor of the
-focal loss (Lin et al. 2017, arXiv 1708.02002, equation 4), of tasks in place of examples.
-
-No state: weights follow from the step's groups and those of the steps before it, so that a step executed again has the
-same.
+mean d over the calls of its rollout, so that the weights of a rollout have mean 1. If every action is another one nothing is
+known of a place, and its d is the mean of the others.
 """
 
 from __future__ import annotations
@@ -26,8 +19,6 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-
-from pydantic import NonNegativeFloat
 
 from agentlightning.algorithms.credit.keys import Key, answer_key, places, user_key
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
@@ -39,38 +30,14 @@ FLOOR = 0.1
 
 @credit_rule("decisive", each="step", needs=("history",), reads_steps=False)
 def decisive(
-    groups: Sequence[Sequence[Trajectory]],
-    evidence: Evidence,
-    *,
-    hardness: NonNegativeFloat = 0.0,
-    key: str | None = None,
+    groups: Sequence[Sequence[Trajectory]], evidence: Evidence, *, key: str | None = None
 ) -> list[list[Credit]]:
     """R × w for each call, compared with w × the group's baseline.
 
-    Two places, of which the first decides all and the second nothing: weights 1.9 and 0.1. Two tasks with mean
-    rewards of 0.25 and 0.75, hardness 1: they weigh 1.5 and 0.5.
+    Two places, of which the first decides all and the second nothing: weights 1.9 and 0.1.
     """
     known = decisiveness([*evidence.history, *groups], answer_key if key is None else user_key(key))
-    return [
-        [_credit(trajectory, known, weight) for trajectory in group]
-        for group, weight in zip(groups, task_weights(groups, hardness), strict=True)
-    ]
-
-
-def task_weights(groups: Sequence[Sequence[Trajectory]], hardness: float) -> list[float]:
-    """Weight of each group by how hard its task is; 1 for groups whose rewards do not differ."""
-    rewards = [[trajectory.reward for trajectory in group] for group in groups]
-    flat = [reward for of_group in rewards for reward in of_group]
-    differ = [_squares(of_group) > 0 if of_group else False for of_group in rewards]
-    if not hardness or not any(differ):
-        return [1.0] * len(groups)
-    low, high = min(flat), max(flat)
-    weights = [
-        ((high - statistics.fmean(of_group)) / (high - low)) ** hardness if differs else 1.0
-        for of_group, differs in zip(rewards, differ, strict=True)
-    ]
-    mean = statistics.fmean(weight for weight, differs in zip(weights, differ, strict=True) if differs)
-    return [weight / mean if differs else 1.0 for weight, differs in zip(weights, differ, strict=True)]
+    return [[_credit(trajectory, known) for trajectory in group] for group in groups]
 
 
 def decisiveness(groups: Sequence[Sequence[Trajectory]], key: Key) -> dict[Hashable, float]:
@@ -102,14 +69,13 @@ def _share(found: float) -> float:
     return found if found > 1e-9 else 0.0
 
 
-def _credit(trajectory: Trajectory, known: Mapping[Hashable, float], weight: float) -> Credit:
+def _credit(trajectory: Trajectory, known: Mapping[Hashable, float]) -> Credit:
     of_calls = [known.get(place) for place in places(trajectory)]
     found = [one for one in of_calls if one is not None]
     mean = statistics.fmean(found) if found else 0.0
     shares = [1.0] * len(of_calls)
     if mean > 0:
         shares = [FLOOR + (1.0 - FLOOR) * (mean if one is None else one) / mean for one in of_calls]
-    shares = [weight * share for share in shares]
     return Credit(values=[share * trajectory.reward for share in shares], shares=shares)
 
 

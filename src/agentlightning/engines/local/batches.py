@@ -3,16 +3,14 @@
 The learner drives it. Two ways give the same numbers: rows padded to equal length, and prefix trees, in which sequences that
 begin alike share every common token. A tree is flattened depth first, so that the tokens that follow token j, on whatever
 branch, are the ones from j to end[j]: token i sees token j exactly if j <= i < end[j]. Positions count from the root. A
-token's state depends on its ancestors alone, so states and gradients are those of separate rows, up to the order of
-additions. Refuses to know losses.
+token's state depends on its ancestors alone, so states and gradients are those of separate rows, up to rounding.
 
     [1 2 3 4], [1 2 3 5 6], [1 2 7]   ->   tokens    1 2 3 4 5 6 7
                                            positions 0 1 2 3 3 4 2
                                            runs      [1 2] -> [3] -> [4], [5 6]; [1 2] -> [7]
 
-A *run* is a stretch without a branch inside. On a CPU each run attends to its ancestors' runs and to itself: the work is
-the depth of every unique token, summed, with nothing masked away but half of the run's own square. On a GPU FlexAttention
-skips the blocks in which no token sees another; elsewhere one masked call of scaled_dot_product_attention does it.
+A *run* is a stretch without a branch inside. On a CPU each run attends to its ancestors' runs and to itself; on a GPU
+FlexAttention skips the blocks in which no token sees another; elsewhere one masked call does it.
 """
 
 from __future__ import annotations
@@ -85,9 +83,7 @@ def build_tree(sequences: Sequence[Sequence[int]]) -> Tree:
 
 def packs(sequences: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
     """Indices of sequences, so that each part's tree has at most `budget` tokens; a longer sequence is a part of its own.
-
-    Neighbours in lexicographic order share the most, so they stay together. A prefix that two parts share is computed twice.
-    """
+    Neighbours in lexicographic order share the most, so they stay together."""
     part: list[int] = []
     used = 0
     for index in sorted(range(len(sequences)), key=lambda i: list(sequences[i])):
@@ -137,11 +133,7 @@ NARROWEST_FLEX = 16
 
 
 def how_on(device: str) -> How:
-    """The way to attend that is quickest on a device.
-
-    >>> how_on("cpu"), how_on("cuda:1"), how_on("mps")
-    ('runs', 'flex', 'mask')
-    """
+    """The quickest way to attend on a device."""
     kinds: dict[str, How] = {"cpu": "runs", "cuda": "flex"}
     return kinds.get(torch.device(device).type, "mask")
 
@@ -190,7 +182,7 @@ class TreeMask:
 
 @cache
 def _compiled_flex() -> Any:
-    """Only compiled does it skip anything. Once a process: every tree has its own mask, all share the kernel."""
+    """Only compiled does it skip anything. Once a process: all trees share the kernel."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)
@@ -272,10 +264,8 @@ class Batch:
 def batches(
     sequences: Sequence[TrainingSequence], config: EngineConfig, device: str, *, rank: int = 0, ranks: int = 1
 ) -> Iterator[Batch]:
-    """Sequences of at most max_tokens_per_microbatch at a time: padded ones, sorted by length, or the tokens of a tree.
-
-    Those of one rank's share; every rank gets as many, and where its own are fewer, the last are without sequences.
-    """
+    """Sequences of at most max_tokens_per_microbatch at a time, of one rank's share: padded ones, sorted by length, or the
+    tokens of a tree. Every rank gets as many; if its own are fewer, the last are without sequences."""
     shares = [list(_groups(share, config)) for share in _shares(sequences, config.packing, ranks)]
     for turn in range(max(len(groups) for groups in shares)):
         group = shares[rank][turn] if turn < len(shares[rank]) else []
@@ -297,14 +287,10 @@ def _shares(sequences: Sequence[TrainingSequence], packing: str, ranks: int) -> 
 
 def _groups(sequences: Sequence[TrainingSequence], config: EngineConfig) -> Iterator[list[TrainingSequence]]:
     budget = config.max_tokens_per_microbatch
-    if config.packing == "padded":
-        yield from _by_length(sequences, budget)
+    if config.packing == "prefix_tree":
+        for part in packs([sequence.tokens for sequence in sequences], budget):
+            yield [sequences[i] for i in part]
         return
-    for part in packs([sequence.tokens for sequence in sequences], budget):
-        yield [sequences[i] for i in part]
-
-
-def _by_length(sequences: Sequence[TrainingSequence], budget: int) -> Iterator[list[TrainingSequence]]:
     group: list[TrainingSequence] = []
     for sequence in sorted(sequences, key=lambda s: len(s.tokens)):
         if group and (len(group) + 1) * len(sequence.tokens) > budget:

@@ -2,9 +2,8 @@
 
 The sampler's scheduler drives it while it draws; the learner rebuilds the same masks from the recorded grammar and the
 sampled ids. The order is vLLM's: grammar, logit_bias, penalties, then (over logits / temperature) min_p, top_k and top_p.
-Penalties count what the call itself sampled, repetition_penalty the prompt as well. The token at position p of a completion
-depends on the request's seed, p and the logits alone, never on what else is in the batch. Refuses to know requests and
-losses.
+The token at position p of a completion depends on the request's seed, p and the logits alone, never on what else is in the
+batch.
 """
 
 from __future__ import annotations
@@ -44,11 +43,8 @@ def uniforms(streams_B: NDArray[np.uint64], positions_B: NDArray[np.int64]) -> N
 
 
 def draw(logits_BV: Tensor, uniforms_B: Tensor, temperatures_B: Tensor, top_ps_B: Tensor) -> tuple[Tensor, Tensor]:
-    """One token per row by inverse CDF, and its log-probability under the distribution it was drawn from.
-
-    That is softmax(logits / temperature), cut to the nucleus and renormalised where top_p < 1. Temperature 0 takes the
-    largest logit and reports its plain log_softmax.
-    """
+    """One token per row by inverse CDF, and its log-probability under softmax(logits / temperature), cut to the nucleus and
+    renormalised if top_p < 1. Temperature 0 takes the largest logit and reports its plain log_softmax."""
     logprobs_BV, greedy_B = _distribution(logits_BV, temperatures_B, top_ps_B)
     # float64, so that the sum over a large vocabulary loses no tail.
     cumulative_BV = logprobs_BV.exp().cumsum(-1, dtype=torch.float64)
@@ -61,7 +57,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperatures_B: Tensor, top_ps_B
 
 
 def alternatives(logits_BV: Tensor, temperatures_B: Tensor, top_ps_B: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The `most` likeliest tokens of each row, and their log-probabilities under the distribution that `draw` draws from."""
+    """The `most` likeliest tokens of each row, and their log-probabilities under the distribution of `draw`."""
     logprobs_BV, _ = _distribution(logits_BV, temperatures_B, top_ps_B)
     logprobs_BK, tokens_BK = logprobs_BV.topk(min(most, logits_BV.shape[-1]), dim=-1)
     return tokens_BK, logprobs_BK
@@ -81,12 +77,9 @@ def _distribution(logits_BV: Tensor, temperatures_B: Tensor, top_ps_B: Tensor) -
 
 
 def nucleus(logprobs_BV: Tensor, top_ps_B: Tensor) -> Tensor:
-    """The smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 2020, section 3.1); of tokens that
-    are equally likely the first.
-
-    Tokens so unlikely that all of them have less than 1 - top_p are in no such set: only the others are sorted, which of a
-    large vocabulary are few.
-    """
+    """The smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 2020, section 3.1); of equally
+    likely ones the first. Tokens so unlikely that all of them have less than 1 - top_p are in no such set, and are not
+    sorted."""
     least_B = ((1 - top_ps_B - ROUNDING).clamp(min=0) / logprobs_BV.shape[-1]).log()
     likely = int((logprobs_BV >= least_B[:, None]).sum(-1).max())
     sorted_BK = logprobs_BV.topk(max(likely, 1), dim=-1).values
@@ -114,10 +107,8 @@ ROWS_AT_ONCE = 16
 
 
 class TokenHistory:
-    """The tokens that a call's penalties count: those of `prompt`, and its own as far as they have come.
-
-    Every place of the call reads its own from the same arrays, so that a long call takes no more memory than its tokens.
-    """
+    """The tokens that a call's penalties count: those of `prompt`, and its own as far as they have come. Every place of the
+    call reads its own from the same arrays, so that a long call takes no more memory than its tokens."""
 
     def __init__(self, prompt: Iterable[int] = ()) -> None:
         self._ids = array("q", dict.fromkeys(prompt))
@@ -329,7 +320,7 @@ def batch_rules(
 
 
 def _bounded(logits: Mapping[str, Any], grammars: Grammars) -> Mapping[str, Any]:
-    """The same with all the tokens that `min_tokens` forbids. InputError where no token may be drawn at all."""
+    """The same with all the tokens that `min_tokens` forbids. InputError if no token may be drawn at all."""
     if "min_tokens" not in logits:
         return logits
     ends = sorted({*grammars.end_ids, *(one for one in logits.get("stop_token_ids", ()) if one < grammars.vocab)})
@@ -360,7 +351,7 @@ def _sequence_rules(grammars: Grammars, sequence: TrainingSequence) -> dict[int,
 
 
 def _history(logits: Mapping[str, Any], prompt: Iterable[int]) -> TokenHistory | None:
-    """Counts nothing yet; None where no penalty counts tokens."""
+    """Counts nothing yet; None if no penalty counts tokens."""
     if not any(name.endswith("_penalty") for name in logits):
         return None
     return TokenHistory(prompt if "repetition_penalty" in logits else ())

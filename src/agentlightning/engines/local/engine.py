@@ -1,7 +1,7 @@
 """LocalEngine: a sampler part and a learner on this machine, each in processes of its own.
 
-The trainer drives it through the Engine protocol. It starts the parts and moves weights from the one that learns to the one
-that samples, as a folder in shared memory that is written whole; it imports no torch and computes nothing itself.
+It moves weights from the one that learns to the one that samples, as a folder in shared memory that is written whole; it
+imports no torch.
 """
 
 from __future__ import annotations
@@ -15,38 +15,31 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentlightning.config.engine import AdamW8bit, EngineConfig, FsdpLearner, LocalSampler, VllmServerSampler
-from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine, together
+from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, EngineSetup, ForwardingEngine, Support, together
+from agentlightning.engines.folders import copy_weights, find_model, seal
 from agentlightning.engines.local.parts import (
     LearnerProcess,
     PublishedWeights,
-    SamplerPart,
     SamplerProcess,
     WeightsForm,
     Workplace,
     make_weights_folder,
 )
-from agentlightning.engines.models import find_model
 from agentlightning.engines.sampler_address import SamplerAddress
-from agentlightning.engines.saved_folders import copy_weights, seal
-from agentlightning.engines.setup import EngineSetup
-from agentlightning.engines.support import Support
 from agentlightning.engines.vllm.servers import VllmServers, check_settings
 from agentlightning.errors import EngineError, MissingExtraError
 from agentlightning.runtime.disk import make_private_folder
 
 
 class LocalEngine(ForwardingEngine):
-    """One policy, sampled and trained on this machine.
-
-    `start` must be called on a thread that lives as long as the engine: on Linux children end with the thread that started
-    them.
-    """
+    """One policy, sampled and trained on this machine. `start` must be called on a thread that lives as long as the engine:
+    on Linux children end with the thread that started them."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = replace(setup, work_dir=Path(setup.work_dir).resolve())
         self._address = SamplerAddress.of(setup.config)
         self._place: Workplace | None = None
-        self._sampler: SamplerPart | None = None
+        self._sampler: SamplerProcess | VllmServers | None = None
         self._learner: LearnerProcess | None = None
         self._watch: asyncio.Task[None] | None = None
         self._published: Path | None = None
@@ -55,7 +48,7 @@ class LocalEngine(ForwardingEngine):
 
     @classmethod
     def from_setup(cls, setup: EngineSetup) -> Self:
-        """The engine of `engine.name = "local"`. ConfigError, or MissingExtraError where a child would lack a package."""
+        """The engine of `engine.name = "local"`. ConfigError, or MissingExtraError if a child would lack a package."""
         config = setup.config
         setup.expect_only(*EngineConfig.model_fields.keys() - {"options"})
         for package, extra, needed in (
@@ -82,12 +75,8 @@ class LocalEngine(ForwardingEngine):
             engine="local",
             losses=frozenset({"ppo_clip", "gspo", "cispo", "reinforce", "sft"}),
             preferences=frozenset() if config.dropout else frozenset({"dpo", "kto"}),
-            plugin_losses=True,
-            corrections=True,
-            entropy=True,
-            kl=True,
+            terms=True,
             reference=needs.reference or config.lora_rank is not None,
-            old_logprobs=True,
             token_numbers=True,
             masks=True,
             images=images and (self._watch is None or self._sampler is None or self._sampler.images),
@@ -105,11 +94,11 @@ class LocalEngine(ForwardingEngine):
         make_private_folder(work_dir)
         (work_dir / "logs").mkdir(exist_ok=True)
         # Servers that others run may be elsewhere: they read the run's folder, which they share, not this machine's memory.
-        shared = isinstance(sampler, VllmServerSampler) and sampler.weights in ("reload", "lora")
+        shared = isinstance(sampler, VllmServerSampler) and sampler.weights == "reload"
         weights_folder = make_weights_folder(work_dir, in_work_dir=shared)
         self._place = Workplace(setup=self._setup, model=model, weights_folder=weights_folder, address=self._address)
         self._sampler = self._make_sampler(self._place)
-        parts: list[SamplerPart | LearnerProcess] = [self._sampler]
+        parts: list[SamplerProcess | VllmServers | LearnerProcess] = [self._sampler]
         if self._setup.learns:
             self._learner = self._make_learner(self._place)
             parts.append(self._learner)
@@ -160,7 +149,7 @@ class LocalEngine(ForwardingEngine):
             if old is not None and old != folder:
                 shutil.rmtree(old, ignore_errors=True)
 
-    def _make_sampler(self, place: Workplace) -> SamplerPart:
+    def _make_sampler(self, place: Workplace) -> SamplerProcess | VllmServers:
         return SamplerProcess(place) if isinstance(self._setup.config.sampler, LocalSampler) else VllmServers(place)
 
     def _make_learner(self, place: Workplace) -> LearnerProcess:
@@ -174,14 +163,12 @@ class LocalEngine(ForwardingEngine):
             return None
         if self._learner is None:
             learns = self._setup.learns
-            raise EngineError(
-                "the engine is not started" if learns else f"{operation}: this engine samples and does not learn"
-            )
+            raise EngineError("the engine is not started" if learns else f"{operation}: this engine does not learn")
         return await self._learner.operate(operation, *arguments)
 
 
 def _copy(saved: Path, folder: Path, form: WeightsForm) -> None:
-    """The saved weights of a policy in the form that the sampler takes; EngineError where they cannot be copied."""
+    """The saved weights in the form that the sampler takes."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

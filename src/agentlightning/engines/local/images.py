@@ -1,9 +1,8 @@
 """Images: a model with sight reads an image as some of its tokens.
 
 Sampler (PromptImages) and learner (Sight) drive it. The model turns the pixel values of an image into one state for each of
-its placeholder tokens, which stand in the language model's input in place of embeddings. The places of the placeholders come
-with the tokens: a placeholder that was sampled, or written by a user, is a token like any other. Pixel values come from the
-model's own processor. Refuses to know losses, requests and weights versions.
+its placeholder tokens, which stand in the language model's input in place of embeddings. A placeholder that was sampled, or
+written by a user, is a token like any other. Pixel values come from the model's own processor.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import base64
 import bisect
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +17,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
+from cachetools import LRUCache
 from torch import Tensor
 
-from agentlightning.engines.models import first_line
+from agentlightning.engines.folders import first_line
 from agentlightning.errors import EngineError, InputError, ModelError
 from agentlightning.rendering.images import ImageProcessor, blank_image, image_hash
 from agentlightning.training_types import TrainingSequence
@@ -29,12 +28,12 @@ from agentlightning.training_types import TrainingSequence
 MAX_KEPT_IMAGES = 256
 """Images whose states outlive the requests that brought them."""
 TOWERS = ("vision_tower", "visual", "vision_model")
-"""Names in transformers of the part that is not trained; the projector and the language model are."""
+"""Names in transformers of the part that is not trained."""
 
 
 def open_processor(folder: Path, model: Any) -> ImageProcessor:
-    """The processor of a model with sight, tried with two images before any agent sends one. ModelError where its folder has
-    none, or where it makes of an image what the model, or this engine, does not read."""
+    """The processor of a model with sight, tried with two images before any agent sends one. ModelError if its folder has
+    none, or if it makes of an image what the model, or this engine, does not read."""
     found = ImageProcessor.find(folder)
     if found is None:
         raise ModelError(f"model {folder}: it has sight, but no processor of images (processor_config.json)")
@@ -42,20 +41,17 @@ def open_processor(folder: Path, model: Any) -> ImageProcessor:
     try:
         pixels = [found.pixels(data) for data in files]
         expansions = [found.expansion(data) for data in files]
-    except ModelError:
-        raise
-    except InputError as cause:
-        raise ModelError(f"model {folder}: {first_line(cause)}") from cause
-    square, wide = (tuple(each.shape) for each in pixels)
-    if square != wide:
-        raise ModelError(
-            f"model {folder}: its processor keeps the proportions of images (a square becomes {square}, a wide one {wide}); "
-            "the local engine reads images of one size"
-        )
-    try:
+        square, wide = (tuple(each.shape) for each in pixels)
+        if square != wide:
+            raise ModelError(
+                f"model {folder}: its processor keeps the proportions of images (a square becomes {square}, a wide one "
+                f"{wide}); the local engine reads images of one size"
+            )
         with torch.no_grad():
             states = image_states(model, pixels)
-    except Exception as cause:  # each tower has checks of its own
+    except ModelError:
+        raise
+    except Exception as cause:  # each processor and tower has checks of its own
         raise ModelError(
             f"model {folder}: its vision tower does not read what its processor makes of an image ({first_line(cause)})"
         ) from cause
@@ -90,14 +86,13 @@ class PlacedImage:
 
 @dataclass
 class PlacedPrompt:
-    """A prompt with images."""
+    """A prompt with images, which are kept as long as it is used."""
 
     ids: list[int]
     """As the decoder reads it."""
     shown: list[int]
     """As the model's processor writes it: placeholders in place of the images' own ids."""
     images: list[PlacedImage]
-    """Kept as long as the prompt is used."""
 
 
 class PromptImages:
@@ -110,9 +105,8 @@ class PromptImages:
         self._vocab = self._next = vocab
         self._by_hash: WeakValueDictionary[str, PlacedImage] = WeakValueDictionary()
         self._by_first: WeakValueDictionary[int, PlacedImage] = WeakValueDictionary()
-        self._kept: OrderedDict[str, PlacedImage] = OrderedDict()
+        self._kept: LRUCache[str, PlacedImage] = LRUCache(MAX_KEPT_IMAGES)
         self._lock = threading.Lock()
-        """Of the images above."""
 
     def load(self, model: Any) -> None:
         """Read images with these weights from now on."""
@@ -123,8 +117,8 @@ class PromptImages:
             image.states = None
 
     def place(self, tokens: list[int], files: Sequence[bytes], context: int) -> PlacedPrompt:
-        """The prompt with images in the places of its placeholders, one of which stands for each. InputError if one cannot
-        be read, or if they are not as many as the images. Takes seconds for large images: not for an event loop."""
+        """The prompt with images in the places of its placeholders. InputError if one cannot be read, or if they are not as
+        many as the images. Takes seconds for large images: not for an event loop."""
         places = [at for at, token in enumerate(tokens) if token == self._placeholder]
         if len(places) != len(files):
             raise InputError(f"content_parts: {len(files)} images for {len(places)} placeholders among token_ids")
@@ -191,9 +185,6 @@ class PromptImages:
                 self._next += length
                 self._by_hash[name] = self._by_first[image.first] = image
             self._kept[name] = image
-            self._kept.move_to_end(name)
-            if len(self._kept) > MAX_KEPT_IMAGES:
-                self._kept.popitem(last=False)
             return image
 
 
@@ -224,7 +215,7 @@ class Sight:
                 getattr(model.model, name).requires_grad_(False)
 
     def check(self, sequence: TrainingSequence) -> None:
-        """EngineError where the images of a sequence cannot be what its tokens say."""
+        """EngineError if the images of a sequence cannot be what its tokens say."""
         before = 0
         for image in sequence.images:
             inside = before <= image.start < image.end <= len(sequence.tokens)

@@ -1,54 +1,92 @@
-"""The learner: gradients, updates and checkpoints of one model, in process.
+"""The learner: gradients, updates and checkpoints of one model; and its process, or one of its ranks.
 
-The process of an engine drives it (learner_process.py), and so does a warm start. It computes one SUM over tokens of weight
-× loss and refuses to know rewards and rollouts.
+    python -m agentlightning.engines.local.learner --model DIR --fd N [options]
+
+An engine drives the process over a socket pair with (method, arguments) messages; with several processes, this one is rank
+0 and starts the others with its own arguments (sharding.py). A warm start drives the class in process. It computes one SUM
+over tokens of weight × loss and refuses to know rewards and rollouts.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import copy
+import json
+import logging
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from agentlightning.engines.corrections import Tokens, call_ratios, known_tokens, needs_calls, over_all_tokens
-from agentlightning.engines.local import layers
+from agentlightning.config.engine import FsdpLearner
+from agentlightning.engines import pipe as child_pipe
+from agentlightning.engines.base import LearnerSetup
+from agentlightning.engines.folders import LEARNER_STATE, copy_tokenizer
 from agentlightning.engines.local.batches import Batch, batches, check_sequences
 from agentlightning.engines.local.decoding import BatchRules, batch_rules
 from agentlightning.engines.local.images import Sight
-from agentlightning.engines.local.layers import FOLDER as ADAPTER
-from agentlightning.engines.local.layers import Adapter
-from agentlightning.engines.local.llama import LLAMA_SHAPED, LLAMA_TYPES
 from agentlightning.engines.local.model import (
+    FOLDER,
+    LLAMA_SHAPED,
+    LLAMA_TYPES,
+    Adapter,
+    add_dropout,
     check_device,
     first_writes,
+    grow_trees,
     has_sight,
     load_model,
     narrowed,
+    recompute,
     settle,
     write_model,
 )
 from agentlightning.engines.local.optimizer import Optimizer, ValueHead
 from agentlightning.engines.local.parts import WeightsForm
-from agentlightning.engines.local.sharding import Ranks, copy_into, hidden_states, reshard, shard, whole
-from agentlightning.engines.local.threads import take_threads
-from agentlightning.engines.losses import sampled_numbers, sampled_token_loss, summary
-from agentlightning.engines.models import copy_tokenizer
-from agentlightning.engines.preferences import check_preferences, coefficients
-from agentlightning.engines.saved_folders import LEARNER_STATE
-from agentlightning.engines.setup import LearnerSetup
-from agentlightning.errors import EngineError, ModelError
+from agentlightning.engines.local.sharding import Follow, Ranks, copy_into, hidden_states, lead, reshard, shard, whole
+from agentlightning.engines.losses import (
+    Tokens,
+    call_ratios,
+    check_preferences,
+    coefficients,
+    known_tokens,
+    needs_calls,
+    over_all_tokens,
+    sampled_numbers,
+    sampled_token_loss,
+    summary,
+)
+from agentlightning.engines.pipe import Pipe
+from agentlightning.errors import AgentLightningError, EngineError, ModelError, printable
 from agentlightning.rendering.grammar import Grammars
 from agentlightning.rendering.model_folder import end_ids
+from agentlightning.runtime.children import end_with_parent, keep_files_private
+from agentlightning.runtime.log_lines import line_handler
+from agentlightning.runtime.watchdog import HangLimits, beat_to_parent
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TokenNumbers, TrainingSequence
 
 LOGITS_AT_ONCE, CUDA_LOGITS_AT_ONCE = 1 << 25, 1 << 28
+
+log = logging.getLogger("agentlightning.learner")
+
+
+class States(NamedTuple):
+    """N states of a micro-batch, each with the token that it predicts."""
+
+    states_NX: Tensor
+    temperatures_N: Tensor
+    targets_N: Tensor
+    places_N: Tensor
+    """Within the micro-batch, by which their rules are found."""
 
 
 class Learner:
@@ -56,8 +94,8 @@ class Learner:
 
     Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Dropout is residual dropout (embeddings,
     attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist at a time (by default 128 MB
-    as float32, on CUDA 1 GB): a vocabulary is large. on_progress: called before each micro-batch. ranks: with several
-    processes, each has a part of the weights and computes a share of the sequences; what they return is of all of them.
+    as float32, on CUDA 1 GB). on_progress: called before each micro-batch. ranks: with several processes, each has a part
+    of the weights and computes a share of the sequences; what they return is of all of them.
     """
 
     def __init__(
@@ -71,7 +109,7 @@ class Learner:
     ) -> None:
         self._setup = setup = setup or LearnerSetup()
         self._config = config = setup.config
-        self.threads = take_threads(setup.threads)
+        take_threads(setup.threads)
         hardware = settle(config.device, config.dtype)
         self.ranks = ranks or Ranks()
         self._folder = Path(model_dir)
@@ -79,16 +117,15 @@ class Learner:
         check_device(self._device)
         self._autocast = hardware.dtype == "bfloat16"
         self.model = load_model(self._folder, torch.float32)
-        self._adapter = (
-            None if config.lora_rank is None else Adapter(self.model, self._folder, config.lora_rank, setup.seed)
-        )
+        rank = config.lora_rank
+        self._adapter = None if rank is None else Adapter(self.model, self._folder, rank, setup.seed)
         self._sight = self._new_sight()
-        vocab = self.model.config.get_text_config().vocab_size
-        self._grammars = Grammars(self._folder, end_ids(self._folder), vocab)
+        text = self.model.config.get_text_config()
+        self._grammars = Grammars(self._folder, end_ids(self._folder), text.vocab_size)
         self._cuts = [0, 0]
         """Tokens of this forward_backward whose own cut took out what was sampled, and tokens with a cut."""
         at_once = logits_at_once or (CUDA_LOGITS_AT_ONCE if self._device.startswith("cuda") else LOGITS_AT_ONCE)
-        self._piece = max(1, at_once // vocab)
+        self._piece = max(1, at_once // text.vocab_size)
         self._numbers: list[tuple[list[bool], Tensor | None]] = []
         """Each sequence of the last forward_backward: its mask, and ratios and entropies of its masked tokens (None: another
         rank's)."""
@@ -100,9 +137,14 @@ class Learner:
         self.updates = 0
         """Optimizer steps taken, over resumes."""
         # These give logits = lm_head(hidden) and nothing more, so that only sampled tokens need any.
-        text = self.model.config.get_text_config().model_type
-        self._headless = type(self.model).__name__ in LLAMA_SHAPED or (self._sight is not None and text in LLAMA_TYPES)
-        self._change_layers()
+        llama_inside = self._sight is not None and text.model_type in LLAMA_TYPES
+        self._headless = type(self.model).__name__ in LLAMA_SHAPED or llama_inside
+        if config.dropout:
+            add_dropout(self.model, config.dropout, self._noise, lambda: self._training)
+        if config.packing == "prefix_tree":
+            grow_trees(self.model, self._folder)
+        if config.gradient_checkpointing:
+            recompute(self.model, self._folder)
         self._critic = self._new_critic()
         copied = setup.needs.reference and self._adapter is None
         self._reference = copy.deepcopy(self.model).requires_grad_(False) if copied else None
@@ -110,15 +152,6 @@ class Learner:
             if model is not None:
                 self._place(model)
         self._optimizer = Optimizer(self.model, config.optimizer, setup.learning_rate)
-
-    def _change_layers(self) -> None:
-        config = self._config
-        if config.dropout:
-            layers.add_dropout(self.model, config.dropout, self._noise, lambda: self._training)
-        if config.packing == "prefix_tree":
-            layers.grow_trees(self.model, self._folder)
-        if config.gradient_checkpointing:
-            layers.recompute(self.model, self._folder)
 
     def _place(self, model: Any) -> None:
         """On its device, of several ranks each with its part there."""
@@ -132,6 +165,24 @@ class Learner:
         with torch.no_grad():
             self._states(model, Batch([], torch.zeros(1, 1, dtype=torch.int64, device=self._device), []))
         reshard(model)
+
+    def _new_critic(self) -> ValueHead | None:
+        rate = self._setup.needs.critic_learning_rate
+        if rate is None:
+            return None
+        if not self._headless:
+            name = type(self.model).__name__
+            raise ModelError(f"model {self._folder}: a critic needs hidden states, which {name} keeps")
+        ratio, width = rate / self._setup.learning_rate, self.model.config.get_text_config().hidden_size
+        return ValueHead(width, learning_rate_ratio=ratio, device=self._device, seed=self._setup.seed)
+
+    def _new_sight(self) -> Sight | None:
+        if not has_sight(self.model.config):
+            return None
+        for refused, name in ((self._adapter, "engine.lora_rank"), (self.ranks.count > 1, "engine.learner = 'fsdp'")):
+            if refused:
+                raise ModelError(f"model {self._folder}: {name} does not fit a model with sight; leave it out")
+        return Sight(self.model, self._folder)
 
     def forward_backward(self, sequences: Sequence[TrainingSequence], loss: Loss) -> dict[str, float]:
         """Add the gradient of SUM over tokens of weight × loss; see Engine.forward_backward for the metrics."""
@@ -172,7 +223,7 @@ class Learner:
     ) -> dict[str, float]:
         """Add the gradient of SUM over examples of weight × loss; see Engine.forward_backward_preferences.
 
-        Two passes, as engines/preferences.py explains: pairs need not fit into one micro-batch.
+        Two passes, as engines/losses.py explains: pairs need not fit into one micro-batch.
         """
         if self._config.dropout:
             raise EngineError(
@@ -190,13 +241,11 @@ class Learner:
             for rows, slope in zip(answers, slopes_A.tolist(), strict=True)
             for row in rows
         ]
-        tokens = self.forward_backward(weighted, Loss(name="sft"))["tokens"]
-        return metrics | {"tokens": tokens}
+        return metrics | {"tokens": self.forward_backward(weighted, Loss(name="sft"))["tokens"]}
 
     def _log_ratios(self, answers: Sequence[Sequence[TrainingSequence]]) -> list[float]:
         """log(policy / reference) of each completion: the sum over the trained tokens of all its rows."""
-        rows = [row for answer in answers for row in answer]
-        values = iter(self.logprobs(rows))
+        values = iter(self.logprobs([row for answer in answers for row in answer]))
         found = []
         for answer in answers:
             total = 0.0
@@ -210,40 +259,31 @@ class Learner:
 
     def logprobs(self, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
         """Log-probability of every token given those before it, at the sequence's temperature; 0 for the first."""
-        return self._logprobs(self.model, sequences)
+        return self._of_tokens(self.model, sequences, partial(self._logprobs, self.model))
 
     def reference_logprobs(self, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
         """The same under the frozen reference."""
         if self._adapter is not None:
             with self._adapter.off():
-                return self._logprobs(self.model, sequences)
+                return self.logprobs(sequences)
         if self._reference is None:
             raise EngineError("the learner keeps no reference; expected it to be started with reference = true")
-        return self._logprobs(self._reference, sequences)
+        return self._of_tokens(self._reference, sequences, partial(self._logprobs, self._reference))
 
     def values(self, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
         """Values of the state before every token; 0 for the first."""
         critic = self._kept_critic()
-        return self._of_tokens(self.model, sequences, lambda rules, states_NX, *_: critic.values(states_NX))
+        return self._of_tokens(self.model, sequences, lambda _, piece: critic.values(piece.states_NX))
 
     def _kept_critic(self) -> ValueHead:
         if self._critic is None:
             raise EngineError("the learner keeps no critic; expected it to be started with a critic_learning_rate")
         return self._critic
 
-    def _logprobs(self, model: Any, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
-        def say(
-            rules: BatchRules | None, states_NX: Tensor, temperatures_N: Tensor, targets_N: Tensor, places_N: Tensor
-        ) -> Tensor:
-            found = self._distributions(model, states_NX, temperatures_N, rules, places_N)
-            return found.gather(1, targets_N[:, None])[:, 0]
-
-        return self._of_tokens(model, sequences, say)
-
     def _of_tokens(
-        self, model: Any, sequences: Sequence[TrainingSequence], say: Callable[..., Tensor]
+        self, model: Any, sequences: Sequence[TrainingSequence], number: Callable[[BatchRules | None, States], Tensor]
     ) -> list[list[float]]:
-        """`say` of every token's rules, state, temperature, id and place: [N]; 0 for the first token of a sequence."""
+        """The `number` [N] of every token's state; 0 for the first token of a sequence."""
         self._check(sequences)
         found: dict[int, list[float]] = {}
         # FSDP gathers into the same memory in training, where tensors of inference mode may not be written.
@@ -253,7 +293,9 @@ class Learner:
                 states_NX = self._states(model, batch).flatten(0, 1)[batch.pick(where)]
                 values: list[float] = []
                 with self.ranks.keep_errors():
-                    values = self._say(batch, where, states_NX, say) if where else []
+                    if where:
+                        rules, chosen = self._chosen(batch, where, states_NX)
+                        values = torch.cat([number(rules, piece) for piece, _ in self._pieces(chosen)]).tolist()
                 start = 0
                 for sequence in batch.sequences:
                     end = start + len(sequence.tokens) - 1
@@ -263,15 +305,6 @@ class Learner:
         own = {at: found[id(sequence)] for at, sequence in enumerate(sequences) if id(sequence) in found}
         everyone = {at: values for of_rank in self.ranks.gather(own) for at, values in of_rank.items()}
         return [everyone[at] for at in range(len(sequences))]
-
-    def _say(
-        self, batch: Batch, where: Sequence[tuple[int, int]], states_NX: Tensor, say: Callable[..., Tensor]
-    ) -> list[float]:
-        temperatures_N, targets_N = self._temperatures(batch, where), self._targets(batch, where)
-        rules, places_N = batch_rules(self._grammars, batch.sequences, where), self._places(where)
-        pieces = self._pieces(states_NX, temperatures_N, targets_N, places_N)
-        found: list[float] = torch.cat([say(rules, *piece) for piece in pieces]).tolist()
-        return found
 
     def optim_step(self, learning_rate: float, grad_clip: float) -> dict[str, float]:
         """Clip the accumulated gradient to the norm, update, zero it; see Engine.optim_step for the metrics."""
@@ -296,16 +329,14 @@ class Learner:
         if self._pending:
             raise EngineError("a learner is saved between updates; call optim_step first")
         keep = self.ranks.rank == 0
-        noises = self.ranks.gather(self._noise.get_state())
-        state = {"optimizer": self._optimizer.state(keep), "noise": noises[0], "updates": self.updates}
-        if self.ranks.count > 1:
-            state["noises"] = noises
+        state = {"optimizer": self._optimizer.state(keep), "updates": self.updates}
+        state["noises"] = self.ranks.gather(self._noise.get_state())
         if self._critic is not None:
             state["critic"] = self._critic.state()
 
         def complete(folder: Path, weights: dict[str, Tensor]) -> None:
             if self._adapter is not None:
-                self._adapter.save(folder / ADAPTER, weights)
+                self._adapter.save(folder / FOLDER, weights)
             torch.save(state, folder / LEARNER_STATE)
 
         self._write(Path(path), complete, f"the checkpoint {path} cannot be written", durable=True)
@@ -319,8 +350,8 @@ class Learner:
     def _load(self, path: Path) -> None:
         if not (path / LEARNER_STATE).is_file():
             raise ModelError(f"checkpoint {path}: it has no {LEARNER_STATE}, so it was not written by a learner")
-        if (path / ADAPTER).is_dir() != (self._adapter is not None):
-            trained = "an adapter" if (path / ADAPTER).is_dir() else "all weights"
+        if (path / FOLDER).is_dir() != (self._adapter is not None):
+            trained = "an adapter" if (path / FOLDER).is_dir() else "all weights"
             raise ModelError(f"checkpoint {path}: it was trained with {trained}, which engine.lora_rank does not say")
         # Of several ranks each takes its part out of the file: its device may not hold it all, nor the host once per rank.
         several = self.ranks.count > 1
@@ -328,7 +359,7 @@ class Learner:
         state = torch.load(path / LEARNER_STATE, map_location=place, weights_only=True, mmap=several)
         try:
             if self._adapter is not None:
-                self._adapter.load(path / ADAPTER)
+                self._adapter.load(path / FOLDER)
             else:
                 copy_into(self.model.state_dict(), load_model(path, torch.float32).state_dict())
             self._optimizer.load(state["optimizer"])
@@ -336,9 +367,8 @@ class Learner:
                 self._critic.load(state["critic"])
         except (RuntimeError, ValueError, KeyError) as cause:
             raise ModelError(f"checkpoint {path}: it belongs to another model or optimizer ({cause})") from cause
-        noises = state.get("noises", [state["noise"]])
-        if self.ranks.rank < len(noises):  # more ranks than saved it: theirs go on as they are
-            self._noise.set_state(noises[self.ranks.rank].cpu())
+        if self.ranks.rank < len(state["noises"]):  # more ranks than saved it: theirs go on as they are
+            self._noise.set_state(state["noises"][self.ranks.rank].cpu())
         self.updates = state["updates"]
         self._forget()
 
@@ -349,35 +379,11 @@ class Learner:
             self._critic.forget()
         self._pending, self._computed = False, 0
 
-    def _new_critic(self) -> ValueHead | None:
-        rate = self._setup.needs.critic_learning_rate
-        if rate is None:
-            return None
-        if not self._headless:
-            raise ModelError(
-                f"model {self._folder}: a critic needs hidden states, which {type(self.model).__name__} keeps"
-            )
-        ratio, width = rate / self._setup.learning_rate, self.model.config.get_text_config().hidden_size
-        return ValueHead(width, learning_rate_ratio=ratio, device=self._device, seed=self._setup.seed)
-
-    def _new_sight(self) -> Sight | None:
-        if not has_sight(self.model.config):
-            return None
-        for refused, name in ((self._adapter, "engine.lora_rank"), (self.ranks.count > 1, "engine.learner = 'fsdp'")):
-            if refused:
-                raise ModelError(f"model {self._folder}: {name} does not fit a model with sight; leave it out")
-        return Sight(self.model, self._folder)
-
     def export(self, folder: str | Path, form: WeightsForm = "weights") -> None:
-        """Write what samplers take, whole or not at all: no state of the learner. Our own sampler, which computes in the
-        learner's number format, gets it in that: half the bytes under bfloat16."""
-        folder, adapter = Path(folder), self._adapter
-        problem = f"weights cannot be written to {folder}"
-        if form == "adapter" and adapter is not None:
-            first_writes(self.model, self.ranks, lambda weights: adapter.export(folder, weights), problem)
-        else:
-            narrow = form == "weights" and self._autocast
-            self._write(folder, lambda *_: None, problem, durable=form == "sealed", narrow=narrow)
+        """Write what samplers take, whole or not at all, without the learner's state; for our own sampler, which computes in
+        the learner's number format, in that: half the bytes under bfloat16."""
+        problem, narrow = f"weights cannot be written to {folder}", form == "weights" and self._autocast
+        self._write(Path(folder), lambda *_: None, problem, durable=form == "sealed", narrow=narrow)
 
     def _write(
         self,
@@ -388,7 +394,7 @@ class Learner:
         durable: bool = False,
         narrow: bool = False,
     ) -> None:
-        """A transformers folder with merged weights where an adapter is trained; narrow: in bfloat16."""
+        """A transformers folder, with merged weights if an adapter is trained; narrow: in bfloat16."""
 
         def write(weights: dict[str, Tensor]) -> None:
             def add(new: Path) -> None:
@@ -422,17 +428,17 @@ class Learner:
         known = known_tokens(batch.sequences, self._device, calls=needs_calls(loss))
         if loss.kl and known.ref_logprobs is None:
             raise EngineError("the loss has a KL term, and its sequences have no ref_logprobs; see reference_logprobs")
-        temperatures_N, targets_N = self._temperatures(batch, where), self._targets(batch, where)
-        rules, places_N = batch_rules(self._grammars, batch.sequences, where), self._places(where)
+        rules, chosen = self._chosen(batch, where, cut_NX)
         if needs_calls(loss) and len(where) > self._piece:
-            known = replace(known, ratios=self._call_ratios(rules, known, cut_NX, temperatures_N, targets_N, places_N))
-        names, columns = known.columns()
+            # Pieces may cut a call in two: then its ratios come from a pass of their own through the head.
+            with torch.no_grad():
+                pieces = [self._logprobs(self.model, rules, piece) for piece, _ in self._pieces(chosen)]
+                known = replace(known, ratios=call_ratios(torch.cat(pieces), known))
+        columns = known.columns()
         reports, numbers = [], []
-        first = (cut_NX, temperatures_N, targets_N, places_N)
-        for states, temperatures, targets, places, *parts in self._pieces(*first, *columns):
-            distributions = self._distributions(self.model, states, temperatures, rules, places)
-            tokens = Tokens(**dict(zip(names, parts, strict=True)))
-            logprobs, entropies = sampled_numbers(loss, distributions, targets)
+        for piece, parts in self._pieces(chosen, *columns.values()):
+            tokens = Tokens(**dict(zip(columns, parts, strict=True)))
+            logprobs, entropies = sampled_numbers(loss, self._distributions(self.model, rules, piece), piece.targets_N)
             total, report = sampled_token_loss(loss, logprobs, entropies, tokens)
             total.backward()  # type: ignore[no-untyped-call]
             reports.append(report)
@@ -442,15 +448,6 @@ class Learner:
         if loss.value is not None:
             self._kept_critic().backward(cut_NX, known, loss)
         return reports, torch.cat(numbers, 1)
-
-    def _call_ratios(self, rules: BatchRules | None, known: Tokens, *columns: Tensor) -> Tensor:
-        """Pieces may cut a call in two: then its ratios come from a pass of their own through the head."""
-        with torch.no_grad():
-            parts = [
-                self._distributions(self.model, states, temperatures, rules, places).gather(1, targets[:, None])[:, 0]
-                for states, temperatures, targets, places in self._pieces(*columns)
-            ]
-            return call_ratios(torch.cat(parts), known)
 
     def _states(self, model: Any, batch: Batch) -> Tensor:
         """[B, T, …] per position: hidden states where the head comes later, else logits."""
@@ -463,40 +460,38 @@ class Learner:
             states: Tensor = hidden_states(model, **inputs) if self.ranks.count == 1 else model.hidden_states(**inputs)
         return states
 
-    def _distributions(
-        self, model: Any, states_NX: Tensor, temperatures_N: Tensor, rules: BatchRules | None, places_N: Tensor
-    ) -> Tensor:
+    def _chosen(
+        self, batch: Batch, where: Sequence[tuple[int, int]], states_NX: Tensor
+    ) -> tuple[BatchRules | None, States]:
+        """The states at these (sequence, position). Greedy completions report plain log-probabilities: 0 counts as 1."""
+        heat = torch.tensor([batch.sequences[row].temperature or 1.0 for row, _ in where], device=self._device)
+        targets = torch.tensor([batch.sequences[row].tokens[at + 1] for row, at in where], device=self._device)
+        places = torch.arange(len(where), device=self._device)
+        return batch_rules(self._grammars, batch.sequences, where), States(states_NX, heat.float(), targets, places)
+
+    def _pieces(self, chosen: States, *columns: Tensor) -> Iterator[tuple[States, tuple[Tensor, ...]]]:
+        split = (torch.split(column, self._piece) for column in (*chosen, *columns))
+        for parts in zip(*split, strict=True):
+            yield States(*parts[: len(chosen)]), parts[len(chosen) :]
+
+    def _distributions(self, model: Any, rules: BatchRules | None, piece: States) -> Tensor:
         """Log-probabilities of the policy that acted: under the grammars, penalties and cuts of the calls."""
         with torch.autocast(self._device.split(":")[0], torch.bfloat16, enabled=self._autocast):
-            logits_NV = model.lm_head(states_NX) if self._headless else states_NX
+            logits_NV = model.lm_head(piece.states_NX) if self._headless else piece.states_NX
         logits_NV = logits_NV.float()
         if rules is not None:
-            logits_NV = rules.apply(logits_NV, places_N, temperatures_N)
-        return torch.log_softmax(logits_NV / temperatures_N[:, None], -1)
+            logits_NV = rules.apply(logits_NV, piece.places_N, piece.temperatures_N)
+        return torch.log_softmax(logits_NV / piece.temperatures_N[:, None], -1)
 
-    def _pieces(self, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        return zip(*(torch.split(column, self._piece) for column in columns), strict=True)
+    def _logprobs(self, model: Any, rules: BatchRules | None, piece: States) -> Tensor:
+        return self._distributions(model, rules, piece).gather(1, piece.targets_N[:, None])[:, 0]
 
     def _batches(self, sequences: Sequence[TrainingSequence]) -> Iterator[Batch]:
         rank, ranks = self.ranks.rank, self.ranks.count
         for batch in batches(sequences, self._config, self._device, rank=rank, ranks=ranks):
-            if self.threads is not None and self.threads.adjust() != torch.get_num_threads():
-                torch.set_num_threads(self.threads.count)
             self._on_progress()
             self._computed += batch.tokens_BT.numel() if self._training else 0
             yield batch
-
-    def _places(self, where: Sequence[tuple[int, int]]) -> Tensor:
-        """Places of the states within their micro-batch, by which their rules are found."""
-        return torch.arange(len(where), device=self._device)
-
-    def _targets(self, batch: Batch, where: Sequence[tuple[int, int]]) -> Tensor:
-        return torch.tensor([batch.sequences[row].tokens[at + 1] for row, at in where], device=self._device)
-
-    def _temperatures(self, batch: Batch, where: Sequence[tuple[int, int]]) -> Tensor:
-        """Greedy completions report plain log-probabilities, so 0 counts as 1."""
-        values = [batch.sequences[row].temperature or 1.0 for row, _ in where]
-        return torch.tensor(values, dtype=torch.float32, device=self._device)
 
     def _check(self, sequences: Sequence[TrainingSequence]) -> None:
         for sequence in sequences:
@@ -505,3 +500,81 @@ class Learner:
             elif sequence.images:
                 raise EngineError(f"a sequence of rollout {sequence.rollout_id} has images, and the model has no sight")
         check_sequences(sequences, self.model.config.get_text_config())
+
+
+def take_threads(count: int | None) -> None:
+    """Set torch's number of threads: `count`, else that of OMP_NUM_THREADS, else half of the cores."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(count or (int(given) if given.isdecimal() else max(1, cores // 2)))
+
+
+METHODS = (
+    *("forward_backward", "forward_backward_preferences", "logprobs", "reference_logprobs", "values", "token_numbers"),
+    *("optim_step", "save", "load", "export"),
+)
+
+
+def carry_out(learner: Learner, method: str, *arguments: Any) -> Any:
+    """Of several ranks, one whose method fails unforeseen is in no collective of the others any more: it ends."""
+    if method not in METHODS:
+        raise EngineError(f"the learner has no method {method!r}")
+    try:
+        return getattr(learner, method)(*arguments)
+    except AgentLightningError:
+        raise
+    except Exception as error:
+        if learner.ranks.count > 1:
+            raise
+        log.exception("%s failed", method)
+        raise EngineError(f"{method} failed: {type(error).__name__}: {error}") from error
+
+
+def _join(given: argparse.Namespace, setup: LearnerSetup, pipe: Connection) -> tuple[Pipe, Ranks]:
+    """Meet the other ranks, if there are any."""
+    learner = setup.config.learner
+    ranks = Ranks(given.rank, learner.processes if isinstance(learner, FsdpLearner) else 1)
+    if ranks.count == 1:
+        return pipe, ranks
+    device = ranks.device(settle(setup.config.device, setup.config.dtype).device)
+    limits = HangLimits(**json.loads(given.limits))
+    if ranks.rank > 0:
+        ranks.meet(device, limits, given.port)
+        return Follow(pipe), ranks
+    same = ["--model", given.model, "--setup", given.setup, "--limits", given.limits]
+    return lead(ranks, pipe, device, limits, ["agentlightning.engines.local.learner", *same]), ranks
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="agentlightning.engines.local.learner")
+    parser.add_argument("--model", required=True, help="transformers folder")
+    parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket pair's end")
+    parser.add_argument("--setup", default="{}", help="LearnerSetup as JSON")
+    parser.add_argument("--limits", default="{}", help="HangLimits of the other ranks as JSON")
+    parser.add_argument("--rank", type=int, default=0, help="number of this process")
+    parser.add_argument("--port", type=int, help="where the others meet rank 0")
+    given = parser.parse_args(arguments)
+    end_with_parent()
+    keep_files_private()
+    heartbeat = beat_to_parent()
+    name = f"learner rank {given.rank}" if given.rank else "learner"
+    logging.basicConfig(level=logging.INFO, handlers=[line_handler(f"%(asctime)s {name} %(message)s")])
+    engine: Connection = Connection(given.fd)
+    pipe: Pipe = engine
+    setup = LearnerSetup.from_json(given.setup)
+    try:
+        pipe, ranks = _join(given, setup, engine)
+        learner = Learner(given.model, setup, on_progress=heartbeat.progress, ranks=ranks)
+        ranks.gather(None)
+    except AgentLightningError as error:
+        sys.stderr.write(f"{printable(str(error))}\n")
+        pipe.send(("error", type(error).__name__, str(error)))
+        return error.exit_code
+    pipe.send(("ok", settle(setup.config.device, setup.config.dtype).device))
+    with contextlib.suppress(ConnectionError):
+        child_pipe.serve(partial(carry_out, learner), pipe, heartbeat)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

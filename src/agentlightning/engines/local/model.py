@@ -1,29 +1,37 @@
-"""The model of a transformers folder, read and written, and the device that it computes on.
+"""The model of a transformers folder, read, changed and written, and the device that it computes on.
 
-Sampler and learner drive it. Refuses to know what a layer computes. A folder is written under a temporary name and renamed,
-so that a reader never sees half of one.
+Sampler and learner drive it; the learner changes a model's layers (low-rank adapters, dropout, prefix trees, recomputation)
+once, at start, with a ModelError if the model cannot have it. Refuses to know losses. A folder is written under a temporary
+name and renamed, so that a reader never sees half of one.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from agentlightning.engines.local.sharding import Ranks, whole_state
-from agentlightning.engines.models import check_model, first_line
-from agentlightning.engines.saved_folders import replace_folder, seal
-from agentlightning.errors import ConfigError, EngineError, InputError, ModelError
+from agentlightning.engines.folders import check_model, first_line, replace_folder, seal
+from agentlightning.engines.local.batches import attend_in_trees
+from agentlightning.engines.local.sharding import Ranks, copy_into, whole_state
+from agentlightning.errors import ConfigError, EngineError, InputError, MissingExtraError, ModelError
 from agentlightning.runtime.disk import sync
 
+LLAMA_SHAPED = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"})
+LLAMA_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
+"""The same as the language model inside of another one."""
 CPU_CACHE_BYTES = 4 * 10**9
 GPU_CACHE_SHARE = 0.2
 """The learner's weights, optimizer and activations are in the same memory."""
@@ -31,17 +39,13 @@ GPU_CACHE_SHARE = 0.2
 
 def torch_has(what: str) -> bool:
     """True where torch has `cuda`, `mps`, or native `bfloat16` on CUDA."""
-    match what:
-        case "cuda":
-            return torch.cuda.is_available()
-        case "mps":
-            return torch.backends.mps.is_available()
-        case _:
-            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if what == "bfloat16":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return torch.cuda.is_available() if what == "cuda" else torch.backends.mps.is_available()
 
 
 def cuda_memory(device: str) -> int:
-    """Bytes of memory that a CUDA device has."""
+    """Bytes of memory of a CUDA device."""
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
@@ -93,15 +97,14 @@ def read_config(folder: Path) -> Any:
 
 
 def has_sight(config: Any) -> bool:
-    """True for a model that is trained with its images: transformers has one that reads images and writes text, and none
-    that reads text alone."""
+    """True for a model that transformers has as one that reads images and writes text, and not as one of text alone."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of the folder's safetensors files by name. Raises ModelError where they are missing or damaged."""
+    """Every tensor of the folder's safetensors files by name. ModelError if they are missing or damaged."""
     files = [folder / WEIGHTS]
     if not files[0].is_file() and (folder / INDEX).is_file():
         index = json.loads((folder / INDEX).read_text())
@@ -119,10 +122,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The transformers causal LM of a folder, with its vision tower where it has sight, in evaluation mode.
-
-    Raises ModelError where it does not load.
-    """
+    """The causal LM of a folder, with its vision tower if it has one, in evaluation mode. ModelError if it does not load."""
     config = read_config(folder)
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils.logging import disable_progress_bar
@@ -146,10 +146,10 @@ def write_model(
     *,
     durable: bool = False,
 ) -> None:
-    """Write a transformers folder (weights, configuration), whole or not at all; an old folder there is replaced.
+    """Write a transformers folder, whole or not at all; an old folder there is replaced.
 
-    weights are written in place of the model's own; complete adds what else belongs into the folder before it takes its
-    name. durable: with a manifest, and on the disk before this returns, so that it survives a power cut. Raises OSError.
+    weights: in place of the model's own; complete adds what else belongs into the folder before it takes its name. durable:
+    with a manifest, and on the disk before this returns. Raises OSError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -185,3 +185,136 @@ def narrowed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights in bfloat16; tied ones stay one tensor."""
     narrow = {id(value): value.to(torch.bfloat16) for value in weights.values()}
     return {name: narrow[id(value)] for name, value in weights.items()}
+
+
+FOLDER = "adapter"
+"""Folder of a checkpoint with the adapter alone, as peft writes it."""
+BASE = ".base_layer"
+
+
+class Adapter:
+    """An adapter put into a model, all of whose other parameters are frozen by that.
+
+    Hu et al. (2021), LoRA: Low-Rank Adaptation of Large Language Models, equation 3: W + (alpha / rank) B A, with B = 0 at
+    first, and alpha twice the rank, in every linear layer but the head. A is drawn from `seed`. The reference of a KL term
+    is the same model with its adapter off. Samplers and checkpoints get whole weights. ModelError where the model has no
+    such layers, MissingExtraError without peft.
+    """
+
+    def __init__(self, model: Any, folder: Path, rank: int, seed: int) -> None:
+        try:
+            import peft
+        except ImportError as cause:
+            raise MissingExtraError("peft", "lora") from cause
+        from transformers.pytorch_utils import Conv1D
+
+        self._peft = peft
+        self._model = model
+        self._config = peft.LoraConfig(
+            r=rank,
+            lora_alpha=2 * rank,
+            fan_in_fan_out=any(isinstance(one, Conv1D) for one in model.modules()),
+            target_modules="all-linear",
+            base_model_name_or_path=str(folder),
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            try:
+                peft.inject_adapter_in_model(self._config, model)
+            except ValueError as cause:
+                raise ModelError(f"model {folder}: engine.lora_rank does not fit it ({first_line(cause)})") from cause
+        self._layers = {name: one for name, one in model.named_modules() if isinstance(one, peft.tuners.lora.LoraLayer)}
+        if not self._layers:
+            raise ModelError(f"model {folder}: engine.lora_rank found no linear layer to adapt")
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Within, the model is the one without an adapter."""
+        for layer in self._layers.values():
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer.enable_adapters(True)
+
+    def merged(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a plain model that computes the same, from the whole weights of this one."""
+        whole = {name.replace(f"{BASE}.", "."): value for name, value in state.items() if ".lora_" not in name}
+        for name, layer in self._layers.items():
+            twin = copy.deepcopy(layer)  # merged and unmerged again, the layer itself would be off by a rounding
+            own = {inner: state[f"{name}.{inner}"].clone() for inner in layer.state_dict()}  # it adds up in place
+            twin.load_state_dict(own, assign=True)
+            twin.merge()
+            whole[f"{name}.weight"] = twin.get_base_layer().weight.data
+        return whole
+
+    def save(self, folder: Path, state: dict[str, Tensor]) -> None:
+        """The adapter alone, for peft and whatever serves its adapters. Raises OSError or SafetensorError."""
+        from safetensors.torch import save_file
+
+        folder.mkdir()
+        self._config.save_pretrained(str(folder))
+        state = {f"base_model.model.{name}": value.contiguous() for name, value in self._state(state).items()}
+        save_file(state, folder / "adapter_model.safetensors")
+
+    def load(self, folder: Path) -> None:
+        """Loads what `save` wrote, bit for bit; RuntimeError if it belongs to an adapter of another shape."""
+        from safetensors.torch import load_file
+
+        state = {
+            name.removeprefix("base_model.model."): value
+            for name, value in load_file(folder / "adapter_model.safetensors").items()
+        }
+        copy_into(self._state(self._model.state_dict()), state)
+
+    def _state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of all weights, those of the adapter, by peft's names."""
+        found: dict[str, Tensor] = self._peft.get_peft_model_state_dict(self._model, state, save_embedding_layers=False)
+        return found
+
+
+PARTS = ("self_attn", "attn", "attention", "mlp")
+"""Names in transformers of the parts of a layer whose outputs are added to the residual."""
+
+
+def add_dropout(model: Any, dropout: float, noise: torch.Generator, training: Callable[[], bool]) -> None:
+    """Residual dropout on embeddings, attention and MLP outputs, from the learner's noise, while `training()`."""
+    keep = 1.0 - dropout
+
+    def drop(_: Any, __: Any, output: Any) -> Any:
+        if not training():
+            return output
+        hidden = output[0] if isinstance(output, tuple) else output
+        kept = torch.empty_like(hidden).bernoulli_(keep, generator=noise)
+        hidden = hidden * kept / keep
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    found = [module for name, module in model.named_modules() if name.split(".")[-1] in PARTS]
+    if not found:
+        raise EngineError(f"dropout: the layers of {type(model).__name__} have no part named one of {PARTS}")
+    for module in (model.get_input_embeddings(), *found):
+        module.register_forward_hook(drop)
+
+
+def grow_trees(model: Any, folder: Path) -> None:
+    """Let the model's layers attend within prefix trees."""
+    config = model.config
+    windowed = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+    if type(model).__name__ not in LLAMA_SHAPED or windowed:
+        what = "its attention has a sliding window" if windowed else f"{type(model).__name__} is not known to"
+        raise ModelError(f"model {folder}: packing = 'prefix_tree' does not fit ({what}); expected packing = 'padded'")
+    attend_in_trees(model)
+
+
+def recompute(model: Any, folder: Path) -> None:
+    """Gradient checkpointing: each layer is computed again in the backward pass, and keeps no activations."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    found = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not found:
+        raise ModelError(f"model {folder}: {type(model).__name__} has no layer to recompute")
+    for layer in found:
+        layer.gradient_checkpointing = layer.training = True  # training of the layer alone: its dropout stays off
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)

@@ -1,7 +1,4 @@
-"""Optimizers of the policy and of the critic's value head.
-
-The learner drives it. Refuses to know gradients' origin; one learning rate scales every group.
-"""
+"""Optimizers of the policy and of the critic's value head; the learner drives them, and one learning rate scales all."""
 
 from __future__ import annotations
 
@@ -12,26 +9,23 @@ import torch
 from torch import Tensor
 
 from agentlightning.config.engine import AdamW, AdamW8bit, Muon
-from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.local.sharding import part as part_of
 from agentlightning.engines.local.sharding import whole
-from agentlightning.engines.losses import value_loss
+from agentlightning.engines.losses import Tokens, value_loss
 from agentlightning.errors import EngineError, MissingExtraError
 from agentlightning.training_types import Loss
 
 BETAS = (0.9, 0.95)
 MUON_RATIO = 20 / 3
-"""Muon's learning rate over AdamW's, where the settings give none."""
+"""Muon's learning rate over AdamW's: its update has the size of the matrix, AdamW's that of the rate."""
 
 
 class Optimizer:
     """One or two torch optimizers behind one learning rate.
 
-    With "muon" (Jordan et al., 2024: momentum 0.95, Nesterov, 5 Newton-Schulz steps; torch.optim.Muon), two-dimensional
-    parameters of layers get a learning rate of their own, which keeps its ratio to the one that `step` is given: an update
-    of Muon has the size of the matrix, one of AdamW has the size of the rate. With "adamw_8bit" AdamW's two moments take a
-    byte each (Dettmers et al., 2022, 8-bit Optimizers via Block-wise Quantization; bitsandbytes), but for embeddings, whose
-    gradients are too uneven for it (there, section 2.3).
+    "muon" (Jordan et al., 2024: momentum 0.95, Nesterov, 5 Newton-Schulz steps; torch.optim.Muon) is for the two-dimensional
+    parameters of layers. With "adamw_8bit" AdamW's two moments take a byte each (Dettmers et al., 2022, 8-bit Optimizers via
+    Block-wise Quantization; bitsandbytes), but for embeddings, whose gradients are too uneven for it (section 2.3).
     """
 
     def __init__(self, model: torch.nn.Module, config: AdamW, learning_rate: float) -> None:
@@ -64,7 +58,7 @@ class Optimizer:
             part.step()
 
     def state(self, keep: bool = True) -> list[Any]:
-        """The same of one process and of several, whole; without `keep` of no use, see `sharding.whole`."""
+        """Whole, the same of one process and of several; of no use without `keep`, see `sharding.whole`."""
         found = []
         for part, _ in self._parts:
             saved = part.state_dict()
@@ -99,9 +93,8 @@ def _adamw_8bit(parameters: list[torch.nn.Parameter], weight_decay: float) -> to
 class ValueHead:
     """value = w₂ · silu(W₁ h + b₁) + b₂, with h the state from which a token is drawn.
 
-    A linear head cannot say "the relation that was asked for is the one of the question", which is what success hangs on;
-    one hidden layer, as wide as the states, can. It starts at 0 everywhere. Weights are float32. learning_rate_ratio is
-    its learning rate over the one given to `step`; there is no weight decay.
+    One hidden layer, as wide as the states: a linear head cannot compare the question with the answer. It starts at 0
+    everywhere, in float32. learning_rate_ratio is its learning rate over the one given to `step`; no weight decay.
     """
 
     def __init__(self, width: int, *, learning_rate_ratio: float, device: str, seed: int) -> None:
@@ -121,10 +114,8 @@ class ValueHead:
         return values_N
 
     def backward(self, states_NX: Tensor, tokens: Tokens, loss: Loss) -> None:
-        """Add the gradient of SUM of weight × value loss; that of the states is scaled by loss.value.
-
-        EngineError where tokens have no returns, or no values to clip at.
-        """
+        """Add the gradient of SUM of weight × value loss; that of the states is scaled by loss.value. EngineError without
+        returns, or values to clip at."""
         if loss.value is None:
             raise EngineError("the loss does not train the critic; expected loss.value")
         if tokens.returns is None:
@@ -150,10 +141,8 @@ class ValueHead:
         return self._head.parameters()
 
     def clip(self, norm: float) -> float:
-        """Clip the accumulated gradient to the norm; what it was before.
-
-        Apart from the policy's: a critic that is far off would leave nothing of that.
-        """
+        """Clip the accumulated gradient, apart from the policy's, of which a critic far off would leave nothing; its
+        norm."""
         return float(torch.nn.utils.clip_grad_norm_(self._head.parameters(), norm))
 
     def step(self, learning_rate: float) -> None:

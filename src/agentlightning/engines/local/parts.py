@@ -1,7 +1,6 @@
-"""The parts of an engine on this machine: SamplerPart, one that samples, LearnerProcess, which learns, and their workplace.
+"""The parts of an engine on this machine: SamplerProcess, which samples, LearnerProcess, and their Workplace.
 
-LocalEngine composes them. A part starts its processes, waits for them, and starts one that died again. Refuses to know what
-they compute.
+LocalEngine composes them. A part starts its process, waits for it, and starts one that died again.
 """
 
 from __future__ import annotations
@@ -24,19 +23,16 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import aiohttp
 
-from agentlightning.engines.base import Endpoints
+from agentlightning.engines.base import Endpoints, EngineSetup
 from agentlightning.engines.pipe import ChildPipe, PipeEndedError
 from agentlightning.engines.sampler_address import SAMPLING_KEY, SamplerAddress
-from agentlightning.engines.setup import EngineSetup
 from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, ModelError
 from agentlightning.runtime.children import stop_child
 
-MODULES = {"sampler": "sampler", "learner": "learner_process"}
-"""Of this package, by the names of the children that run them."""
 WEIGHTS_KEY = "weights_key"
 """Name of the sampler's secret, which opens its route for weights."""
 WATCH_S = 0.1
@@ -48,8 +44,8 @@ MAX_QUICK_RESTARTS = 5
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
 """OpenMP threads that wait for work must sleep: the machine's other cores belong to others."""
 
-WeightsForm = Literal["weights", "sealed", "adapter"]
-"""Form in which samplers get weights: a transformers folder; one with its manifest, sealed; the adapter alone, sealed."""
+WeightsForm = Literal["weights", "sealed"]
+"""Form in which samplers get weights: a transformers folder; one with its manifest, sealed."""
 
 log = logging.getLogger(__name__)
 
@@ -60,40 +56,6 @@ class PublishedWeights:
 
     folder: Path
     version: int
-
-
-class SamplerPart(Protocol):
-    """The servers that sample. `start` and `ready` come first, then `watch` runs beside everything else."""
-
-    form: WeightsForm
-    images: bool
-    """It reads images; known once ready."""
-
-    @property
-    def endpoints(self) -> Endpoints:
-        """Known once ready; a server that is started again has its old URL."""
-        ...
-
-    def start(self) -> None:
-        """Start the processes, and wait for none."""
-        ...
-
-    async def ready(self) -> None:
-        """Wait until all serve. EngineError or ModelError where one cannot."""
-        ...
-
-    async def publish(self, weights: PublishedWeights) -> None:
-        """All servers sample with these weights from now on; so does any that is started again. The folder stays until the
-        next call has returned. EngineError, naming who is late, where one does not take them in time."""
-        ...
-
-    async def watch(self) -> None:
-        """Replace what died or hangs; never returns. EngineError where that does not help."""
-        ...
-
-    def pids(self) -> dict[str, int]: ...
-
-    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +86,7 @@ class Workplace:
         arguments = ["--model", str(self.model), "--fd", str(descriptor), "--setup", self.setup.to_json()]
         return self.setup.watchdog.start(
             name,
-            [f"agentlightning.engines.local.{MODULES[name]}", *arguments, *more],
+            [f"agentlightning.engines.local.{name}", *arguments, *more],
             stall_timeout_s=self.load_timeout_s,
             secrets=secrets,
             withhold=self.setup.withhold,
@@ -152,10 +114,12 @@ class Workplace:
 
 
 class SamplerProcess:
-    """The sampler part that is one process of ours (sampler.py), on a socket that outlives it."""
+    """The sampler part that is one process of ours (sampler.py), on a socket that outlives it. `start` and `ready` come
+    first, then `watch` runs beside everything else. VllmServers has the same methods."""
 
     form: WeightsForm = "weights"
     images = False
+    """It reads images; known once ready."""
 
     def __init__(self, place: Workplace) -> None:
         self._place = place
@@ -170,6 +134,7 @@ class SamplerProcess:
 
     @property
     def endpoints(self) -> Endpoints:
+        """Known once ready; a server that is started again has its old URL."""
         address = self._place.address
         return Endpoints(urls=address.advertise or [self._url], key_env=address.key_env)
 
@@ -213,9 +178,9 @@ class SamplerProcess:
                 raise self._place.late("sampler")
 
     async def publish(self, weights: PublishedWeights) -> None:
-        """A sampler that dies meanwhile has a successor, which starts with the weights and agrees.
+        """Samples with these weights from now on, also after a restart; the folder stays until the next call has returned.
 
-        One that hangs is killed by the watchdog; what it may take in all is that and the start of its successor.
+        EngineError if it does not take them in the time of a hang and the start of its successor.
         """
         assert self._http is not None
         # From here on a restarted sampler starts with these weights, so a death in the middle loses nothing.
@@ -223,8 +188,8 @@ class SamplerProcess:
         version = weights.version
         kwargs = {"weights_path": str(weights.folder), "weight_version": str(version)}
         body = {"method": "reload_weights", "kwargs": kwargs}
-        hang_timeout_s = self._place.setup.watchdog.limits.hang_timeout_s
-        deadline = time.monotonic() + self._place.load_timeout_s + hang_timeout_s + self._place.start_timeout_s
+        limits = self._place.setup.watchdog.limits
+        deadline = time.monotonic() + self._place.load_timeout_s + limits.hang_timeout_s + limits.start_timeout_s
         headers = {"Authorization": f"Bearer {self._weights_key}"}
         request = partial(self._http.post, f"{self._url}/collective_rpc", headers=headers, json=body)
         while True:
@@ -243,7 +208,7 @@ class SamplerProcess:
                 await asyncio.sleep(WATCH_S)
 
     async def watch(self) -> None:
-        """Start a sampler that died again, on the same port, with the weights that were published last."""
+        """Start a sampler that died again, on the same port, with the weights that were published last; never returns."""
         deaths: list[float] = []
         try:
             while True:
@@ -276,7 +241,7 @@ class SamplerProcess:
 
 
 class LearnerProcess:
-    """The learner, a process of ours (learner_process.py), driven over a socket pair, one operation at a time."""
+    """The learner, a process of ours (learner.py), driven over a socket pair, one operation at a time."""
 
     def __init__(self, place: Workplace) -> None:
         self._place = place
@@ -311,7 +276,7 @@ class LearnerProcess:
                 self.start()
 
     async def operate(self, operation: str, *arguments: Any) -> Any:
-        """Carry out an operation of the learner. Raises its errors, and LearnerLostError where it ended."""
+        """Carry out an operation of the learner. Raises its errors, and LearnerLostError if it ended."""
         assert self._learner is not None
         try:
             return await asyncio.to_thread(self._learner.call, operation, *arguments)
@@ -339,7 +304,7 @@ class LearnerProcess:
 
 
 def make_weights_folder(work_dir: Path, *, in_work_dir: bool = False) -> Path:
-    """Makes an empty one that only this user can open; those of killed runs of this folder are removed."""
+    """Makes an empty one that only this user can open; those that killed runs left there are removed."""
     left = [*weights_folders(work_dir), work_dir / "weights"]
     for folder in left:
         shutil.rmtree(folder, ignore_errors=True)
@@ -351,7 +316,7 @@ def make_weights_folder(work_dir: Path, *, in_work_dir: bool = False) -> Path:
 
 
 def weights_folders(work_dir: Path) -> list[Path]:
-    """The folders of published weights of engines that worked in this folder: no links, and nobody else's."""
+    """Folders of published weights of engines that worked in this folder: no links, and nobody else's."""
     shared, prefix = weights_place(work_dir)
     found = []
     for path in shared.glob(f"{prefix}*"):
@@ -362,8 +327,8 @@ def weights_folders(work_dir: Path) -> list[Path]:
 
 
 def weights_place(work_dir: Path) -> tuple[Path, str]:
-    """Returns the folder in which weights are published, and how the name of theirs begins: shared memory, where there is
-    any, is everybody's; named after the run's folder, what a killed run left there is found."""
+    """Where weights are published (shared memory, if there is any, is everybody's), and how the name of theirs begins: by it
+    what a killed run left is found."""
     name = hashlib.sha256(str(work_dir.resolve()).encode()).hexdigest()[:16]
     shared = Path("/dev/shm")
     return (shared if shared.is_dir() else work_dir), f"agentlightning-{name}-"

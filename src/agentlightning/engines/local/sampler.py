@@ -2,10 +2,9 @@
 
     python -m agentlightning.engines.local.sampler --model DIR --fd N [--setup JSON]
 
-The engine starts it on a listening socket of its own, so that a restarted sampler keeps its port. One thread does both the
-arithmetic and HTTP, taking turns: at tiny sizes two threads would spend their time handing the interpreter lock to each
-other after every kernel. If a turn takes long (large models), it runs in a worker thread and HTTP goes on beside it.
-Refuses to know agents, messages and rewards.
+The engine starts it on a socket of its own, so that a restarted sampler keeps its port. One thread does both the arithmetic
+and HTTP, taking turns: at tiny sizes two would hand the interpreter lock to each other after every kernel. A turn that takes
+long (large models) runs in a worker thread.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from agentlightning.config.engine import EngineConfig
+from agentlightning.engines.base import LearnerSetup
 from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.decoding import Constraint
 from agentlightning.engines.local.images import read_images
@@ -37,8 +37,7 @@ from agentlightning.engines.local.model import settle
 from agentlightning.engines.local.parts import WEIGHTS_KEY
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler, Score
 from agentlightning.engines.sampler_address import SAMPLING_KEY, asks_for, holds
-from agentlightning.engines.setup import LearnerSetup
-from agentlightning.errors import AgentLightningError, EngineError, InputError, MissingExtraError, ModelError, printable
+from agentlightning.errors import AgentLightningError, EngineError, InputError, MissingExtraError, ModelError
 from agentlightning.rendering.grammar import Grammars, structured_outputs
 from agentlightning.rendering.model_folder import end_ids
 from agentlightning.runtime.children import end_with_parent, give_way, keep_files_private
@@ -49,7 +48,7 @@ CONSTRAINTS = (
     *("structured_outputs", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("top_k", "min_p", "min_tokens", "allowed_token_ids"),
 )
-"""Parameters that change the distribution that tokens are drawn from, beside temperature and top_p; see decoding.py."""
+"""Parameters that change the distribution that tokens are drawn from, besides temperature and top_p; see decoding.py."""
 MAX_LOGPROBS = 20
 NUMBER_FROM_0 = Annotated[float, Meta(ge=0)] | None
 COUNT = Annotated[int, Meta(ge=0)] | None
@@ -81,7 +80,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # Served only with the values that change nothing:
     n: Annotated[int, Meta(ge=1, le=1)] | None = None
     bad_words: Annotated[list[str], Meta(max_length=0)] | None = None
-    # About text, of which the token path has none:
+    # About text, which the token path has none of:
     detokenize: Any = None
     skip_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
@@ -125,10 +124,18 @@ def read_request(body: bytes) -> GenerateRequest:
         raise InputError(f"the body is not JSON: {cause}") from cause
 
 
-log = logging.getLogger("agentlightning.sampler")
-
 MAX_BODY = 64 << 20
-"""Bytes of a request; images come within it."""
+"""Bytes of a request, images included."""
+NICENESS = 5
+GATHER_S = 0.004
+QUICK_TURN_S = 0.003
+"""A turn this quick, with requests closer together than two of `GATHER_S`, is preceded by a pause of that: a turn over one
+row costs most of what one over twenty does."""
+LONG_TURN_S = 0.02
+"""A turn longer than this runs beside the event loop rather than in it."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+log = logging.getLogger("agentlightning.sampler")
 
 
 def create_app(
@@ -139,8 +146,8 @@ def create_app(
     weights_folder: Path | None = None,
     sampling_key: str = "",
 ) -> web.Application:
-    """The HTTP routes. With a sampling key they are its holder's, but for /health; without one everybody's. Weights are
-    taken from whoever has the key for them, and from folders in the weights' folder; from nobody where either is missing."""
+    """The HTTP routes: with a sampling key its holder's, but for /health. Weights are taken from the holder of the key for
+    them, and from folders in `weights_folder`; from nobody where either is missing."""
     routes = _Routes(sampler, heartbeat, weights_key, weights_folder)
     app = web.Application(
         client_max_size=MAX_BODY, middlewares=asks_for(sampling_key, but=("/health", "/collective_rpc"))
@@ -193,10 +200,8 @@ class _Routes:
             return _error(400, InputError("expected method, kwargs.weights_path and kwargs.weight_version"))
         if method != "reload_weights":
             return _error(400, InputError(f"method {method!r} is not known; reload_weights is"))
-        if not _lies_in(folder, self._weights_folder):
-            return _error(
-                400, InputError(f"kwargs.weights_path: expected a folder in {self._weights_folder}, got {folder}")
-            )
+        if not _lies_in(folder, above := self._weights_folder):
+            return _error(400, InputError(f"kwargs.weights_path: expected a folder in {above}, got {folder}"))
         try:
             await self._sampler.load(folder, version)
         except ModelError as error:
@@ -204,30 +209,20 @@ class _Routes:
         return web.json_response({"results": [None]})
 
     async def models(self, _: web.Request) -> web.Response:
-        return web.json_response(
-            {"object": "list", "data": [{"object": "model", "max_model_len": self._sampler.context}]}
-        )
+        listed = [{"object": "model", "max_model_len": self._sampler.context}]
+        return web.json_response({"object": "list", "data": listed})
 
     async def health(self, _: web.Request) -> web.Response:
-        active, waiting = self._sampler.scheduler.counts
-        return web.json_response(
-            {
-                "version": self._sampler.scheduler.version,
-                "active": active,
-                "waiting": waiting,
-                "images": self._sampler.reads_images,
-            }
-        )
+        scheduler = self._sampler.scheduler
+        counts = dict(zip(("active", "waiting"), scheduler.counts, strict=True))
+        return web.json_response({"version": scheduler.version, **counts, "images": self._sampler.reads_images})
 
     async def run(self, _: web.Application) -> AsyncIterator[None]:
         """The work loop, as long as the app runs."""
-        if self._heartbeat is None:
-            tasks = [asyncio.create_task(self._sampler.run())]
-        else:
-            tasks = [
-                asyncio.create_task(self._sampler.run(self._heartbeat.progress)),
-                asyncio.create_task(self._heartbeat.follow_loop(lambda: self._sampler.idle)),
-            ]
+        beat = self._heartbeat
+        tasks = [asyncio.create_task(self._sampler.run(beat.progress if beat else lambda: None))]
+        if beat is not None:
+            tasks.append(asyncio.create_task(beat.follow_loop(lambda: self._sampler.idle)))
         for task in tasks:
             task.add_done_callback(_end_on_failure)
         yield
@@ -256,11 +251,9 @@ async def _stream(
 
 
 def _answer(request_id: str, request: SamplingRequest, start: int, finish: str | None) -> tuple[bytes, int]:
-    """The completion from token `start` on, and where it ends; versions come with the end of the completion.
-
-    A turn may be under way in another thread: it appends a token before its logprob and sets `finish` after both, which is
-    why the caller read `finish` first.
-    """
+    """The completion from token `start` on, and where it ends; versions come with the end of the completion. A turn in
+    another thread appends a token before its logprob and sets `finish` after both, which is why the caller read `finish`
+    first."""
     end = len(request.logprobs)
     tokens, logprobs = request.sampled[start:end], request.logprobs[start:end]
     choice: dict[str, Any] = {
@@ -303,14 +296,13 @@ def _content(request: SamplingRequest, start: int, tokens: list[int], logprobs: 
 
 
 def _status(request: SamplingRequest) -> int:
-    """A grammar that cannot be followed is its sender's, what the model computes is not."""
+    """A grammar that cannot be followed is its sender's fault, what the model computes is not."""
     return 500 if request.error is None else 400
 
 
 def _not_finite(request: SamplingRequest) -> EngineError:
-    if request.error is not None:
-        return EngineError(request.error)
-    return EngineError(f"the model's logits are not finite (weights version {request.versions[-1][0]})")
+    version = request.versions[-1][0]
+    return EngineError(request.error or f"the model's logits are not finite (weights version {version})")
 
 
 def _lies_in(folder: Path, above: Path | None) -> bool:
@@ -327,32 +319,17 @@ def _error_body(status: int, error: AgentLightningError) -> dict[str, Any]:
 
 
 def _end_on_failure(work: asyncio.Task[None]) -> None:
-    """A fault in the work loop ends the process: the engine starts it again, and nothing waits for an answer for ever."""
+    """A fault in the work loop ends the process: the engine starts it again, and nothing waits for ever."""
     if not work.cancelled() and work.exception() is not None:
         log.critical("sampling failed", exc_info=work.exception())
         os._exit(1)
-
-
-NICENESS = 5
-GATHER_S = 0.004
-QUICK_TURN_S = 0.003
-"""Below this turn time, with requests closer together than two of `GATHER_S`, every turn is preceded by a
-pause of it: a turn over one row costs most of what one over twenty does, and the pause is time for those who ask."""
-LONG_TURN_S = 0.02
-"""A turn longer than this runs beside the event loop rather than in it."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-log = logging.getLogger("agentlightning.sampler")
 
 
 class Sampler:
     """Requests in flight over one scheduler; `run` is the loop that does the work."""
 
     def __init__(
-        self,
-        decoder: Decoder,
-        scheduler: Scheduler,
-        grammars: Grammars,
-        long_turn_s: float = LONG_TURN_S,
+        self, decoder: Decoder, scheduler: Scheduler, grammars: Grammars, long_turn_s: float = LONG_TURN_S
     ) -> None:
         self.scheduler = scheduler
         self._grammars = grammars
@@ -375,12 +352,12 @@ class Sampler:
         return self._events[request]
 
     def drop(self, request: SamplingRequest) -> None:
-        """Its client is gone or has its completion: free what it holds."""
+        """Its client is gone, or has its completion: free what it holds."""
         request.cancelled = True
         self._events.pop(request, None)
 
     async def load(self, folder: Path, version: str) -> None:
-        """Between two turns, take other weights. Raises ModelError and keeps the old ones where they do not load."""
+        """Between two turns, take other weights. Raises ModelError and keeps the old ones if they do not load."""
         loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loads.append((folder, version, loaded))
         self._wake.set()
@@ -393,7 +370,6 @@ class Sampler:
 
     @property
     def idle(self) -> bool:
-        """True where there is nothing to do."""
         return not (self._loading or self._loads or self.scheduler.busy)
 
     async def run(self, on_progress: Callable[[], None] = lambda: None) -> None:
@@ -434,7 +410,7 @@ class Sampler:
         return 1 < active < self.scheduler.max_num_seqs // 2 and time.monotonic() - self._arrived < 2 * GATHER_S
 
     def _turn(self) -> tuple[list[SamplingRequest], float]:
-        """A turn's updated requests and its CPU seconds; on a crowded machine the clock would count other people's work."""
+        """A turn's updated requests and its CPU seconds: on a crowded machine the clock counts other people's work."""
         started = time.thread_time()
         updated = self.scheduler.turn()
         return updated, time.thread_time() - started
@@ -539,7 +515,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         sampler = open_sampler(Path(given.model), config, weights=given.weights, version=given.weight_version)
     except AgentLightningError as error:
-        sys.stderr.write(f"{printable(str(error))}\n")
         return error.exit_code
     if settle(config.device, "float32").device == "cpu":
         # Where cores are short, agents and gateway go first: they bring the requests that make a batch worth sampling.

@@ -1,8 +1,7 @@
 """Continuous batching: requests join free rows between decode steps and leave when they end.
 
-The sampler's event loop drives it, one `turn` at a time: admit and prefill what waits, then one decode step for every
-active row. Active rows are kept dense (the last row moves into a hole), so that a batch is always a view of the cache.
-Refuses to know HTTP and what a model is.
+The sampler's event loop drives it, one `turn` at a time: admit and prefill what waits, then one decode step for every active
+row. Active rows are dense (the last row moves into a hole), so that a batch is always a view of the cache.
 """
 
 from __future__ import annotations
@@ -47,10 +46,8 @@ class PrefixCache:
                 del self._lengths[len(oldest)]
 
     def longest(self, ids: bytes) -> tuple[int, Any]:
-        """(tokens, what was kept) of the longest entry that `ids` goes on from; (0, None) without one.
-
-        The last id is never taken from the cache: its logits are needed.
-        """
+        """(tokens, what was kept) of the longest entry that `ids` goes on from, without the last id, whose logits are
+        needed; (0, None) without one."""
         for length in sorted(self._lengths, reverse=True):
             if length < len(ids) and ids[:length] in self._entries:
                 self._entries.move_to_end(ids[:length])
@@ -73,8 +70,8 @@ Score = tuple[int, float, int]
 def score_prompt(
     decoder: Decoder, row: int, ids: list[int], alternatives: int, device: str, max_logits: int = MAX_LOGITS
 ) -> tuple[list[list[Score]], Tensor]:
-    """Read a whole prompt into a row of the cache: for every token but the first its own score, then those of the likeliest,
-    and the logits after the last token, as `Decoder.extend` gives them."""
+    """Read a whole prompt into a row: for every token but the first its own score, then those of the likeliest, and the
+    logits after the last token, as `Decoder.extend` gives them."""
     width = max(1, min(512, max_logits // decoder.vocab))
     found: list[list[Score]] = []
     logits_MV = torch.empty(0, decoder.vocab)
@@ -109,12 +106,11 @@ PREFILL_TOKENS = 640
 """Padded tokens of one prefill: activations of tiny models stay in a 2 MB cache."""
 CUDA_PREFILL_TOKENS = 16_384
 CUDA_PREFILL_SCORES = 1 << 24
-"""Of one prefill on CUDA, which wants large products: padded tokens, and tokens times those that they attend to, so that the
-scores of a head take 32 MB in bfloat16."""
+"""Of one prefill on CUDA: padded tokens, and tokens times those that they attend to (the scores of a head take 32 MB)."""
 CHUNK = 512
 """New tokens of a row in one operation, at most; bounds the memory of attention scores."""
 KEPT_PROMPT = 32
-"""First prompts of at least this many tokens are kept for rollouts of the same task that come later."""
+"""First prompts of at least this many tokens are kept for later rollouts of the same task."""
 NOTHING_LEFT = (
     "logit_bias, allowed_token_ids, min_tokens and the grammar together leave no token that could be sampled next"
 )
@@ -137,7 +133,7 @@ class SamplingRequest:
     streamed: bool = False
     """Report every token, not only the end."""
     alternatives: int = 0
-    """Number of likeliest tokens to report beside each one."""
+    """Number of likeliest tokens to report with each one."""
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     """Those, as (id, logprob)."""
     prompt_alternatives: int | None = None
@@ -158,20 +154,36 @@ class SamplingRequest:
     shown_prompt: list[int] | None = None
     """The prompt as the model's processor writes it, where `prompt` has ids of images."""
     images: Sequence[object] = ()
-    """Whatever the decoder needs as long as the prompt is used."""
+    """Kept as long as the prompt is used."""
 
     @property
     def unscored(self) -> bool:
-        """True where its prompt is still to be scored, for which it is read from the start."""
+        """True while its prompt is to be scored, for which it is read from the start."""
         return self.prompt_alternatives is not None and self.prompt_scores is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """A request about to be prefilled."""
+
+    ids: list[int]
+    key: bytes
+    """The ids as the prefix cache has them."""
+    known: int
+    cached: object
+    """Keys and values of the first `known` ids."""
+    request: SamplingRequest
+
+    @property
+    def new(self) -> int:
+        return len(self.ids) - self.known
 
 
 class Scheduler:
     """Rows of a decoder, shared out among requests.
 
     decode_text turns ids into text (only for stop strings). cache_bytes bounds keys and values: four fifths for active rows,
-    the rest for prefixes of conversations. What does not fit waits; a row that outgrows it is put back and continued later
-    with the same noise.
+    the rest for prefixes. What does not fit waits; a row that outgrows it is continued later with the same noise.
     """
 
     def __init__(
@@ -248,7 +260,7 @@ class Scheduler:
         if not self._active and self._bytes(self._rows, self._room) > self._cache_bytes // 2:
             self._rows = self._room = 0  # one very long row must not narrow the batch for ever
             self._decoder.reserve(0, 0)
-        joining: list[tuple[list[int], bytes, int, object, SamplingRequest]] = []
+        joining: list[_Joining] = []
         longest = max(self._room, ROOM)
         while self._waiting and len(self._active) + len(joining) < self.max_num_seqs:
             request = self._waiting[0]
@@ -260,17 +272,16 @@ class Scheduler:
                     break
                 key = np.array(ids, dtype=np.int32).tobytes()
                 known, cached = (0, None) if request.unscored else self._prefixes.longest(key)
-                joining.append((ids, key, known, cached, request))
+                joining.append(_Joining(ids, key, known, cached, request))
             self._waiting.popleft()
-        joining.sort(key=lambda each: (len(each[0]) - each[2], each[1]))
-        group: list[tuple[list[int], bytes, int, object, SamplingRequest]] = []
+        joining.sort(key=lambda each: (each.new, each.key))
+        group: list[_Joining] = []
         for each in joining:
-            new = len(each[0]) - each[2]
             # Padding must fit the context too: it is written behind the rows.
-            reach = max([each[2], *(other[2] for other in group)]) + new
-            rows = len({other[1] for other in group} | {each[1]})  # equal prompts are computed once
-            alone = each[4].unscored or any(other[4].unscored for other in group)
-            if group and (alone or self._too_much(rows * new, reach) or reach > self._decoder.context):
+            reach = max([each.known, *(other.known for other in group)]) + each.new
+            rows = len({other.key for other in group} | {each.key})  # equal prompts are computed once
+            alone = each.request.unscored or any(other.request.unscored for other in group)
+            if group and (alone or self._too_much(rows * each.new, reach) or reach > self._decoder.context):
                 self._prefill(group, updated)
                 group = []
             group.append(each)
@@ -283,58 +294,42 @@ class Scheduler:
             return tokens > PREFILL_TOKENS
         return tokens > CUDA_PREFILL_TOKENS or tokens * reach > CUDA_PREFILL_SCORES
 
-    def _prefill(
-        self, group: list[tuple[list[int], bytes, int, object, SamplingRequest]], updated: list[SamplingRequest]
-    ) -> None:
+    def _prefill(self, group: list[_Joining], updated: list[SamplingRequest]) -> None:
         """Rows for a group, longest last; equal prompts (the rollouts of one task) are computed once and copied."""
         leaders: dict[bytes, int] = {}
-        order = []
+        order: list[_Joining] = []
+        followers: list[_Joining] = []
         for each in group:
-            if each[1] not in leaders:
-                leaders[each[1]] = len(leaders)
-                order.append(each)
-        width = max(len(ids) - known for ids, _, known, _, _ in order)
-        self._reserve(len(self._active) + len(group), max(known for _, _, known, _, _ in order) + width)
+            (followers if each.key in leaders else order).append(each)
+            leaders.setdefault(each.key, len(order) - 1)
+        width = max(each.new for each in order)
+        self._reserve(len(self._active) + len(group), max(each.known for each in order) + width)
         first = len(self._active)
-        for row, (_, _, _, cached, _) in enumerate(order):
-            if cached is not None:
-                self._decoder.write(first + row, cached)
-        if order[0][4].unscored:
-            logits = self._score(first, order[0][4])
+        for row, each in enumerate(order, first):
+            if each.cached is not None:
+                self._decoder.write(row, each.cached)
+        if (alone := order[0].request).unscored:
+            wanted = alone.prompt_alternatives or 0
+            alone.prompt_scores, logits = score_prompt(self._decoder, first, alone.prompt, wanted, self._device)
         else:
-            logits = self._read_prompts(first, [(ids[known:], known) for ids, _, known, _, _ in order], width)
+            logits = self._read_prompts(first, [(each.ids[each.known :], each.known) for each in order], width)
         self._keep_prompts(first, order)
-        arranged = [each[4] for each in order]
-        source = list(range(len(order)))
-        unplaced = {id(request) for request in arranged}
-        for ids, key, _, _, request in group:
-            if id(request) in unplaced:
-                continue
-            self._decoder.move(first + leaders[key], first + len(arranged), len(ids))
-            arranged.append(request)
-            source.append(leaders[key])
-        if len(source) > len(order):
+        for row, each in enumerate(followers, first + len(order)):
+            self._decoder.move(first + leaders[each.key], row, len(each.ids))
+        if followers:
+            source = [*range(len(order)), *(leaders[each.key] for each in followers)]
             logits = logits[torch.tensor(source, device=logits.device)]
-        for request in arranged:
-            self._join(request)
+        for each in (*order, *followers):
+            self._join(each.request)
         self._accept(first, logits, updated)
 
-    def _keep_prompts(self, first: int, order: list[tuple[list[int], bytes, int, object, SamplingRequest]]) -> None:
-        """Remember prompts that go on from nothing: the other rollouts of their task may ask for the same a moment later.
-
-        All but the last token, whose logits they need.
-        """
-        for row, (ids, key, known, _, request) in enumerate(order, first):
-            length = len(ids) - 1
-            if not known and not request.sampled and length >= KEPT_PROMPT:
+    def _keep_prompts(self, first: int, order: list[_Joining]) -> None:
+        """Keep prompts that go on from nothing, all but the last token, for the other rollouts of their task."""
+        for row, each in enumerate(order, first):
+            length = len(each.ids) - 1
+            if not each.known and not each.request.sampled and length >= KEPT_PROMPT:
                 kept = self._decoder.read(row, length)
-                self._prefixes.put(key[:-ID_BYTES], kept, length * (self._decoder.row_bytes + ID_BYTES))
-
-    def _score(self, row: int, request: SamplingRequest) -> torch.Tensor:
-        """Logits after the last token of a prompt that is read alone, with the scores of its tokens."""
-        ids, alternatives = request.prompt, request.prompt_alternatives or 0
-        request.prompt_scores, logits = score_prompt(self._decoder, row, ids, alternatives, self._device)
-        return logits
+                self._prefixes.put(each.key[:-ID_BYTES], kept, length * (self._decoder.row_bytes + ID_BYTES))
 
     def _read_prompts(self, first: int, rows: list[tuple[list[int], int]], width: int) -> torch.Tensor:
         """Logits after the last token of every row; long prompts are read in chunks."""
@@ -370,7 +365,7 @@ class Scheduler:
         logits = self._adjusted(first, logits.to(self._draws_on))
         noise = uniforms(self._streams[rows], self._lengths[rows] - self._starts[rows])
         columns = (noise, self._temperatures[rows], self._top_ps[rows])
-        # Where the logits are: those of a large vocabulary take longer to another device than a model takes to make them.
+        # On the logits' device: those of a large vocabulary take longer to another device than a model takes to make them.
         drawn = draw(logits, *(torch.from_numpy(column).to(logits.device) for column in columns))
         self._note_alternatives(first, logits)
         tokens, logprobs = drawn[0].tolist(), drawn[1].tolist()
@@ -389,8 +384,7 @@ class Scheduler:
                     request.constraint.take(token)
             if request.finish:
                 ended.append(row)
-                updated.append(request)
-            elif request.streamed:
+            if request.finish or request.streamed:
                 updated.append(request)
         for row in reversed(ended):
             self._leave(row)

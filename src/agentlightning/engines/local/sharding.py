@@ -2,9 +2,8 @@
 sequences.
 
 Rank 0 is the process that the engine starts. It starts the others, passes every operation on to them, and ends with the
-first of them that ends: half a learner is none. Every forward and every update is a collective, so all ranks carry out the
-same operations in the same order. With one rank nothing is split: `whole` and `part` return their argument. Refuses to know
-losses.
+first that ends. Every forward and every update is a collective, so all ranks carry out the same operations in the same
+order.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ log = logging.getLogger("agentlightning.learner")
 
 
 class Ranks:
-    """All of them, as number `rank` of `count` sees them. One alone shares with nobody."""
+    """All ranks, as number `rank` of `count` sees them."""
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank = rank
@@ -61,8 +60,8 @@ class Ranks:
         return f"cuda:{self.rank}"
 
     def meet(self, device: str, limits: HangLimits, port: int, listener: socket.socket | None = None) -> None:
-        """Within start_timeout_s; rank 0 brings the listener. From then on a collective waits for the slowest rank as long
-        as a learner may make no progress."""
+        """Within start_timeout_s; rank 0 brings the listener. A collective then waits as long as a learner may make no
+        progress."""
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
         if device != "cpu":
             torch.cuda.set_device(device)
@@ -99,7 +98,7 @@ class Ranks:
 
     @contextmanager
     def keep_errors(self) -> Iterator[None]:
-        """Keeps an error of this rank alone for `gather`: until then the others count on it in every collective."""
+        """Keeps an error of this rank for `gather`: until then the others count on it in every collective."""
         try:
             yield
         except AgentLightningError as error:
@@ -185,11 +184,11 @@ def hidden_states(model: Any, **inputs: Any) -> Tensor:
 
 
 def shard(model: Any, folder: Path, mesh: DeviceMesh, *, bfloat16: bool) -> None:
-    """Split a model's parameters over the mesh and move them to its device, layer by layer: no device ever holds them all.
+    """Split a model's parameters over the mesh, layer by layer: no device ever holds them all. ModelError without layers.
 
     bfloat16: a layer's weights are gathered, and their gradients computed, in bfloat16; what is kept, and the sum over
-    ranks, is float32. Embedding and head are gathered in float32: the head's gradient is a sum over many pieces of logits.
-    Gradients are added over the ranks, not averaged: the loss is a SUM. ModelError where no layers are found.
+    ranks, is float32, and so are embedding and head: the head's gradient is a sum over many pieces of logits. Gradients are
+    added over the ranks, not averaged: the loss is a SUM.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -218,7 +217,7 @@ def reshard(model: Any) -> None:
 
 
 def whole(value: Any, keep: bool = True) -> Any:
-    """The union of a tensor's parts, on the CPU; all ranks call it together. Without `keep` this rank forgets it again."""
+    """The union of a tensor's parts, on the CPU; all ranks call it together. Without `keep` this rank forgets it."""
     if not isinstance(value, DTensor):
         return value
     union = value.full_tensor()
@@ -237,7 +236,7 @@ def whole_state(model: torch.nn.Module, keep: bool) -> dict[str, Tensor]:
 
 
 def part(value: Any, like: Tensor) -> Any:
-    """This rank's part of a whole tensor, split as `like` is; what has another shape, as a count of steps, stays whole."""
+    """This rank's part of a whole tensor, split as `like` is; another shape, as of a count of steps, stays whole."""
     if not isinstance(like, DTensor) or value.shape != like.shape:
         return value
     # Without a source every rank takes its part of what it read itself: nothing is sent.

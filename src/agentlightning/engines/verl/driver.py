@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from agentlightning.engines import pipe as child_pipe
-from agentlightning.engines.models import first_line
+from agentlightning.engines.folders import first_line
 from agentlightning.engines.sampler_address import SAMPLING_KEY
-from agentlightning.engines.verl.options import VerlOptions
+from agentlightning.engines.verl.engine import VerlOptions
 from agentlightning.engines.verl.sampler_app import create_app
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError
 from agentlightning.rendering.model_folder import end_ids
@@ -46,10 +46,9 @@ log = logging.getLogger("agentlightning.verl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """Settings of the endpoint beside the operations."""
+    """Settings of the endpoint; hang_timeout_s: how long a rollout server may be silent."""
 
     hang_timeout_s: float
-    """Time that a rollout server may be silent."""
     sampling_key: str = field(default="", repr=False)
 
 
@@ -145,7 +144,7 @@ async def _serve(
 
 
 async def watch_servers(servers: Sequence[Any], hang_timeout_s: float) -> None:
-    """Returns once a rollout server is dead, or gave no sign of life for that time: calls would wait for it for ever."""
+    """Returns once a rollout server is dead, or silent for that time: calls would wait for it for ever."""
     beat_s = min(MAX_BEAT_S, hang_timeout_s / BEATS)
     silent = RunningTime(2 * beat_s)
     answers: list[asyncio.Future[Any]] = []

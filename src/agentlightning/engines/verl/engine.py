@@ -1,8 +1,7 @@
 """VerlEngine: one policy on verl, in a process of its own that drives Ray, its workers and its rollout servers.
 
-The trainer drives it through the Engine protocol. Sampler and learner live and die together: if a part of verl ends, all of
-it is started again. ServedPolicy is the policy whose weights are another trainer's. Imports neither verl nor torch: the
-process may run in another interpreter.
+Sampler and learner live and die together: if a part of verl ends, all of it is started again. Imports neither verl nor
+torch: the process may run in another interpreter.
 """
 
 from __future__ import annotations
@@ -15,21 +14,150 @@ import logging
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine
-from agentlightning.engines.models import find_model
+from agentlightning.config.engine import EngineConfig
+from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, EngineSetup, ForwardingEngine, Support
+from agentlightning.engines.folders import find_model
 from agentlightning.engines.pipe import ChildPipe, PipeEndedError
 from agentlightning.engines.sampler_address import SAMPLING_KEY, SamplerAddress
-from agentlightning.engines.setup import EngineSetup
-from agentlightning.engines.support import Support
-from agentlightning.engines.verl.options import SETTINGS, check_options, support, verl_options
 from agentlightning.errors import ConfigError, EngineError, LearnerLostError, MissingExtraError
 from agentlightning.runtime.children import end_session, stop_child
 from agentlightning.runtime.disk import make_private_folder
+
+SETTINGS = (
+    *("options", "optimizer", "dtype", "device", "max_tokens_per_microbatch", "gradient_checkpointing"),
+    *("listen", "advertise", "key_env"),
+)
+"""Settings of the table [engine] that the verl engine reads."""
+KEYS: dict[str, tuple[str, ...]] = {
+    "": ("python", "model_engine", "actor_rollout_ref", "trainer", "ray_kwargs"),
+    "trainer": ("n_gpus_per_node", "nnodes"),
+    "ray_kwargs": ("ray_init",),
+    "actor_rollout_ref": ("hybrid_engine", "nccl_timeout", "model", "actor", "ref", "rollout"),
+}
+"""Keys of `options`: python is the interpreter, the others are verl's."""
+OURS: dict[str, tuple[str, ...]] = {
+    "model": ("path", "enable_gradient_checkpointing", "lora_rank", "lora"),
+    "actor": (
+        *("ppo_mini_batch_size", "ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu"),
+        *("use_dynamic_bsz", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "policy_loss"),
+        *("loss_agg_mode", "loss_scale_factor", "entropy_coeff", "calculate_entropy", "use_kl_loss", "kl_loss_coef"),
+        *("kl_loss_type", "ppo_epochs", "shuffle", "grad_clip", "checkpoint", "tau_pos", "tau_neg", "rollout_n"),
+    ),
+    "rollout": (
+        *("temperature", "top_k", "top_p", "n", "do_sample", "prompt_length", "response_length", "val_kwargs", "agent"),
+        *("multi_turn", "calculate_log_probs", "free_cache_engine", "enable_sleep_mode"),
+    ),
+}
+"""Keys of verl below actor_rollout_ref that would have no effect: the loss, the batches and the calls are not verl's."""
+DEVICE_DTYPE = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerlOptions:
+    """Options of the process that drives verl; see engines/verl/workers.py."""
+
+    tree: dict[str, Any]
+    """Values that take the place of verl's defaults."""
+    model_engine: str = "dp"
+    """verl's model engine: dp is FSDP."""
+    reference: bool = False
+    """Keep the weights that the engine was made with beside the policy's."""
+
+
+def support(reference: bool) -> Support:
+    """Without a value head, images and masks of logits."""
+    return Support(
+        engine="verl",
+        losses=frozenset({"ppo_clip", "gspo", "cispo", "reinforce", "sft"}),
+        terms=True,
+        reference=reference,
+    )
+
+
+def check_options(config: EngineConfig) -> None:
+    """ConfigError, naming the key, for an option that is not known; those of verl's own tree are checked by its process."""
+    if config.optimizer.type != "adamw":
+        raise ConfigError(f"engine.optimizer: expected adamw with the engine 'verl', got {config.optimizer.type!r}")
+    options = config.options
+    for place, known in KEYS.items():
+        table = options.get(place, {}) if place else options
+        path = f"engine.options.{place}." if place else "engine.options."
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"engine.options.{place}: expected a table, got {table!r}")
+        if unknown := [key for key in table if key not in known]:
+            raise ConfigError(
+                f"{path}{unknown[0]} is not known to the engine 'verl'; expected one of {', '.join(known)}"
+            )
+    for place, ours in OURS.items():
+        if ignored := [key for key in options.get("actor_rollout_ref", {}).get(place, {}) if key in ours]:
+            raise ConfigError(
+                f"engine.options.actor_rollout_ref.{place}.{ignored[0]} has no effect or is not supported; the settings of "
+                "this package say what is trained and sampled, leave it out"
+            )
+    python = options.get("python")
+    if python is not None and not (isinstance(python, str) and Path(python).expanduser().is_file()):
+        raise ConfigError(
+            f"engine.options.python: expected the path of an interpreter that has verl installed, got {python!r}"
+        )
+
+
+def verl_options(setup: EngineSetup, model: Path) -> VerlOptions:
+    """Options for a model in a folder."""
+    engine = setup.config
+    given = engine.options
+    actor: dict[str, Any] = {
+        "use_dynamic_bsz": True,  # rows of any number, unlike verl's fixed micro-batches
+        "ppo_max_token_len_per_gpu": engine.max_tokens_per_microbatch,
+        "optim": {"lr": setup.learning_rate, "weight_decay": engine.optimizer.weight_decay, "betas": [0.9, 0.95]},
+        "checkpoint": {
+            "save_contents": ["model", "optimizer", "extra", "hf_model"],
+            "load_contents": ["model", "optimizer", "extra"],
+        },
+    }
+    ref: dict[str, Any] = {}
+    # It samples while the policy learns, so that its weights and cache stay where they are.
+    rollout: dict[str, Any] = {"name": "vllm", "tensor_model_parallel_size": 1, "free_cache_engine": False}
+    rollout |= {"skip_tokenizer_init": False}  # stop texts are found in text
+    model_engine = given.get("model_engine", "dp")
+    if model_engine == "dp":
+        actor["strategy"] = "fsdp2"
+    if engine.dtype != "auto":
+        rollout["dtype"] = engine.dtype
+        for part in (actor, ref):
+            if model_engine == "dp":
+                precision = {"param_dtype": DEVICE_DTYPE[engine.dtype]}
+                part["fsdp_config"] = {"dtype": engine.dtype, "mixed_precision": precision}
+            else:
+                part[model_engine] = {"dtype": engine.dtype}
+    trainer: dict[str, Any] = {"n_gpus_per_node": 1, "nnodes": 1}
+    if engine.device != "auto":
+        trainer["device"] = engine.device
+    ours = {
+        "actor_rollout_ref": {
+            "model": {"path": str(model), "enable_gradient_checkpointing": engine.gradient_checkpointing},
+            "actor": actor,
+            "ref": ref,
+            "rollout": rollout,
+        },
+        "trainer": trainer,
+    }
+    tree = merged(ours, {key: value for key, value in given.items() if key not in ("python", "model_engine")})
+    return VerlOptions(tree=tree, model_engine=model_engine, reference=setup.needs.reference)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two trees as one; where both have a value, `above` has it. {a: {x: 1, y: 2}}, {a: {y: 3}} -> {a: {x: 1, y: 3}}."""
+    both = dict(below)
+    for key, value in above.items():
+        old = both.get(key)
+        both[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return both
+
 
 WATCH_S = 0.1
 MAX_RESTARTS = 5
@@ -61,10 +189,8 @@ class VerlEngine(ForwardingEngine):
         self._keeper: asyncio.Task[None] | None = None
         self._restarting = asyncio.Lock()
         self._calls = 0
-        self._lost = False
-        """The learner is gone with what it had learned, and nobody has asked for another yet."""
-        self._told = False
-        """Whoever drives the engine knows that, and will ask."""
+        self._lost = self._told = False
+        """The learner is gone with what it had learned; and whoever drives the engine knows it, and will ask for another."""
         self._saved: Path | None = None
         """Folder of the weights that were saved or loaded last; None: the model's own."""
         self._version = 0
@@ -146,7 +272,7 @@ class VerlEngine(ForwardingEngine):
         return result
 
     async def _keep(self) -> None:
-        """Starts verl again where it ended while nobody was waiting for it; an operation that was says so itself."""
+        """Starts verl again if it ended while nobody was waiting for it; a waiting operation raises its own error."""
         ends: list[float] = []
         while True:
             await asyncio.sleep(WATCH_S)
@@ -171,7 +297,7 @@ class VerlEngine(ForwardingEngine):
                 log.warning("verl did not come back: %s", error)
 
     def _note(self, operation: str, arguments: tuple[Any, ...]) -> None:
-        """Keep in mind what verl is to begin with, should it end."""
+        """Remember the weights that verl begins with, should it end."""
         if operation == "optim_step":
             self._unsaved = self._unpublished = True
         elif operation in ("save", "load"):

@@ -4,7 +4,7 @@
     GET  /v1/models, /health
 
 driver.py serves it. verl's servers give whole completions, so that a streamed answer is one event. A call that an update of
-the weights stopped goes on over the new ones from where it was. Refuses to know where the servers are.
+the weights stopped goes on over the new ones from where it was.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def create_app(
     on_error: Callable[[Exception], None],
     sampling_key: str = "",
 ) -> web.Application:
-    """The HTTP routes, with a sampling key all but /health its holder's. on_error hears what a server raised: one that died
-    is not started again by itself."""
+    """The HTTP routes, with a sampling key all but /health its holder's. on_error gets what a server raised."""
     routes = _Routes(client, context, frozenset(end_ids), on_error)
     app = web.Application(client_max_size=MAX_BODY, middlewares=asks_for(sampling_key))
     app.router.add_post("/inference/v1/generate", routes.generate)

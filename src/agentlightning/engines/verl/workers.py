@@ -33,12 +33,18 @@ from verl.utils.device import get_device_name
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
 
-from agentlightning.engines.corrections import known_tokens, needs_calls
+from agentlightning.engines.folders import (
+    LEARNER_FOLDER,
+    LEARNER_STATE,
+    context_length,
+    copy_tokenizer,
+    first_line,
+    replace_folder,
+    seal,
+)
 from agentlightning.engines.local.batches import check_sequences
-from agentlightning.engines.losses import sampled_token_loss, summary
-from agentlightning.engines.models import context_length, copy_tokenizer, first_line
-from agentlightning.engines.saved_folders import LEARNER_FOLDER, LEARNER_STATE, replace_folder, seal
-from agentlightning.engines.verl.options import VerlOptions, merged
+from agentlightning.engines.losses import known_tokens, needs_calls, sampled_token_loss, summary
+from agentlightning.engines.verl.engine import VerlOptions, merged
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, ModelError
 from agentlightning.runtime.disk import sync
 from agentlightning.training_types import Loss, TrainingSequence

@@ -1,43 +1,233 @@
 """VllmServers: the sampler part of vLLM servers that sample as equals, each with all weights.
 
-LocalEngine drives it. A server that dies or hangs is killed and started again at its old URL, and gets the weights that were
-published last before it samples; one that others run gets them again if it lost them. Gateways repeat what was in flight.
-Generation pauses between two steps while weights change, so that every token is of the version that it is stamped with;
-requests keep their tokens, which are read again under the new weights.
+LocalEngine drives it. A server that dies or hangs is killed with its whole group (vLLM's workers do not always end with it)
+and started again on its old socket, so that calls wait for its successor; it gets the weights that were published last
+before it samples, and so does one that others run if it lost them. Generation pauses between two steps while weights
+change, so that every token is of the version that it is stamped with; requests keep their tokens, which the new weights
+read again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hmac
 import json
 import logging
+import os
+import secrets
 import shutil
+import signal
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
+import orjson
+from aiohttp import web
 
 from agentlightning.config.engine import EngineConfig, LocalSampler, VllmSampler, VllmServerSampler
 from agentlightning.engines.base import Endpoints, together
+from agentlightning.engines.folders import MANIFEST, damage
 from agentlightning.engines.local.parts import MAX_KILLED_STARTS, PublishedWeights, WeightsForm, Workplace
-from agentlightning.engines.saved_folders import damage
-from agentlightning.engines.url_folder import UrlFolder
-from agentlightning.engines.vllm.server import OwnServer, ServerEndedError, ServerRefusedError, VllmServer
-from agentlightning.engines.vllm.weights import WeightsServer, WeightsSource, WeightsUrl
-from agentlightning.errors import ConfigError, EngineError, StoreError
+from agentlightning.engines.sampler_address import SAMPLING_KEY
+from agentlightning.errors import ConfigError, EngineError
+from agentlightning.runtime.children import listen, start_child
 
+VLLM_SIDE = Path(__file__).parent / "vllm_side"
+"""Folder of the package that runs inside vLLM's servers."""
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # the routes by which weights change
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",  # its 5 s end connections just as gateways use them again
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+HEALTH_TIMEOUT_S = 2.0
+GRACE_S = 10.0
+"""Seconds that a server may take to end."""
 POLICY = "policy"
 """Name under which such servers know the model."""
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM takes for --max-lora-rank."""
+PROBE_S = 1.0
+"""Seconds between looks at a server."""
+PROBES = 2
+"""Probes in a row that are not answered before a server counts as hung: if this process stood still for a moment, the first
+one is late although its answer is there."""
+MAX_FAILURES = 3
+"""Ends or refusals of a server in a row, without one publication between them, after which another start does not help."""
+
+Logprobs = Literal["processed", "raw"]
+
+log = logging.getLogger(__name__)
+
+
+class ServerRefusedError(EngineError):
+    """The server answered, with an error."""
+
+
+class ServerEndedError(Exception):
+    """The server's process ended, with this code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class VllmServer:
+    """A server that others run."""
+
+    reload = ("reload_weights", "weights_path")
+    """Method of its workers that reads a folder of weights, and the name of its argument."""
+    ended: int | None = None
+    """Exit code of its process, if that is ours and ended."""
+    pid: int | None = None
+
+    def __init__(self, name: str, url: str, http: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
+        self.name = name
+        self.url = url.rstrip("/")
+        self.publishing = asyncio.Lock()
+        """Held while its weights change: it then answers late, and that is no sign of a hang."""
+        self._http = http
+        self.up = False
+        """True from its first answer until it is killed or started again."""
+        self._headers = dict(headers)
+        self._complaint = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.url})"
+
+    async def ask(self, method: str, path: str, timeout_s: float, body: Any = None) -> Any:
+        """The JSON of its answer, None if that is none. Raises ServerRefusedError, aiohttp.ClientError, TimeoutError."""
+        timeout = aiohttp.ClientTimeout(timeout_s)
+        url = self.url + path
+        async with self._http.request(method, url, json=body, headers=self._headers, timeout=timeout) as answer:
+            if answer.status != 200:
+                text = (await answer.text())[:500]
+                raise ServerRefusedError(f"{self} answered {path} with {answer.status}: {text}")
+            return await answer.json() if answer.content_type == "application/json" else None
+
+    async def serving(self, timeout_s: float) -> None:
+        """Wait until it answers. Raises TimeoutError, and ServerEndedError if its process ends first."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ServerRefusedError):
+                await self.ask("GET", "/health", HEALTH_TIMEOUT_S)
+                self.up = True
+                return
+            if (code := self.ended) is not None:
+                raise ServerEndedError(code)
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            await asyncio.sleep(HEALTH_TIMEOUT_S / 4)
+
+    @property
+    def words(self) -> str:
+        """Last words of its log."""
+        return f"see the log of {self.url}"
+
+    def start(self) -> None:
+        """Start its process, in place of one that ended or hangs."""
+
+    def kill(self, reason: str) -> None:
+        """It does not do what it should."""
+        if reason != self._complaint:
+            log.warning("%s %s; it is not ours to start again", self, reason)
+        self._complaint = reason
+
+    def close(self) -> None:
+        """Stop what was started."""
+
+
+class OwnServer(VllmServer):
+    """A process on a socket of ours, whose routes for weights need a key that it alone was given."""
+
+    reload = ("reload_published", "folder")
+
+    def __init__(self, number: int, http: aiohttp.ClientSession, place: Workplace, gpus: str | None = None) -> None:
+        self._listener = place.address.listen(number)
+        self._key = secrets.token_urlsafe(32)
+        headers = {"Authorization": f"Bearer {self._key}"}
+        super().__init__(f"sampler {number}", place.address.url(self._listener), http, headers)
+        self._place = place
+        self._gpus = gpus
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def ended(self) -> int | None:  # type: ignore[override]
+        """It is not reaped here: as long as it is not, its group's id is nobody else's."""
+        if self._child is None or self._child.returncode is not None:
+            return None if self._child is None else self._child.returncode
+        found = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    @property
+    def pid(self) -> int | None:  # type: ignore[override]
+        return None if self._child is None else self._child.pid
+
+    @property
+    def words(self) -> str:
+        return self._place.tail(self._file)
+
+    @property
+    def _file(self) -> str:
+        return self.name.replace(" ", "-")
+
+    def start(self) -> None:
+        self._end_group()
+        self.up = False
+        config = self._place.setup.config
+        assert isinstance(config.sampler, VllmSampler)
+        paths = [str(VLLM_SIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        devices = {} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": self._gpus}
+        descriptor = self._listener.fileno()
+        address = ["--host", self._place.address.host, "--port", str(self._listener.getsockname()[1])]
+        arguments = server_arguments(config, config.sampler, self._place.model)
+        self._child = start_child(
+            ["agentlightning_vllm", "--fd", str(descriptor), *address, *arguments],
+            python=config.sampler.python,
+            secrets={"weights_key": self._key, SAMPLING_KEY: self._place.address.key},
+            withhold=self._place.setup.withhold,
+            pass_fds=[descriptor],
+            env={**ENVIRONMENT, **devices, "PYTHONPATH": os.pathsep.join(paths)},
+            log=self._place.log_file(self._file),
+        )
+
+    def kill(self, reason: str) -> None:
+        """So that `watch` finds it ended. By SIGKILL: SIGTERM stays pending in a process that was stopped."""
+        assert self._child is not None
+        self._place.setup.watchdog.kills[self.name] += 1
+        log.warning("%s (process %d) %s; killing it", self.name, self._child.pid, reason)
+        self._end_group()
+        self.up = False
+
+    def close(self) -> None:
+        if self._child is not None and self.ended is None:
+            os.kill(self._child.pid, signal.SIGTERM)
+            deadline = time.monotonic() + GRACE_S
+            while self.ended is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+        self._end_group()
+        self._child = None
+        self._listener.close()
+
+    def _end_group(self) -> None:
+        """SIGKILL for all of its process group that is left."""
+        if self._child is None or self._child.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+        assert self._child.stdin is not None
+        self._child.stdin.close()
 
 
 def check_settings(sampler: VllmSampler | VllmServerSampler) -> None:
-    """ConfigError where servers cannot be started, MissingExtraError where weights cannot be put in their place."""
-    if "://" in sampler.weights and not sampler.weights.startswith("http://"):
-        UrlFolder(sampler.weights)
+    """ConfigError if servers cannot be started."""
     if isinstance(sampler, VllmSampler) and shutil.which(sampler.python) is None:
         raise ConfigError(
             f"engine.sampler.python: {sampler.python} is no program here; expected the interpreter of an environment in "
@@ -54,62 +244,73 @@ def server_arguments(config: EngineConfig, sampler: VllmSampler, model: Path) ->
     arguments += ["--disable-uvicorn-access-log"]
     if config.dtype != "auto":
         arguments += ["--dtype", config.dtype]
-    arguments += ["--worker-extension-cls", "agentlightning_vllm.worker.WeightsWorker"]
-    if "://" in sampler.weights:
-        arguments += ["--weight-transfer-config", json.dumps({"backend": "agentlightning"})]
-    elif sampler.weights == "lora":
-        assert config.lora_rank is not None
-        rank = next((known for known in LORA_RANKS if known >= config.lora_rank), config.lora_rank)
-        arguments += ["--enable-lora", "--max-lora-rank", str(rank)]
-    return [*arguments, *sampler.arguments]
+    return [*arguments, "--worker-extension-cls", "agentlightning_vllm.worker.WeightsWorker", *sampler.arguments]
 
 
-ADAPTER = "agentlightning"
-"""Name under which servers sample with the adapter."""
+class WeightsServer:
+    """Gives the safetensors files of the weights that were published last, and nothing else, to holders of the key; for
+    servers that share no path with this machine. agentlightning_vllm.fetch reads them."""
 
+    def __init__(self, host: str) -> None:
+        """host: by which servers know this machine."""
+        self._host = host
+        self._key = secrets.token_urlsafe(32)
+        self._url = ""
+        self._weights: PublishedWeights | None = None
+        self._runner: web.AppRunner | None = None
 
-def check_whole(weights: PublishedWeights) -> None:
-    """EngineError where the folder is not as it was sealed: half of a model kills a vLLM server that reloads it."""
-    if (lacks := damage(weights.folder)) is not None:
-        raise EngineError(
-            f"weights version {weights.version} in {weights.folder} are not whole, and are not published: {lacks}"
-        )
+    async def start(self) -> None:
+        """Listens on a free port. Raises OSError where the host is no address of this machine."""
+        app = web.Application()
+        app.router.add_get("/{version}/{file}", self._give)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        listener = listen(self._host.strip("[]"), 0)
+        await web.SockSite(self._runner, listener).start()
+        self._url = f"http://{self._host}:{listener.getsockname()[1]}"
 
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._runner = None
 
-PROBE_S = 1.0
-"""Seconds between looks at a server."""
-PROBES = 2
-"""Probes in a row that are not answered before a server counts as hung: where this process stood still for a moment, the
-first one is late although its answer is there."""
-MAX_FAILURES = 3
-"""Ends or refusals of a server in a row, without one publication between them, after which another start does not help."""
+    def put(self, weights: PublishedWeights) -> None:
+        self._weights = weights
 
-Logprobs = Literal["processed", "raw"]
+    def update(self, weights: PublishedWeights) -> dict[str, Any]:
+        """The update_info by which a server fetches these weights."""
+        files = orjson.loads((weights.folder / MANIFEST).read_bytes())["files"]
+        hashes = {name: file["sha256"] for name, file in files.items() if Path(name).suffix == ".safetensors"}
+        return {"url": f"{self._url}/{weights.version}", "key": self._key, "files": hashes}
 
-log = logging.getLogger(__name__)
+    async def _give(self, http: web.Request) -> web.StreamResponse:
+        given = http.headers.get("Authorization", "").encode()
+        if not hmac.compare_digest(given, f"Bearer {self._key}".encode()):
+            raise web.HTTPUnauthorized
+        weights, file = self._weights, http.match_info["file"]
+        if weights is None or http.match_info["version"] != str(weights.version) or Path(file).suffix != ".safetensors":
+            raise web.HTTPNotFound
+        return web.FileResponse(weights.folder / Path(file).name)
 
 
 class VllmServers:
+    form: WeightsForm = "sealed"
     images = False
 
     def __init__(self, place: Workplace) -> None:
         config = place.setup.config
         assert not isinstance(config.sampler, LocalSampler)
         self._place = place
-        self._config = config
         self._settings = config.sampler
         self._servers: Sequence[VllmServer] = ()
         self._http: aiohttp.ClientSession | None = None
         self._published: PublishedWeights | None = None
         self._kept = True
         """False once nobody starts servers again."""
-        self._source: WeightsSource | None = None
-        weights, limits = config.sampler.weights, place.setup.watchdog.limits
-        if weights.startswith("http://"):
-            self._source = WeightsServer(weights.removeprefix("http://"))
-        elif "://" in weights:
-            self._source = WeightsUrl(weights, place.setup.work_dir)
-        self.form: WeightsForm = "adapter" if weights == "lora" else "sealed"
+        weights = "" if isinstance(config.sampler, VllmSampler) else config.sampler.weights
+        http = weights.startswith("http://")
+        self._source = WeightsServer(weights.removeprefix("http://")) if http else None
+        limits = place.setup.watchdog.limits
         self._step_timeout_s, self._load_timeout_s = limits.hang_timeout_s, limits.start_timeout_s
         """For what waits for one step of the model at most, and for a load of weights."""
         self._publish_timeout_s = limits.hang_timeout_s * PROBES + 2 * limits.start_timeout_s
@@ -122,19 +323,15 @@ class VllmServers:
         return self._endpoints
 
     def start(self) -> None:
-        self._http = aiohttp.ClientSession()
+        http = self._http = aiohttp.ClientSession()
         if isinstance(self._settings, VllmServerSampler):
+            headers = self._place.address.headers
             self._servers = [
-                VllmServer(f"sampler {number}", url, self._http, self._place.address.headers)
-                for number, url in enumerate(self._settings.urls)
+                VllmServer(f"sampler {number}", url, http, headers) for number, url in enumerate(self._settings.urls)
             ]
         else:
-            python = self._settings.python
-            arguments = server_arguments(self._config, self._settings, self._place.model)
-            self._servers = [
-                OwnServer(number, self._http, self._place, python, arguments, visible)
-                for number, visible in enumerate(self._settings.gpus or [None])
-            ]
+            gpus = self._settings.gpus or [None]
+            self._servers = [OwnServer(number, http, self._place, visible) for number, visible in enumerate(gpus)]
         for server in self._servers:
             server.start()
 
@@ -150,16 +347,20 @@ class VllmServers:
         model, logprobs = found[0]
         self._endpoints = Endpoints(
             urls=self._place.address.advertise or [server.url for server in self._servers],
-            served_model=ADAPTER if self.form == "adapter" else model,
+            served_model=model,
             logprobs=logprobs,
             key_env=self._place.address.key_env,
             seeded=False,  # a seed gives other tokens in other company, and on CPUs kills vLLM 0.32 where it pauses
         )
 
     async def publish(self, weights: PublishedWeights) -> None:
-        await asyncio.to_thread(check_whole, weights)
+        if (lacks := await asyncio.to_thread(damage, weights.folder)) is not None:
+            # Half of a model kills a vLLM server that reloads it.
+            raise EngineError(
+                f"weights version {weights.version} in {weights.folder} are not whole, and are not published: {lacks}"
+            )
         if self._source is not None:
-            await self._source.put(weights)  # before any server pauses
+            self._source.put(weights)  # before any server pauses
         # From here on a restarted server gets these weights, so a death in the middle loses nothing.
         self._published = weights
         await together(self._publish(server, weights) for server in self._servers)
@@ -176,10 +377,7 @@ class VllmServers:
     async def close(self) -> None:
         await asyncio.gather(*(asyncio.to_thread(server.close) for server in self._servers))
         if self._source is not None:
-            try:
-                await self._source.close()
-            except StoreError as why:
-                log.warning("published weights stay until the run is started again: %s", why)
+            await self._source.close()
         if self._http is not None:
             await self._http.close()
         self._servers, self._http = (), None
@@ -201,9 +399,7 @@ class VllmServers:
                     f"{server} is not ready after {self._place.start_timeout_s:g} s; on a busy machine raise "
                     f"trainer.start_timeout_s, else see why: {server.words}"
                 ) from late
-        if isinstance(server, OwnServer):
-            return POLICY, "processed"
-        return await self._look_at(server)
+        return (POLICY, "processed") if isinstance(server, OwnServer) else await self._look_at(server)
 
     async def _look_at(self, server: VllmServer) -> tuple[str, Logprobs]:
         """The model's name and the kind of log-probabilities of a server whose command line was written by others."""
@@ -234,14 +430,13 @@ class VllmServers:
                     async with server.publishing:
                         await self._send(server, weights)
                     return
-                except TimeoutError as late:
-                    cause = late
+                except (TimeoutError, ServerRefusedError) as failed:
+                    cause = failed
                     failures += 1
-                    server.kill("did not take weights in time")
-                except ServerRefusedError as refused:
-                    cause = refused
-                    failures += 1
-                    server.kill("refused weights, and may have lost those that it had")
+                    late = isinstance(failed, TimeoutError)
+                    server.kill(
+                        "did not take weights in time" if late else "refused weights, and may have lost its own"
+                    )
                 except aiohttp.ClientError as away:
                     cause = away
             await asyncio.sleep(PROBE_S)
@@ -272,49 +467,38 @@ class VllmServers:
                 pass  # it ended, or is away; the next look shows which
 
     async def _has_published(self, server: VllmServer) -> bool:
-        """True where it answers and has the weights that were published last; False where others see to that now."""
+        """True once it answered and has the weights that were published last."""
         async with server.publishing:
             for probe in range(PROBES):
-                try:
-                    version = await self._version(server)
+                try:  # answered between two steps of the model, so that a model that hangs shows
+                    version = (await server.ask("GET", "/weight_info", self._step_timeout_s))["weight_version"]
                     break
                 except TimeoutError:
                     if probe + 1 == PROBES:
                         raise
             weights = self._published
-            if weights is not None and version != str(weights.version):
+            if weights is not None and str(version) != str(weights.version):
                 await self._send(server, weights)
             return True
 
     async def _send(self, server: VllmServer, weights: PublishedWeights) -> None:
-        """Raises ServerRefusedError, aiohttp.ClientError or TimeoutError; it can be asked again then."""
+        """Raises ServerRefusedError, aiohttp.ClientError or TimeoutError; safe to retry."""
         await self._ask(server, "/pause?mode=keep")
-        await self._load(server, weights)
-        await self._ask(server, "/update_weight_version", {"new_version": str(weights.version)})
-        # What the old weights computed of prompts is theirs: nothing but this forgets it.
-        reset = await self._ask(server, "/reset_prefix_cache?reset_running_requests=true")
-        if not reset["success"]:
-            raise ServerRefusedError(f"{server} did not reset its prefix cache", 503)
-        await self._ask(server, "/resume")
-
-    async def _version(self, server: VllmServer) -> str:
-        """Label of its weights; answered between two steps of the model, so that a model that hangs shows."""
-        answer = await server.ask("GET", "/weight_info", self._step_timeout_s)
-        return str(answer["weight_version"])
-
-    async def _load(self, server: VllmServer, weights: PublishedWeights) -> None:
-        if self.form == "adapter":
-            body: Any = {"lora_name": ADAPTER, "lora_path": str(weights.folder), "load_inplace": True}
-            await self._ask(server, "/v1/load_lora_adapter", body, self._load_timeout_s)
-        elif self._source is not None:
+        if self._source is not None:
             await self._ask(server, "/start_weight_update")
-            body = {"update_info": self._source.update(weights)}
-            await self._ask(server, "/update_weights", body, self._load_timeout_s)
-            await self._ask(server, "/finish_weight_update", {})
+            update = {"update_info": self._source.update(weights)}
+            await self._ask(server, "/update_weights", update, self._load_timeout_s)
+            await self._ask(server, "/finish_weight_update")
         else:
             method, folder = server.reload
             body = {"method": method, "kwargs": {folder: str(weights.folder)}}
             await self._ask(server, "/collective_rpc", body, self._load_timeout_s)
+        await self._ask(server, "/update_weight_version", {"new_version": str(weights.version)})
+        # What the old weights computed of prompts is theirs: nothing but this forgets it.
+        reset = await self._ask(server, "/reset_prefix_cache?reset_running_requests=true")
+        if not reset["success"]:
+            raise ServerRefusedError(f"{server} did not reset its prefix cache")
+        await self._ask(server, "/resume")
 
     async def _ask(self, server: VllmServer, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
-        return await server.ask("POST", path, timeout_s or self._step_timeout_s, {} if body is None else body)
+        return await server.ask("POST", path, timeout_s or self._step_timeout_s, body or {})

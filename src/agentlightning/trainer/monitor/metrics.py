@@ -76,7 +76,6 @@ METRICS: Mapping[str, str] = {
     "rollout/invalid": "rollouts without a reward or a policy call",
     "rollout/broken_spans": "repaired or lost spans; by cause: rollout/broken_spans/CAUSE",
     "rollout/unrewarded": "rollouts dropped for a missing or non-finite reward",
-    "rollout/filled": "rollouts whose reward was filled in",
     "rollout/staleness_mean": "training steps between sampling and learning, mean over the rollouts",
     "rollout/staleness_max": "the largest of them",
     "rollout/mixed_versions": "share of rollouts sampled by more than one version",

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from agentlightning.config.alerts import AlertsConfig
+from agentlightning.config.run import AlertsConfig
 from agentlightning.errors import ConfigError
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.runtime.backoff import Backoff

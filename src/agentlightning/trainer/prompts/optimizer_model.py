@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
-from agentlightning.config.optimizer import POLICY, SCRIPTED, model_name
+from agentlightning.config.prompts import POLICY, SCRIPTED, model_name
 from agentlightning.config.run import Config
 from agentlightning.errors import ConfigError, ConflictError, EngineError, boundary
 from agentlightning.records import JSON, Call, Claim, Finish, NewRollout, Resource, RetryPolicy, Rollout, Sampling

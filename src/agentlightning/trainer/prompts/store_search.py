@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 
 from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest, Split, Trace
-from agentlightning.config.optimizer import OptimizeConfig
+from agentlightning.config.prompts import OptimizeConfig
 from agentlightning.config.run import Config
 from agentlightning.errors import AgentError, BudgetSpentError, InputError
 from agentlightning.prompts.templates import Template, check_candidate
