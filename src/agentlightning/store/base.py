@@ -1,8 +1,7 @@
-"""LightningStore: the methods of the durable centre, which every other part may be killed around.
+"""LightningStore: the methods of the durable core; any other process may be killed at any time.
 
-Driven by gateways, workers and trainers; knows nothing of HTTP, agents or tensors. Each method is one transaction: when it
-returns, what it did survives SIGKILL of every process. Methods take and return batches. One conformance suite
-(tests/store/) runs against every implementation.
+Each method is one transaction: when it returns, what it did survives SIGKILL of every process. Methods take and return
+batches. One conformance suite (tests/store/) runs against every implementation. Knows nothing of HTTP, agents or tensors.
 
 Life of a rollout::
 
@@ -53,13 +52,13 @@ from agentlightning.store.summaries import SeriesPoint, SummaryPage, SummaryQuer
 from agentlightning.store.tokens import NewToken, Token, TokenRole
 
 LEASE_S = 30.0
-"""Seconds a lease lasts without a heartbeat; workers beat every 10."""
+"""Seconds a lease lasts without a heartbeat; workers send one every 10."""
 
 SESSION_HOLDER = "gateway"
 """Holds the leases of sessions, in the place of a worker."""
 
 MAX_FINISHED = 1000
-"""Most rollouts that `wait` returns at a time, so that nobody holds a whole run in memory."""
+"""Most rollouts that `wait` returns at a time: no caller holds a whole run in memory."""
 
 EXPIRING_S = 10
 SEEN_S = 60
@@ -88,11 +87,11 @@ class LightningStore(ModelRegistry):
     """The abstract store. Every method may raise StoreError when the store cannot serve."""
 
     background: BackgroundTasks | None = None
-    """The loops that this store keeps in this process; None where it has none."""
+    """The loops of this store in this process; None where it has none."""
 
     @property
     def shared(self) -> bool:
-        """True where several servers may use it at a time, so that none of them knows all that is written."""
+        """True where several servers may use it at a time, so that none of them sees all writes."""
         return True
 
     @abc.abstractmethod
@@ -103,10 +102,9 @@ class LightningStore(ModelRegistry):
     async def close(self) -> None:
         """Finish what was accepted and disconnect; a second call does nothing."""
 
-    def watch_commits(self, heard: Callable[[float, int], None]) -> None:  # stores elsewhere tell nothing
-        """Call `heard` from now on after every commit of writes, from any thread: seconds since the first of them was asked
-        for, and how many they were. For stores of this process; others have nothing to tell.
-        """
+    def watch_commits(self, heard: Callable[[float, int], None]) -> None:
+        """Call `heard` after every commit of this process, from any thread: seconds since the first of its writes was
+        asked for, and how many they were. Stores elsewhere call nothing."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -117,19 +115,15 @@ class LightningStore(ModelRegistry):
 
     @abc.abstractmethod
     async def signing_secret(self) -> bytes:
-        """32 random bytes, made once and kept in the store, that sign the keys of attempts: all gateways agree on them.
-
-        For gateways. Over HTTP a server gives it to holders of its key, and without a key to its own machine only.
-        """
+        """32 random bytes of the store that sign the keys of attempts. For gateways; over HTTP a server gives them to
+        holders of its key, and without a key to its own machine only."""
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
-        """A new run in state running; without `run_id` its id is made from the time. ConflictError if the id exists.
-
-        Created with a trainer's token that has no run yet, it becomes that token's run in the same transaction.
-        """
+        """A new run in state running; without `run_id` its id is made from the time. ConflictError if the id exists. A
+        trainer's token that has no run yet gets this one in the same transaction."""
 
     @abc.abstractmethod
     async def update_run(self, run_id: str, state: RunState | None = None, summary: JSON | None = None) -> Run:
@@ -139,14 +133,10 @@ class LightningStore(ModelRegistry):
     async def runs(self, ids: Sequence[str] | None = None, limit: int | None = None) -> list[Run]:
         """Runs, newest first."""
 
-    # --- rollouts and attempts ------------------------------------------------------------------------------------
-
     @abc.abstractmethod
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
-        """Queue rollouts; for a (run_id, group_id, replica) that exists, the existing one is returned unchanged.
-
-        The result is in the order given. NotFoundError if a run, or a prompt template that a rollout names, does not exist.
-        """
+        """Queue rollouts, returned in the order given; for a (run_id, group_id, replica) that exists, the existing one is
+        returned unchanged. NotFoundError if a run, or a prompt template that a rollout names, does not exist."""
 
     @abc.abstractmethod
     async def claim(
@@ -160,10 +150,9 @@ class LightningStore(ModelRegistry):
         """Take up to `limit` queued rollouts of the worker's run: each starts a new attempt under a lease.
 
         No rollout is claimed twice. Where none is queued, waits up to `wait_s` seconds for one (pushed, not polled).
-        `labels`: the worker's. InputError where the run asks for one that it does not have (``agent.labels``). Records the
-        worker as seen. Leases of a worker of the same name, run and host but another pid are given up first: it
-        ended, with its attempts, and this is its successor. The first claim of a rollout pins the newest version of each
-        prompt template of the run that the rollout does not name; later attempts keep them.
+        InputError where the run asks for a label (``agent.labels``) that is not among the worker's `labels`. Records the
+        worker as seen; a worker restarted under the same name on the same host holds none of its predecessor's leases. The
+        first claim of a rollout pins the newest version of each prompt template that the rollout does not name.
         """
 
     @abc.abstractmethod
@@ -175,10 +164,9 @@ class LightningStore(ModelRegistry):
         """End attempts, each with its last rewards, in one transaction; False where the lease is stale (nothing changes).
 
         On succeeded: the rollout's reward becomes `final_reward` of the attempt's records; if that raises, the attempt
-        ends as failed with the sentence as its error. An attempt without a recorded call gets a warning that says so,
-        with the diagnosis; refused calls (spans named REFUSED_CALLS) are said first. On failed, timed_out, lost: queued
-        again or failed, by the rollout's retry policy; an attempt that failed after its last model call was refused, for
-        another reason than OUTGROWN, is not retried, and its rollout is `refused`.
+        ends as failed with the sentence as its error. An attempt without a recorded call gets a warning. On failed,
+        timed_out, lost: queued again or failed, by the rollout's retry policy; an attempt that failed after its last model
+        call was refused, for another reason than OUTGROWN, is not retried, and its rollout is `refused`.
         """
 
     @abc.abstractmethod
@@ -187,10 +175,8 @@ class LightningStore(ModelRegistry):
 
     @abc.abstractmethod
     async def expire_leases(self, within_s: float | None = None) -> int:
-        """End as lost every attempt whose lease has run out; returns how many. Called regularly by the server.
-
-        Ends none where the store gets to it later than `within_s` seconds from now: while it was away, nobody could renew.
-        """
+        """End as lost every attempt whose lease has run out; returns how many. Called regularly by the server. Ends none
+        where the store gets to it later than `within_s` seconds from now: while it was away, nobody could renew."""
 
     @abc.abstractmethod
     async def rollouts(self, query: RolloutQuery) -> list[Rollout]:
@@ -198,10 +184,8 @@ class LightningStore(ModelRegistry):
 
     @abc.abstractmethod
     async def summaries(self, query: SummaryQuery) -> SummaryPage:
-        """Summaries of finished rollouts that match, in order: at most `limit`, which is at most 1000.
-
-        InputError names what is wrong with the filter, and where. They stay when records of their rollouts are dropped.
-        """
+        """Summaries of finished rollouts that match, in order, at most `limit`. InputError names what is wrong with the
+        filter, and where. They stay when records of their rollouts are dropped."""
 
     @abc.abstractmethod
     async def count(self, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
@@ -216,58 +200,47 @@ class LightningStore(ModelRegistry):
         """Rollouts of the run that finished after position `after`, in the order of `finished_seq`.
 
         Returns as soon as there are `at_least` of them, or with what there is after `timeout_s` seconds; at most
-        MAX_FINISHED, of which the last one's position is the next call's `after`. One waiter costs nothing while nothing
-        finishes: it is pushed, not polled. NotFoundError if there is no such run, or no longer.
+        MAX_FINISHED, of which the last one's position is the next call's `after`. Pushed, not polled. NotFoundError if
+        there is no such run, or no longer.
         """
 
     @abc.abstractmethod
     async def workers(self, run_id: str | None = None) -> list[WorkerStatus]:
         """Workers, last seen first."""
 
-    # --- sessions: rollouts of users who talk to a served model, for gateways --------------------------------------------
+    # --- sessions: rollouts of users who talk to a served model, for gateways -------------------------------------
 
     @abc.abstractmethod
     async def open_session(self, session: NewRollout, lease_s: float) -> Claim:
-        """Open a session, or go on with the one that is open: the running rollout of the group, whose lease then ends
-        `lease_s` seconds from now.
+        """Open a session, or renew the one that is open: the running rollout of the group, whose lease then ends `lease_s`
+        seconds from now.
 
-        Where there is none a new rollout begins, with the group's next replica (the one given counts for nothing), claimed
-        for attempt 1 in the same transaction: of callers at the same time, through any server, all get the same. Prompt
-        templates are pinned as by `claim`. It ends by `finish`, or has succeeded when its lease runs out.
+        Where there is none a new rollout begins, with the group's next replica (the one given is ignored), claimed for
+        attempt 1 in the same transaction: callers at the same time, through any server, all get the same. Prompt templates
+        are pinned as by `claim`. It ends by `finish`, or has succeeded when its lease runs out.
         """
 
     @abc.abstractmethod
     async def record_feedback(self, rewards: Sequence[Reward]) -> None:
-        """Record rewards of sessions, at any time; ids that exist are ignored.
-
-        Where a session has succeeded already its reward, also in its summary, becomes `final_reward` of what is recorded
-        then. NotFoundError where there is no such session or call; RewardError where a value is not finite.
-        """
-
-    # --- the record -----------------------------------------------------------------------------------------------
+        """Record rewards of sessions, at any time; ids that exist are ignored. The reward of a session that has succeeded
+        becomes `final_reward` of its records. NotFoundError where there is no such session or call; RewardError where a
+        value is not finite."""
 
     @abc.abstractmethod
     async def append_calls(self, calls: Sequence[Call]) -> None:
-        """Record model calls; durable on return. A call whose id exists is ignored, so appending may be repeated.
-
-        NotFoundError where a parent is not recorded before it, in the same rollout.
-        """
+        """Record model calls; durable on return. Ids that exist are ignored, so appending may be repeated. NotFoundError
+        where a parent is not recorded before it, in the same rollout."""
 
     @abc.abstractmethod
     async def mark_delivered(self, rollout_id: str, attempt: int, call_ids: Sequence[str], delivered: bool) -> None:
-        """Sets `delivered` of recorded calls of an attempt; ids that are not recorded are ignored.
-
-        For the exceptions: a call is recorded with what is known then. Steps that were opened before stay as they are.
-        """
+        """Sets `delivered` of recorded calls of an attempt, where it was recorded wrongly; ids that are not recorded are
+        ignored. Steps that were opened before stay as they are."""
 
     @abc.abstractmethod
     async def put_files(self, run_id: str, rollout_id: str | None, files: Mapping[str, bytes]) -> None:
         """Keep files by the SHA-256 (hex) of their bytes, each once per run; durable on return: images of a rollout's
-        requests, or (None) what all of a run needs, such as the tokenizer.
-
-        They stay as long as a rollout that was named with them has its records, or as the run. NotFoundError if there is no
-        such run or rollout.
-        """
+        requests, as long as it has its records, or (None) files of the run, such as the tokenizer. NotFoundError if there is
+        no such run or rollout."""
 
     @abc.abstractmethod
     async def files(self, run_id: str, hashes: Sequence[str]) -> dict[str, bytes]:
@@ -287,11 +260,9 @@ class LightningStore(ModelRegistry):
 
     @abc.abstractmethod
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
-        """Record rewards; ids that exist are ignored. RewardError where a value is not a finite number.
-
-        A rollout's final reward is settled when it finishes; a record that comes later is kept, and changes nothing.
-        NotFoundError where `call_id` names no call of the same rollout.
-        """
+        """Record rewards; ids that exist are ignored. A rollout's final reward is settled when it finishes: later records
+        are kept, and change nothing. RewardError where a value is not a finite number, NotFoundError where `call_id` names
+        no call of the same rollout."""
 
     @abc.abstractmethod
     async def rewards(self, rollout_ids: Sequence[str]) -> list[Reward]:
@@ -301,11 +272,8 @@ class LightningStore(ModelRegistry):
     async def put_resources(
         self, resources: Sequence[Resource], after: Mapping[str, int] | None = None
     ) -> list[Resource]:
-        """Store each as the next version of (run_id, name); returns them with their versions.
-
-        `after`: by name, the version that must be the newest until now (0: there is none yet), so that of several who read
-        it and then decide only one does. ConflictError, and nothing is stored, where it is another.
-        """
+        """Store each as the next version of (run_id, name); returns them with their versions. `after`: by name, the version
+        that must be the newest until now (0: there is none yet); ConflictError, and nothing is stored, where it is not."""
 
     @abc.abstractmethod
     async def resources(
@@ -325,70 +293,52 @@ class LightningStore(ModelRegistry):
     async def series(
         self, run_id: str, names: Sequence[str] | None = None, max_points: int = 500, after_step: int | None = None
     ) -> dict[str, list[SeriesPoint]]:
-        """Metrics of a run by name (all, if None), each of at most `max_points` buckets of steps, in order.
-
-        Abandoned values are left out, and those that are no finite numbers. `after_step`: only later steps.
-        """
-
-    # --- waiting and statistics --------------------------------------------------------------------------------------
+        """Metrics of a run by name (all, if None), each of at most `max_points` buckets of steps, in order, without
+        abandoned values and those that are not finite. `after_step`: only later steps."""
 
     @abc.abstractmethod
     async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
-        """The newest version of each resource of the run that is later than `after` says (a missing name is 0).
-
-        Returns as soon as there is one, or nothing after `timeout_s` seconds; pushed, not polled. NotFoundError if there is
-        no such run.
-        """
+        """The newest version of each resource of the run that is later than `after` says (a missing name is 0), as soon as
+        there is one, or nothing after `timeout_s` seconds. NotFoundError if there is no such run."""
 
     @abc.abstractmethod
     async def follow_metrics(
         self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
     ) -> list[Metric]:
-        """Metrics of the run whose `seq` is greater than `after`, in the order of `seq`, at most `limit`.
-
-        Returns as soon as there is one, or nothing after `timeout_s` seconds; pushed, not polled. NotFoundError if there is
-        no such run.
-        """
+        """Metrics of the run whose `seq` is greater than `after`, in the order of `seq`, at most `limit`, as soon as
+        there is one, or nothing after `timeout_s` seconds. NotFoundError if there is no such run."""
 
     @abc.abstractmethod
     async def statistics(self, run_id: str | None = None) -> list[RunStatistics]:
-        """Returns the load of each run of state running, or of this one if it is: a handful of numbers, cheap however much
-        the store holds."""
+        """Returns the load of each run of state running, or of this one if it is; cheap however much the store holds."""
 
     @abc.abstractmethod
     async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
         """Returns the size of each run (all, if None), newest first. Reads all of it: slow on large stores."""
 
-    # --- the end of data ----------------------------------------------------------------------------------------------
-
     @abc.abstractmethod
     async def drop_records(self, rollout_ids: Sequence[str]) -> int:
         """Delete calls and spans of these rollouts, which keep their state, rewards and outcome; returns how many calls.
-
-        ConflictError, and nothing is deleted, where one is not in a final state; ids that do not exist are ignored. Rewards
-        that name a call lose the name.
-        """
+        Rewards that name a call lose the name. ConflictError, and nothing is deleted, where one is not in a final state; ids
+        that do not exist are ignored."""
 
     @abc.abstractmethod
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
         """Delete runs with everything that belongs to them; returns how many there were.
 
         In portions, so that nobody else waits long; the run itself goes last, so that an interrupted deletion can be
-        repeated. A run that is deleted while others write to it, or wait for it, is deleted all the same: they get
-        NotFoundError. Ids that do not exist are ignored. Its model versions stay as entries whose weights were deleted;
-        ConflictError, and nothing is deleted, where one of them is pinned or named by an alias.
+        repeated. Others who write to it, or wait for it, get NotFoundError. Ids that do not exist are ignored. Its model
+        versions stay as entries whose weights were deleted; ConflictError, and nothing is deleted, where one of them is
+        pinned or named by an alias.
         """
-
-    # --- access ---------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     async def create_token(
         self, name: str, role: TokenRole, run_id: str | None = None, lifetime_s: float | None = None
     ) -> NewToken:
-        """Make a token, with its secret, of which only a hash is kept. InputError where role and run do not fit together.
-
-        It ends after `lifetime_s` seconds, when it is revoked, or with its run. NotFoundError if that does not exist.
-        """
+        """Make a token, with its secret, of which only a hash is kept. It ends after `lifetime_s` seconds, when it is
+        revoked, or with its run. InputError where role and run do not fit together, NotFoundError if the run does not
+        exist."""
 
     @abc.abstractmethod
     async def tokens(self, run_id: str | None = None) -> list[Token]:
@@ -404,23 +354,14 @@ class LightningStore(ModelRegistry):
 
     @abc.abstractmethod
     async def audit(self, run_id: str | None = None, after: int = 0, limit: int = 1000) -> list[AuditEntry]:
-        """Entries of the audit log whose `seq` is greater than `after`, oldest first, at most `limit`.
-
-        Written in the transaction of the act: deleted runs, dropped records, cancelled rollouts, changed states of runs,
-        new versions of policies and external models, tokens that were made or revoked, aliases of models that were moved,
-        models whose weights were deleted. Kept when their run is deleted.
-        """
-
-    # --- steps and checkpoints ------------------------------------------------------------------------------------
+        """Entries of the audit log (audit.py) whose `seq` is greater than `after`, oldest first, at most `limit`. Kept when
+        their run is deleted."""
 
     @abc.abstractmethod
     async def open_step(self, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
         """Write a training step's ordered list before it learns, with the records that it learns from; sets each rollout's
-        outcome.
-
-        A rollout is consumed by one step only, and only finished training rollouts can be: ConflictError otherwise, and
-        nothing is written. Opening a step that is open again with the same list returns it.
-        """
+        outcome. A rollout is consumed by one step only, and only finished training rollouts can be: ConflictError otherwise,
+        and nothing is written. Opening a step that is open again with the same list returns it."""
 
     @abc.abstractmethod
     async def close_step(self, run_id: str, step: int, version: int) -> Step:
@@ -432,10 +373,8 @@ class LightningStore(ModelRegistry):
 
     @abc.abstractmethod
     async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
-        """Go back to checkpoint `after`: later closed steps become open again, to be executed from their lists.
-
-        Metrics of those steps are marked abandoned. Returns the steps to execute, in order.
-        """
+        """Go back to checkpoint `after`: later closed steps become open again, and their metrics abandoned. Returns the
+        steps to execute from their lists, in order."""
 
     @abc.abstractmethod
     async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -444,8 +383,6 @@ class LightningStore(ModelRegistry):
     @abc.abstractmethod
     async def checkpoints(self, run_id: str) -> list[Checkpoint]:
         """Checkpoints of a run by step."""
-
-    # --- credit ---------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     async def record_credit(self, credits: Sequence[CallCredit]) -> None:

@@ -1,7 +1,7 @@
 """Forks: rollouts that continue a recorded one after some of its calls.
 
-A fork's agent is started anew. The gateway answers its first calls from the record, where they are the recorded ones, and
-samples from then on (gateway/replay.py), so that an agent of which nothing is known comes back into a state in which it was.
+A fork's agent starts from the beginning. The gateway answers its first calls from the record, where they are the recorded
+ones, and samples from then on (gateway/replay.py): so any agent comes back into a state in which it was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentlightning.records import ABANDONED, FINAL_STATES, JSON, Call, Fork, Ne
 from agentlightning.store.base import LightningStore, RolloutQuery
 
 REPLAYED_PROTOCOLS = ("chat", "completions", "messages")
-"""In which an external model keeps nothing of its own that the next request would refer to, or would be without."""
+"""In which the next request holds all that an external model needs: nothing is kept at the provider."""
 
 Choices = list[Call]
 """The samples of one request, the first of them first."""
@@ -38,8 +38,7 @@ async def new_forks(
     `calls` model calls: with its task, mode, sampling and versions of prompts.
 
     answer: what the next call gets in place of a sampled completion: its text, or an assistant message with `content`,
-    `reasoning_content` and `tool_calls`. key: names the group; enqueueing forks of a key with the same answer again makes no
-    others. Without one they are always others.
+    `reasoning_content` and `tool_calls`. key: names the group, so that forks of a key and answer are enqueued once.
 
     NotFoundError where there is no such rollout, InputError where it has not finished, where it is a session of a served
     model's user, where nothing would be sampled, or where the answer is none.
@@ -97,22 +96,8 @@ def forks_of(
     if answer is not None:  # a form that is edited and sent again keeps its key
         given = json.dumps(answer, sort_keys=True).encode()
         group_id += f":{blake2b(given, digest_size=8).hexdigest()}"
-    return [
-        NewRollout(
-            run_id=rollout.run_id,
-            task=rollout.task,
-            group_id=group_id,
-            replica=replica,
-            mode=rollout.mode,
-            step=rollout.step,
-            sampling=rollout.sampling,
-            retry=rollout.retry,
-            prompts=rollout.prompts,
-            fork=fork,
-            kind="fork",
-        )
-        for replica in range(count)
-    ]
+    kept = {name: getattr(rollout, name) for name in ("run_id", "task", "mode", "step", "sampling", "retry", "prompts")}
+    return [NewRollout(group_id=group_id, replica=replica, fork=fork, kind="fork", **kept) for replica in range(count)]
 
 
 def replayable(calls: Iterable[Call]) -> list[Choices]:
@@ -125,9 +110,9 @@ def replayable(calls: Iterable[Call]) -> list[Choices]:
 
 
 def replayable_external(calls: Iterable[Call], place: Sequence[Choices]) -> list[Call]:
-    """The calls of an attempt to external models that a fork can replay, in the order in which they began: those that began
-    before its `place`, the one call at which it goes on otherwise (none: nothing is replayed), that arrived, and that are
-    all that their protocol's next request needs."""
+    """The calls of an attempt to external models that a fork can replay, in the order in which they began: those before its
+    `place`, the call at which it continues otherwise (none: nothing is replayed), that arrived and whose protocol keeps
+    nothing at the provider."""
     return [
         call
         for call in sorted(calls, key=lambda one: one.id)
@@ -148,15 +133,14 @@ def calls_to_replay(fork: Fork) -> int:
 
 
 def calls_before(calls: Sequence[Call]) -> dict[str, int]:
-    """By each call of an attempt, the number of calls to replay so that it comes next; without those that a fork cannot
-    replay."""
+    """By call, the number of calls to replay so that it comes next; without those that a fork cannot replay."""
     places = {choices[0].id: place for place, choices in enumerate(replayable(calls))}
     return {call.id: places[_request(call.id)] for call in calls if _request(call.id) in places}
 
 
 def replay_ended(rollout: Rollout, calls: Iterable[Call]) -> int | None:
-    """The number of calls after which the replay of a fork's latest attempt ended too early, so that it is a rollout of its
-    own from there on; None where it did not end so, or has not yet. calls: of the rollout."""
+    """The number of calls after which the replay of a fork's latest attempt ended too early, so that it is an independent
+    rollout from there on; None where it did not, or has not yet. calls: of the rollout."""
     if rollout.fork is None:
         return None
     own = [call for call in calls if call.attempt == rollout.attempt and call.policy]

@@ -1,8 +1,7 @@
-"""The model registry: versions, aliases, references to them (``support@40``, ``support@best``), and the store's methods for
-both.
+"""The model registry: versions, aliases, references to them (``support@40``, ``support@best``), and the store's methods.
 
-Written by trainers and moved by people and canaries; kept when their run is deleted. The rules are pure functions that the
-stores apply in one transaction. Knows nothing of files or engines.
+Kept when their run is deleted. The rules are pure functions that the stores apply in one transaction. Knows nothing of files
+or engines.
 """
 
 from __future__ import annotations
@@ -131,32 +130,26 @@ def check_alias(alias: str) -> None:
 
 
 def check_version(version: ModelVersion) -> None:
-    """InputError where a version cannot be registered."""
+    """InputError where a version cannot be registered, or have these tags or notes."""
     check_name(version.name)
     if version.step < 0:
         raise InputError(f"step: expected 0 or more, got {version.step}")
     if version.weights.get("kind") not in ("full", "adapter") or not isinstance(version.weights.get("url"), str):
         raise InputError('weights: expected {"kind": "full" | "adapter", "url": …, "manifest_hash": …, "bytes": …}')
-    check_description(version.tags, version.notes)
-
-
-def check_description(tags: dict[str, str] | None, notes: str | None) -> None:
-    """InputError where these are not the tags or notes of a version."""
-    for name, value in (tags or {}).items():
+    for name, value in version.tags.items():
         if not name or not name.isprintable() or not value.isprintable() or len(name) + len(value) > MAX_TAG_CHARS:
             raise InputError(
                 f"tags: expected names and values of printable characters, at most {MAX_TAG_CHARS}, got {name!r:.80}"
             )
-    if notes is not None and (len(notes) > MAX_NOTES_CHARS or "\0" in notes):
+    if len(version.notes) > MAX_NOTES_CHARS or "\0" in version.notes:
         raise InputError(f"notes: expected at most {MAX_NOTES_CHARS} characters, and none of them NUL")
 
 
 def next_number(taken: Sequence[int], own: tuple[int, int] | None, step: int) -> int:
     """The number of a version that is new: its step and the offset of its run.
 
-    taken: all numbers of the name. own: number and step of the last version that the run registered under it. The offset of
-    a run that registers its first is the highest number; where another run took the number meanwhile, it is one more than
-    the highest, and so are those after it.
+    taken: all numbers of the name. own: number and step of the last version that the run registered under it. A run's first
+    has the highest number as its offset; where another run took the number meanwhile, it is one more than the highest.
 
     >>> next_number([], None, 10), next_number([10, 20], None, 5), next_number([10, 20, 25], (25, 5), 10)
     (10, 25, 30)
@@ -167,20 +160,11 @@ def next_number(taken: Sequence[int], own: tuple[int, int] | None, step: int) ->
     return highest + 1 if number < 0 or number in taken else number
 
 
-def same_weights(one: JSON, other: JSON) -> bool:
-    """True for the same weights at different URLs."""
-    manifest_hash = one.get("manifest_hash")
-    return bool(manifest_hash) and manifest_hash == other.get("manifest_hash") and one != other
-
-
 def changed_version(
     new: ModelVersion, known: ModelVersion | None, aliases: Sequence[ModelAlias], now_ns: int
 ) -> ModelVersion:
-    """The version as it is stored in place of the known one. aliases: of its name.
-
-    ConflictError where it was changed meanwhile, its weights are to be deleted and are in use, or it is to be pinned and
-    they are gone.
-    """
+    """The version as it is stored in place of the known one. aliases: of its name. ConflictError where it was changed
+    meanwhile, its weights are to be deleted and are in use, or it is to be pinned and they are gone."""
     if known is None:
         raise refusal("no_model", new.reference)
     identity = known.revision, known.run_id, known.policy, known.step
@@ -195,8 +179,8 @@ def changed_version(
 
 
 def moved_alias(new: ModelAlias, known: ModelAlias | None, version: ModelVersion | None, now_ns: int) -> ModelAlias:
-    """The alias as it is stored in place of the known one; its number is None where it is removed. version: the one that it
-    is to name. ConflictError where the alias was moved meanwhile, or the version's weights are gone."""
+    """The alias as it is stored in place of the known one. version: the one that it is to name. ConflictError where the
+    alias was moved meanwhile, or the version's weights are gone."""
     reference = f"{new.name}@{new.alias}"
     if new.revision != (0 if known is None else known.revision):
         raise refusal("model_changed", reference)
@@ -217,10 +201,7 @@ def use_of(version: ModelVersion, aliases: Sequence[ModelAlias]) -> str:
 
 
 class ModelRegistry(abc.ABC):
-    """The store's methods about model versions and aliases: resources that are changed by compare-and-set.
-
-    Part of LightningStore (base.py), whose rules hold here too. What is not abstract is made of the others.
-    """
+    """The store's methods for model versions and aliases, which are changed by compare-and-set; part of LightningStore."""
 
     @abc.abstractmethod
     async def put_model(self, version: ModelVersion) -> ModelVersion:
@@ -229,7 +210,7 @@ class ModelRegistry(abc.ABC):
 
         NotFoundError if there is no such run or version. ConflictError, and nothing changes, where the version was changed
         since the revision given, or its weights are to be deleted and it is pinned or an alias names it, now or before its
-        last move; whoever deletes files does so after this returned.
+        last move. Delete files after this returned.
         """
 
     @abc.abstractmethod
@@ -238,11 +219,8 @@ class ModelRegistry(abc.ABC):
 
     @abc.abstractmethod
     async def put_alias(self, alias: ModelAlias, reason: JSON) -> ModelAlias:
-        """Moves an alias to a version, or removes it; the audit log gets `reason`, with its numbers.
-
-        NotFoundError if there is no such version or alias. ConflictError where the alias was moved since the revision given,
-        or the version's weights were deleted.
-        """
+        """Moves an alias to a version, or removes it; the audit log gets `reason`. NotFoundError if there is no such version
+        or alias. ConflictError where the alias was moved since the revision given, or the version's weights were deleted."""
 
     @abc.abstractmethod
     async def aliases(self, name: str | None = None) -> list[ModelAlias]:
@@ -251,9 +229,7 @@ class ModelRegistry(abc.ABC):
     @abc.abstractmethod
     async def wait_aliases(self, name: str, known: Mapping[str, int], timeout_s: float = 30.0) -> list[ModelAlias]:
         """Aliases of a name, as soon as they are others than `known` (alias and number), or after `timeout_s` seconds.
-
-        Pushed, not polled: a move is known within a second everywhere.
-        """
+        Pushed, not polled."""
 
     async def register_model(self, version: ModelVersion) -> ModelVersion:
         """Registers a version whose weights are whole. One that is registered already gets those given where its weights had
@@ -262,7 +238,8 @@ class ModelRegistry(abc.ABC):
         if known.deleted:
             kept = {name: getattr(known, name) for name in ("name", "number", "tags", "notes", "pinned", "revision")}
             return await self.put_model(replace(version, **kept, deleted=False))
-        if same_weights(known.weights, version.weights):
+        hashes = known.weights.get("manifest_hash"), version.weights.get("manifest_hash")
+        if hashes[0] and hashes[0] == hashes[1] and known.weights != version.weights:
             return await self.put_model(replace(known, weights=version.weights))
         return known
 
@@ -292,8 +269,7 @@ class ModelRegistry(abc.ABC):
             await self.put_model(replace(known, deleted=True))
 
     async def set_alias(self, name: str, alias: str, number: int | None, reason: JSON) -> ModelAlias:
-        """Moves an alias to a version, or removes it (None). One that names the version already stays as it is, and nothing
-        is noted."""
+        """Moves an alias to a version, or removes it (None); does nothing where it names the version already."""
         known = next((one for one in await self.aliases(name) if one.alias == alias), None)
         if known is not None and known.number == number:
             return known

@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import orjson
 
@@ -62,11 +62,9 @@ async def export_run(
     format: Format = "jsonl",
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, int]:
-    """Write the run to the new folder; returns how many records each file holds.
-
-    `on_progress` gets how many rollouts of how many are written. NotFoundError if there is no such run, ConfigError if the
-    folder exists, MissingExtraError where Parquet needs a package, StoreError where the disk refuses.
-    """
+    """Write the run to the new folder; returns how many records each file holds. `on_progress` gets how many rollouts of
+    how many are written. NotFoundError if there is no such run, ConfigError if the folder exists, MissingExtraError where
+    Parquet needs a package, StoreError where the disk refuses."""
     run = await find_run(store, run_id)
     counts = dict.fromkeys(KINDS, 0)
     try:
@@ -85,7 +83,11 @@ async def export_run(
             "models": await store.models(run_id=run_id),
             "records": counts,
         }
-        _complete(partial, folder, orjson.dumps(about, option=orjson.OPT_INDENT_2))
+        with _new_file(partial / "run.json") as file:
+            file.write(orjson.dumps(about, option=orjson.OPT_INDENT_2))
+        sync(partial)
+        partial.rename(folder)
+        sync(folder.parent)
     except OSError as error:
         raise StoreError(f"--to: {folder} cannot be written: {error.strerror or error}") from error
     return counts
@@ -119,7 +121,8 @@ async def _records(
         ids = [rollout.id for rollout in rollouts]
         yield "rollouts", rollouts
         yield "attempts", await store.attempts(ids)
-        yield "calls", _parents_first(await read_calls(store, rollouts))
+        # By rollout and attempt, and then by their ends: a parent had ended before its child began.
+        yield "calls", sorted(await read_calls(store, rollouts), key=lambda call: (call.rollout_id, call.attempt))
         yield "spans", await store.spans(ids)
         yield "rewards", await store.rewards(ids)
         done += len(rollouts)
@@ -136,15 +139,17 @@ async def _write_images(store: LightningStore, run_id: str, calls: Iterable[Call
             continue
         for data in (await store.files(run_id, [name])).values():  # one at a time: an image may have megabytes
             make_private_folder(folder)
-            with open_private(folder / name, "wb") as file:
+            with _new_file(folder / name) as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
 
 
-def _parents_first(calls: Iterable[Call]) -> list[Call]:
-    """By rollout and attempt, and then as they come, by the end: a parent had ended before its child began."""
-    return sorted(calls, key=lambda call: (call.rollout_id, call.attempt))
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is on the disk when its context ends."""
+    with open_private(path, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _file(path: Path, kind: str) -> AbstractContextManager[Write]:
@@ -157,14 +162,10 @@ def _file(path: Path, kind: str) -> AbstractContextManager[Write]:
 
 @contextmanager
 def _json_lines(path: Path) -> Iterator[Write]:
-    def write(records: Sequence[Any]) -> None:
-        for record in records:
-            file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-
-    with open_private(path, "wb") as file:
-        yield write
-        file.flush()
-        os.fsync(file.fileno())
+    with _new_file(path) as file:
+        yield lambda records: file.writelines(
+            orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records
+        )
 
 
 def _new_folder(folder: Path) -> Path:
@@ -177,23 +178,13 @@ def _new_folder(folder: Path) -> Path:
     return partial
 
 
-def _complete(partial: Path, folder: Path, about: bytes) -> None:
-    with open_private(partial / "run.json", "wb") as file:
-        file.write(about)
-        file.flush()
-        os.fsync(file.fileno())
-    sync(partial)
-    partial.rename(folder)
-    sync(folder.parent)
-
-
 # --- pruning ----------------------------------------------------------------------------------------------------------
 
 DAY_NS = 86_400 * 10**9
 EVERY_S = 3600.0
 """Time between two looks of a server."""
 REFUSALS = (ConflictError, NotFoundError)
-"""Errors that a store raises about one run or step; whatever else it raises is of the store itself, and ends a look."""
+"""Errors about one run or step; any other is of the store itself, and ends a look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +212,7 @@ class Doomed:
 
 
 async def find_doomed(store: LightningStore, keep: Keep, now_ns: int) -> list[Doomed]:
-    """Runs that are more than what is kept, in the order in which they go."""
+    """Runs beyond what is kept, in the order in which they go."""
     runs = sorted(await store.runs(), key=lambda run: (run.updated_ns, run.id))
     sizes = {} if keep.bytes is None else {size.run_id: size for size in await store.sizes()}
     return choose(runs, sizes, keep, now_ns)
@@ -234,20 +225,16 @@ def choose(runs: Sequence[Run], sizes: dict[str, RunSize], keep: Keep, now_ns: i
     for run in runs:
         age_days = (now_ns - run.updated_ns) / DAY_NS
         size = sizes[run.id].bytes if run.id in sizes else None
-        if run.state == "running":
-            continue
-        if keep.days is not None and age_days > keep.days:
-            doomed.append(Doomed(run, f"unchanged for {age_days:.0f} days", size))
-        elif keep.bytes is not None and left > keep.bytes:
-            doomed.append(Doomed(run, "the store is too large", size))
-        else:
-            continue
-        left -= size or 0
+        old, large = keep.days is not None and age_days > keep.days, keep.bytes is not None and left > keep.bytes
+        if run.state != "running" and (old or large):
+            reason = f"unchanged for {age_days:.0f} days" if old else "the store is too large"
+            doomed.append(Doomed(run, reason, size))
+            left -= size or 0
     return doomed
 
 
 async def prune(store: LightningStore, keep: Keep, now_ns: int) -> tuple[list[Doomed], int]:
-    """Delete what is more than what is kept; the runs that went, and how many calls of runs that stay."""
+    """Delete what is beyond what is kept; the runs that went, and how many calls of runs that stay."""
     gone = await delete_doomed(store, await find_doomed(store, keep, now_ns))
     return gone, await drop_old_records(store, keep, now_ns)
 
@@ -268,10 +255,8 @@ async def delete_doomed(store: LightningStore, doomed: Sequence[Doomed]) -> list
 async def drop_old_records(
     store: LightningStore, keep: Keep, now_ns: int, *, without: Collection[str] = (), dry: bool = False
 ) -> int:
-    """Delete calls and spans that are older than what is kept, but for runs `without`; how many calls.
-
-    `dry`: delete nothing, and count what the rollouts say they have.
-    """
+    """Delete calls and spans that are older than what is kept, but for runs `without`; how many calls. `dry`: delete
+    nothing, and count what the rollouts say they have."""
     if keep.record_days is None:
         return 0
     before_ns = now_ns - int(keep.record_days * DAY_NS)

@@ -12,12 +12,12 @@ The kernel releases a lock when its process ends, however it ends. Knows neither
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import ipaddress
 import os
 import secrets
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,9 +31,6 @@ from urllib.parse import urlsplit
 from agentlightning.errors import ConfigError, ConflictError, StoreError
 from agentlightning.runtime.children import SERVER_END_S
 from agentlightning.store.urls import sqlite_file
-
-if sys.platform != "win32":
-    import fcntl
 
 KEY_VARIABLE = "AGL_SERVER_KEY"
 MAX_KEY_BYTES = 4096
@@ -77,8 +74,7 @@ def find_key(url: str) -> str | None:
 
 
 def find_key_file(url: str) -> Path | None:
-    """The file of that key, whichever address of this machine the URL names: beside the server's SQLite store where it has
-    one."""
+    """The file of that key, whichever address of this machine the URL names."""
     found = _find(url)
     return None if found is None else found.key_file
 
@@ -100,7 +96,7 @@ def _find(url: str) -> _Found | None:
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
         return None
-    if sys.platform == "win32" or parts.hostname is None or not is_loopback(parts.hostname):
+    if parts.hostname is None or not is_loopback(parts.hostname):
         return None
     try:
         descriptor = os.open(_folder() / str(port), os.O_RDONLY | os.O_NOFOLLOW)
@@ -119,8 +115,7 @@ def _find(url: str) -> _Found | None:
 
 
 def _leads_to(host: str, address: str) -> bool:
-    """True where whoever connects to the host reaches who listens at the address, and nobody else: the other addresses of
-    this machine are anybody's.
+    """True where the host leads to the listener at the address only: the other addresses of this machine are anybody's.
 
     >>> _leads_to("127.0.0.1", "127.0.0.1"), _leads_to("127.9.9.9", "0.0.0.0"), _leads_to("::1", "::")
     (True, True, True)
@@ -143,9 +138,8 @@ def published(address: str, port: int, key_file: Path) -> Iterator[None]:
     """Let clients find the key file of the server that listens there, as long as this lasts. Does nothing where files
     cannot be locked, or another server of the same port number is published."""
     with contextlib.ExitStack() as stack:
-        if sys.platform != "win32":
-            with contextlib.suppress(OSError):  # a home that cannot be written: clients are told the key
-                stack.enter_context(_published(address, port, key_file))
+        with contextlib.suppress(OSError):  # a home that cannot be written: clients need the key by AGL_SERVER_KEY
+            stack.enter_context(_published(address, port, key_file))
         yield
 
 
@@ -200,7 +194,7 @@ def key_path(store_url: str) -> Path:
 
 
 def load_or_create_key(path: Path) -> str:
-    """The key in the file, which is made with a new one if it does not exist. Raises ConfigError."""
+    """The key in the file, which is made where it does not exist. Raises ConfigError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -227,19 +221,16 @@ def load_or_create_key(path: Path) -> str:
 
 
 def _read(path: Path) -> str:
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
         status = os.fstat(descriptor)
-        if sys.platform != "win32":
-            if status.st_uid != os.geteuid():
-                raise ConfigError(
-                    f"{path}: the server key belongs to another user; remove the file or set {KEY_VARIABLE}"
-                )
-            if status.st_mode & 0o077:
-                raise ConfigError(
-                    f"{path}: the server key can be read by others; remove the file, so that a new key is made, or, if "
-                    f"nobody has read it, run: chmod 600 {path}"
-                )
+        if status.st_uid != os.geteuid():
+            raise ConfigError(f"{path}: the server key belongs to another user; remove the file or set {KEY_VARIABLE}")
+        if status.st_mode & 0o077:
+            raise ConfigError(
+                f"{path}: the server key can be read by others; remove the file, so that a new key is made, or, if "
+                f"nobody has read it, run: chmod 600 {path}"
+            )
         key = file.read(MAX_KEY_BYTES).strip()
     if not key:
         raise ConfigError(f"{path}: expected the server key, found nothing; remove the file, so that a new key is made")

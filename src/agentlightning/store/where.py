@@ -16,7 +16,7 @@ import math
 import operator
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -138,24 +138,11 @@ def _compare(comparison: Comparison, row: RolloutSummary) -> bool | None:
     value = getattr(row, comparison.field)
     if sign == "is null":
         return value is None
-    return None if value is None else compare(value, sign, values)
-
-
-def compare(value: Any, sign: str, values: Sequence[Value]) -> bool:
-    """True where this holds of a value that is there."""
+    if value is None:
+        return None
     if sign == "in":
         return value in values
-    if sign == "~":
-        return values[0] in value
-    return COMPARISONS[sign](value, values[0])
-
-
-def fields_of(tree: Filter) -> set[str]:
-    """The fields that a filter names."""
-    if isinstance(tree, Comparison):
-        return {tree.field}
-    parts = (tree.part,) if isinstance(tree, Not) else tree.parts
-    return set().union(*map(fields_of, parts))
+    return values[0] in value if sign == "~" else COMPARISONS[sign](value, values[0])
 
 
 class _Parser:
@@ -208,15 +195,16 @@ class _Parser:
         if name != AGENT and self._take("is"):
             opposite = self._take("not")
             self._expect("null", name)
-            return _unless(opposite, Comparison(name, "is null", ()))
+            null = Comparison(name, "is null", ())
+            return Not(null) if opposite else null
         if (opposite := self._take("not")) or self.token.lower() == "in":
             self._expect("in", name)
-            return _unless(opposite, Comparison(name, "in", self._values(name)))
-        sign = self.token
-        known = ("=", "!=") if name == AGENT or FIELDS[name].kind is bool else (*COMPARISONS, "~")
-        if self.kind != "sign" or sign not in known or (sign == "~" and FIELDS[name].kind is not str):
-            signs = " ".join(each for each in known if each != "~" or FIELDS[name].kind is str)
-            raise self.wrong(f"one of {signs}, in{', is' if name != AGENT else ''}", name)
+            listed = Comparison(name, "in", self._values(name))
+            return Not(listed) if opposite else listed
+        sign, kind = self.token, FIELDS[name].kind
+        known = ["=", "!="] if name == AGENT or kind is bool else [*COMPARISONS, *(["~"] if kind is str else [])]
+        if self.kind != "sign" or sign not in known:
+            raise self.wrong(f"one of {' '.join(known)}, in{', is' if name != AGENT else ''}", name)
         self._next()
         return Comparison(name, sign, (self._value(name, sign),))
 
@@ -268,7 +256,7 @@ class _Parser:
             raise self.wrong(f"'{token}'", field)
 
     def _next(self) -> str:
-        """The token at the cursor, which moves on."""
+        """Moves the cursor on; returns the token that was there."""
         before = self.token
         found = _TOKEN.match(self._text, self._end)
         assert found is not None  # `other` takes what nothing else does
@@ -276,7 +264,3 @@ class _Parser:
         self.kind, self.token = found.lastgroup, found[found.lastgroup]
         self._start, self._end = found.start(found.lastgroup), found.end()
         return before
-
-
-def _unless(opposite: bool, comparison: Comparison) -> Filter:
-    return Not(comparison) if opposite else comparison
