@@ -99,15 +99,6 @@ async def test_a_repeat_that_asks_for_something_else_is_refused(store: Lightning
     assert (await store.count(run_id))["train", "running"] == 1
 
 
-async def test_what_was_not_done_is_not_remembered(store: LightningStore) -> None:
-    run_id = await a_run(store)
-    with requested("early", b"body"):
-        assert await store.claim(a_worker(run_id)) == []
-    await store.enqueue(some(run_id, 1))
-    with requested("early", b"body"):
-        assert len(await store.claim(a_worker(run_id))) == 1
-
-
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"])
 async def test_another_process_answers_as_the_one_that_was_killed_would_have(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
