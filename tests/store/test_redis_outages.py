@@ -14,9 +14,9 @@ from store_samples import a_run, a_worker, appending, claimed, ending, new_id, s
 
 from agentlightning.errors import StoreError
 from agentlightning.records import Resource
-from agentlightning.store.notifier import Notifier
 from agentlightning.store.redis.connection import MAX_CONNECTIONS, Address, Command, RedisConnection
 from agentlightning.store.redis.store import RedisLightningStore
+from agentlightning.store.waiting import Notifier
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

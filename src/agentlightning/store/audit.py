@@ -22,8 +22,7 @@ from agentlightning.errors import ConflictError
 from agentlightning.records import JSON, Resource
 
 MAX_ACTOR_CHARS = 200
-MAX_IDS_NAMED = 20
-"""Rollouts that one entry names; of more it gives the number."""
+MAX_IDS_NAMED = 20  # rollouts that one entry names; of more it gives the number
 AUDITED = frozenset(
     {"cancel", "create_token", "put_alias", "put_model", "delete_runs", "drop_records", "put_resources", "revoke_token"}
     | {"update_run"}
@@ -37,15 +36,12 @@ AUDITED_KINDS = frozenset({"policy", "external", "prompt_template", "routes"})
 class AuditEntry:
     """Something that was done, and by whom."""
 
-    seq: int
-    """Counts up, by one at least: the cursor of `audit`."""
+    seq: int  # counts up, by one at least: the cursor of `audit`
     created_ns: int
     actor: str
     """``token NAME (ID)``, ``server key``, ``local user NAME``; behind a further server, as that server says."""
-    action: str
-    """The store's method."""
-    subject: str
-    """Id of what it was done to: a run, a token, a resource's name."""
+    action: str  # the store's method
+    subject: str  # id of what it was done to: a run, a token, a resource's name
     run_id: str | None
     detail: JSON
 
@@ -55,8 +51,7 @@ class Actor:
     """The caller of a store's methods."""
 
     name: str
-    binds: str | None = None
-    """Id of a token without a run: the first run that it creates becomes its run."""
+    binds: str | None = None  # id of a token without a run: the first run that it creates becomes its run
 
 
 _actor: ContextVar[Actor | None] = ContextVar("actor", default=None)
@@ -102,18 +97,15 @@ def _user() -> str:
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
-REQUEST_KEPT_S = 900.0
-"""Seconds for which the outcome of a request is remembered."""
+REQUEST_KEPT_S = 900.0  # seconds for which the outcome of a request is remembered
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request of a client."""
 
-    name: str
-    """The client's, with whatever else tells requests apart: the caller and the method."""
-    digest: bytes
-    """Of its body: the same name for something else is refused."""
+    name: str  # the client's, with whatever else tells requests apart: the caller and the method
+    digest: bytes  # of its body: the same name for something else is refused
     suffix: str = ""
 
     @property

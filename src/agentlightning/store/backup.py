@@ -19,8 +19,7 @@ from agentlightning.runtime.disk import PRIVATE_FILE
 from agentlightning.store.urls import sqlite_file
 
 LOCK_TIMEOUT_S = 60.0
-_OURS = ("timeout", "patience", "read_timeout")
-"""Parameters of a PostgreSQL URL that libpq does not know."""
+_OURS = ("timeout", "patience", "read_timeout")  # parameters of a PostgreSQL URL that libpq does not know
 _CERTIFICATES = {"ssl_ca_certs": "--cacert", "ssl_certfile": "--cert", "ssl_keyfile": "--key"}
 """Parameters of a Redis URL, and the options of redis-cli for them."""
 

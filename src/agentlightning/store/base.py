@@ -51,18 +51,14 @@ from agentlightning.store.models import ModelRegistry
 from agentlightning.store.summaries import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole
 
-LEASE_S = 30.0
-"""Seconds a lease lasts without a heartbeat; workers send one every 10."""
+LEASE_S = 30.0  # seconds a lease lasts without a heartbeat; workers send one every 10
 
-SESSION_HOLDER = "gateway"
-"""Holds the leases of sessions, in the place of a worker."""
+SESSION_HOLDER = "gateway"  # holds the leases of sessions, in the place of a worker
 
-MAX_FINISHED = 1000
-"""Most rollouts that `wait` returns at a time: no caller holds a whole run in memory."""
+MAX_FINISHED = 1000  # most rollouts that `wait` returns at a time: no caller holds a whole run in memory
 
 EXPIRING_S = 10
-SEEN_S = 60
-"""Seconds within which leases count as expiring, and workers as seen, in `statistics`."""
+SEEN_S = 60  # seconds within which leases count as expiring, and workers as seen, in `statistics`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +71,8 @@ class RolloutQuery:
     states: Sequence[RolloutState] | None = None
     group_ids: Sequence[str] | None = None
     step: int | None = None
-    unconsumed: bool = False
-    """Only rollouts without an outcome."""
-    after: str | None = None
-    """Cursor: only ids greater than this one."""
+    unconsumed: bool = False  # only rollouts without an outcome
+    after: str | None = None  # cursor: only ids greater than this one
     limit: int | None = None
     newest_first: bool = False
 
@@ -86,8 +80,7 @@ class RolloutQuery:
 class LightningStore(ModelRegistry):
     """The abstract store. Every method may raise StoreError when the store cannot serve."""
 
-    background: BackgroundTasks | None = None
-    """The loops of this store in this process; None where it has none."""
+    background: BackgroundTasks | None = None  # the loops of this store in this process; None where it has none
 
     @property
     def shared(self) -> bool:

@@ -37,8 +37,7 @@ T = TypeVar("T")
 
 Row = tuple[Any, ...]
 
-MAX_IDS_PER_QUERY = 10_000
-"""Below SQLite's bound of 32766 parameters in a statement."""
+MAX_IDS_PER_QUERY = 10_000  # below SQLite's bound of 32766 parameters in a statement
 
 ARRAYS: Mapping[tuple[type, str], str] = {
     (Call, "suffix_ids"): "i",

@@ -21,8 +21,7 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 REPLAYED_PROTOCOLS = ("chat", "completions", "messages")
 """In which the next request holds all that an external model needs: nothing is kept at the provider."""
 
-Choices = list[Call]
-"""The samples of one request, the first of them first."""
+Choices = list[Call]  # the samples of one request, the first of them first
 
 
 async def new_forks(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agentlightning.errors import InputError
 from agentlightning.records import JSON
-from agentlightning.store.rules import in_use, refusal
+from agentlightning.store.rules import refusal
 
 MAX_NAME_CHARS = 128
 MAX_NOTES_CHARS = 10_000
@@ -35,30 +35,21 @@ class ModelVersion:
     run_id: str
     policy: str
     step: int
-    resource_version: int
-    """Version of the run's resource of kind policy."""
-    parent: str | None
-    """``support@30``, or the base model."""
-    base_model: str
-    """As configured: ``model.path``."""
-    weights: JSON
-    """``{"kind": "full" | "adapter", "url": …, "manifest_hash": …, "bytes": …}``"""
-    prompts: dict[str, int] = field(default_factory=dict)
-    """Versions of the run's prompt templates that it goes with."""
+    resource_version: int  # version of the run's resource of kind policy
+    parent: str | None  # ``support@30``, or the base model
+    base_model: str  # as configured: ``model.path``
+    weights: JSON  # ``{"kind": "full" | "adapter", "url": …, "manifest_hash": …, "bytes": …}``
+    prompts: dict[str, int] = field(default_factory=dict)  # versions of the run's prompt templates that it goes with
     config_hash: str = ""
-    code_hash: str = ""
-    """Of the agent's code."""
-    data_hash: str = ""
-    """Of the tasks that it was trained on."""
+    code_hash: str = ""  # of the agent's code
+    data_hash: str = ""  # of the tasks that it was trained on
     metrics: JSON = field(default_factory=dict)
     """The newest of the run: ``{"eval/reward": {"mean": …, "low": …, "high": …, "n": …}}``"""
-    licence: str | None = None
-    """Of the base model; None where nothing says it."""
+    licence: str | None = None  # of the base model; None where nothing says it
     tags: dict[str, str] = field(default_factory=dict)
     notes: str = ""
     pinned: bool = False
-    deleted: bool = False
-    """Its weights are gone; the entry stays."""
+    deleted: bool = False  # its weights are gone; the entry stays
     created_ns: int = 0
     revision: int = 0
     """Counts its changes: a change names the one that it was made from. 0 in what is new."""
@@ -74,13 +65,10 @@ class ModelAlias:
 
     name: str
     alias: str
-    number: int | None
-    """None removes it."""
-    previous: int | None
-    """The version that it named before, to which it can be rolled back."""
+    number: int | None  # none removes it
+    previous: int | None  # the version that it named before, to which it can be rolled back
     moved_ns: int
-    revision: int = 0
-    """Counts its moves, as that of a version counts its changes."""
+    revision: int = 0  # counts its moves, as that of a version counts its changes
 
 
 class ModelReference(NamedTuple):
@@ -195,9 +183,14 @@ def moved_alias(new: ModelAlias, known: ModelAlias | None, version: ModelVersion
 
 
 def use_of(version: ModelVersion, aliases: Sequence[ModelAlias]) -> str:
-    """Says why a version's weights must stay; nothing where they may be deleted."""
-    named = [one for one in aliases if version.number in (one.number, one.previous)]
-    return in_use(version.pinned, [(one.alias, one.number == version.number) for one in named])
+    """The reasons why a version's weights must stay; empty where they may be deleted."""
+    uses = ["pinned"] if version.pinned else []
+    for one in aliases:
+        if one.number == version.number:
+            uses.append(f"named by the alias {one.alias}")
+        elif one.previous == version.number:
+            uses.append(f"what the alias {one.alias} is rolled back to")
+    return ", ".join(uses)
 
 
 class ModelRegistry(abc.ABC):

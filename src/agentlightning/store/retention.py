@@ -51,8 +51,7 @@ KINDS: dict[str, type] = {
 }
 """File by file, what a record of it is."""
 
-Write = Callable[[Sequence[Any]], None]
-"""Appends records to a file, which is on the disk when its context ends."""
+Write = Callable[[Sequence[Any]], None]  # appends records to a file, which is on the disk when its context ends
 
 
 async def export_run(
@@ -181,8 +180,7 @@ def _new_folder(folder: Path) -> Path:
 # --- pruning ----------------------------------------------------------------------------------------------------------
 
 DAY_NS = 86_400 * 10**9
-EVERY_S = 3600.0
-"""Time between two looks of a server."""
+EVERY_S = 3600.0  # time between two looks of a server
 REFUSALS = (ConflictError, NotFoundError)
 """Errors about one run or step; any other is of the store itself, and ends a look."""
 
@@ -191,12 +189,9 @@ REFUSALS = (ConflictError, NotFoundError)
 class Keep:
     """Bounds of what is kept. None: everything."""
 
-    days: float | None = None
-    """Runs that changed within so many days."""
-    bytes: int | None = None
-    """Runs until their sizes add up to this."""
-    record_days: float | None = None
-    """Calls and spans of consumed rollouts, for so many days after they finished."""
+    days: float | None = None  # runs that changed within so many days
+    bytes: int | None = None  # runs until their sizes add up to this
+    record_days: float | None = None  # calls and spans of consumed rollouts, for so many days after they finished
 
 
 KEEP_ALL = Keep()

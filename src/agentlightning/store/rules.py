@@ -32,10 +32,9 @@ from agentlightning.records import (
     Step,
     WorkerStatus,
 )
-from agentlightning.store.gateway_events import IGNORED_BASE_URL, NO_CALLS
+from agentlightning.store.gateway_events import BROKEN, IGNORED_BASE_URL, NO_CALLS
 
-MAX_REASONS = 16
-"""Reasons of refused calls that a warning names."""
+MAX_REASONS = 16  # reasons of refused calls that a warning names
 
 NEVER_FINAL: frozenset[str] = frozenset({"air", "rescored"})
 """Sources of rewards that never settle a rollout: what AIR saw, and what a reward function said of it afterwards."""
@@ -52,8 +51,7 @@ class LiveRollout:
     attempt: int
     lost: int
     retry: RetryPolicy
-    token: str = ""
-    """Of the running attempt's lease, as is the next."""
+    token: str = ""  # of the running attempt's lease, as is the next
     worker_id: str = ""
 
     def held_by(self, lease: Lease) -> bool:
@@ -69,10 +67,8 @@ class Ending:
     state: AttemptEnd
     error: str | None = None
     output: str | None = None
-    diagnosis: str | None = None
-    """The worker's guess where no call was recorded."""
-    agent_failed: bool = False
-    """The worker reports that the agent failed: only then a refused call may be why."""
+    diagnosis: str | None = None  # the worker's guess where no call was recorded
+    agent_failed: bool = False  # the worker reports that the agent failed: only then a refused call may be why
     cancelled: bool = False
 
 
@@ -80,18 +76,13 @@ class Ending:
 class AttemptRecord:
     """The record of an attempt when it ends; stores fill it in."""
 
-    rewards: list[Reward] = field(default_factory=list)
-    """In the order they were made."""
+    rewards: list[Reward] = field(default_factory=list)  # in the order they were made
     calls: int = 0
     last_call_ns: int = 0
-    unknown_path: str | None = None
-    """The last path that a request asked for and that is no route."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """Refused calls by their fields."""
-    refused_last: bool = False
-    """A call was refused after the last recorded one, for another reason than OUTGROWN."""
-    broken: Counter[str] = field(default_factory=Counter)
-    """Broken spans by cause."""
+    unknown_path: str | None = None  # the last path that a request asked for and that is no route
+    refused: Counter[str] = field(default_factory=Counter)  # refused calls by their fields
+    refused_last: bool = False  # a call was refused after the last recorded one, for another reason than OUTGROWN
+    broken: Counter[str] = field(default_factory=Counter)  # broken spans by cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,14 +139,15 @@ def _next_state(rollout: LiveRollout, ended: AttemptState, refused: bool) -> Rol
 
 
 def _warning(ended: AttemptState, diagnosis: str | None, evidence: AttemptRecord) -> str | None:
-    """AttemptRecord before suspicion: refused calls explain more than a wrong path, and that more than any guess."""
+    """Refused calls explain more than a wrong path, and that more than any guess."""
     silent = evidence.calls == 0 and ended != "lost"
     said = None
     if evidence.refused:
         said = _refused_warning(evidence.refused)
         said = f"{NO_CALLS}: {said}" if silent else said
     elif silent and evidence.unknown_path is not None:
-        said = reason("unknown_route", NO_CALLS, evidence.unknown_path)
+        path = evidence.unknown_path
+        said = f"{NO_CALLS}: the agent asked for {path}, which is no route; its base URL must end as it was given"
     elif silent:
         said = f"{NO_CALLS}: {diagnosis or IGNORED_BASE_URL}"
     if not evidence.broken:
@@ -171,7 +163,7 @@ def broken_warning(counts: Mapping[str, int]) -> str:
     'broken spans, dropped or cut: too_large 1, undecodable 2'
     """
     causes = ", ".join(f"{cause} {count}" for cause, count in sorted(counts.items()))
-    return reason("broken_spans", causes)
+    return f"{BROKEN}, dropped or cut: {causes}"
 
 
 def _refused_warning(counts: Mapping[str, int]) -> str:
@@ -185,24 +177,24 @@ def _refused_warning(counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
     named = sorted(counts.items())[:MAX_REASONS]
     fields = ", ".join(f"{field} {count}" for field, count in named) + (", …" if len(counts) > len(named) else "")
-    return reason("refused_calls", f"{total} call{'' if total == 1 else 's'}", fields)
+    return f"{total} call{'' if total == 1 else 's'} refused: {fields}"
 
 
 def overdue(rollout: LiveRollout) -> Ending:
     """The end of an attempt whose lease ran out: a session is over when its user is silent, a worker is lost."""
     if rollout.kind == "session":
         return Ending(state="succeeded")
-    return Ending(state="lost", error=reason("silent_worker", rollout.worker_id))
+    return Ending(state="lost", error=f"worker {rollout.worker_id} stopped sending heartbeats")
 
 
 def cancelled() -> Ending:
     """The end of a rollout that nobody wants any more."""
-    return Ending(state="lost", error=reason("cancelled"), cancelled=True)
+    return Ending(state="lost", error="the rollout was cancelled", cancelled=True)
 
 
 def restarted(worker_id: str) -> Ending:
     """The end of what a worker held that was started again under its name."""
-    return Ending(state="lost", error=reason("restarted_worker", worker_id))
+    return Ending(state="lost", error=f"worker {worker_id} ended and started again")
 
 
 def is_successor(worker: WorkerStatus, host: str, pid: int) -> bool:
@@ -227,7 +219,9 @@ def last_rewards(
         try:
             value = reward_number(reward.value, reward.name)
             if reward.call_id is not None and (reward.call_id, rollout.id) not in known_calls:
-                raise RewardError(reason("unknown_call", reward.name, reward.call_id))
+                raise RewardError(
+                    f"{reward.name}: expected call_id to name a recorded call of the rollout, got {reward.call_id}"
+                )
         except RewardError as error:
             ending = replace(ending, state="failed", error=str(error))
             continue
@@ -249,8 +243,7 @@ class ListedRollout:
     run_id: str
     mode: Mode
     state: RolloutState
-    step: int | None
-    """The step that consumed it already."""
+    step: int | None  # the step that consumed it already
 
 
 def present_step(present: Step | None, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step | None:
@@ -291,17 +284,18 @@ def closed_step(present: Step | None, run_id: str, step: int, version: int) -> S
 def final_reward(rewards: Sequence[Reward], source: str | None = None) -> float | None:
     """The final reward among an attempt's records, in the order they were made; None where there is none.
 
-    The agent's return value counts before the reward function's, that before what was printed, posted or emitted without
-    a call, of which the last one counts. Where two sources that are meant as final (return value, reward function,
-    output) are both present, or one of them and a posted one, RewardError names them, unless `source` says which to take.
-    What AIR saw of a rollout, or what it was rescored with afterwards, is never its final reward.
+    The last one of the one deliberate source (return value, reward function, output, post), else the last that was emitted
+    without a call. RewardError names two deliberate sources, unless `source` says which to take.
     """
     finals = [reward for reward in rewards if reward.call_id is None and reward.source not in NEVER_FINAL]
     if source is not None:
         finals = [reward for reward in finals if reward.source == source]
     deliberate = {reward.source for reward in finals if reward.source != "emitted"}
     if len(deliberate) > 1:
-        raise RewardError(reason("two_rewards", ", ".join(sorted(deliberate))))
+        raise RewardError(
+            f"final rewards from two sources ({', '.join(sorted(deliberate))}) contradict each other: give the reward in "
+            "one way only"
+        )
     chosen = [reward for reward in finals if reward.source in deliberate] or finals
     return chosen[-1].value if chosen else None
 
@@ -362,10 +356,7 @@ _REFUSALS: dict[str, tuple[type[StoreError], str]] = {
     "listed_twice": (ConflictError, f"{_STEP}: a rollout is listed twice"),
     "no_rollout": (NotFoundError, f"{_STEP}: no such rollout: {{2}}"),
     "of_other_run": (ConflictError, f"{_STEP}: rollout {{2}} belongs to run {{3}}"),
-    "is_evaluation": (
-        ConflictError,
-        f"{_STEP}: rollout {{2}} is an evaluation rollout, which is never learned from",
-    ),
+    "is_evaluation": (ConflictError, f"{_STEP}: rollout {{2}} is an evaluation rollout, never learned from"),
     "not_finished": (ConflictError, f"{_STEP}: rollout {{2}} is {{3}}, not finished"),
     "consumed": (ConflictError, f"{_STEP}: rollout {{2}} was consumed by step {{3}} already"),
     "no_credited_rollout": (NotFoundError, "credit: there is no rollout {0} in run {1}"),
@@ -378,35 +369,7 @@ _REFUSALS: dict[str, tuple[type[StoreError], str]] = {
     "has_records_to_come": (ConflictError, "rollout {0} is {1}: only records of finished rollouts can be dropped"),
 }
 
-REASONS = {
-    "cancelled": "the rollout was cancelled",
-    "silent_worker": "worker {0} stopped sending heartbeats",
-    "restarted_worker": "worker {0} ended and started again",
-    "unknown_call": "{0}: expected call_id to name a recorded call of the rollout, got {1}",
-    "two_rewards": "final rewards from two sources ({0}) contradict each other: give the reward in one way only",
-    "broken_spans": "broken spans, dropped or cut: {0}",
-    "refused_calls": "{0} refused: {1}",
-    "pinned": "pinned",
-    "aliased": "named by the alias {0}",
-    "aliased_before": "what the alias {0} is rolled back to",
-    "unknown_route": "{0}: the agent asked for {1}, which is no route; its base URL must end as it was given",
-}
-
 
 def refusal(code: str, *arguments: object) -> StoreError:
     kind, sentence = _REFUSALS[code]
     return kind(sentence.format(*arguments))
-
-
-def reason(code: str, *arguments: object) -> str:
-    return REASONS[code].format(*arguments)
-
-
-def in_use(pinned: bool, aliases: Sequence[tuple[str, bool]]) -> str:
-    """Says by what the weights of a model version are in use; nothing where they are not.
-
-    aliases: each with True where it names the version now, False where it did before.
-    """
-    uses = [reason("pinned")] if pinned else []
-    uses += [reason("aliased" if now else "aliased_before", alias) for alias, now in aliases]
-    return ", ".join(uses)

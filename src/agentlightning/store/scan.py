@@ -20,14 +20,11 @@ from agentlightning.store.models import ModelVersion, parse_reference
 
 R = TypeVar("R", Call, Span, Reward)
 
-MAX_ROLLOUTS = 200
-"""Most rollouts of a portion."""
-MAX_CALLS = 1000
-"""Most calls of a portion, as far as rollouts tell before they are read."""
+MAX_ROLLOUTS = 200  # most rollouts of a portion
+MAX_CALLS = 1000  # most calls of a portion, as far as rollouts tell before they are read
 MAX_STEPS = 20
 MAX_METRICS = 5000
-MAX_IMAGES = 16
-"""Most images of one request: each may have megabytes."""
+MAX_IMAGES = 16  # most images of one request: each may have megabytes
 
 
 async def find_run(store: LightningStore, run_id: str) -> Run:
@@ -108,10 +105,8 @@ async def read_images(store: LightningStore, calls: Iterable[Call]) -> dict[str,
 
 # --- feedback: the words of a reward function, kept as a span of the attempt, which no OTLP exporter can make --------------
 
-FEEDBACK: Literal["reward.feedback"] = "reward.feedback"
-"""Name of the span, and of its attribute with the text."""
-MAX_FEEDBACK_CHARS = 8192
-"""Characters of one attempt's feedback that are kept."""
+FEEDBACK: Literal["reward.feedback"] = "reward.feedback"  # name of the span, and of its attribute with the text
+MAX_FEEDBACK_CHARS = 8192  # characters of one attempt's feedback that are kept
 
 
 def feedback_text(given: Any, name: str) -> str:

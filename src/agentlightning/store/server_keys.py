@@ -37,8 +37,7 @@ MAX_KEY_BYTES = 4096
 LOCK_TRIES = 10
 LOCK_PAUSE_S = 0.02
 SERVER_LOCK_PAUSE_S = 0.1
-NOTICE_S = 5.0
-"""Time for a server whose parent was killed to notice, and to say that it ends."""
+NOTICE_S = 5.0  # time for a server whose parent was killed to notice, and to say that it ends
 
 
 @functools.lru_cache(maxsize=1024)
@@ -83,10 +82,8 @@ def find_key_file(url: str) -> Path | None:
 class _Found:
     """A server that is published for the port of a URL."""
 
-    host: str
-    """The URL's."""
-    address: str
-    """The one that the server listens at."""
+    host: str  # the URL's
+    address: str  # the one that the server listens at
     key_file: Path
 
 

@@ -34,44 +34,35 @@ class RolloutSummary:
     state: RolloutState
     group_id: str
     replica: int
-    task_key: str
-    """Hash of the task: rollouts of one task have it in common, whatever their step."""
-    title: str
-    """The beginning of the task's text."""
+    task_key: str  # hash of the task: rollouts of one task have it in common, whatever their step
+    title: str  # the beginning of the task's text
     reward: float | None
-    turns: int
-    """Model calls of its last attempt, as are the next four."""
+    turns: int  # model calls of its last attempt, as are the next four
     prompt_tokens: int
     sampled_tokens: int
     """Those of external models as they reported them; those that a fork replayed were sampled for another rollout."""
     forks: int
-    agents: list[str]
-    """Names of its sub-agents that its calls were recorded with, sorted."""
+    agents: list[str]  # names of its sub-agents that its calls were recorded with, sorted
     attempts: int
     lost: int
     refused: bool
-    failure: str | None
-    """The line of the error that names it; of a refused rollout, of its warning."""
+    failure: str | None  # the line of the error that names it; of a refused rollout, of its warning
     outcome: Outcome | None
     created_ns: int
     finished_ns: int
     finished_seq: int
-    duration_s: float
-    """From its first claim to its end; 0 where it was never claimed."""
+    duration_s: float  # from its first claim to its end; 0 where it was never claimed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryQuery:
     """A page of summaries of finished rollouts. Those without a reward come last, in either direction."""
 
-    run_id: str | None = None
-    """None: all runs."""
-    where: str = ""
-    """A filter: ``reward < 0.2 and step > 50 and agent = 'writer'`` (where.py)."""
+    run_id: str | None = None  # none: all runs
+    where: str = ""  # a filter: ``reward < 0.2 and step > 50 and agent = 'writer'`` (where.py)
     order_by: Order = "finished"
     descending: bool = True
-    after: str | None = None
-    """The `next` of the page before, of the same order."""
+    after: str | None = None  # the `next` of the page before, of the same order
     limit: int = 50
 
 
@@ -80,8 +71,7 @@ class SummaryPage:
     """Some summaries in order."""
 
     rows: list[RolloutSummary]
-    next: str | None
-    """Cursor of the next page; None where there is no more."""
+    next: str | None  # cursor of the next page; None where there is no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +79,7 @@ class SeriesPoint:
     """A metric over a bucket of steps."""
 
     step: int
-    value: float
-    """The last value of the bucket, its step and its time."""
+    value: float  # the last value of the bucket, its step and its time
     low: float
     high: float
     created_ns: int

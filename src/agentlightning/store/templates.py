@@ -21,8 +21,7 @@ from agentlightning.records import JSON, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_rollouts
 
-MAX_TEMPLATES = 1024
-"""Versions kept by one reader."""
+MAX_TEMPLATES = 1024  # versions kept by one reader
 
 _Key = tuple[str, str, int]
 
@@ -129,10 +128,8 @@ async def promote_candidate(store: LightningStore, run_id: str, versions: Mappin
 
 # --- candidates of a search -------------------------------------------------------------------------------------------
 
-CANDIDATES = "prompt:candidates"
-"""Name of the resource; no template's, which has no colon."""
-GROUP = "optimize"
-"""First part of the group ids of a search's rollouts."""
+CANDIDATES = "prompt:candidates"  # name of the resource; no template's, which has no colon
+GROUP = "optimize"  # first part of the group ids of a search's rollouts
 _VALIDATION = re.compile(rf"{GROUP}:(\d{{1,9}}):val:(\d{{1,9}})(?::(\d{{1,9}}))?")
 
 
@@ -142,15 +139,12 @@ class CandidateRecord:
 
     number: int | None
     """Position in the order of candidates, from 0, the texts that the search started from; None: it was refused."""
-    texts: Mapping[str, str]
-    """By name of the template; of messages NAME.0, NAME.1 and so on."""
+    texts: Mapping[str, str]  # by name of the template; of messages NAME.0, NAME.1 and so on
     versions: Mapping[str, int] = field(default_factory=dict)
     """Versions of all templates of the run, with which its rollouts are run."""
-    parents: tuple[int, ...] = ()
-    """Numbers of the candidates it was made from."""
+    parents: tuple[int, ...] = ()  # numbers of the candidates it was made from
     source: str = ""
-    refused: str = ""
-    """Sentence that says why it is no candidate."""
+    refused: str = ""  # sentence that says why it is no candidate
 
     def resource(self, run_id: str) -> Resource:
         return Resource(run_id=run_id, name=CANDIDATES, kind="prompt_candidate", value=asdict(self))

@@ -1,4 +1,4 @@
-"""What URLs of stores name: the file of an SQLite store, and seconds among their parameters."""
+"""URLs of stores: the file of an SQLite store, and seconds among the parameters.
 
 from __future__ import annotations
 

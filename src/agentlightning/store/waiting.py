@@ -1,14 +1,19 @@
-"""WaitingStore: the methods that wait for what others write, and those that are made of others.
+"""WaitingStore: the methods that wait for what others write, and those that are made of others; and the Notifier.
 
 Base of the stores of this process, SQL and Redis. A method that waits looks, subscribes to the notifier and looks again when
-it is notified: pushed, not polled. Knows nothing of databases: each store says how it looks.
+it is notified: pushed, not polled. A writer notifies after its commit, and a listener for other processes; a notification
+promises nothing. Knows nothing of databases: each store says how it looks.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -30,7 +35,6 @@ from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.audit import AuditEntry, current_request
 from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
 from agentlightning.store.models import ModelAlias, ModelVersion, check_alias, check_name, check_version
-from agentlightning.store.notifier import ALIASES, FINISHED, METRICS, QUEUED, RESOURCES, Notifier
 from agentlightning.store.summaries import (
     RolloutSummary,
     SeriesPoint,
@@ -243,3 +247,79 @@ def _check_labels(run_id: str, asked: Mapping[str, str], labels: Mapping[str, st
     if any(labels.get(name) != value for name, value in asked.items()):
         wanted, had = (", ".join(f"{name}={value}" for name, value in sorted(each.items())) for each in (asked, labels))
         raise InputError(f"labels: run {run_id} asks its workers for {wanted}, and this one has {had or 'none'}")
+
+
+# --- notifications ----------------------------------------------------------------------------------------------------
+
+Topic = tuple[str, str]  # one of these, and a run
+QUEUED = "queued"
+FINISHED = "finished"
+RESOURCES = "resources"
+METRICS = "metrics"
+ALIASES = "aliases"
+"""Rollouts of the run are queued; the number of it that have finished; a resource has a new version; there are metrics. Of a
+model's name in the place of the run: an alias was moved."""
+
+
+class Notifier:
+    """Listeners of any event loop, woken from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._subscriptions: dict[Topic, set[_Subscription]] = defaultdict(set)
+
+    @contextmanager
+    def subscribe(self, topic: Topic, goal: int = 0) -> Iterator[_Subscription]:
+        """Subscribes to notifications of `topic` with at least the value `goal`.
+
+        Enter before looking at the data: what is committed between the look and the wait then ends the wait.
+        """
+        subscription = _Subscription(goal)
+        with self._lock:
+            self._subscriptions[topic].add(subscription)
+        try:
+            yield subscription
+        finally:
+            with self._lock:
+                self._subscriptions[topic].discard(subscription)
+                if not self._subscriptions[topic]:
+                    del self._subscriptions[topic]
+
+    def notify(self, values: Mapping[Topic, int]) -> None:
+        """Wake the subscriptions of these topics whose goal is reached."""
+        with self._lock:
+            woken = [
+                subscription
+                for topic, value in values.items()
+                for subscription in self._subscriptions.get(topic, ())
+                if subscription.goal <= value
+            ]
+        for subscription in woken:
+            subscription.wake()
+
+    def notify_all(self) -> None:
+        """Wake every subscription, whatever it waits for: a notification may have been missed."""
+        with self._lock:
+            woken = [subscription for subscriptions in self._subscriptions.values() for subscription in subscriptions]
+        for subscription in woken:
+            subscription.wake()
+
+
+class _Subscription:
+    def __init__(self, goal: int) -> None:
+        self.goal = goal
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # its loop has closed, perhaps this very moment: nobody waits any more
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when notified since the last wait, or after `timeout_s` seconds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            return
+        self._event.clear()

@@ -25,12 +25,9 @@ from agentlightning.store.codec import scalar
 from agentlightning.store.summaries import RolloutSummary
 
 MAX_CHARS = 65_536
-MAX_COMPARISONS = 100
-"""Databases bound the depth of an expression."""
-MAX_VALUES = 1000
-"""Databases bound the parameters of a statement, too."""
-MAX_DEPTH = 50
-"""Parentheses and `not` within each other."""
+MAX_COMPARISONS = 100  # databases bound the depth of an expression
+MAX_VALUES = 1000  # databases bound the parameters of a statement, too
+MAX_DEPTH = 50  # parentheses and `not` within each other
 
 AGENT = "agent"
 Value = str | int | float | bool
@@ -53,10 +50,8 @@ _KEYWORDS = frozenset({"and", "or", "not", "in", "is", "null", "true", "false"})
 class Field(NamedTuple):
     """A field that filters may name."""
 
-    kind: type
-    """str, int, float or bool."""
-    values: tuple[str, ...]
-    """The only texts that it may have; empty where it is free."""
+    kind: type  # str, int, float or bool
+    values: tuple[str, ...]  # the only texts that it may have; empty where it is free
 
 
 @dataclass(frozen=True, slots=True)

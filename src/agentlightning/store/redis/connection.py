@@ -29,8 +29,8 @@ from redis.backoff import NoBackoff
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.runtime.backoff import Backoff
-from agentlightning.store.notifier import Notifier
 from agentlightning.store.urls import seconds_in_url
+from agentlightning.store.waiting import Notifier
 
 R = TypeVar("R")
 

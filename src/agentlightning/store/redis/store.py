@@ -41,7 +41,6 @@ from agentlightning.store import rules
 from agentlightning.store.audit import current_actor
 from agentlightning.store.base import LEASE_S, SESSION_HOLDER, RolloutQuery
 from agentlightning.store.models import ModelAlias, ModelVersion, moved_alias
-from agentlightning.store.notifier import ALIASES, METRICS
 from agentlightning.store.redis import codec, writes
 from agentlightning.store.redis.codec import dump, read, whole
 from agentlightning.store.redis.connection import (
@@ -54,6 +53,7 @@ from agentlightning.store.redis.reads import RedisReads
 from agentlightning.store.redis.transactions import Reads, RedisWriter, Transaction, peek, together
 from agentlightning.store.rules import check_run_id, refusal
 from agentlightning.store.tokens import Token
+from agentlightning.store.waiting import ALIASES, METRICS
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -42,7 +42,6 @@ from agentlightning.store.gateway_events import (
     refused_counts,
 )
 from agentlightning.store.models import ModelAlias, ModelVersion, changed_version, next_number
-from agentlightning.store.notifier import QUEUED, RESOURCES
 from agentlightning.store.redis import codec
 from agentlightning.store.redis.codec import CallTotals, Stored, dump, read, whole
 from agentlightning.store.redis.connection import (
@@ -53,6 +52,7 @@ from agentlightning.store.redis.reads import MODES, STATES
 from agentlightning.store.redis.transactions import Reads, Transaction, peek, together
 from agentlightning.store.rules import refusal, run_ids
 from agentlightning.store.tokens import Token
+from agentlightning.store.waiting import QUEUED, RESOURCES
 
 FOR_EVER = 2**62
 """Wakes everybody, whatever number its listener waits for."""

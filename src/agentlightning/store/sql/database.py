@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import abc
 import functools
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Dialect, Engine, Executable, Table
+from sqlalchemy import Connection, Dialect, Engine, Executable, Table, event
 from sqlalchemy.dialects import postgresql, registry, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import AgentLightningError
 from agentlightning.runtime.background import BackgroundTasks
-from agentlightning.store.notifier import Notifier, Topic
+from agentlightning.store.waiting import Notifier, Topic
 
 MAX_READ_S = 60.0
 """Seconds that one read may take; ``?read_timeout=`` in the URL says otherwise. Long lists are read in pages."""
@@ -34,18 +35,12 @@ TOO_LONG = "a read took longer than it may, and was ended; read less at a time, 
 class Database(abc.ABC):
     """A database with the data. The defaults are those of a database in this process, which is never away."""
 
-    name: str
-    """Its name in sentences."""
-    readers: int = 2
-    """Threads of each pool that reads beside the writer; 0 where only the writer has the data."""
-    shared = False
-    """Servers on several machines may use it at a time."""
-    appends_apart: bool = False
-    """Appends of records run beside the other methods, on a connection of their own."""
-    remote = False
-    """A connection may be lost during a commit, so that nobody knows whether it took place."""
-    patience_s: float = 0.0
-    """Seconds that methods wait for a database that is away."""
+    name: str  # its name in sentences
+    readers: int = 2  # threads of each pool that reads beside the writer; 0 where only the writer has the data
+    shared = False  # servers on several machines may use it at a time
+    appends_apart: bool = False  # appends of records run beside the other methods, on a connection of their own
+    remote = False  # a connection may be lost during a commit, so that nobody knows whether it took place
+    patience_s: float = 0.0  # seconds that methods wait for a database that is away
 
     @abc.abstractmethod
     def writer(self, name: str) -> Engine:
@@ -55,9 +50,9 @@ class Database(abc.ABC):
     def reader(self) -> Engine:
         """An engine for `readers` threads, whose reads end after the time that they may take."""
 
-    @abc.abstractmethod
     def now_ns(self) -> int:
         """The time by the clock that all users of this database share, roughly: for what is only sorted by time."""
+        return time.time_ns()
 
     @abc.abstractmethod
     def explain(self, error: DBAPIError) -> AgentLightningError:
@@ -89,10 +84,19 @@ class Database(abc.ABC):
         return None
 
 
+def begin_by(engine: Engine, statement: str) -> Engine:
+    """The engine, whose transactions begin by this statement; the driver begins nothing by itself."""
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        connection.exec_driver_sql(statement)
+
+    return engine
+
+
 # --- statements -------------------------------------------------------------------------------------------------------
 
-Row = Any
-"""A named tuple of the statement's columns."""
+Row = Any  # a named tuple of the statement's columns
 Upsert = sqlite.Insert | postgresql.Insert
 
 _IDS = " IN (__[POSTCOMPILE_ids])"

@@ -29,7 +29,6 @@ from agentlightning.store import codec, rules
 from agentlightning.store.audit import Actor, AuditEntry, named_ids
 from agentlightning.store.base import EXPIRING_S, SEEN_S
 from agentlightning.store.models import ModelAlias, ModelVersion, changed_version, moved_alias, next_number
-from agentlightning.store.notifier import ALIASES, FINISHED, METRICS, QUEUED, RESOURCES
 from agentlightning.store.rules import check_run_id, refusal, run_ids
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import execute_many, upsert
@@ -54,6 +53,7 @@ from agentlightning.store.sql.tables import (
 )
 from agentlightning.store.sql.writer import SqlTransaction
 from agentlightning.store.tokens import Token
+from agentlightning.store.waiting import ALIASES, FINISHED, METRICS, QUEUED, RESOURCES
 
 _TOKENS, _MODELS, _ALIASES = codec.RecordCodec(Token), codec.RecordCodec(ModelVersion), codec.RecordCodec(ModelAlias)
 _TOKEN = sa.select(*[tokens.c[name] for name in _TOKENS.names])
@@ -65,8 +65,7 @@ PORTION = 50
 """Rollouts that one transaction deletes: some tens of milliseconds with ten calls each, during which others wait."""
 METRICS_A_PORTION = 10_000
 
-FOR_EVER = 2**62
-"""Wakes everybody, whatever number its listener waits for."""
+FOR_EVER = 2**62  # wakes everybody, whatever number its listener waits for
 
 
 # --- runs, steps, checkpoints -------------------------------------------------------------------------------------------

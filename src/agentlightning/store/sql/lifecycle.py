@@ -30,7 +30,6 @@ from agentlightning.store.gateway_events import (
     broken_counts,
     refused_counts,
 )
-from agentlightning.store.notifier import FINISHED, QUEUED
 from agentlightning.store.rules import refusal
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import Upsert, execute, execute_many, insert_new, upsert_into
@@ -58,6 +57,7 @@ from agentlightning.store.sql.tables import (
     workers,
 )
 from agentlightning.store.sql.writer import SqlTransaction
+from agentlightning.store.waiting import FINISHED, QUEUED
 
 if TYPE_CHECKING:
     from sqlalchemy import Row

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.pool import NullPool
@@ -33,26 +33,22 @@ from agentlightning.errors import (
 )
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.codec import portions
-from agentlightning.store.notifier import Notifier, Topic
-from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database
+from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database, begin_by
 from agentlightning.store.urls import seconds_in_url
+from agentlightning.store.waiting import Notifier, Topic
 
 try:
     import psycopg
 except ModuleNotFoundError as missing:
     raise MissingExtraError("psycopg", "postgres") from missing
 
-MAX_OUTAGE_S = 60.0
-"""Seconds that methods wait for a server that is away; ``?patience=`` in the URL says otherwise."""
-LOCK_TIMEOUT_S = 10.0
-"""Seconds to wait for another's lock; ``?timeout=`` in the URL says otherwise."""
+MAX_OUTAGE_S = 60.0  # seconds that methods wait for a server that is away; ``?patience=`` in the URL says otherwise
+LOCK_TIMEOUT_S = 10.0  # seconds to wait for another's lock; ``?timeout=`` in the URL says otherwise
 CHANNEL = "agl"
 LISTENER = "postgresql listener"
-LISTEN_PAUSE_S = 0.2
-"""Between attempts to listen again."""
+LISTEN_PAUSE_S = 0.2  # between attempts to listen again
 LOCK = 0x61676C  # "agl"; advisory locks belong to one database
-MAX_PAYLOAD_BYTES = 6000
-"""Size of one notification; the server takes less than 8000."""
+MAX_PAYLOAD_BYTES = 6000  # size of one notification; the server takes less than 8000
 
 # A client that hangs, is dead or cannot be reached must not hold the lock as long as others wait for it.
 _SESSION = "-c idle_in_transaction_session_timeout=5s -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 \
@@ -157,12 +153,7 @@ class PostgresDatabase(Database):
     def _engine(self, begin: str, session: dict[str, str], **pool: Any) -> Engine:
         arguments = {**self._arguments(), **session}
         engine = create_engine(self._url, use_native_hstore=False, paramstyle="format", connect_args=arguments, **pool)
-
-        @event.listens_for(engine, "begin")
-        def on_begin(connection: Connection) -> None:
-            connection.exec_driver_sql(begin)
-
-        return engine
+        return begin_by(engine, begin)
 
     def _arguments(self) -> dict[str, Any]:
         """Settings of a connection, for libpq. The driver begins nothing by itself: BEGIN is ours."""

@@ -18,7 +18,6 @@ from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.records import JSON, Call, CallCredit, Metric, Resource, Reward, Span
 from agentlightning.store import codec
 from agentlightning.store.audit import AUDITED_KINDS, Actor, AuditEntry, noted_value
-from agentlightning.store.notifier import METRICS, RESOURCES
 from agentlightning.store.rules import refusal
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import execute, insert_new, upsert
@@ -36,6 +35,7 @@ from agentlightning.store.sql.tables import (
 )
 from agentlightning.store.sql.writer import SqlTransaction
 from agentlightning.store.summaries import SeriesPoint, bucket_width
+from agentlightning.store.waiting import METRICS, RESOURCES
 
 ENTRIES = codec.RecordCodec(AuditEntry)
 _AUDIT = sa.insert(tables.audit)

@@ -19,14 +19,12 @@ from sqlalchemy.pool import NullPool, StaticPool
 
 from agentlightning.errors import ConfigError, ConflictError, StoreError
 from agentlightning.runtime.disk import PRIVATE_FILE, close_to_others, sync
-from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database
+from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database, begin_by
 from agentlightning.store.urls import seconds_in_url
 
-BUSY_TIMEOUT_S = 10
-"""Seconds to wait for another process's lock; ``?timeout=`` in the URL says otherwise."""
+BUSY_TIMEOUT_S = 10  # seconds to wait for another process's lock; ``?timeout=`` in the URL says otherwise
 CACHE_KB = 32_000
-STEPS_A_LOOK = 10_000
-"""Instructions of SQLite's machine between two looks at the clock: about a millisecond of a read."""
+STEPS_A_LOOK = 10_000  # instructions of SQLite's machine between two looks at the clock: about a millisecond of a read
 CHECKPOINT_PAGES = 8_000
 """32 MB of the log: copied into the file, and synchronised, an eighth as often as by default, which was a tenth of the
 writer's time."""
@@ -57,7 +55,7 @@ class SqliteDatabase(Database):
         if not self._in_memory:
             pragmas += ["journal_mode = WAL", f"synchronous = {self._synchronous}", f"cache_size = -{CACHE_KB}"]
             pragmas += [f"wal_autocheckpoint = {CHECKPOINT_PAGES}"]
-        return _prepared(engine, pragmas, "BEGIN IMMEDIATE")
+        return _configured(engine, pragmas, "BEGIN IMMEDIATE")
 
     def reader(self) -> Engine:
         engine = create_engine(self._url, pool_size=self.readers)
@@ -69,10 +67,7 @@ class SqliteDatabase(Database):
             assert driver is not None
             driver.set_progress_handler(lambda: time.monotonic() > deadline, STEPS_A_LOOK)
 
-        return _prepared(engine, ["query_only = ON"], "BEGIN")
-
-    def now_ns(self) -> int:
-        return time.time_ns()
+        return _configured(engine, ["query_only = ON"], "BEGIN")
 
     def sync(self) -> None:
         if self._in_memory or self._synchronous == "full":
@@ -115,10 +110,8 @@ _SENTENCES = {
 
 
 def _make_private(file: Path) -> None:
-    """Make the file for this user alone, or take one of an earlier version from all others: it holds secrets and leases.
-
-    SQLite gives its log and shared memory the file's mode. What cannot be made here, SQLite explains.
-    """
+    """Make the file for this user alone, or take it from all others: it holds secrets and leases. SQLite gives its log and
+    shared memory the file's mode, and explains what cannot be made here."""
     with contextlib.suppress(OSError):
         try:
             # Never a descriptor of a file that may be open: closing it would end SQLite's locks.
@@ -129,15 +122,11 @@ def _make_private(file: Path) -> None:
                     close_to_others(path)
 
 
-def _prepared(engine: Engine, pragmas: list[str], begin: str) -> Engine:
+def _configured(engine: Engine, pragmas: list[str], begin: str) -> Engine:
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _: object) -> None:
         connection.isolation_level = None  # the driver begins nothing by itself: BEGIN is ours
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}")
 
-    @event.listens_for(engine, "begin")
-    def on_begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
-
-    return engine
+    return begin_by(engine, begin)

@@ -43,8 +43,7 @@ from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlTransactio
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
 
-MAX_LOOKUP_IDS = 1000
-"""Rollouts that are looked up by key: a heartbeat's, whose run decides who may renew them."""
+MAX_LOOKUP_IDS = 1000  # rollouts that are looked up by key: a heartbeat's, whose run decides who may renew them
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -28,26 +28,22 @@ from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import AgentLightningError, StoreError
 from agentlightning.store.audit import REQUEST_KEPT_S, Request, check_same
-from agentlightning.store.notifier import Notifier, Topic
 from agentlightning.store.sql.database import Database, Row, execute, insert_new
 from agentlightning.store.sql.tables import requests
+from agentlightning.store.waiting import Notifier, Topic
 
 A = TypeVar("A")
 R = TypeVar("R")
 
-MAX_GROUP = 1000
-"""Most units of work in one transaction."""
+MAX_GROUP = 1000  # most units of work in one transaction
 MAX_GATHER_S = 0.003
 """While work of several keeps coming, a transaction waits this long for more to join it: a commit costs as much as ten
 appends. It does not wait once as much has come as usually does, and work that comes alone does not wait at all."""
-USUAL_FADES = 0.9
-"""The usual size is the largest of the last groups; each further group counts so much less."""
-OPEN_TIMEOUT_S = 10.0
-"""Seconds to wait for a database that is away when the store is opened."""
+USUAL_FADES = 0.9  # the usual size is the largest of the last groups; each further group counts so much less
+OPEN_TIMEOUT_S = 10.0  # seconds to wait for a database that is away when the store is opened
 PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Between attempts to reach a database that is away; the last one is repeated."""
-PRUNE_EVERY_S = 60.0
-"""Seconds after which outcomes of old requests are deleted again."""
+PRUNE_EVERY_S = 60.0  # seconds after which outcomes of old requests are deleted again
 
 
 @dataclass(slots=True)
@@ -72,16 +68,12 @@ class _SqlWork:
     argument: Any
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
-    since: float
-    """time.monotonic() when it was submitted."""
-    request: Request | None = None
-    """For which it is done once; None where it may be repeated."""
-    kind: Any = None
-    """Type of the result, which a repeated request gets."""
+    since: float  # time.monotonic() when it was submitted
+    request: Request | None = None  # for which it is done once; None where it may be repeated
+    kind: Any = None  # type of the result, which a repeated request gets
     result: Any = None
     error: BaseException | None = None
-    done: bool = False
-    """Committed, or failed for good."""
+    done: bool = False  # committed, or failed for good
 
 
 @dataclass(slots=True)
@@ -123,18 +115,12 @@ class SqlWriter:
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._connection: Connection | None = None
-        self._number = 0
-        """Number of the last transaction."""
-        self._in_doubt: _Doubtful | None = None
-        """The last transaction, where its commit was cut off."""
-        self._lost = False
-        """The last connection was lost: what is left of it may still be at work."""
-        self._prune_at = 0.0
-        """time.monotonic() from which the next transaction deletes old requests."""
-        self._committed = 0.0
-        """time.monotonic() of the last commit."""
-        self._crowded = False
-        """The last commit was of more than one."""
+        self._number = 0  # number of the last transaction
+        self._in_doubt: _Doubtful | None = None  # the last transaction, where its commit was cut off
+        self._lost = False  # the last connection was lost: what is left of it may still be at work
+        self._prune_at = 0.0  # time.monotonic() from which the next transaction deletes old requests
+        self._committed = 0.0  # time.monotonic() of the last commit
+        self._crowded = False  # the last commit was of more than one
         self._usual: dict[BatchMethod[Any, Any], float] = {}
         """Size of the larger ones of the last groups, by the method that began them."""
         self.heard: Callable[[float, int], None] | None = None
