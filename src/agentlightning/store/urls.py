@@ -1,4 +1,4 @@
-"""URLs of stores: the file of an SQLite store, and seconds among the parameters.
+"""URLs of stores: the file of an SQLite store, and seconds among the parameters."""
 
 from __future__ import annotations
 
