@@ -16,7 +16,7 @@ from agentlightning.analysis.compare import (
     run_figures,
     seed_bands,
 )
-from agentlightning.analysis.run_settings import differing, distances, flat_settings
+from agentlightning.analysis.run_settings import differing, flat_settings
 from agentlightning.cli.app import app
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.records import Metric, Run
@@ -149,12 +149,6 @@ def test_a_default_that_is_given_is_no_difference_and_addresses_tags_and_alerts_
         ),
     )
     assert differing([flat_settings(plain), flat_settings(given)]) == []
-
-
-def test_learning_rates_are_compared_by_their_logarithms() -> None:
-    rates = [{"trainer.learning_rate": rate, "algorithm.credit": "last"} for rate in (1e-5, 1e-4, 1e-3)]
-    assert distances(rates[0], rates[1:]) == pytest.approx([0.5, 1.0])
-    assert distances(rates[0], [rates[0]]) == [0.0]
 
 
 async def test_what_cannot_be_compared_is_named(store: LightningStore) -> None:

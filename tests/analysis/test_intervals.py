@@ -9,8 +9,6 @@ import pytest
 from agentlightning.analysis.intervals import (
     correlation,
     paired_bootstrap,
-    rank_correlation,
-    ranks,
     slope,
     within_groups,
 )
@@ -57,15 +55,12 @@ def test_correlations_agree_with_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
     xs, others = noise(40, 2), noise(40, 3)
     ys = [x + other for x, other in zip(xs, others, strict=True)]
-    pearson, spearman = correlation(xs, ys), rank_correlation(xs, ys)
+    pearson = correlation(xs, ys)
     assert pearson is not None
-    assert spearman is not None
     known = stats.pearsonr(xs, ys)
     assert (pearson.value, pearson.low, pearson.high) == pytest.approx(
         (known.statistic, *known.confidence_interval(0.95)), abs=1e-9
     )
-    assert spearman.value == pytest.approx(stats.spearmanr(xs, ys).statistic)
-    assert ranks([1.0, 1.0, 0.5, 2.0]) == list(stats.rankdata([1.0, 1.0, 0.5, 2.0]))
 
 
 def test_within_groups_the_means_of_the_groups_count_nothing() -> None:

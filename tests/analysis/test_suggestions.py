@@ -77,7 +77,7 @@ async def test_three_runs_are_not_enough(store: LightningStore) -> None:
     assert found.no_proposals == (
         "not enough runs: 3 comparable ones have finished with a held-out reward, 10 are needed"
     )
-    assert found.nearest[0].run_id == "r01"  # the bad rate is nearest
+    assert found.best[0].held_out == max(one.held_out for one in found.best) > 0.5
 
 
 async def test_settings_are_proposed_near_a_planted_good_learning_rate(store: LightningStore) -> None:
@@ -115,7 +115,7 @@ async def test_while_an_alarm_is_active_nothing_else_is_suggested(store: Lightni
     await ran(store, "now", 3e-4, 0.4, alarms={"reward_falling": FALLING}, state="running", trainer={"seed": 7})
     found = await suggested(store, 3e-4)
     assert [(one.run_id, one.name) for one in found.active] == [("now", "reward_falling")]
-    assert (found.rules, found.nearest, found.proposals) == ([], [], [])
+    assert (found.rules, found.best, found.proposals) == ([], [], [])
     assert found.no_proposals == "an alarm is active: resolve it first"
     assert (await suggested(store, GOOD)).active == []  # of other settings
 
@@ -126,9 +126,7 @@ async def test_only_runs_of_the_same_model_tasks_and_reward_are_compared(store: 
     await ran(store, "other-tasks", GOOD, 0.5, data={"train": "others.jsonl"})
     await store.create_run("imported", {}, "imported")
     found = await suggested(store, GOOD)
-    assert (found.comparable, [one.run_id for one in found.nearest]) == (1, ["same"])
-    assert found.best is not None
-    assert (found.best.run_id, found.best.distance, found.best.differs) == ("same", 0.0, [])
+    assert (found.comparable, [(one.run_id, one.differs) for one in found.best]) == (1, [("same", [])])
 
 
 WITHOUT_OPTUNA = """
@@ -141,7 +139,7 @@ async def main():
     async with InMemoryLightningStore() as store:
         await planted(store, 14)
         found = await suggested(store, BAD)
-        print(len(found.nearest), found.no_proposals)
+        print(len(found.best), found.no_proposals)
 
 
 asyncio.run(main())

@@ -9,12 +9,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
-from agentlightning.cli.drift import pages
 from agentlightning.errors import NotFoundError
 from agentlightning.records import Call, NewRollout, Rollout, Sampling, WorkerStatus
-from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
-from agentlightning.store.scan import MAX_ROLLOUTS
 
 
 @pytest.fixture(autouse=True)
@@ -105,13 +103,3 @@ def test_a_fork_is_shown_with_its_rollout_and_what_it_costs() -> None:
     rollout = agl("rollouts", "list", "run", "--store", store).stdout.splitlines()[1].split()[0]
     shown = agl("rollouts", "show", rollout, "--store", store).stdout
     assert "fork: history_cut (15 sampled tokens are context only)" in shown
-
-
-async def test_rollouts_are_read_in_pages_and_each_once() -> None:
-    async with open_store("memory://") as store:
-        await fill(store, 2 * MAX_ROLLOUTS + 1)
-        read = [page async for page in pages(store, "run")]
-        assert [len(page) for page in read] == [MAX_ROLLOUTS, MAX_ROLLOUTS, 1]
-        seen = [one.rollout_id for page in read for calls in page for one in calls]
-        expected = [rollout.id for rollout in await store.rollouts(RolloutQuery(run_id="run")) for _ in range(4)]
-        assert seen == expected

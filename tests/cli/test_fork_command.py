@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
-from agentlightning.cli.fork import read_answer
+from agentlightning.cli.rollouts import read_answer
 from agentlightning.records import (
     Call,
     Claim,

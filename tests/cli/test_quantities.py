@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentlightning.cli.quantities import bytes_of, days_of, seconds_of, shown_bytes
+from agentlightning.cli.options import bytes_of, seconds_of, shown_bytes
 from agentlightning.errors import ConfigError
 
 
@@ -29,7 +29,6 @@ def test_sizes_are_shown_for_people() -> None:
 )
 def test_times_are_read(text: str | None, seconds: float | None) -> None:
     assert seconds_of(text, "--expires") == seconds
-    assert days_of(text, "--expires") == (None if seconds is None else seconds / 86_400)
 
 
 @pytest.mark.parametrize("text", ["7", "7 days", "-7d", "soon", ""])

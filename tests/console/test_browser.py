@@ -10,13 +10,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlencode
 
 import httpx
 import pytest
 from browser import AXE, CHROMIUM, console, visitor
 from console_scene import ATTACKS, GROUP, STEPS, fill
-from rewards_scene import GROUPS, RUN, STYLE, fill_rewards
+from rewards_scene import RUN, fill_rewards
 
 from agentlightning.records import Metric, Rollout
 from agentlightning.store.base import RolloutQuery
@@ -78,12 +77,10 @@ def log_reward(store_url: str, run_id: str, step: int, value: float) -> None:
 def pages(store_url: str) -> dict[str, str]:
     """Addresses of every page, of the run that an attacker filled."""
     rollout, rewarded = rollout_of(store_url, "gamma", 1), rollout_of(store_url, RUN, GROUP - 1)
-    change = urlencode({"credit": "last", "reward": STYLE, "weight": 1})
     rewards = {
         "distribution": "",
         "hacks": "",
         "explain": f"&rollout={rewarded.id}",
-        "what-if": f"&step=2&{change}",
     }
     colors = ("ratio", "trained")
     return {
@@ -148,21 +145,15 @@ def test_calls_are_scrubbed_with_the_keyboard(address: str, store_url: str) -> N
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_hack_is_seen_and_other_weights_are_tried_down_to_the_tokens(
-    address: str, store_url: str, scheme: str
-) -> None:
+def test_a_hack_is_seen_and_a_reward_is_explained_down_to_the_tokens(address: str, store_url: str, scheme: str) -> None:
     with visitor(scheme) as visit:
         visit.open(f"{address}/rewards")
         visit.page.get_by_role("link", name=RUN, exact=True).click()
         visit.page.get_by_role("link", name="Signs of hacks").click()
         visit.page.wait_for_selector("text=length_explains")
-        visit.page.get_by_role("link", name="What if").click()
-        visit.page.get_by_label("style").fill("1")
-        visit.page.get_by_role("button", name="Show").click()
-        visit.page.wait_for_selector("text=calls that turn")
-        assert (
-            visit.page.locator(".agl tbody tr").count() == 1 + 2 * GROUPS * GROUP
-        )  # the settings that differ, and calls
+        visit.page.get_by_role("link", name="One reward step by step").click()
+        visit.page.locator(".agl tbody tr a").first.click()
+        visit.page.wait_for_selector("text=as the step recorded it")
         visit.page.locator(".agl tbody tr a").first.click()
         visit.page.wait_for_selector("text=Sampled tokens by advantage")
         shades = visit.page.eval_on_selector_all(".agl .strip .token", "all => all.map(one => one.className)")
@@ -267,11 +258,6 @@ def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path
             visit.picture("console-replay")
             visit.page.get_by_role("link", name="Why it earned that").click()
             visit.page.wait_for_selector("text=as the step recorded it")
-            visit.page.get_by_role("link", name="What if").click()
-            visit.page.get_by_role("spinbutton", name="Step").fill("1")
-            visit.page.get_by_label("Credit rule").select_option("last")
-            visit.page.get_by_role("button", name="Show").click()
-            visit.page.wait_for_selector("text=calls that turn")
             visit.picture("console-rewards")
             assert visit.elsewhere() == []
         process.send_signal(signal.SIGINT)

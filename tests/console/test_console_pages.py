@@ -10,14 +10,13 @@ import pytest
 from console_scene import ATTACKS, GROUP, STEPS, Parsed, check_harmless
 
 from agentlightning.console.markup import Html, Query
-from agentlightning.console.measures import by_version
 from agentlightning.console.pages.compare import compare_page
-from agentlightning.console.pages.replay import call_view, head, replay_page
+from agentlightning.console.pages.replay import head, replay_page
 from agentlightning.console.pages.rollouts import rollouts_page, side_page
 from agentlightning.console.pages.runs import alerts_page, live_part, run_page, runs_page
-from agentlightning.console.reader import Reader, Texts
+from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError, NotFoundError, printable
-from agentlightning.records import Fork, Metric, Rollout, VersionSpan
+from agentlightning.records import Fork, Metric, Rollout
 from agentlightning.store.base import RolloutQuery
 
 
@@ -123,22 +122,6 @@ async def test_a_replay_shows_the_call_of_the_address_with_its_tokens(reader: Re
     assert "token 3, id 7, log-probability -9" in parsed.values("title")
     assert parsed.text.count("sampled by the policy in an earlier call") == 0
     assert parsed.names.count("mark") == 1
-
-
-async def test_tokens_are_coloured_by_the_version_that_sampled_them(reader: Reader) -> None:
-    rollout = await a_rollout(reader, "alpha")
-    recorded = await reader.rollout(rollout.id)
-    spans = [VersionSpan(version=3, start=0, end=3), VersionSpan(version=4, start=3, end=4)]
-
-    strip = Parsed(
-        call_view(replace(recorded, calls=[replace(recorded.calls[0], versions=spans)]), 0, Texts(None, ""), by_version)
-    )
-    page = Parsed(await replay_page(reader, {"rollout": [rollout.id], "color": ["version"]}))
-
-    assert [value for value in strip.values("class") if value.startswith("token")] == [
-        "token s0", "token s0 forced", "token s0", "token s1",
-    ]  # fmt: skip
-    assert "Sampled tokens by policy version" in page.text
 
 
 async def test_the_replay_of_a_fork_says_where_it_ended_and_how_to_continue(reader: Reader) -> None:

@@ -78,7 +78,7 @@ async def test_a_run_shows_what_its_steps_cost(reader: Reader) -> None:
     assert "US dollars" not in parsed.text
 
 
-async def test_suggestions_of_few_runs_are_the_nearest_and_not_enough_for_settings(reader: Reader) -> None:
+async def test_suggestions_of_few_runs_are_the_best_and_not_enough_for_settings(reader: Reader) -> None:
     parsed = Parsed(await suggestions_page(reader, {"run": ["slow"]}))
 
     assert "2 comparable runs, 2 of them finished with a held-out reward" in parsed.text
@@ -121,7 +121,7 @@ async def test_while_an_alarm_is_active_the_page_advises_nothing_else(reader: Re
     parsed = check_harmless(await suggestions_page(reader, {"run": ["slow"]}))
 
     assert f"slow has alarm reward_falling: {ATTACKS[0]}" in parsed.text
-    assert "Nearest runs" not in parsed.text
+    assert "Best runs" not in parsed.text
     assert "Settings to try" not in parsed.text
 
 

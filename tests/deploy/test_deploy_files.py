@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
-from agentlightning.deploy.dependencies import find_dependencies
-from agentlightning.deploy.project import read_project
+from agentlightning.deploy.project import find_dependencies, read_project
 from agentlightning.deploy.render import TARGETS, _words, render, write_files
 from agentlightning.errors import ConfigError
 

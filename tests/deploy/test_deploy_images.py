@@ -12,8 +12,7 @@ from command_line import until
 from deployed_project import make_project
 from podman_images import Podman
 
-from agentlightning.deploy.dependencies import UV_VERSION
-from agentlightning.deploy.project import read_project
+from agentlightning.deploy.project import UV_VERSION, read_project
 from agentlightning.deploy.render import IMAGES, render, write_files
 
 # 6 minutes, most of them for packages; several times as much on a busy machine.

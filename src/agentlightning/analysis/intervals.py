@@ -100,30 +100,6 @@ def correlation(xs: Sequence[float], ys: Sequence[float], freedom: int | None = 
     return Interval(value, math.tanh(centre - error), math.tanh(centre + error), len(xs))
 
 
-def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> Interval | None:
-    """Spearman's: Pearson's correlation of the ranks."""
-    return correlation(ranks(xs), ranks(ys))
-
-
-def ranks(numbers: Sequence[float]) -> list[float]:
-    """Ranks from 1; equal numbers share the mean of theirs.
-
-    >>> ranks([10.0, 30.0, 10.0])
-    [1.5, 3.0, 1.5]
-    """
-    order = sorted(range(len(numbers)), key=lambda place: numbers[place])
-    found = [0.0] * len(numbers)
-    start = 0
-    while start < len(order):
-        end = start
-        while end < len(order) and numbers[order[end]] == numbers[order[start]]:
-            end += 1
-        for place in order[start:end]:
-            found[place] = (start + 1 + end) / 2
-        start = end
-    return found
-
-
 def within_groups(
     xs: Sequence[float], ys: Sequence[float], groups: Sequence[str], given: Sequence[Sequence[float]] = ()
 ) -> Interval | None:

@@ -1,5 +1,5 @@
-"""Reward statistics of a stored run: distributions, where two rewards disagree, and signs that its policy earns the reward
-otherwise than was meant. A sign is no proof: each comes with its numbers and what to look at.
+"""Reward statistics of a stored run: distributions, and signs that its policy earns the reward otherwise than was
+meant. A sign is no proof: each comes with its numbers and what to look at.
 
 ``agl rewards report`` and the console's page drive it. Rollouts are read a step at a time, a bounded number of each.
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from agentlightning.adapters.trajectories import JUDGE, final_rewards, named_rewards
 from agentlightning.analysis.compare import HELD_OUT, TRAIN, Curve, read_curve
-from agentlightning.analysis.intervals import Interval, correlation, rank_correlation, ranks, slope, within_groups
-from agentlightning.errors import InputError, NotFoundError
+from agentlightning.analysis.intervals import Interval, slope, within_groups
+from agentlightning.errors import NotFoundError
 from agentlightning.records import Call, Reward, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.forks import is_apart
@@ -26,8 +26,6 @@ OWN = "reward"
 MAX_ROLLOUTS = 2000
 """Rollouts of a step that are looked at, the first ones."""
 BINS = 20
-SHOWN = 10
-"""Rollouts that disagree most, as many as are told."""
 LAST_STEPS = 5
 """Steps whose rollouts are searched for hacks."""
 MIN_POINTS = 5
@@ -72,31 +70,6 @@ class RewardDistribution:
     """Lowest, first quartile, median, third quartile, highest."""
     bins: list[int]
     """Counts in BINS equal parts from the lowest to the highest; all in the first where all are equal."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DisagreeingRollout:
-    """A rollout that two rewards place differently among the others."""
-
-    rollout_id: str
-    step: int
-    values: tuple[float, float]
-    places: tuple[float, float]
-    """Share of the rollouts that it earns more than, by each reward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disagreement:
-    """Two rewards over the rollouts that have both."""
-
-    names: tuple[str, str]
-    rollouts: int
-    correlation: Interval | None
-    """Spearman's."""
-    within_groups: Interval | None
-    """The same of ranks within each group, which is what advantages see."""
-    most: list[DisagreeingRollout]
-    """Those that the two place furthest apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,44 +219,6 @@ def _distribution(name: str, step: int, call: int | None, values: list[float]) -
     )
 
 
-def disagreement(rollouts: Sequence[RewardedRollout], name: str, other: str) -> Disagreement:
-    """Compares how two rewards order the same rollouts. InputError where fewer than two rollouts have both."""
-    both = [one for one in rollouts if name in one.rewards and other in one.rewards]
-    if len(both) < 2:
-        known = sorted({reward for one in rollouts for reward in one.rewards})
-        raise InputError(
-            f"rewards: expected two of {', '.join(known) or 'none'} that rollouts have both of, got {name} and {other}"
-        )
-    pairs = [(one.rewards[name], one.rewards[other]) for one in both]
-    columns = [list(column) for column in zip(*pairs, strict=True)]
-    placed = zip(*([(rank - 1) / (len(both) - 1) for rank in ranks(column)] for column in columns), strict=True)
-    apart = [
-        DisagreeingRollout(rollout_id=one.rollout_id, step=one.step, values=values, places=(first, second))
-        for one, values, (first, second) in zip(both, pairs, placed, strict=True)
-        if first != second
-    ]
-    apart.sort(key=lambda one: (-abs(one.places[0] - one.places[1]), one.rollout_id))
-    return Disagreement(
-        names=(name, other),
-        rollouts=len(both),
-        correlation=rank_correlation(*columns),
-        within_groups=_rank_correlation_within(both, columns),
-        most=apart[:SHOWN],
-    )
-
-
-def _rank_correlation_within(both: Sequence[RewardedRollout], values: Sequence[Sequence[float]]) -> Interval | None:
-    members: defaultdict[str, list[int]] = defaultdict(list)
-    for place, one in enumerate(both):
-        members[one.group_id].append(place)
-    columns: list[list[float]] = [[], []]
-    for places in members.values():
-        for column, numbers in zip(columns, values, strict=True):
-            own = ranks([numbers[place] for place in places])
-            column += [rank - (len(places) + 1) / 2 for rank in own]
-    return correlation(columns[0], columns[1], len(both) - len(members))
-
-
 async def find_hacks(store: LightningStore, run_id: str, limit: int = MAX_ROLLOUTS) -> HackReport:
     """Looks for signs of hacks in a run, in at most `limit` rollouts of a step. NotFoundError where there is no such run, or
     nothing of it was trained."""
@@ -349,7 +284,7 @@ def moves_against(trends: Mapping[str, Trend]) -> list[RewardHack]:
     if length is not None and longer and held_out is not None and held_out.direction != 1:
         text = (
             f"{rises} and rollouts grow from {length.first:.0f} to {length.last:.0f} tokens, while the held-out reward "
-            "does not rise: see agl rewards report --compare, and let the reward fall with length"
+            "does not rise: let the reward fall with length"
         )
         evidence = [TRAIN, HELD_OUT, "train/tokens_sampled"]
         found.append(RewardHack(kind="length_grows", reward=OWN, text=text, evidence=evidence))

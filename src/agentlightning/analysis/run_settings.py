@@ -1,4 +1,4 @@
-"""Run settings: configurations of stored runs as flat tables: their differences, seeds of one experiment, distances.
+"""Run settings: configurations of stored runs as flat tables: their differences, seeds of one experiment.
 
 Comparisons of runs and suggestions draw on it. Pure.
 """
@@ -96,28 +96,3 @@ def setting_key(value: Any) -> str:
 def is_number(value: object) -> TypeGuard[float]:
     """True for a number that can be more or less; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def distances(one: FlatSettings, others: Sequence[FlatSettings]) -> list[float]:
-    """The distance of `one` from each of the others: the mean over all settings that differ anywhere, from 0 to 1.
-
-    Gower 1971, "A general coefficient of similarity": of numbers |difference| / range, of other values 0 or 1. Learning
-    rates 1e-5, 1e-4 and 1e-3 are half a range apart.
-    """
-    rows = [row for row in differing([one, *others]) if row.name != SEED]
-    if not rows:
-        return [0.0] * len(others)
-    parts = [_parts(row.values) for row in rows]
-    return [sum(part[place] for part in parts) / len(parts) for place in range(len(others))]
-
-
-def _parts(values: Sequence[Any]) -> list[float]:
-    """Distances of the first value from the others."""
-    first, *rest = values
-    numbers = [float(value) for value in values if is_number(value)]
-    if len(numbers) < len(values):
-        return [float(setting_key(value) != setting_key(first)) for value in rest]
-    if min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_RANGE:
-        numbers = [math.log(number) for number in numbers]
-    width = max(numbers) - min(numbers)
-    return [abs(number - numbers[0]) / width if width else 0.0 for number in numbers[1:]]

@@ -11,7 +11,7 @@ import copy
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -23,12 +23,12 @@ from agentlightning.analysis.run_settings import (
     FlatSettings,
     SettingDifference,
     differing,
-    distances,
     flat_settings,
     is_number,
     setting_key,
     without_seed,
 )
+from agentlightning.config.file import set_setting
 from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError, MissingExtraError
 from agentlightning.records import JSON, Run, RunState
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 1000
 """Runs of a store that are read, the newest."""
-NEAREST = 5
+BEST = 5
 MIN_RUNS = 10
 """Finished comparable runs below which no settings are proposed."""
 PROPOSALS = 5
@@ -81,9 +81,7 @@ class EarlierRun:
 
     run_id: str
     state: RunState
-    distance: float
-    """Of its settings, from 0 to 1: see `run_settings.distances`."""
-    held_out: float | None
+    held_out: float
     alarms: list[str]
     differs: list[SettingDifference]
     """Settings in which it differs: the configuration's value, then its own."""
@@ -99,8 +97,8 @@ class Suggestions:
     active: list[ActiveAlarm]
     """While there is one, nothing else is suggested: resolve it first."""
     rules: list[AlarmRule] = field(default_factory=list)
-    nearest: list[EarlierRun] = field(default_factory=list)
-    best: EarlierRun | None = None
+    best: list[EarlierRun] = field(default_factory=list)
+    """Those with the highest held-out reward, the best first."""
     importances: dict[str, float] = field(default_factory=dict)
     """Share of the variance in held-out reward that each setting explains, by Optuna's PED-ANOVA; the largest first."""
     proposals: list[dict[str, Any]] = field(default_factory=list)
@@ -117,52 +115,53 @@ async def suggest(store: LightningStore, record: JSON) -> Suggestions:
 def suggest_among(record: JSON, runs: Sequence[Run]) -> Suggestions:
     """The same among these runs, newest first: seconds of work if there are hundreds."""
     own = flat_settings(record)
-    runs = [run for run in runs if _comparable(own, run)]
-    settings = [flat_settings(run.config) for run in runs]
+    pairs = [(run, flat_settings(run.config)) for run in runs]
+    pairs = [(run, settings) for run, settings in pairs if _comparable(own, settings)]
+    runs, settings = [run for run, _ in pairs], [settings for _, settings in pairs]
     tried = [
         (of_run, float(run.summary[HELD_OUT]))
-        for run, of_run in zip(runs, settings, strict=True)
+        for run, of_run in pairs
         if run.state == "finished" and is_number(run.summary.get(HELD_OUT))
     ]
     active = [
         ActiveAlarm(run_id=run.id, name=name, text=text)
-        for run, of_run in zip(runs, settings, strict=True)
+        for run, of_run in pairs
         if run.state == "running" and without_seed(of_run) == without_seed(own)
         for name, text in active_alarms(run).items()
     ]
-    counts: dict[str, Any] = {"comparable": len(runs), "finished": len(tried), "active": active}
+    found = Suggestions(comparable=len(runs), finished=len(tried), active=active)
     if active:
-        return Suggestions(**counts, no_proposals="an alarm is active: resolve it first")
-    apart = distances(own, settings)
-    earlier = [_earlier(run, own, of_run, far) for run, of_run, far in zip(runs, settings, apart, strict=True)]
-    counts |= {
-        "rules": rules(own, runs, settings),
-        "nearest": sorted(earlier, key=lambda one: one.distance)[:NEAREST],
-        "best": max(
-            (one for one in earlier if one.held_out is not None), key=lambda one: one.held_out or 0.0, default=None
-        ),
-    }
+        return replace(found, no_proposals="an alarm is active: resolve it first")
+    earlier = [
+        EarlierRun(
+            run_id=run.id,
+            state=run.state,
+            held_out=float(run.summary[HELD_OUT]),
+            alarms=sorted(active_alarms(run)),
+            differs=differing([own, of_run]),
+        )
+        for run, of_run in pairs
+        if is_number(run.summary.get(HELD_OUT))
+    ]
+    best = sorted(earlier, key=lambda one: -one.held_out)[:BEST]
+    found = replace(found, rules=rules(own, runs, settings), best=best)
     names = _varied([one for one, _ in tried])
     if len(tried) < MIN_RUNS:
-        why = (
-            f"not enough runs: {len(tried)} comparable ones have finished with a held-out reward, {MIN_RUNS} are needed"
-        )
-        return Suggestions(**counts, no_proposals=why)
+        known = f"{len(tried)} comparable ones have finished with a held-out reward, {MIN_RUNS} are needed"
+        return replace(found, no_proposals=f"not enough runs: {known}")
     if not names:
-        return Suggestions(**counts, no_proposals="no setting was varied in the comparable runs")
+        return replace(found, no_proposals="no setting was varied in the comparable runs")
     try:
         study, spaces = _study([({name: one[name] for name in names}, value) for one, value in tried])
     except MissingExtraError as missing:
-        return Suggestions(**counts, no_proposals=str(missing))
-    return Suggestions(**counts, importances=_importances(study), proposals=_proposals(study, spaces, record))
+        return replace(found, no_proposals=str(missing))
+    return replace(found, importances=_importances(study), proposals=_proposals(study, spaces, record))
 
 
-def _comparable(own: FlatSettings, run: Run) -> bool:
+def _comparable(own: FlatSettings, other: FlatSettings) -> bool:
     """True for a run of the same model, tasks, agent, reward and kind of algorithm."""
-    other = flat_settings(run.config)
-    return "model.path" in other and all(
-        setting_key(own.get(name)) == setting_key(other.get(name)) for name in IDENTITY
-    )
+    same = (setting_key(own.get(name)) == setting_key(other.get(name)) for name in IDENTITY)
+    return "model.path" in other and all(same)
 
 
 def rules(own: FlatSettings, runs: Sequence[Run], settings: Sequence[FlatSettings]) -> list[AlarmRule]:
@@ -172,28 +171,23 @@ def rules(own: FlatSettings, runs: Sequence[Run], settings: Sequence[FlatSetting
     rule if the configuration has it there, too. Learning rates 1e-3 and 5e-4 with the alarm, 1e-5 without: a rule for 6e-4,
     none for 1e-4. An alarm that no setting explains is a rule if at least half of the runs had it.
     """
-    texts: dict[str, str] = {}
-    holders: defaultdict[str, list[int]] = defaultdict(list)
+    holders: defaultdict[str, dict[int, str]] = defaultdict(dict)
     for place, run in enumerate(runs):
         for name, text in active_alarms(run).items():
-            texts.setdefault(name, text)
-            holders[name].append(place)
+            holders[name][place] = text
     found = []
     for name, alarmed in sorted(holders.items()):
-        quiet = [place for place in range(len(runs)) if place not in alarmed]
-        shared: dict[str, Any] = {
-            "alarm": name,
-            "alarmed": [runs[place].id for place in alarmed],
-            "quiet": [runs[place].id for place in quiet],
-        }
-        about = [
-            AlarmRule(setting=setting, text=f"{sentence}: {texts[name]}", **shared)
-            for setting in dict.fromkeys(SETTING.findall(texts[name]))
-            if (sentence := _apart(setting, own, [settings[at] for at in alarmed], [settings[at] for at in quiet]))
+        quiet, text = [place for place in range(len(runs)) if place not in alarmed], next(iter(alarmed.values()))
+        sides = [[settings[place] for place in places] for places in (alarmed, quiet)]
+        about = {setting: _apart(setting, own, *sides) for setting in dict.fromkeys(SETTING.findall(text))}
+        told: dict[str | None, str | None] = {setting: sentence for setting, sentence in about.items() if sentence}
+        if not told and 2 * len(alarmed) >= len(runs):
+            told = {None: f"{len(alarmed)} of {len(runs)} comparable runs"}
+        ids = [[runs[place].id for place in places] for places in (alarmed, quiet)]
+        found += [
+            AlarmRule(alarm=name, setting=setting, text=f"{sentence}: {text}", alarmed=ids[0], quiet=ids[1])
+            for setting, sentence in told.items()
         ]
-        if not about and 2 * len(alarmed) >= len(runs):
-            about = [AlarmRule(text=f"{len(alarmed)} of {len(runs)} comparable runs: {texts[name]}", **shared)]
-        found += about
     return found
 
 
@@ -214,21 +208,6 @@ def _apart(
             alarmed_runs = f"all {len(bad)} runs with {edge:g} or {side} had the alarm"
             return f"{setting} = {mine:g}: {alarmed_runs}, none of {len(good)} others"
     return None
-
-
-def _earlier(run: Run, own: FlatSettings, settings: FlatSettings, distance: float) -> EarlierRun:
-    held_out = run.summary.get(HELD_OUT)
-    return EarlierRun(
-        run_id=run.id,
-        state=run.state,
-        distance=distance,
-        held_out=float(held_out) if is_number(held_out) else None,
-        alarms=sorted(active_alarms(run)),
-        differs=differing([own, settings]),
-    )
-
-
-# --- settings to try ----------------------------------------------------------------------------------------------------
 
 
 def _varied(tried: Sequence[FlatSettings]) -> list[str]:
@@ -297,13 +276,9 @@ def _proposals(study: optuna.Study, spaces: Mapping[str, Any], record: JSON) -> 
 def _is_possible(record: JSON, settings: Mapping[str, Any]) -> bool:
     """True if the configuration with these settings is valid."""
     table = copy.deepcopy({**record, "store": {}})
-    for name, value in settings.items():
-        *tables, key = name.split(".")
-        place = table
-        for one in tables:
-            place = place.setdefault(one, {})
-        place[key] = value
     try:
+        for name, value in settings.items():
+            set_setting(table, name, value)
         parse_config(table)
     except ConfigError:
         return False

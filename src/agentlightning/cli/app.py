@@ -1,7 +1,7 @@
 """The command line: ``agl`` and ``agentlightning`` are the same.
 
-A file of this folder per noun or command. Each command imports what it needs once it runs, so that ``agl --help`` answers at
-once; nothing here decides anything that a caller of the library could not.
+A file of this folder per noun. Each command imports what it needs once it runs, so that ``agl --help`` answers at once;
+nothing here decides anything that a caller of the library could not.
 """
 
 from __future__ import annotations
@@ -16,22 +16,17 @@ from typer.core import TyperGroup
 
 from agentlightning import __version__
 from agentlightning.cli import (
-    check,
+    admin,
     console,
     demo,
     deploy,
-    evaluate,
-    mcp,
     models,
-    optimize,
     prompts,
     record,
     rewards,
     rollouts,
     runs,
     serve,
-    store,
-    tokens,
     train,
     worker,
 )
@@ -41,17 +36,23 @@ from agentlightning.runtime.log_lines import escape_last_resort
 
 EXIT_INTERRUPTED = 130
 
-GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+GROUPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "First hour": ("demo", "check", "train", "eval", "console"),
-        "Data": ("record", "runs", "rollouts", "rewards"),
-        "Prompts": ("optimize", "prompts"),
-        "Models": ("models", "serve"),
-        "Machines": ("worker", "deploy"),
-        "Administration": ("store", "tokens", "mcp"),
+        "First hour": {
+            "demo": demo.demo,
+            "check": train.check,
+            "train": train.train,
+            "eval": train.evaluate,
+            "console": console.console,
+        },
+        "Data": {"record": record.record, "runs": runs.app, "rollouts": rollouts.app, "rewards": rewards.app},
+        "Prompts": {"optimize": prompts.optimize, "prompts": prompts.app},
+        "Models": {"models": models.app, "serve": serve.serve},
+        "Machines": {"worker": worker.worker, "deploy": deploy.deploy},
+        "Administration": {"store": admin.store_app, "tokens": admin.tokens, "mcp": admin.mcp},
     }
 )
-"""Sections of ``agl --help``, and their commands."""
+"""Sections of ``agl --help``, and their commands: a function, or a group of several."""
 
 
 class GroupedCommands(TyperGroup):
@@ -75,6 +76,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+for _commands in GROUPS.values():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name)
+        else:
+            app.command(_name)(_command)
 
 
 def _version(asked: bool) -> None:
@@ -90,26 +97,6 @@ def options(
     ] = False,
 ) -> None:
     """Takes the options before a command."""
-
-
-app.command("demo")(demo.demo)
-app.command("check")(check.check)
-app.command("train")(train.train)
-app.command("eval")(evaluate.evaluate)
-app.command("console")(console.console)
-app.command("record")(record.record)
-app.add_typer(runs.app, name="runs")
-app.add_typer(rollouts.app, name="rollouts")
-app.add_typer(rewards.app, name="rewards")
-app.command("optimize")(optimize.optimize)
-app.add_typer(prompts.app, name="prompts")
-app.add_typer(models.app, name="models")
-app.command("serve")(serve.serve)
-app.command("worker")(worker.worker)
-app.add_typer(store.app, name="store")
-app.add_typer(tokens.app, name="tokens")
-app.command("deploy")(deploy.deploy)
-app.command("mcp")(mcp.mcp)
 
 
 def main() -> None:

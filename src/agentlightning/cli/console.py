@@ -32,9 +32,7 @@ def console(
     try:
         listener = listen(host, port)
     except OSError as cause:
-        raise GatewayError(
-            f"port {port} of {host} cannot be used: {cause.strerror}; choose another with --port"
-        ) from cause
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{listener.getsockname()[1]}"
+        why = f"port {port} of {host} cannot be used: {cause.strerror}; choose another with --port"
+        raise GatewayError(why) from cause
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     run(url, listener, lambda: typer.echo(f"console {address}"))

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from agentlightning.cli import models_compare, models_tiny
-from agentlightning.cli.options import Json, Runs, Store, print_columns, print_json, trained_checkpoint, with_store
+from agentlightning.cli.options import (
+    Json,
+    Runs,
+    Settings,
+    Store,
+    Temperature,
+    own_config,
+    print_columns,
+    print_json,
+    run_shown,
+    say,
+    store_setting,
+    trained_checkpoint,
+    with_store,
+)
 from agentlightning.errors import ConfigError, InputError, NotFoundError
 
 if TYPE_CHECKING:
+    from agentlightning.analysis.version_comparison import ComparedModel
+    from agentlightning.config.run import Config
     from agentlightning.records import JSON
     from agentlightning.store.base import LightningStore
     from agentlightning.store.models import ModelAlias, ModelVersion
+    from agentlightning.trainer.checkpoint import RunFolder
+
+LOAD_TIMEOUT_S = 600.0
+ALPHA = 0.05
+HIDDEN = ("name", "number", "metrics", "created_ns")
+"""Fields of a version that `agl models show` prints otherwise, or not."""
+
+Reference = Annotated[
+    str, typer.Argument(metavar="NAME@VERSION", help="A number or an alias: support@40, support@best.")
+]
+Notes = Annotated[str, typer.Option("--notes", help="The reason, for the audit log.")]
+Model = Annotated[
+    str,
+    typer.Argument(help="NAME@NUMBER, NAME@ALIAS, a run (its last checkpoint), or the folder or hub name of a model."),
+]
 
 app = typer.Typer(
     help="List, show, compare, promote, roll back and export versions of trained models.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-app.command("compare")(models_compare.compare)
-app.command("tiny")(models_tiny.tiny)
-
-Reference = Annotated[
-    str, typer.Argument(metavar="NAME@VERSION", help="A number or an alias: support@40, support@best.")
-]
-LOAD_TIMEOUT_S = 600.0
-Notes = Annotated[str, typer.Option("--notes", help="The reason, for the audit log.")]
 
 
 @app.command("list")
@@ -39,7 +64,6 @@ def list_models(
     store: Store = None,
 ) -> None:
     """List model versions with their aliases, by name and number."""
-    from agentlightning.trainer.display import screen
 
     async def work(opened: LightningStore) -> tuple[list[ModelVersion], list[ModelAlias]]:
         return await opened.models(name), await opened.aliases(name)
@@ -52,20 +76,17 @@ def list_models(
     rows = [("version", "aliases", "run", "step", "held-out reward", "tags", "weights")]
     for version in found:
         named = " ".join(f"@{one.alias}" for one in aliases if (one.name, one.number) == (version.name, version.number))
-        tags = " ".join(f"{key}={value}" for key, value in sorted(version.tags.items()))
+        tags = " ".join(f"{key}={value}" for key, value in sorted(version.tags.items())) or "-"
         weights = "deleted" if version.deleted else f"{version.weights['kind']}{', pinned' if version.pinned else ''}"
-        figures = version.reference, named or "-", version.run_id, str(version.step), _reward(version), tags or "-"
-        rows.append((*figures, weights))
-    print_columns(screen(), rows) if found else screen().print("no model version yet; a training run makes them")
+        figures = version.run_id, str(version.step), _reward(version)
+        rows.append((version.reference, named or "-", *figures, tags, weights))
+    print_columns(rows, "no model version yet; a training run makes them")
 
 
 @app.command("show")
 def show_model(reference: Reference, as_json: Json = False, store: Store = None) -> None:
     """Show a version: its run, what it was made of, its metrics with intervals, and where its weights are."""
-    from dataclasses import asdict
-
     from agentlightning.store.scan import find_model_version
-    from agentlightning.trainer.display import screen
 
     async def work(opened: LightningStore) -> tuple[ModelVersion, list[str], JSON]:
         version = await find_model_version(opened, reference)
@@ -77,11 +98,9 @@ def show_model(reference: Reference, as_json: Json = False, store: Store = None)
     if as_json:
         print_json({**asdict(version), "aliases": aliases, "canary_of": splits})
         return
-    table = {**asdict(version), "aliases": " ".join(f"@{alias}" for alias in aliases)}
     rows = [("version", version.reference)]
-    for name, value in table.items():
-        if name in ("name", "number", "metrics", "created_ns"):
-            continue
+    table = {**asdict(version), "aliases": " ".join(f"@{alias}" for alias in aliases)}
+    for name, value in ((name, value) for name, value in table.items() if name not in HIDDEN):
         lines = value.items() if isinstance(value, dict) else [("", value)]
         rows += [(f"{name} {key}".strip(), str(each)) for key, each in lines if each not in (None, "", False)]
     for name, each in version.metrics.items():
@@ -89,7 +108,7 @@ def show_model(reference: Reference, as_json: Json = False, store: Store = None)
     for run_id, split in splits.items():
         rows.append(("canary of", f"{run_id}, {split['weight']:.1%} of new sessions"))
         rows += [(f"canary {measure}", _evidence(one)) for measure, one in split["figures"].items()]
-    print_columns(screen(), rows)
+    print_columns(rows)
 
 
 @app.command("promote")
@@ -121,11 +140,7 @@ def promote_model(
         reason = {"by": "agl models promote", "notes": notes, "metrics": version.metrics}
         return await opened.set_alias(version.name, alias.removeprefix("@"), version.number, reason)
 
-    done = with_store(store, work)
-    if as_json or not isinstance(done, dict):
-        _print_moved(done, as_json)
-    else:
-        typer.echo(f"{reference} gets {share:.1%} of new sessions of run {done['run_id']}")
+    _print_moved(with_store(store, work), as_json, f"{reference} gets {share or 0:.1%} of new sessions")
 
 
 @app.command("rollback")
@@ -153,54 +168,18 @@ def roll_back_model(
         reason = {"by": "agl models rollback", "notes": notes}
         return await opened.set_alias(parsed.name, found[0].alias, found[0].previous, reason)
 
-    done = with_store(store, work)
-    if as_json or not isinstance(done, dict):
-        _print_moved(done, as_json)
+    _print_moved(with_store(store, work), as_json, f"the canary of {parsed.name} gets no new sessions any more")
+
+
+def _print_moved(moved: JSON | ModelAlias, as_json: bool, canary: str) -> None:
+    """canary: the sentence for a share that changed in place of an alias."""
+    if as_json:
+        print_json(moved)
+    elif isinstance(moved, dict):
+        typer.echo(canary)
     else:
-        typer.echo(f"{done['canary']} gets no new sessions any more")
-
-
-@app.command("export")
-def export_model(
-    what: Annotated[
-        str,
-        typer.Argument(metavar="RUN|NAME@VERSION", help="A run, for its last checkpoint; or a version: support@best."),
-    ],
-    to: Annotated[Path, typer.Option("--to", help="New folder for the files.")],
-    format: Annotated[
-        Literal["hf", "peft", "gguf"],
-        typer.Option("--format", help="hf: for transformers and vLLM. peft: the adapter alone. gguf: for llama.cpp."),
-    ] = "hf",
-    policy: Annotated[str | None, typer.Option("--policy", help="With RUN, which of its policies.")] = None,
-    store: Store = None,
-    runs: Runs = Path("runs"),
-) -> None:
-    """Write trained weights as files that other programs load."""
-    if "@" not in what:
-        if format != "hf":
-            raise InputError(f"--format {format}: expected NAME@VERSION; a run is exported as hf")
-        _export_run(what, to, policy, store, runs)
-        return
-    if policy is not None:
-        raise InputError("--policy: expected a run; a version belongs to one policy")
-    from agentlightning.store.scan import find_model_version
-    from agentlightning.trainer.model_weights import export_version, version_folder
-
-    async def work(opened: LightningStore) -> tuple[ModelVersion, Path]:
-        version = await find_model_version(opened, what)
-        return version, await version_folder(version, runs)
-
-    version, folder = with_store(store, work)
-    typer.echo(f"{version.reference}: {export_version(version, folder, to, format)}")
-
-
-def _export_run(run: str, to: Path, policy: str | None, store: str | None, runs: Path) -> None:
-    from agentlightning.trainer.checkpoint import RunFolder, export_policy, run_config
-
-    folder = RunFolder(runs, run)
-    checkpoint = trained_checkpoint(store or run_config(folder).store.url, folder)
-    export_policy(Path(checkpoint.path), to, policy)
-    typer.echo(f"step {checkpoint.step}, version {checkpoint.version}: {to}")
+        before = "" if moved.previous is None else f"; before it was {moved.name}@{moved.previous}"
+        typer.echo(f"{moved.name}@{moved.alias} is {moved.name}@{moved.number}{before}")
 
 
 async def _serving_runs(store: LightningStore, name: str) -> list[str]:
@@ -213,9 +192,8 @@ async def _start_canary(store: LightningStore, version: ModelVersion, share: flo
 
     runs = [run] if run is not None else await _serving_runs(store, version.name)
     if not runs:
-        raise NotFoundError(
-            f"{version.name}: no run serves it; start one with: agl serve --policy {version.name}@production"
-        )
+        start = f"agl serve --policy {version.name}@production"
+        raise NotFoundError(f"{version.name}: no run serves it; start one with: {start}")
     if len(runs) > 1:
         raise ConfigError(f"--run: is required, since several runs serve {version.name}: {', '.join(runs)}")
     before = await read_trial(store, runs[0])
@@ -232,8 +210,6 @@ async def _start_canary(store: LightningStore, version: ModelVersion, share: flo
 
 async def _wait_loaded(store: LightningStore, run_id: str, version: ModelVersion) -> None:
     """Returns when a version is served. NotFoundError where that takes too long."""
-    import time
-
     from agentlightning.serving.split import version_alias
 
     alias, known = version_alias(version.name, version.number), dict[str, int]()
@@ -277,14 +253,6 @@ async def _split_rows(store: LightningStore, version: ModelVersion) -> JSON:
     return found
 
 
-def _print_moved(moved: JSON | ModelAlias, as_json: bool) -> None:
-    if as_json or isinstance(moved, dict):
-        print_json(moved)
-        return
-    before = "" if moved.previous is None else f"; before it was {moved.name}@{moved.previous}"
-    typer.echo(f"{moved.name}@{moved.alias} is {moved.name}@{moved.number}{before}")
-
-
 def _evidence(one: JSON) -> str:
     """One measure of a canary and its stable version."""
     arms = [
@@ -297,3 +265,162 @@ def _evidence(one: JSON) -> str:
 def _reward(version: ModelVersion) -> str:
     found = version.metrics.get("eval/greedy/reward") or version.metrics.get("eval/sampled/reward")
     return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" if found else "-"
+
+
+@app.command("export")
+def export_model(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="RUN|NAME@VERSION", help="A run, for its last checkpoint; or a version: support@best."),
+    ],
+    to: Annotated[Path, typer.Option("--to", help="New folder for the files.")],
+    format: Annotated[
+        Literal["hf", "peft", "gguf"],
+        typer.Option("--format", help="hf: for transformers and vLLM. peft: the adapter alone. gguf: for llama.cpp."),
+    ] = "hf",
+    policy: Annotated[str | None, typer.Option("--policy", help="With RUN, which of its policies.")] = None,
+    store: Store = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Write trained weights as files that other programs load."""
+    from agentlightning.store.scan import find_model_version
+    from agentlightning.trainer.checkpoint import RunFolder, export_policy, run_config
+    from agentlightning.trainer.model_weights import export_version, version_folder
+
+    if "@" not in what:
+        if format != "hf":
+            raise InputError(f"--format {format}: expected NAME@VERSION; a run is exported as hf")
+        checkpoint = trained_checkpoint(store or run_config(RunFolder(runs, what)).store.url, RunFolder(runs, what))
+        export_policy(Path(checkpoint.path), to, policy)
+        typer.echo(f"step {checkpoint.step}, version {checkpoint.version}: {to}")
+        return
+    if policy is not None:
+        raise InputError("--policy: expected a run; a version belongs to one policy")
+
+    async def work(opened: LightningStore) -> tuple[ModelVersion, Path]:
+        version = await find_model_version(opened, what)
+        return version, await version_folder(version, runs)
+
+    version, folder = with_store(store, work)
+    typer.echo(f"{version.reference}: {export_version(version, folder, to, format)}")
+
+
+@app.command("compare")
+def compare(
+    first: Model,
+    second: Model,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", help="Held-out tasks: file, hub:NAME or file.py:name. [data.val]")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="TOML file with the agent and its settings; default: those of a run named."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Tasks at most.")] = None,
+    temperature: Temperature = 0.0,
+    stop_early: Annotated[
+        bool, typer.Option("--stop-early", help="Stop as soon as one is shown to be better, at an error of 5% at most.")
+    ] = False,
+    settings: Settings = None,
+    as_json: Json = False,
+    store: Store = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Run an agent with two models on the same held-out tasks, and print what the second does better or worse.
+
+    Both models are served at the same time. The agent is that of --config, else of the run that the first model named has.
+    """
+    from agentlightning.analysis.version_comparison import ComparisonRule, compare_models
+    from agentlightning.cli.prompts import print_comparison
+    from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.training import new_run_id
+
+    base = _config(config, (first, second), settings, store, runs)
+    if tasks is not None:
+        base = base.model_copy(update={"data": base.data.model_copy(update={"val": tasks})})
+    models = _with_model(first, base, runs), _with_model(second, base, runs)
+    rule = ComparisonRule(tasks=limit, temperature=temperature, alpha=ALPHA if stop_early else None)
+    other = RunFolder(runs, new_run_id())
+    title = f"compare {first} {second}"
+    found = run_shown(title, runs, lambda own, display: compare_models(models, (own, other), display, rule))
+    if as_json:
+        print_json(found)
+        return
+    print_comparison(found)
+    if (test := found.sequential) is not None:
+        which = "neither is shown to be better" if test.better is None else f"{test.better} is better"
+        wealth = ", ".join(f"{name} {value:.3g}" for name, value in test.wealth.items())
+        left = f"{test.tasks_left} tasks were not needed"
+        say(f"sequential test at {test.alpha:g}: {which}; wealth {wealth} of {test.bound:.3g}; {left}")
+    for name, run in found.runs.items():
+        say(f"rollouts of {name}: agl rollouts list {run}")
+
+
+def _config(
+    file: Path | None, names: tuple[str, str], settings: list[str] | None, store: str | None, runs: Path
+) -> Config:
+    """The configuration of both sides, but for the model."""
+    from agentlightning.config.file import load_config
+    from agentlightning.store.models import is_reference
+    from agentlightning.store.scan import find_model_version
+    from agentlightning.trainer.checkpoint import RunFolder
+
+    if file is not None:
+        return load_config(file, settings or [], store_setting(store))
+    for name in names:
+        folder = _run_folder(name, runs)
+        if folder is None and is_reference(name) and not Path(name).exists():
+            version = with_store(store, partial(find_model_version, reference=name))
+            folder = RunFolder(runs, version.run_id)
+        if folder is not None:
+            return own_config(folder, settings, store)
+    raise ConfigError("--config: is required, since neither model is of a run; name a TOML file with [agent]")
+
+
+def _run_folder(name: str, runs: Path) -> RunFolder | None:
+    """The run that a model is named by; None where it is none."""
+    from agentlightning.trainer.checkpoint import RunFolder
+
+    found = [path for path in (runs / name, Path(name)) if (path / "checkpoints").is_dir()]
+    return RunFolder(found[0].parent, found[0].name) if found else None
+
+
+def _with_model(name: str, base: Config, runs: Path) -> ComparedModel:
+    from agentlightning.analysis.version_comparison import ComparedModel
+    from agentlightning.trainer.checkpoint import policies_in
+    from agentlightning.trainer.model_weights import with_versions
+    from agentlightning.trainer.policies import with_models
+
+    run = _run_folder(name, runs)
+    path = Path(name) if run is None else Path(trained_checkpoint(base.store.url, run).path)
+    folders = policies_in(path) if path.is_dir() else {}
+    if len(base.policies) > 1 and set(folders) != set(base.policies):
+        wanted = ", ".join(base.policies)
+        raise ConfigError(f"{name}: expected a run or a checkpoint with the policies {wanted}; name those to compare")
+    return ComparedModel(name=name, config=with_versions(with_models(base, folders or {"": path}), runs))
+
+
+@app.command("tiny")
+def tiny(
+    demos: Annotated[
+        Path, typer.Option("--demos", help='JSONL of conversations: {"messages": [{"role", "content"}, …]}.')
+    ],
+    to: Annotated[Path, typer.Option("--to", help="Folder for the model; it must not exist.")],
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the weights and of the order of demonstrations.")] = 0,
+) -> None:
+    """Make a tokenizer and a small Llama, and warm-start it on demonstrations: what `agl train` can then train on reward."""
+    from agentlightning.demo.imitation import make_policy, read_demonstrations
+    from agentlightning.trainer.display import Display
+
+    if to.exists():
+        raise InputError(f"--to {to}: exists already; name a new folder")
+    read = read_demonstrations(demos)
+    with Display(f"tiny {demos}") as display:
+        progress = lambda row: display.phase(row["phase"], row["step"], row["of"])  # noqa: E731
+        facts = make_policy(read, to, seed=seed, threads=None, report=progress)
+    display.note(
+        f"{facts['parameters']:,} parameters imitate {facts['demonstrations']:,} demonstrations; those held out cost "
+        f"{facts['heldout_loss']:.2f} nats per token. Next: agl check TOML, with model.path = '{to}', says how often the "
+        "agent succeeds with it; agl train TOML, with trainer.learning_rate = 1e-3, trains it on reward"
+    )
+    print_json(facts)

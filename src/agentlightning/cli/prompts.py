@@ -1,8 +1,12 @@
-"""``agl prompts``: versions of a run's prompt templates, compared on real tasks and promoted."""
+"""``agl prompts`` and ``agl optimize``: versions of a run's prompt templates, compared, promoted and searched for."""
 
 from __future__ import annotations
 
+import difflib
+import statistics
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,31 +16,39 @@ from agentlightning.cli.options import (
     Json,
     RunId,
     Runs,
+    Server,
     Settings,
     Store,
+    Temperature,
+    number,
+    one_store,
     own_config,
     print_columns,
     print_json,
     run_shown,
+    say,
+    store_setting,
     with_store,
 )
-from agentlightning.errors import InputError, printable
+from agentlightning.errors import ConfigError, InputError, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from agentlightning.analysis.version_comparison import PairedComparison
+    from agentlightning.analysis.intervals import Interval
+    from agentlightning.analysis.version_comparison import CallFigures, PairedComparison
     from agentlightning.prompts.templates import Template
     from agentlightning.records import Resource
     from agentlightning.store.base import LightningStore
+    from agentlightning.trainer.prompts.optimization import OptimizeResult
+
+
+Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="A version; NAME alone is its newest.")]
+Format = Literal["fstring", "jinja", "messages"]
 
 app = typer.Typer(
     help="List, show, compare, add, test and promote prompt templates of a run.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="A version; NAME alone is its newest.")]
 
 
 @app.command("list")
@@ -53,7 +65,6 @@ def list_templates(
         _list_candidates(run, as_json, store)
         return
     from agentlightning.store.templates import template_versions
-    from agentlightning.trainer.display import screen
 
     found = with_store(store, lambda opened: template_versions(opened, run))
     if as_json:
@@ -62,10 +73,31 @@ def list_templates(
     rows = [("template", "format", "placeholders", "made by", "from")]
     for each in found:
         names = ", ".join(map(str, each.value.get("placeholders") or ())) or "-"
-        parent = "-" if each.parent is None else f"@{each.parent}"
-        source = str(each.value.get("source") or "-")
-        rows.append((f"{each.name}@{each.version}", str(each.value.get("format")), names, source, parent))
-    print_columns(screen(), rows) if found else screen().print("no prompt template yet; add one with: agl prompts add")
+        made = str(each.value.get("source") or "-"), "-" if each.parent is None else f"@{each.parent}"
+        rows.append((f"{each.name}@{each.version}", str(each.value.get("format")), names, *made))
+    print_columns(rows, "no prompt template yet; add one with: agl prompts add")
+
+
+def _list_candidates(run: str, as_json: bool, store: str | None) -> None:
+    from dataclasses import asdict
+
+    from agentlightning.store.templates import CandidateRecord, read_candidates, validation_rewards
+
+    async def work(opened: LightningStore) -> tuple[list[CandidateRecord], dict[int, dict[int, float]]]:
+        return await read_candidates(opened, run), await validation_rewards(opened, run)
+
+    found, rewards = with_store(store, work)
+    scored = [(each, rewards.get(-1 if each.number is None else each.number, {})) for each in found]
+    if as_json:
+        print_json([{**asdict(each), "rewards": own} for each, own in scored])
+        return
+    rows = [("candidate", "reward", "tasks", "from", "made by", "versions")]
+    for each, own in scored:
+        versions = ", ".join(f"{name}@{version}" for name, version in each.versions.items())
+        parents = ", ".join(map(str, each.parents)) or "-"
+        figures = number(each.number, "d"), number(_mean(own)), str(len(own))
+        rows.append((*figures, parents, each.source, versions or f"refused: {each.refused}"))
+    print_columns(rows, f"{run}: no search for prompts yet; see: agl optimize")
 
 
 @app.command("show")
@@ -79,27 +111,20 @@ def show_template(
     store: Store = None,
 ) -> None:
     """Print a version as it is stored, or the difference between two."""
+    from agentlightning.prompts.templates import diff
     from agentlightning.store.templates import find_version
 
     async def work(opened: LightningStore) -> list[Resource]:
         return [await find_version(opened, run, each) for each in (version, other) if each is not None]
 
-    found = with_store(store, work)
-    if len(found) == 2:
-        _show_difference(found[0], found[1], as_json)
-    elif as_json:
-        print_json(found[0])
-    else:
-        typer.echo(printable("\n".join(_parsed(found[0]).lines())))
-
-
-def _show_difference(old: Resource, new: Resource, as_json: bool) -> None:
-    from agentlightning.prompts.templates import diff
-
-    names = f"{old.name}@{old.version}", f"{new.name}@{new.version}"
-    text = diff(_parsed(old), _parsed(new), names)
+    old, *rest = with_store(store, work)
+    if not rest:
+        print_json(old) if as_json else typer.echo(printable("\n".join(_parsed(old).lines())))
+        return
+    before, after = (f"{each.name}@{each.version}" for each in (old, rest[0]))
+    text = diff(_parsed(old), _parsed(rest[0]), (before, after))
     if as_json:
-        print_json({"before": names[0], "after": names[1], "diff": text})
+        print_json({"before": before, "after": after, "diff": text})
     else:
         typer.echo(printable(text) or "the two are the same")
 
@@ -111,16 +136,22 @@ def add_template(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The text, or JSON for messages; - reads standard input.")
     ],
-    format: Annotated[
-        Literal["fstring", "jinja", "messages"], typer.Option("--format", help="Language of the template.")
-    ] = "fstring",
+    format: Annotated[Format, typer.Option("--format", help="Language of the template.")] = "fstring",
     as_json: Json = False,
     store: Store = None,
 ) -> None:
     """Add the next version, which new rollouts get. It must have the placeholders of the one before."""
+    import json
+
+    from agentlightning.prompts.templates import Template
     from agentlightning.store.templates import add_version
 
-    template = _read(file, format)
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        given: Any = json.loads(text) if format == "messages" else text
+    except (OSError, ValueError) as cause:
+        raise InputError(f"{file}: cannot be read: {cause}") from cause
+    template = Template.of(given, format, "agl prompts add")
     stored = with_store(store, lambda opened: add_version(opened, run, name, template))
     print_json(stored) if as_json else typer.echo(f"{stored.name}@{stored.version}: new rollouts of {run} get it")
 
@@ -150,10 +181,7 @@ def compare_templates(
         list[str], typer.Argument(metavar="NAME@VERSION...", help="Two or more; the first is the baseline.")
     ],
     tasks: Annotated[int, typer.Option("--tasks", min=1, help="Held-out tasks, at most.")] = 20,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0, help="Sampling temperature; 0 is greedy.")
-    ] = 0.0,
-    transcripts: Annotated[int, typer.Option("--transcripts", min=0, help="Tasks to show side by side.")] = 1,
+    temperature: Temperature = 0.0,
     data: Annotated[
         str | None, typer.Option("--data", help="Other tasks than the run's: file, hub:NAME or file.py:name.")
     ] = None,
@@ -167,11 +195,10 @@ def compare_templates(
     from agentlightning.store.templates import find_version
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
     from agentlightning.trainer.checkpoint_files import last_checkpoint
-    from agentlightning.trainer.display import screen
     from agentlightning.trainer.policies import with_models
 
     folder = RunFolder(runs, run)
-    config = own_config(folder, settings or [], store)
+    config = own_config(folder, settings, store)
     if data is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"val": data})})
 
@@ -185,37 +212,40 @@ def compare_templates(
     found, others, trained = with_store(config.store.url, work)
     config = config if trained is None else with_models(config, policies_in(Path(trained)))
     rule = ComparisonRule(tasks=tasks, temperature=temperature)
-    tested = run_shown(
-        f"test {found[0].name}",
-        runs,
-        lambda own, display: compare_prompts(config, own, display, found, others, rule),
-    )
-    print_json(tested) if as_json else _print_test(screen(), tested, run, transcripts)
-
-
-def _list_candidates(run: str, as_json: bool, store: str | None) -> None:
-    from dataclasses import asdict
-    from statistics import fmean
-
-    from agentlightning.store.templates import CandidateRecord, read_candidates, validation_rewards
-    from agentlightning.trainer.display import screen
-
-    async def work(opened: LightningStore) -> tuple[list[CandidateRecord], dict[int, dict[int, float]]]:
-        candidates = await read_candidates(opened, run)
-        return candidates, await validation_rewards(opened, run)
-
-    found, rewards = with_store(store, work)
-    scored = [(each, rewards.get(-1 if each.number is None else each.number, {})) for each in found]
+    title = f"test {found[0].name}"
+    tested = run_shown(title, runs, lambda own, shown: compare_prompts(config, own, shown, found, others, rule))
     if as_json:
-        print_json([{**asdict(each), "rewards": own} for each, own in scored])
+        print_json(tested)
         return
-    rows = [("candidate", "reward", "tasks", "from", "made by", "versions")]
-    for each, own in scored:
-        versions = ", ".join(f"{name}@{version}" for name, version in each.versions.items())
-        parents = ", ".join(map(str, each.parents)) or "-"
-        number, mean = "-" if each.number is None else str(each.number), f"{fmean(own.values()):.3f}" if own else "-"
-        rows.append((number, mean, str(len(own)), parents, each.source, versions or f"refused: {each.refused}"))
-    print_columns(screen(), rows) if found else screen().print(f"{run}: no search for prompts yet; see: agl optimize")
+    print_comparison(tested)
+    best = max(tested.figures, key=lambda one: one.reward_mean)
+    say(f"rollouts: agl rollouts list {tested.runs[best.version]}")
+    say(f"promote one: agl prompts promote {run} {best.version}")
+
+
+def print_comparison(compared: PairedComparison) -> None:
+    """Print figures, differences from the first version and reasons of failures; --json has the transcripts, too."""
+    rows: list[Sequence[str]] = [("version", "reward", "failed", "calls", "prompt tokens", "sampled tokens")]
+    for one in compared.figures:
+        parts: list[tuple[str, str, str, CallFigures]] = [(one.version, number(one.reward_mean), str(one.failed), one)]
+        parts += [(f"  {name or 'no agent'}", "", "", own) for name, own in one.agents.items() if len(one.agents) > 1]
+        for *cells, own in parts:
+            rows.append((*cells, str(own.calls), str(own.prompt_tokens), str(own.sampled_tokens)))
+    print_columns(rows)
+    for each in compared.differences:
+        wins = f"better on {each.better} of {len(compared.tasks)} tasks, worse on {each.worse}"
+        test = "" if each.p_value is None else f"; McNemar p = {each.p_value:.3g}"
+        say(f"{each.version} - {each.baseline}: {wins}{_difference_text(each.difference)}{test}")
+    for one in compared.figures:
+        for reason, count in one.failures.items():
+            say(f"{one.version} failed {count} times: {reason}")
+
+
+def _difference_text(found: Interval | None) -> str:
+    if found is None:
+        return ""
+    sure = "" if found.excludes_zero else ", which chance alone may do"
+    return f"; {found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{sure}"
 
 
 def _parsed(resource: Resource) -> Template:
@@ -227,23 +257,86 @@ def _parsed(resource: Resource) -> Template:
         raise InputError(f"{resource.name}@{resource.version}: {cause}") from None
 
 
-def _read(file: Path, format: Literal["fstring", "jinja", "messages"]) -> Template:
-    import json
+def optimize(
+    config: Annotated[Path | None, typer.Argument(help="TOML file with the configuration.")] = None,
+    resume: Annotated[str | None, typer.Option("--resume", help="Go on with this run.")] = None,
+    promote: Annotated[
+        bool, typer.Option("--promote/--no-promote", help="Make the best texts the newest versions of their templates.")
+    ] = True,
+    settings: Settings = None,
+    as_json: Json = False,
+    store: Store = None,
+    runs: Runs = Path("runs"),
+    server: Server = None,
+) -> None:
+    """Search for better prompts of an agent; trains nothing. Ctrl-C ends after the batch that is under way."""
+    from agentlightning.config.file import load_config
+    from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.display import Display
+    from agentlightning.trainer.interrupts import run_interruptible
+    from agentlightning.trainer.prompts.optimization import Optimization
+    from agentlightning.trainer.training import new_run_id
 
-    from agentlightning.prompts.templates import Template
+    url = one_store(store, server)
+    if config is None and resume is None:
+        raise ConfigError("agl optimize: give a TOML file, or --resume RUN")
+    if config is not None and resume is not None:
+        raise ConfigError("--resume goes on with the run's own configuration; give no file with it")
+    folder = RunFolder(runs, resume or new_run_id())
+    loaded = own_config(folder, settings, url) if resume else load_config(config, settings or [], store_setting(url))
+    with Display(folder.run_id) as display:
+        search = Optimization(loaded, folder, display, promote=promote)
+        result = run_interruptible(partial(search.run, resume=resume is not None), search.stop)
+    print_json(_told(result)) if as_json else _print_result(result, promote)
 
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-        given: Any = json.loads(text) if format == "messages" else text
-    except (OSError, ValueError) as cause:
-        raise InputError(f"{file}: cannot be read: {cause}") from cause
-    return Template.of(given, format, "agl prompts add")
+
+def _told(result: OptimizeResult) -> dict[str, Any]:
+    difference = _difference(result)
+    before, after = map(_mean, result.rewards)
+    return {
+        "run_id": result.run_id,
+        "finished": result.finished,
+        "reason": result.reason,
+        "before": before,
+        "after": after,
+        "difference": None if difference is None else [difference.value, difference.low, difference.high],
+        "best": result.best.number,
+        "texts": dict(result.best.texts),
+        "candidates": result.means,
+        "versions": result.promoted,
+        "rollouts": result.rollouts,
+        "tokens": result.tokens,
+    }
 
 
-def _print_test(console: Console, tested: PairedComparison, run: str, transcripts: int) -> None:
-    from agentlightning.cli.paired import print_comparison
+def _print_result(result: OptimizeResult, promote: bool) -> None:
+    say(f"run {result.run_id}: {result.reason} Used: {result.rollouts} rollouts, {result.tokens:,} tokens.")
+    before, after = map(_mean, result.rewards)
+    if result.best.number == result.seed.number:
+        say("nothing better was found" + ("" if before is None else f"; validation reward {before:.3f}"))
+    elif before is not None and after is not None:
+        told = f"validation reward {before:.3f} before, {after:.3f} after, over {len(result.rewards[0])} tasks"
+        say(f"{told}{_difference_text(_difference(result))}; the tasks that chose flatter it")
+        for name, text in result.best.texts.items():
+            old = result.seed.texts[name].splitlines()
+            names = f"{name} before", f"{name} after"
+            for line in difflib.unified_diff(old, text.splitlines(), *names, lineterm=""):
+                say(line)
+    if result.finished:
+        versions = ", ".join(f"{name}@{version}" for name, version in result.promoted.items())
+        say(f"{'' if promote else 'not promoted; '}rollouts of this run get {versions}")
+        say(f"candidates: agl prompts list --candidates {result.run_id}")
 
-    print_comparison(console, tested, transcripts)
-    best = max(tested.figures, key=lambda one: one.reward_mean)
-    console.print(f"rollouts: agl rollouts list {tested.runs[best.version]}", soft_wrap=True)
-    console.print(f"promote one: agl prompts promote {run} {best.version}", soft_wrap=True)
+
+def _mean(rewards: dict[int, float]) -> float | None:
+    return statistics.fmean(rewards.values()) if rewards else None
+
+
+def _difference(result: OptimizeResult) -> Interval | None:
+    """The paired interval of the mean difference; None where the two have other tasks."""
+    from agentlightning.analysis.intervals import paired_bootstrap
+
+    before, after = result.rewards
+    if before.keys() != after.keys() or result.best.number == result.seed.number:
+        return None
+    return paired_bootstrap([after[task] - before[task] for task in before])

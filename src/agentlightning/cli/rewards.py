@@ -1,47 +1,206 @@
-"""``agl rewards``: rewards of stored rollouts, and their score by another reward function."""
+"""``agl rewards``: why stored rollouts earned what they did, and what other functions and rules would give."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentlightning.cli import reward_debugging
 from agentlightning.cli.options import (
     REWARD_FUNCTION,
+    Json,
     Mode,
     RunId,
     Step,
     Store,
+    interval,
+    number,
     print_columns,
+    print_json,
     reward_scorer,
+    say,
     with_store,
 )
 from agentlightning.errors import ConfigError, RewardError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import Console
-
+    from agentlightning.analysis.intervals import Interval
+    from agentlightning.analysis.reward_debugger import WhatIfReport
+    from agentlightning.analysis.reward_statistics import HackReport, RewardDistribution
     from agentlightning.store.base import LightningStore
     from agentlightning.trainer.data.rescore import RescoredRollout, RewardComparison
 
 SHOWN = 10
+"""Rollouts that a table shows."""
+SHOWN_CALLS = 20
+"""Calls that a table shows; --json has all."""
+SPREAD_STEPS = 6
+"""Steps over a run whose distributions are shown where none is named."""
 THREADS = 8
 OWN = "reward"
 EVERY_S = 5.0
 """Seconds between lines that say how far the scoring is."""
+
+Policy = Annotated[str | None, typer.Option("--policy", help="Alias of the policy; the first one by default.")]
 
 app = typer.Typer(
     help="Debug the rewards of stored rollouts: their calculation, distribution and hacks, and what other rules would give.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-app.command("explain")(reward_debugging.explain)
-app.command("what-if")(reward_debugging.what_if)
-app.command("report")(reward_debugging.report)
+
+
+@app.command("explain")
+def explain(
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Id of a training rollout.")],
+    policy: Policy = None,
+    as_json: Json = False,
+    store: Store = None,
+) -> None:
+    """Explain a rollout's reward, and the credit and advantage of its calls, step by step."""
+    from agentlightning.analysis.reward_debugger import explain_rollout
+
+    found = with_store(store, lambda opened: explain_rollout(opened, rollout, policy))
+    if as_json:
+        print_json(found)
+        return
+    say(f"rollout {rollout}  step {found.step} of {found.run_id}  policy {found.policy}")
+    for line in found.lines:
+        say(line)
+
+
+@app.command("what-if")
+def what_if(
+    run: RunId,
+    step: Annotated[int, typer.Option("--step", help="Training step whose rollouts are looked at.")],
+    credit: Annotated[
+        str | None, typer.Option("--credit", help="Another credit rule; see: agl train --list-algorithms")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--credit-set", help="A setting of the rule: --credit-set gamma=0.9. May be repeated."),
+    ] = None,
+    advantage: Annotated[
+        str | None, typer.Option("--advantage", help="Another advantage; see: agl train --list-algorithms")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="Weights of rewards by name: answer=1,format=0.2")
+    ] = None,
+    function: Annotated[str | None, typer.Option("--with", help=REWARD_FUNCTION)] = None,
+    policy: Policy = None,
+    as_json: Json = False,
+    store: Store = None,
+) -> None:
+    """Show what another credit rule, advantage, weighting or reward function would make of a stored step; writes nothing."""
+    from agentlightning.analysis import reward_debugger
+    from agentlightning.config.file import setting_of
+
+    with ExitStack() as stack:
+        scorer = None
+        if function is not None:
+            scorer = reward_scorer(function, stack.enter_context(ThreadPoolExecutor(THREADS)))
+        change = reward_debugger.RewardChange(
+            credit=credit,
+            credit_settings=None if settings is None else dict(setting_of(one, "--credit-set") for one in settings),
+            advantage=advantage,
+            weights=None if weights is None else dict(map(_weight, weights.split(","))),
+            scorer=scorer,
+        )
+        found = with_store(store, lambda opened: reward_debugger.what_if(opened, run, step, change, policy))
+    print_json(found) if as_json else _print_what_if(found)
+
+
+def _weight(given: str) -> tuple[str, float]:
+    name, _, value = given.partition("=")
+    try:
+        return name.strip(), float(value)
+    except ValueError:
+        raise ConfigError(f"--weights: expected NAME=NUMBER, separated by commas, got {given!r}") from None
+
+
+def _print_what_if(report: WhatIfReport) -> None:
+    for name in report.after:
+        say(f"{name}: {report.before[name]} -> {report.after[name]}")
+    changed = sorted((one for one in report.calls if one.change), key=lambda one: -abs(one.change))
+    rows = [("rollout", "call", "tokens", "reward", "credit", "advantage")]
+    for one in changed[:SHOWN_CALLS]:
+        place = one.rollout_id, f"{one.place}{f' by {one.agent}' if one.agent else ''}", str(one.tokens)
+        credit = _change(one.credit_before, one.credit_after)
+        advantage = _change(one.advantage_before, one.advantage_after)
+        rows.append((*place, _change(*report.rewards[one.rollout_id]), credit, advantage))
+    print_columns(rows)
+    if len(changed) > SHOWN_CALLS:
+        say(f"… and {len(changed) - SHOWN_CALLS} calls more that change")
+    was, now = ([pair[at] for pair in report.outcomes.values()].count("trained") for at in (0, 1))
+    say(
+        f"step {report.step} of {report.run_id}: {len(changed)} of {len(report.calls)} calls change; "
+        f"{number(report.turned, '.1%')} turn (another sign of the advantage, {report.tokens_turned} tokens), advantages "
+        f"move by {number(report.moved, '.1%')} of their size; rollouts trained: {was} -> {now}"
+    )
+    _say_failures(list(report.problems.items()))
+
+
+def _say_failures(problems: Sequence[tuple[str, str]]) -> None:
+    if problems:
+        rollout, problem = problems[0]
+        say(f"the function failed on {len(problems)} rollouts, first on {rollout}: {problem}", style="yellow")
+
+
+@app.command("report")
+def report(
+    run: RunId,
+    step: Step = None,
+    as_json: Json = False,
+    store: Store = None,
+) -> None:
+    """Show the distribution of each reward by step and call, and signs of reward hacking."""
+    from agentlightning.analysis import reward_statistics as statistics
+
+    async def report_of(opened: LightningStore) -> tuple[list[RewardDistribution], HackReport]:
+        steps = await statistics.latest_steps(opened, run, SPREAD_STEPS, spread=True) if step is None else [step]
+        rollouts = await statistics.read_rewarded(opened, run, steps, calls=True)
+        return statistics.distributions(rollouts), await statistics.find_hacks(opened, run)
+
+    distributions, hacks = with_store(store, report_of)
+    if as_json:
+        print_json({"distributions": distributions, "hacks": hacks})
+    else:
+        _print_distributions(distributions)
+        say()
+        _print_hacks(hacks)
+
+
+def _print_distributions(found: Sequence[RewardDistribution]) -> None:
+    rows: list[Sequence[str]] = [("reward", "step", "call", "n", "mean", "deviation", "lowest", "quartiles", "highest")]
+    for one in found:
+        low, *quartiles, high = map(number, one.quartiles)
+        figures = str(one.n), number(one.mean), number(one.deviation)
+        rows.append((one.name, str(one.step), str(one.call or "-"), *figures, low, " ".join(quartiles), high))
+    print_columns(rows)
+
+
+def _print_hacks(report: HackReport) -> None:
+    for hack in report.hacks:
+        say(f"{hack.kind}: {hack.text}", style="yellow")
+        say(f"  see: {', '.join(hack.evidence)}")
+    if not report.hacks:
+        say("no sign of a hack")
+    say()
+    rows = [("reward", "correlation with tokens, within groups", "the same given turns")]
+    print_columns(
+        [*rows, *((one.reward, *map(_interval, (one.correlation, one.given_turns))) for one in report.lengths)]
+    )
+    trends: list[Sequence[str]] = [("over the run", "from", "to", "noise", "points")]
+    for one in report.trends:
+        trends.append((one.name, *map(number, (one.first, one.last, one.noise)), str(one.change.n)))
+    print_columns(trends)
+    steps = f"{report.steps[0]} to {report.steps[-1]}" if len(report.steps) > 1 else str(report.steps[0])
+    say(f"{report.rollouts} rollouts of steps {steps}")
 
 
 @app.command("rescore")
@@ -56,13 +215,7 @@ def rescore(
     store: Store = None,
 ) -> None:
     """Score the finished rollouts of a run with another reward function, and compare old and new."""
-    from concurrent.futures import ThreadPoolExecutor
-    from dataclasses import asdict
-
-    import orjson
-
     from agentlightning.trainer.data.rescore import Rescoring, compare
-    from agentlightning.trainer.display import screen
 
     if not name or name == OWN:
         raise ConfigError(f"--name: {name!r} is the name of the rollouts' own rewards; choose another")
@@ -84,11 +237,15 @@ def rescore(
     with ThreadPoolExecutor(THREADS) as threads:
         scorer = reward_scorer(function, threads)
         found = with_store(store, work)
-    written = sum(one.score is not None and not one.stood for one in found) if write else None
     comparison = compare(found)
-    _print(screen(), found, comparison, name, written)
-    kept = {} if written is None else {"written": written, "name": name}
-    typer.echo(orjson.dumps({"run_id": run, **asdict(comparison), **kept}).decode())
+    _print_rescored(found, comparison)
+    kept: dict[str, Any] = {}
+    if write:
+        kept = {"written": sum(one.score is not None and not one.stood for one in found), "name": name}
+        before = comparison.scored - kept["written"]
+        had = f"; {before} had one of that name, which stays: they were not scored again" if before else ""
+        say(f"rewards of {kept['written']} rollouts written as {name!r}{had}")
+    print_json({"run_id": run, **asdict(comparison), **kept})
     if not comparison.scored:
         raise RewardError(f"--with {function}: it scored none of {comparison.rollouts} rollouts")
 
@@ -106,36 +263,26 @@ def _progress() -> Callable[[int], None]:
     return progress
 
 
-def _print(
-    console: Console, found: list[RescoredRollout], comparison: RewardComparison, name: str, written: int | None
-) -> None:
-    rows = [("", "old", "new"), ("mean", _number(comparison.old_mean), _number(comparison.new_mean))]
+def _print_rescored(found: Sequence[RescoredRollout], comparison: RewardComparison) -> None:
     changed = sorted((one for one in found if one.change), key=lambda one: -abs(one.change or 0.0))
-    rows += [(one.rollout.id, _number(one.old), _number(one.new)) for one in changed[:SHOWN]]
-    print_columns(console, rows)
+    rows = [("", "old", "new"), ("mean", number(comparison.old_mean), number(comparison.new_mean))]
+    print_columns([*rows, *((one.rollout.id, number(one.old), number(one.new)) for one in changed[:SHOWN])])
     if len(changed) > SHOWN:
-        console.print(f"… and {len(changed) - SHOWN} more that changed")
-    console.print(
-        f"{comparison.rollouts} rollouts, {comparison.changed} changed, correlation {_number(comparison.correlation)}, "
-        f"order within groups kept {_number(comparison.order_kept)}",
-        soft_wrap=True,
+        say(f"… and {len(changed) - SHOWN} more that changed")
+    say(
+        f"{comparison.rollouts} rollouts, {comparison.changed} changed, correlation {number(comparison.correlation)}, "
+        f"order within groups kept {number(comparison.order_kept)}"
     )
     new = {one.new for one in found if one.new is not None}
     if len(new) == 1 and comparison.scored > 1:
-        console.print(f"note: all {comparison.scored} new rewards are {new.pop():g}: they tell no rollout from another")
-    failures = [one for one in found if one.problem]
-    if failures:
-        first = failures[0]
-        console.print(
-            f"the function failed on {len(failures)} rollouts, first on {first.rollout.id}: {first.problem}",
-            soft_wrap=True,
-            style="yellow",
-        )
-    if written is not None:
-        before = comparison.scored - written
-        had = f"; {before} had one of that name, which stays: they were not scored again" if before else ""
-        console.print(f"rewards of {written} rollouts written as {name!r}{had}", soft_wrap=True)
+        say(f"note: all {comparison.scored} new rewards are {new.pop():g}: they tell no rollout from another")
+    _say_failures([(one.rollout.id, one.problem) for one in found if one.problem])
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _change(before: float | None, after: float | None) -> str:
+    was, now = number(before), number(after)
+    return was if was == now else f"{was} -> {now}"
+
+
+def _interval(one: Interval | None) -> str:
+    return "-" if one is None else f"{interval(one, '+.2f')} n={one.n}"

@@ -1,64 +1,89 @@
-"""``agl rollouts``: what agents did, call by call."""
+"""``agl rollouts``: what agents did, call by call; rollouts that continue a recorded one; records for other programs."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import orjson
 import typer
 
-from agentlightning.cli import export_rows, fork, traces
-from agentlightning.cli.options import Json, Mode, RunId, Step, Store, print_json, with_store
+from agentlightning.cli.options import (
+    Json,
+    Mode,
+    RunId,
+    Runs,
+    Settings,
+    Step,
+    Store,
+    number,
+    own_config,
+    print_json,
+    say,
+    trained_checkpoint,
+    with_store,
+)
+from agentlightning.errors import ConfigError, ConflictError, InputError, NotFoundError
 from agentlightning.records import RolloutState
 from agentlightning.store.summaries import RolloutSummary
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from agentlightning.records import Rollout
+    from agentlightning.records import Call, Rollout, Run, Span
     from agentlightning.store.base import LightningStore
     from agentlightning.store.summaries import SummaryQuery
+    from agentlightning.trainer.data.export_dataset import DatasetExport
 
-Warnings = Mapping[str, str]
+Listed = Sequence["Rollout | RolloutSummary"]
 
 MAX_REASON_CHARS = 240
 """Characters of what went wrong that a list shows."""
+MAX_DEPTH = 40
+"""Levels of a tree of spans that are indented."""
+MAX_TEXT_CHARS = 160
+"""Characters that a span's line shows of each text that the agent gave."""
+HEAD = ("rollout", "mode", "step", "group", "state", "try", "calls", "reward", "outcome")
+TAKEN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"messages": ("--reward", "--threshold"), "preferences": ("--reward", "--margin"), "traces": ()}
+)
+"""Options of an export, by its form."""
+
+Where = Annotated[
+    str,
+    typer.Option(
+        "--where", help="Only finished rollouts that match: \"reward < 0.2 and step > 50 and agent = 'writer'\"."
+    ),
+]
+State = Annotated[
+    Literal[RolloutState, "refused"] | None,
+    typer.Option("--state", help="Only rollouts in this state; refused ones are among those that failed."),
+]
+Sort = Annotated[
+    Literal["finished", "reward", "step", "turns", "sampled_tokens", "duration"] | None,
+    typer.Option("--sort", help="List finished rollouts by this, largest first; newest first by default."),
+]
+After = Annotated[
+    str | None, typer.Option("--after", help="Go on where a list of --where or --sort ended: what it printed last.")
+]
 
 app = typer.Typer(help="List, show, fork and export rollouts.", no_args_is_help=True, rich_markup_mode=None)
-app.command("fork")(fork.fork_rollout)
-app.command("execute")(fork.execute_rollouts)
-app.command("export")(export_rows.export)
 
 
 @app.command("list")
 def list_rollouts(
     run: RunId,
     mode: Mode = None,
-    state: Annotated[
-        Literal[RolloutState, "refused"] | None,
-        typer.Option("--state", help="Only rollouts in this state; refused ones are among those that failed."),
-    ] = None,
+    state: State = None,
     step: Step = None,
-    where: Annotated[
-        str,
-        typer.Option(
-            "--where", help="Only finished rollouts that match: \"reward < 0.2 and step > 50 and agent = 'writer'\"."
-        ),
-    ] = "",
-    sort: Annotated[
-        Literal["finished", "reward", "step", "turns", "sampled_tokens", "duration"] | None,
-        typer.Option("--sort", help="List finished rollouts by this, largest first; newest first by default."),
-    ] = None,
+    where: Where = "",
+    sort: Sort = None,
     ascending: Annotated[
         bool, typer.Option("--ascending", help="Smallest, or oldest, first (--where, --sort).")
     ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="List at most this many rollouts.")] = 20,
-    after: Annotated[
-        str | None, typer.Option("--after", help="Go on where a list of --where or --sort ended: what it printed last.")
-    ] = None,
+    after: After = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all that is known of each.")] = False,
     store: Store = None,
 ) -> None:
@@ -66,36 +91,31 @@ def list_rollouts(
     from agentlightning.store.base import RolloutQuery
     from agentlightning.store.scan import find_run
     from agentlightning.store.summaries import SummaryQuery
-    from agentlightning.trainer.display import screen
 
     by_summary = bool(where or sort or after or ascending) or state == "refused"
-    listed = SummaryQuery(
-        run_id=run,
-        where=_where(where, mode, state, step),
-        order_by=sort or "finished",
-        descending=not ascending,
-        after=after,
+    filtered = _where(where, mode, state, step)
+    summaries = SummaryQuery(
+        run_id=run, where=filtered, order_by=sort or "finished", descending=not ascending, after=after
     )
+    states = None if state is None or state == "refused" else [state]
+    query = RolloutQuery(run_id=run, mode=mode, step=step, states=states, limit=limit, newest_first=True)
 
-    async def work(opened: LightningStore) -> tuple[Sequence[Rollout | RolloutSummary], str | None]:
+    async def work(opened: LightningStore) -> tuple[Listed, str | None, dict[str, str]]:
         await find_run(opened, run)
+        found: Listed
         if by_summary:
-            return await _summaries(opened, listed, limit)
-        states = None if state is None or state == "refused" else [state]
-        query = RolloutQuery(run_id=run, mode=mode, step=step, states=states, limit=limit, newest_first=True)
-        return await opened.rollouts(query), None
+            found, following = await _summaries(opened, summaries, limit)
+        else:
+            found, following = await opened.rollouts(query), None
+        return found, following, {} if as_json else await _replay_warnings(opened, found)
 
-    async def with_warnings(opened: LightningStore) -> tuple[Sequence[Rollout | RolloutSummary], str | None, Warnings]:
-        rollouts, following = await work(opened)
-        return rollouts, following, {} if as_json else await _replay_warnings(opened, rollouts)
-
-    found, further, warnings = with_store(store, with_warnings)
+    found, further, warnings = with_store(store, work)
     if as_json:
-        print(orjson.dumps({"rollouts": found, "next": further}).decode())
+        print_json({"rollouts": found, "next": further})
         return
-    print_rollouts(screen(), found, warnings)
+    _print_rollouts(found, warnings)
     if further is not None:
-        screen().print(f"more of them: --after {further}", soft_wrap=True)
+        say(f"more of them: --after {further}")
 
 
 def _where(where: str, mode: str | None, state: str | None, step: int | None) -> str:
@@ -104,10 +124,8 @@ def _where(where: str, mode: str | None, state: str | None, step: int | None) ->
 
     parse(where)
     parts = [f"({where})"] if where.strip() else []
-    parts += [
-        f"{name} = '{value}'" for name, value in (("mode", mode), ("state", state)) if value and value != "refused"
-    ]
-    parts += ["refused = true"] if state == "refused" else []
+    parts += [f"mode = '{mode}'"] if mode else []
+    parts += ["refused = true" if state == "refused" else f"state = '{state}'"] if state else []
     parts += [f"step = {step}"] if step is not None else []
     return " and ".join(parts)
 
@@ -126,16 +144,45 @@ async def _summaries(store: LightningStore, query: SummaryQuery, limit: int) -> 
     return found, further
 
 
-async def _replay_warnings(store: LightningStore, listed: Sequence[Rollout | RolloutSummary]) -> Warnings:
+async def _replay_warnings(store: LightningStore, listed: Listed) -> dict[str, str]:
     """By rollout: of the forks among them, those whose replay ended too early."""
     from agentlightning.store.base import RolloutQuery
     from agentlightning.store.forks import replay_warning
 
     found = await store.rollouts(RolloutQuery(ids=[one.id for one in listed]))
-    rollouts = [one for one in found if one.kind == "fork"]
-    calls = await store.calls([one.id for one in rollouts])
-    warnings = {one.id: replay_warning(one, [call for call in calls if call.rollout_id == one.id]) for one in rollouts}
+    forks = [one for one in found if one.kind == "fork"]
+    calls = await store.calls([one.id for one in forks])
+    warnings = {one.id: replay_warning(one, [call for call in calls if call.rollout_id == one.id]) for one in forks}
     return {rollout_id: warning for rollout_id, warning in warnings.items() if warning}
+
+
+def _print_rollouts(rollouts: Listed, warnings: Mapping[str, str]) -> None:
+    """A line for each rollout, and below it what went wrong: no terminal is wide enough for both. warnings: by rollout."""
+    if not rollouts:
+        say("no rollout matches")
+        return
+    rows = [HEAD, *map(_row, rollouts)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, rollout in zip(rows, [None, *rollouts], strict=True):
+        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        say(line, style="bold" if rollout is None else None)
+        for wrong in () if rollout is None else (_why(rollout), warnings.get(rollout.id)):
+            if wrong and wrong.strip():
+                say(f"    {wrong.strip().splitlines()[-1][:MAX_REASON_CHARS]}", style="yellow")
+
+
+def _row(one: Rollout | RolloutSummary) -> tuple[str, ...]:
+    tries, calls = (one.attempts, one.turns) if isinstance(one, RolloutSummary) else (one.attempt, one.calls)
+    state = "refused" if one.refused else one.state
+    place = one.id, one.mode, str(one.step), f"{one.group_id}/{one.replica}"
+    return *place, state, str(tries), str(calls), number(one.reward), one.outcome or ""
+
+
+def _why(rollout: Rollout | RolloutSummary) -> str | None:
+    """The reason why a rollout failed, or looks suspicious: a refusal says more than the error that it became."""
+    if isinstance(rollout, RolloutSummary):
+        return rollout.failure
+    return rollout.warning if rollout.refused else rollout.error or rollout.warning
 
 
 @app.command("show")
@@ -150,7 +197,6 @@ def show_rollout(
 ) -> None:
     """Show a rollout: the conversation, its tokens with logprobs, and its rewards."""
     from agentlightning.analysis.rollout_view import print_rollout
-    from agentlightning.errors import NotFoundError
     from agentlightning.store.base import RolloutQuery
     from agentlightning.store.scan import read_feedback
     from agentlightning.trainer.display import screen
@@ -170,45 +216,236 @@ def show_rollout(
             return
         print_rollout(screen(), found[0], attempts, calls, rewards, tokens, feedback)
         if spans:
-            traces.print_spans(screen(), recorded, calls)
+            _print_spans(recorded, calls)
 
     with_store(store, work)
 
 
-def print_rollouts(
-    console: Console, rollouts: Sequence[Rollout | RolloutSummary], warnings: Warnings = MappingProxyType({})
-) -> None:
-    """A line for each rollout, and below it what went wrong: no terminal is wide enough for both. warnings: by rollout."""
-    if not rollouts:
-        console.print("no rollout matches")
+def _print_spans(spans: list[Span], calls: list[Call]) -> None:
+    """A line for each span of an attempt, with its time since the first, its duration and what went wrong; below a span
+    the spans and the model calls that were made in it."""
+    from agentlightning.adapters.semantics import error_of
+    from agentlightning.adapters.span_tree import SpanTree
+    from agentlightning.records import Call
+    from agentlightning.trainer.display import screen
+
+    if not spans:
+        say("no span was recorded")
         return
-    rows = [("rollout", "mode", "step", "group", "state", "try", "calls", "reward", "outcome")]
-    rows += [
-        (
-            rollout.id,
-            rollout.mode,
-            str(rollout.step),
-            f"{rollout.group_id}/{rollout.replica}",
-            "refused" if rollout.refused else rollout.state,
-            str(rollout.attempts if isinstance(rollout, RolloutSummary) else rollout.attempt),
-            str(rollout.turns if isinstance(rollout, RolloutSummary) else rollout.calls),
-            "-" if rollout.reward is None else f"{rollout.reward:.3f}",
-            rollout.outcome or "",
-        )
-        for rollout in rollouts
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row, rollout in zip(rows, [None, *rollouts], strict=True):
-        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        console.print(line, soft_wrap=True, style="bold" if rollout is None else None)
-        for wrong in () if rollout is None else (_why(rollout), warnings.get(rollout.id)):
-            if wrong and wrong.strip():
-                last = wrong.strip().splitlines()[-1][:MAX_REASON_CHARS]
-                console.print(f"    {last}", soft_wrap=True, style="yellow")
+    tree, console = SpanTree(spans), screen()
+    children: dict[str | None, list[Span | Call]] = {}
+    for span in tree.spans:
+        parent = tree.parent(span)
+        children.setdefault(None if parent is None else parent.id, []).append(span)
+    for call in calls:
+        if call.span_id is not None and tree.get(call.span_id) is not None:
+            children.setdefault(call.span_id, []).append(call)
+    waiting = [(0, each) for each in reversed(children.get(None, []))]
+    while waiting:
+        depth, each = waiting.pop()
+        if isinstance(each, Call):
+            what, wrong = f"model call {each.id}", None
+        else:
+            what, wrong = each.name + _said(each), error_of(each)
+            below = sorted(children.get(each.id, []), key=lambda child: (child.started_ns, child.id), reverse=True)
+            waiting += [(depth + 1, child) for child in below]
+        at, took = (each.started_ns - tree.spans[0].started_ns) / 1e9, (each.finished_ns - each.started_ns) / 1e9
+        indent = "  " * min(depth, MAX_DEPTH)
+        console.print(f"{at:9.3f} s  {took:8.3f} s  {indent}{what}", soft_wrap=True, highlight=False, markup=False)
+        if wrong:
+            console.print(f"{'':24}{indent}{wrong}", soft_wrap=True, style="yellow", markup=False)
 
 
-def _why(rollout: Rollout | RolloutSummary) -> str | None:
-    """The reason why a rollout failed, or looks suspicious: a refusal says more than the error that it became."""
-    if isinstance(rollout, RolloutSummary):
-        return rollout.failure
-    return rollout.warning if rollout.refused else rollout.error or rollout.warning
+def _said(span: Span) -> str:
+    """Content that the agent gave with the span: a message, an object, a tool's arguments and result; '' for any other."""
+    from agentlightning.adapters.semantics import text_of, tool_use
+
+    use = tool_use(span)
+    texts = [text_of(span.attributes, name) for name in ("agl.message", "agl.object.name", "agl.object")]
+    if use is not None:
+        texts += [use.arguments, None if use.result is None else f"→ {use.result}"]
+    parts = [" ".join(text.split()) for text in texts if text]
+    return "".join(f"  {text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 1] + '…'}" for text in parts)
+
+
+@app.command("fork")
+def fork_rollout(
+    rollout: Annotated[str, typer.Argument(help="Id of the finished rollout that they continue.")],
+    calls: Annotated[
+        int, typer.Option("--calls", min=0, help="Answer so many of its policy's calls from the record; then sample.")
+    ],
+    count: Annotated[int, typer.Option("--count", min=1, max=1000, help="Make so many.")] = 1,
+    answer: Annotated[
+        str | None,
+        typer.Option(
+            "--answer",
+            help="Give the next call this in place of a sampled completion: a text, a file with one, or a .json file with "
+            "an assistant message.",
+        ),
+    ] = None,
+    as_json: Json = False,
+    store: Store = None,
+) -> None:
+    """Enqueue rollouts that put an agent back into a state in which it was, and print their ids.
+
+    The run's workers execute them, after its end those of `agl rollouts execute`: its agent is started anew, and its first
+    calls are answered from the record. `agl rollouts show ID` shows what became of one.
+    """
+    from agentlightning.store.forks import new_forks
+    from agentlightning.store.scan import find_run
+
+    given = None if answer is None else read_answer(answer)
+
+    async def work(opened: LightningStore) -> tuple[list[Rollout], Run]:
+        made = await opened.enqueue(await new_forks(opened, rollout, calls, count, answer=given))
+        return made, await find_run(opened, made[0].run_id)
+
+    made, run = with_store(store, work)
+    if as_json:
+        print_json({"rollouts": [one.id for one in made], "group_id": made[0].group_id, "run_id": run.id})
+        return
+    for one in made:
+        typer.echo(one.id)
+    if run.state != "running":
+        command = "rollouts execute" if run.state == "finished" else "train --resume"
+        typer.echo(f"run {run.id} is {run.state}: they wait for: agl {command} {run.id}", err=True)
+
+
+@app.command("execute")
+def execute_rollouts(run: RunId, settings: Settings = None, store: Store = None, runs: Runs = Path("runs")) -> None:
+    """Execute the rollouts that wait in a finished run, such as forks made since, and print how they ended.
+
+    Its last checkpoint, or the model of a run that trained nothing, is served, and its workers are started, until none
+    waits.
+    """
+    from agentlightning.store.base import RolloutQuery
+    from agentlightning.store.scan import find_run
+    from agentlightning.trainer.checkpoint import RunFolder, policies_in
+    from agentlightning.trainer.display import Display
+    from agentlightning.trainer.interrupts import run_interruptible
+    from agentlightning.trainer.policies import with_models
+    from agentlightning.trainer.serving import execute_waiting, is_training
+
+    folder = RunFolder(runs, run)
+    config = own_config(folder, settings, store)
+
+    async def waiting(opened: LightningStore) -> tuple[Run, list[Rollout]]:
+        query = RolloutQuery(run_id=run, states=["queued", "running"], limit=1)
+        return await find_run(opened, run), await opened.rollouts(query)
+
+    found, some = with_store(config.store.url, waiting)
+    if found.state != "finished":
+        why = f"expected a finished run, this is {found.state}: its own workers execute its rollouts"
+        raise ConflictError(f"{run}: {why}")
+    if not some:
+        raise ConflictError(f"{run}: no rollout waits; fork one by: agl rollouts fork ROLLOUT --calls N")
+    step = 0
+    if is_training(found):
+        checkpoint = trained_checkpoint(config.store.url, folder)
+        config, step = with_models(config, policies_in(Path(checkpoint.path))), checkpoint.step
+    with Display(f"execute {run}") as display:
+        done = run_interruptible(lambda: execute_waiting(config, folder, display, step))
+    for one in done:
+        typer.echo(f"{one.id}  {one.state}" + ("" if one.reward is None else f"  reward {one.reward:g}"))
+
+
+def read_answer(given: str) -> str | dict[str, Any]:
+    """The answer that --answer names: a text, one in a file, or the message in a file whose name ends with .json.
+
+    >>> read_answer("Oslo.")
+    'Oslo.'
+    """
+    path = Path(given)
+    if not os.path.isfile(path):  # Path.is_file() raises where a text is too long for a name
+        return given
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as cause:
+        raise InputError(f"--answer: {given:.80} cannot be read: {cause}") from cause
+    if path.suffix != ".json":
+        return text
+    from agentlightning.store.forks import read_message
+
+    try:
+        return read_message(text)
+    except InputError as cause:
+        raise InputError(f"--answer: {given}: {cause}") from cause
+
+
+@app.command("export")
+def export(
+    run: RunId,
+    to: Annotated[str, typer.Option("--to", help="New .jsonl file; for traces also the URL of an OTLP/HTTP endpoint.")],
+    kind: Annotated[
+        Literal["messages", "preferences", "traces"],
+        typer.Option("--as", help="messages: a row per conversation; preferences: pairs of one task; traces: OTLP."),
+    ] = "messages",
+    reward: Annotated[
+        str | None, typer.Option("--reward", help="Name of the reward that counts; default: the final one.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option("--threshold", help="With messages: only rollouts with at least this reward.")
+    ] = None,
+    margin: Annotated[
+        float | None, typer.Option("--margin", help="With preferences: rewards must differ by more than this.")
+    ] = None,
+    store: Store = None,
+) -> None:
+    """Write a run's rollouts as rows of messages, as preferences between two of one task, or as OpenTelemetry traces.
+
+    Headers of an OTLP endpoint come from OTEL_EXPORTER_OTLP_HEADERS.
+    """
+    for option, value in (("--reward", reward), ("--threshold", threshold), ("--margin", margin)):
+        if value is not None and option not in TAKEN[kind]:
+            raise ConfigError(f"{option}: conflicts with --as {kind}")
+    if kind == "traces":
+        with_store(store, lambda opened: _export_traces(opened, run, to))
+        return
+    from agentlightning.trainer.data.export_dataset import DatasetExport
+
+    if Path(to).exists():
+        raise ConfigError(f"--to: {to} exists already")
+    if not Path(to).parent.is_dir():
+        raise ConfigError(f"--to: there is no folder {Path(to).parent}")
+
+    async def work(opened: LightningStore) -> tuple[list[dict[str, Any]], DatasetExport]:
+        rows = DatasetExport(store=opened, run_id=run, reward=reward)
+        found = rows.conversations(threshold) if kind == "messages" else rows.preferences(margin or 0.0)
+        return [row async for row in found], rows
+
+    lines, rows = with_store(store, work)
+    _write_rows(lines, Path(to))
+    for reason, count in rows.left_out.most_common():
+        if count:
+            typer.echo(f"note: left out {count}: {reason}", err=True)
+    typer.echo(f"{len(lines)} rows: {to}")
+
+
+def _write_rows(rows: Sequence[Mapping[str, Any]], to: Path) -> None:
+    import orjson
+
+    from agentlightning.runtime.disk import open_private
+
+    with open_private(to, "wb") as file:
+        file.writelines(orjson.dumps(row) + b"\n" for row in rows)
+
+
+async def _export_traces(store: LightningStore, run: str, to: str) -> None:
+    """Sends the finished rollouts of a run to an OTLP/HTTP endpoint, or writes them to a new .jsonl file, a trace each."""
+    from agentlightning.store.scan import find_run
+    from agentlightning.tracing import exporters
+    from agentlightning.tracing.exporters import resource_of
+
+    remote = to.startswith(("http://", "https://"))
+    headers = exporters.headers_of(os.environ)
+    exporter = (
+        exporters.OtlpHttpExporter(to, headers, timeout_s=30.0) if remote else exporters.OtlpFileExporter(Path(to))
+    )
+    sent = spans = 0
+    await find_run(store, run)
+    async with exporter:
+        async for rollouts in exporters.finished_rollouts(store, run):
+            spans += await exporters.send_rollouts(store, rollouts, exporter, resource_of(run))
+            sent += len(rollouts)
+    rejected = f", of which {exporter.rejected} are rejected: {exporter.reason}" if exporter.rejected else ""
+    typer.echo(f"{sent} rollouts, {spans} spans: {to}{rejected}")

@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from agentlightning.cli import bottlenecks, compare, retention, suggest
-from agentlightning.cli.drift import show_drift
-from agentlightning.cli.options import RunId, Runs, Store, print_columns, with_store
-from agentlightning.cli.quantities import shown_bytes
+from agentlightning.cli.options import (
+    SECONDS,
+    Json,
+    RunId,
+    Runs,
+    Settings,
+    Store,
+    bytes_of,
+    interval,
+    number,
+    print_columns,
+    print_json,
+    say,
+    seconds_of,
+    shown_bytes,
+    time_text,
+    with_store,
+)
+from agentlightning.errors import ConfigError, ConflictError
 
 if TYPE_CHECKING:
-    from agentlightning.records import Run, RunSize
+    from agentlightning.analysis.bottlenecks import BottleneckReport, Lane
+    from agentlightning.analysis.compare import RunComparison
+    from agentlightning.analysis.suggestions import EarlierRun, Suggestions
+    from agentlightning.records import Call, Run, RunSize
     from agentlightning.store.base import LightningStore
+    from agentlightning.store.retention import Keep
+
+BAR = 40
+"""Columns of a lane that fills the whole step."""
+MAX_VALUE_CHARS = 40
+"""Characters of a setting that a table shows."""
+CAUSES: Mapping[str, str] = MappingProxyType(
+    {
+        "assistant_message_edited": "the agent sent an answer back changed",
+        "tool_result_rewritten": "the agent changed the result of a tool",
+        "system_or_tools_changed": "the agent changed the system message or the tools",
+        "history_cut": "the agent left out a part of the history",
+        "history_edited": "the agent changed another message, or put one in between",
+        "context_cleared": "the agent had old tool results or thinking cleared (context_management)",
+        "template_rewrites_history": "the model's chat template writes earlier answers anew",
+    }
+)
+
+Force = Annotated[bool, typer.Option("--force", help="Also a run that is running.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 app = typer.Typer(help="List, show, compare, export and delete runs.", no_args_is_help=True, rich_markup_mode=None)
-app.command("compare")(compare.compare)
-app.command("export")(retention.export)
-app.command("delete")(retention.delete)
-app.command("bottlenecks")(bottlenecks.show_bottlenecks)
-app.command("suggest")(suggest.suggest)
 
 
 @app.command("list")
@@ -57,9 +94,9 @@ def list_runs(
     for column in ("rollouts", "calls", "spans", "size") if sizes else ():
         table.add_column(column, justify="right")
     for run in found:
+        rewards = [run.summary.get(name) for name in ("train/reward_mean", "eval/greedy/reward_mean")]
         row = [run.id, run.name, " ".join(tags_of(run)), state_of(run, runs), str(run.summary.get("step", ""))]
-        row += [_number(run.summary.get(name)) for name in ("train/reward_mean", "eval/greedy/reward_mean")]
-        row.append(_time(run.created_ns))
+        row += [*map(number, rewards), time_text(run.created_ns)]
         if size := held.get(run.id):
             row += [str(size.rollouts), str(size.calls), str(size.spans), shown_bytes(size.bytes)]
         table.add_row(*row)
@@ -67,83 +104,11 @@ def list_runs(
 
 
 def _list_queues(store: str | None) -> None:
-    from agentlightning.trainer.display import screen
-
-    numbers = with_store(store, lambda opened: opened.statistics())
-    if not numbers:
-        screen().print("no run is running")
-        return
     rows = [("run", "queued", "oldest queued", "running", "leases expiring", "workers")]
-    for one in numbers:
+    for one in with_store(store, lambda opened: opened.statistics()):
         oldest = f"{one.oldest_queued_s:.0f} s" if one.queued else "-"
         rows.append((one.run_id, str(one.queued), oldest, str(one.running), str(one.expiring), str(one.workers)))
-    print_columns(screen(), rows)
-
-
-@app.command("show")
-def show_run(
-    run: RunId,
-    drift: Annotated[
-        bool, typer.Option("--drift", help="Show which calls do not continue the tokens sampled before, and why.")
-    ] = False,
-    store: Store = None,
-) -> None:
-    """Show a run: its settings, rollouts by state, checkpoints, latest metrics and warnings."""
-    if drift:
-        show_drift(run, store)
-        return
-    import orjson
-
-    from agentlightning.analysis.compare import amount_text, read_cost
-    from agentlightning.store.scan import find_run
-    from agentlightning.trainer.display import screen
-    from agentlightning.trainer.monitor.health_checks import active_alarms
-    from agentlightning.trainer.monitor.metrics import group_of, in_order
-
-    async def work(opened: LightningStore) -> None:
-        found = await find_run(opened, run)
-        counts = await opened.count(run)
-        checkpoints = await opened.checkpoints(run)
-        metrics = await opened.metrics(run)
-        cost = await read_cost(opened, run)
-        console = screen()
-        console.print(f"{found.id}  {found.name}  {found.state}  created {_time(found.created_ns)} UTC")
-        console.print_json(orjson.dumps(found.config).decode())
-        for (mode, state), number in sorted(counts.items()):
-            console.print(f"{mode} rollouts {state}: {number}")
-        for checkpoint in checkpoints:
-            console.print(f"checkpoint step {checkpoint.step}: {_place(checkpoint.path)}", soft_wrap=True)
-        if undone := sorted({metric.step for metric in metrics if metric.abandoned}):
-            console.print(f"steps that a crash undid: {', '.join(map(str, undone))}; their metrics are left out")
-        latest = {metric.name: metric for metric in metrics if not metric.abandoned}
-        group = ""
-        for name in in_order(latest):
-            if group_of(name) != group:
-                group = group_of(name)
-                console.print(f"{group}:")
-            console.print(f"  {name}: {latest[name].value:.4g} (step {latest[name].step})")
-        if cost.amounts:
-            told = ", ".join(f"{name} {amount_text(value)}" for name, value in cost.amounts.items())
-            console.print(f"cost of its training steps{', about' if cost.estimated else ''}: {told}", soft_wrap=True)
-        for name, text in active_alarms(found).items():
-            console.print(f"warning {name}: {text}", soft_wrap=True)
-
-    with_store(store, work)
-
-
-@app.command("tag")
-def tag_run(
-    run: RunId,
-    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="Words; none takes all away.")] = None,
-    store: Store = None,
-) -> None:
-    """Give a run these tags, in place of those that it has, to find it by."""
-    from agentlightning.analysis.run_settings import TAGS
-    from agentlightning.config.run import MonitorConfig, parse_settings
-
-    checked = parse_settings(MonitorConfig, {"tags": tags or []}, "agl runs tag").tags
-    with_store(store, lambda opened: opened.update_run(run, summary={TAGS: list(checked)}))
-    typer.echo(f"{run}: {' '.join(checked) or 'no tag'}")
+    print_columns(rows, "no run is running")
 
 
 def state_of(run: Run, runs: Path) -> str:
@@ -165,24 +130,369 @@ def state_of(run: Run, runs: Path) -> str:
     return f"{state}; {(optimize_line if is_search(run) else resume_line)(folder.path)}"
 
 
-def _number(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, int | float) else ""
+@app.command("show")
+def show_run(
+    run: RunId,
+    drift: Annotated[
+        bool, typer.Option("--drift", help="Show which calls do not continue the tokens sampled before, and why.")
+    ] = False,
+    store: Store = None,
+) -> None:
+    """Show a run: its settings, rollouts by state, checkpoints, latest metrics and warnings."""
+    with_store(store, lambda opened: _show_drift(opened, run) if drift else _show_run(opened, run))
+
+
+async def _show_run(store: LightningStore, run: str) -> None:
+    import orjson
+
+    from agentlightning.analysis.compare import amount_text, read_cost
+    from agentlightning.store.scan import find_run
+    from agentlightning.trainer.display import screen
+    from agentlightning.trainer.monitor.health_checks import active_alarms
+    from agentlightning.trainer.monitor.metrics import group_of, in_order
+
+    found = await find_run(store, run)
+    metrics = await store.metrics(run)
+    cost = await read_cost(store, run)
+    say(f"{found.id}  {found.name}  {found.state}  created {time_text(found.created_ns)} UTC")
+    screen().print_json(orjson.dumps(found.config).decode())
+    for (mode, state), count in sorted((await store.count(run)).items()):
+        say(f"{mode} rollouts {state}: {count}")
+    for checkpoint in await store.checkpoints(run):
+        say(f"checkpoint step {checkpoint.step}: {_place(checkpoint.path)}")
+    if undone := sorted({metric.step for metric in metrics if metric.abandoned}):
+        say(f"steps that a crash undid: {', '.join(map(str, undone))}; their metrics are left out")
+    latest = {metric.name: metric for metric in metrics if not metric.abandoned}
+    group = ""
+    for name in in_order(latest):
+        if group_of(name) != group:
+            group = group_of(name)
+            say(f"{group}:")
+        say(f"  {name}: {latest[name].value:.4g} (step {latest[name].step})")
+    if cost.amounts:
+        told = ", ".join(f"{name} {amount_text(value)}" for name, value in cost.amounts.items())
+        say(f"cost of its training steps{', about' if cost.estimated else ''}: {told}")
+    for name, text in active_alarms(found).items():
+        say(f"warning {name}: {text}")
 
 
 def _place(path: str) -> str:
-    """Path or URL of a checkpoint, with a note where the folder is not there.
+    """Path or URL of a checkpoint, with a note if the folder is not there."""
+    gone = "://" not in path and not Path(path).is_dir()
+    return f"{path}  (not here: deleted by trainer.keep_checkpoints, or on another host)" if gone else path
 
-    >>> _place("s3://bucket/run/step-000010"), _place("/")
-    ('s3://bucket/run/step-000010', '/')
-    >>> _place("/nowhere/step-000000")
-    '/nowhere/step-000000  (not here: deleted by trainer.keep_checkpoints, or on another host)'
+
+async def _show_drift(store: LightningStore, run: str) -> None:
+    """Counts how the prompts of a run's calls continued the tokens that its policy had sampled, a page at a time.
+
+    It judges nothing: what each call's prompt did, and why, was decided by the gateway when the call was made.
     """
-    if "://" in path or Path(path).is_dir():
-        return path
-    return f"{path}  (not here: deleted by trainer.keep_checkpoints, or on another host)"
+    from agentlightning.store.base import RolloutQuery
+    from agentlightning.store.scan import find_run, read_rollouts
+
+    await find_run(store, run)
+    kinds, tokens, rollouts = Counter[str](), Counter[str](), 0
+    async for page in read_rollouts(store, RolloutQuery(run_id=run)):
+        rollouts += len(page)
+        for call in await store.calls([rollout.id for rollout in page]):
+            _count_call(call, kinds, tokens)
+    external = kinds.pop("external", 0)
+    calls = kinds.total()
+    if not calls:
+        say(f"no calls of the policy are recorded in {rollouts} rollouts")
+        return
+    firsts, continued = kinds.pop("first_turn", 0), kinds.pop("continued", 0)
+    lost = tokens["untrained"] / max(1, tokens["sampled"])
+    rows = [
+        (calls, f"calls of the policy, in {rollouts:,} rollouts"),
+        (firsts, "first turns: nothing came before that they could continue"),
+        (continued, "continued: the prompt begins with an earlier call's prompt and answer, id by id"),
+        (kinds.total(), "forks: the prompt repeats an earlier answer, but not with the ids sampled"),
+        *((count, f"    {cause}: {CAUSES.get(cause, 'unknown cause')}") for cause, count in kinds.most_common()),
+        (tokens["sampled"], "sampled tokens"),
+        (tokens["untrained"], f"sampled tokens that forks repeat as context only ({lost:.2%} of all sampled)"),
+        *([(external, "calls answered by external models, not counted above")] if external else []),
+    ]
+    width = max(len(f"{count:,}") for count, _ in rows)
+    for count, words in rows:
+        say(f"{count:>{width},}  {words}")
+    successors = calls - firsts
+    share = f"{continued / successors:.2%} of the {successors:,} calls that have a predecessor" if successors else ""
+    say(f"exact share: {share or 'no call has a predecessor'}", style="bold")
 
 
-def _time(nanoseconds: int) -> str:
-    from datetime import UTC, datetime
+def _count_call(call: Call, kinds: Counter[str], tokens: Counter[str]) -> None:
+    if not call.policy:
+        kinds["external"] += 1  # nothing of it is trained
+        return
+    kinds[call.continuation] += 1
+    tokens["sampled"] += len(call.sampled_ids)
+    tokens["untrained"] += call.untrained_tokens
 
-    return f"{datetime.fromtimestamp(nanoseconds / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
+
+@app.command("tag")
+def tag_run(
+    run: RunId,
+    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="Words; none takes all away.")] = None,
+    store: Store = None,
+) -> None:
+    """Give a run these tags, in place of those that it has, to find it by."""
+    from agentlightning.analysis.run_settings import TAGS
+    from agentlightning.config.run import MonitorConfig, parse_settings
+
+    checked = parse_settings(MonitorConfig, {"tags": tags or []}, "agl runs tag").tags
+    with_store(store, lambda opened: opened.update_run(run, summary={TAGS: list(checked)}))
+    typer.echo(f"{run}: {' '.join(checked) or 'no tag'}")
+
+
+@app.command("compare")
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Ids of 2 to 20 runs; the first is the baseline.")
+    ],
+    as_json: Json = False,
+    store: Store = None,
+) -> None:
+    """Compare runs: settings that differ, final figures, and whether they differ by more than chance."""
+    from agentlightning.analysis.compare import compare_runs
+
+    found = with_store(store, lambda opened: compare_runs(opened, runs))
+    print_json(found) if as_json else _print_comparison(found)
+
+
+def _print_comparison(found: RunComparison) -> None:
+    ids = [one.run_id for one in found.figures]
+    rows = [("setting", *ids), *((one.name, *map(_value, one.values)) for one in found.settings)]
+    print_columns(rows, "the runs have the same settings")
+    say()
+    figures = [("run", "state", "step", "held-out", "best", "90 % of it at step", "reward per step at the end")]
+    for one in found.figures:
+        held_out = "-" if one.held_out is None else f"{one.held_out:.3f} at {one.held_out_step}"
+        best = "-" if one.best is None else f"{one.best:.3f} at {one.best_step}"
+        near, slope = number(one.near_best_step, "d"), interval(one.slope, "+.4f")
+        figures.append((one.run_id, one.state, number(one.step, "d"), held_out, best, near, slope))
+    print_columns(figures)
+    say()
+    for each in found.differences:
+        what = f"{each.run_id} - {each.baseline}: "
+        if each.difference is None:
+            say(f"{what}{each.tasks} held-out tasks in common: too few to compare")
+            continue
+        sure = "" if each.difference.excludes_zero else "; chance alone may do that"
+        say(f"{what}{interval(each.difference, '+.3f')} over {each.tasks} held-out tasks{sure}")
+    for band in found.bands:
+        if len(band.run_ids) > 1 and band.held_out:
+            last = band.held_out[-1]
+            seeds = f"{len(band.run_ids)} seeds ({', '.join(band.run_ids)})"
+            say(f"{seeds}: held-out {last.mean:.3f}, from {last.low:.3f} to {last.high:.3f} at step {last.step}")
+
+
+def _value(value: object) -> str:
+    import orjson
+
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    text = value if isinstance(value, str) else "-" if value is None else orjson.dumps(value, default=str).decode()
+    return text if len(text) <= MAX_VALUE_CHARS else f"…{text[1 - MAX_VALUE_CHARS :]}"
+
+
+@app.command("bottlenecks")
+def show_bottlenecks(
+    run: RunId,
+    latest: Annotated[int, typer.Option("--steps", min=1, max=1000, help="Average so many of the latest steps.")] = 10,
+    as_json: Json = False,
+    store: Store = None,
+) -> None:
+    """Show where the time of a run's steps goes, what bounds it, what to change and what that gains at most."""
+    from agentlightning.analysis.bottlenecks import read_bottlenecks
+
+    found = with_store(store, lambda opened: read_bottlenecks(opened, run, latest))
+    print_json(found) if as_json else _print_bottlenecks(found)
+
+
+def _print_bottlenecks(found: BottleneckReport) -> None:
+    if not found.steps:
+        say("no training step has ended yet")
+        return
+    say(f"a step takes {found.step_s:.3g} s, mean of {found.steps}")
+    for title, lanes in (
+        ("phases of a step", found.phases),
+        ("a rollout, from queueing to its end", found.rollout),
+        ("busy during a step", found.busy),
+    ):
+        if lanes:
+            say(f"\n{title}:")
+            print_columns([_lane(lane) for lane in lanes])
+    say()
+    for finding in found.findings:
+        say(f"{finding.name} (up to {finding.gain:.0%}): {finding.text}")
+        say(f"    {finding.change}: {', '.join(finding.settings)}")
+    if not found.findings:
+        say("nothing bounds it by itself: no rule finds more than a tenth of the time")
+
+
+def _lane(lane: Lane) -> tuple[str, ...]:
+    seconds = "" if lane.seconds is None else f"{lane.seconds:.3g} s"
+    return f"  {lane.name}", f"{lane.share:.0%}", seconds, "█" * round(BAR * lane.share)
+
+
+@app.command("suggest")
+def suggest(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file of the run that is planned.")],
+    settings: Settings = None,
+    as_json: Json = False,
+    store: Store = None,
+) -> None:
+    """Say what earlier runs of the store suggest for a configuration, with the evidence."""
+    from agentlightning.analysis.suggestions import suggest as suggest_from_store
+    from agentlightning.config.file import load_config
+    from agentlightning.config.run import run_record
+
+    record = run_record(load_config(config, settings or []))
+    found = with_store(store, lambda opened: suggest_from_store(opened, record))
+    print_json(found) if as_json else _print_suggestions(found)
+
+
+def _print_suggestions(found: Suggestions) -> None:
+    say(f"{found.comparable} comparable runs, {found.finished} of them finished with a held-out reward")
+    for alarm in found.active:
+        say(f"run {alarm.run_id} has alarm {alarm.name}: {alarm.text}", style="yellow")
+    for rule in found.rules:
+        say(f"{rule.alarm}: {rule.text}")
+        say(f"  with it: {', '.join(rule.alarmed)}; without: {', '.join(rule.quiet) or 'none'}")
+    if found.best:
+        print_columns([("best runs", "held-out", "state", "alarms", "differs in"), *map(_earlier, found.best)])
+    if found.proposals:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in found.importances.items())
+        say(f"settings by importance, over {found.finished} runs: {shares}")
+        say("settings to try:")
+        for settings in found.proposals:
+            say(f"  {', '.join(f'{name} = {_value(value)}' for name, value in settings.items())}")
+    if found.no_proposals is not None:
+        say(f"no settings are suggested: {found.no_proposals}")
+
+
+def _earlier(one: EarlierRun) -> tuple[str, ...]:
+    differs = "; ".join(f"{each.name} {_value(each.values[1])}" for each in one.differs) or "nothing"
+    return one.run_id, number(one.held_out), one.state, ", ".join(one.alarms) or "-", differs
+
+
+@app.command("export")
+def export(
+    run: RunId,
+    to: Annotated[Path, typer.Option("--to", help="New folder for the files.")],
+    format: Annotated[Literal["jsonl", "parquet"], typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete the run from the store once the files are complete.")
+    ] = False,
+    store: Store = None,
+    force: Force = False,
+    yes: Yes = False,
+) -> None:
+    """Write a run to files, one per kind of record. To export its model: agl models export."""
+    from agentlightning.store.retention import archive_run, export_run
+
+    async def work(opened: LightningStore) -> dict[str, int]:
+        if delete:
+            await _refuse_running(opened, run, force)
+            _ask(f"write {run} to {to} and delete it from the store?", yes)
+        return await (archive_run if delete else export_run)(opened, run, to, format, on_progress)
+
+    with _progress(run) as on_progress:
+        counts = with_store(store, work)
+    deleted = f"; {run} is deleted from the store" if delete else ""
+    written = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "nothing but the run"
+    typer.echo(f"{written}: {to}{deleted}")
+
+
+@app.command("delete")
+def delete(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]…", help="Ids of runs.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", help="Delete runs unchanged for this long: 30d, 12h, 8w.")
+    ] = None,
+    keep_size: Annotated[
+        str | None, typer.Option("--keep-size", help="Delete the oldest runs until the rest fit: 10GB, 500MB.")
+    ] = None,
+    keep_records: Annotated[
+        str | None, typer.Option("--keep-records", help="Delete calls and spans trained on this long ago: 7d.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
+    store: Store = None,
+    force: Force = False,
+    yes: Yes = False,
+) -> None:
+    """Delete runs and all their records, by id or by age and size. Checkpoint folders stay on disk.
+
+    By age and size, the longest unchanged runs go first and running ones never. Deleting a prompt search also deletes the
+    run RUN-optimizer, which records its optimizer model's calls.
+    """
+    from agentlightning.store.retention import Keep
+
+    ages = [seconds_of(older_than, "--older-than"), seconds_of(keep_records, "--keep-records")]
+    days, record_days = (None if age is None else age / SECONDS["d"] for age in ages)
+    keep = Keep(days=days, bytes=bytes_of(keep_size, "--keep-size"), record_days=record_days)
+    if bool(runs) == (keep != Keep()) or (runs and dry_run):
+        raise ConfigError(
+            "agl runs delete: give ids of runs, or --older-than, --keep-size or --keep-records (these with --dry-run)"
+        )
+    with_store(store, lambda opened: _delete(opened, runs, force, yes) if runs else _prune(opened, keep, dry_run, yes))
+
+
+async def _delete(store: LightningStore, runs: Sequence[str], force: bool, yes: bool) -> None:
+    from agentlightning.trainer.prompts.optimizer_model import OPTIMIZER_RUN
+
+    for run in dict.fromkeys(runs):
+        await _refuse_running(store, run, force)
+    names = {OPTIMIZER_RUN.format(run_id=run): f"optimizer {run}" for run in runs}
+    optimizer_runs = [run.id for run in await store.runs(list(names)) if run.name == names[run.id]]
+    _ask(f"delete {', '.join(dict.fromkeys([*runs, *optimizer_runs]))} permanently?", yes)
+    deleted = await store.delete_runs(runs)  # first: where this is refused, the optimizer's runs stay, too
+    typer.echo(f"{deleted + await store.delete_runs(optimizer_runs)} deleted")
+
+
+async def _prune(store: LightningStore, keep: Keep, dry_run: bool, yes: bool) -> None:
+    import time
+
+    from agentlightning.store.retention import delete_doomed, drop_old_records, find_doomed
+
+    now_ns = time.time_ns()
+    doomed = await find_doomed(store, keep, now_ns)
+    for one in doomed:
+        size = "" if one.bytes is None else f" ({shown_bytes(one.bytes)})"
+        typer.echo(f"{one.run.id}  {one.run.name}  {one.run.state}: {one.reason}{size}")
+    if doomed and not dry_run:
+        _ask(f"delete these {len(doomed)} runs permanently?", yes)
+        doomed = await delete_doomed(store, doomed)
+    calls = await drop_old_records(store, keep, now_ns, without={one.run.id for one in doomed}, dry=dry_run)
+    would = "would be " if dry_run else ""
+    typer.echo(f"{len(doomed)} runs {would}deleted, and {calls} calls of runs that stay")
+
+
+async def _refuse_running(store: LightningStore, run: str, force: bool) -> None:
+    from agentlightning.store.scan import find_run
+
+    if (await find_run(store, run)).state == "running" and not force:
+        raise ConflictError(f"{run}: is running; end it first (or, where its trainer has ended for good, add --force)")
+
+
+def _ask(question: str, yes: bool) -> None:
+    """On a terminal; a program that calls this has decided already."""
+    import sys
+
+    if not yes and sys.stdin.isatty():
+        typer.confirm(question, abort=True)
+
+
+@contextmanager
+def _progress(run: str) -> Iterator[Callable[[int, int], Any]]:
+    """A bar on a terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(f"{run} rollouts", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
-from agentlightning.cli.options import Runs, Store
-from agentlightning.cli.quantities import bytes_of
+from agentlightning.cli.options import Runs, Store, bytes_of
+from agentlightning.errors import ConfigError
 from agentlightning.store.open import store_url
 
 if TYPE_CHECKING:
     from agentlightning.serving.run import ServedModel
+    from agentlightning.trainer.supervisor import Supervisor
 
 CLIENTS = "agentlightning.serving.sessions:UserSessions"
 """Answers holders of serving keys in every gateway that is started here: each may be one of a run that serves a model."""
-Options = dict[str, float | int | str | None]
-
 
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")]
-Gateways = Annotated[
+GatewayCount = Annotated[
     int, typer.Option("--gateways", min=1, help="Gateway processes; several need postgresql:// or redis://.")
 ]
 KeepDays = Annotated[
@@ -72,7 +78,7 @@ def serve(
     store: Store = None,
     host: Host = "127.0.0.1",
     port: Port = 8088,
-    gateways: Gateways = 1,
+    gateways: GatewayCount = 1,
     keep_days: KeepDays = None,
     keep_size: KeepSize = None,
     keep_records_days: KeepRecordsDays = None,
@@ -97,42 +103,40 @@ def serve(
     deleted once an hour, as `agl runs delete` does it. With --policy users ask a registered model, without a trainer.
     """
     from agentlightning.gateway.__main__ import run
+    from agentlightning.gateway.external_keys import read_file
     from agentlightning.trainer.checkpoint import make_default_folder
 
     url = store_url(store)
     make_default_folder(url)
     serving = _served_model(policy, config, runs, run_id, tls_cert)
-    given: Options = {
-        "--max-parallel-requests": max_parallel_requests,
-        "--max-request-bytes": bytes_of(max_request_bytes, "--max-request-bytes"),
-        "--max-connections": max_connections,
-        "--tls-cert": tls_cert,
-        "--tls-key": tls_key,
-        "--tls-client-ca": tls_client_ca,
-        "--clients": CLIENTS,
-    }
-    several = {"--trusted-proxy": trusted_proxy}
-    arguments = [*_words(given), *_repeated(several), *_external_key_words(external_keys)]
-    keep: Options = {
-        "--keep-days": keep_days,
-        "--keep-bytes": bytes_of(keep_size, "--keep-size"),
-        "--keep-record-days": keep_records_days,
-    }
+    arguments = _words(
+        {
+            "--max-parallel-requests": max_parallel_requests,
+            "--max-request-bytes": bytes_of(max_request_bytes, "--max-request-bytes"),
+            "--max-connections": max_connections,
+            "--tls-cert": tls_cert,
+            "--tls-key": tls_key,
+            "--tls-client-ca": tls_client_ca,
+            "--clients": CLIENTS,
+            "--trusted-proxy": trusted_proxy,
+            "--external-key": None if external_keys is None else read_file(external_keys),
+        }
+    )
+    size = bytes_of(keep_size, "--keep-size")
+    keep = _words({"--keep-days": keep_days, "--keep-bytes": size, "--keep-record-days": keep_records_days})
     # Only one of several deletes what is too old, and each has its own port for metrics.
     ports = [None if metrics_port is None else metrics_port + number for number in range(gateways)]
-    own = [_words({"--metrics-port": one} | ({} if number else keep)) for number, one in enumerate(ports)]
+    own = [_words({"--metrics-port": one}) + ([] if number else keep) for number, one in enumerate(ports)]
     if gateways == 1 and serving is None:
         run(["--store", url, "--host", host, "--port", str(port), *arguments, *own[0]])
     else:
-        _serve_gateways(url, host, port, arguments, own, serving)
+        Gateways(url, host, port, arguments, own, serving).serve()
 
 
 def _served_model(
     policy: str | None, config: Path | None, runs: Path, run_id: str | None, tls_cert: str | None
 ) -> ServedModel | None:
     """The model of --policy; None without. Raises ConfigError where other options have no effect, or do not go with it."""
-    from agentlightning.errors import ConfigError
-
     if policy is None:
         if config is not None or run_id is not None:
             raise ConfigError("--config and --run: have no effect without --policy")
@@ -146,81 +150,77 @@ def _served_model(
     return ServedModel.of(policy, file, runs.resolve(), run_id)
 
 
-def _external_key_words(path: Path | None) -> list[str]:
-    from agentlightning.gateway.external_keys import read_file
-
-    return [] if path is None else _repeated({"--external-key": read_file(path)})
-
-
-def _repeated(options: Mapping[str, Sequence[str] | None]) -> list[str]:
-    return [word for name, values in options.items() for value in values or () for word in (name, value)]
-
-
-def _words(options: Options) -> list[str]:
-    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
+def _words(options: Mapping[str, float | str | Sequence[str] | None]) -> list[str]:
+    """The options that are given as words; a list repeats its option."""
+    found: list[str] = []
+    for name, value in options.items():
+        values = [value] if isinstance(value, str | int | float) else value or []
+        found += [word for each in values for word in (name, str(each))]
+    return found
 
 
-def _serve_gateways(
-    url: str, host: str, port: int, arguments: Sequence[str], own: Sequence[Sequence[str]], serving: ServedModel | None
-) -> None:
-    """Keep a process running for each of `own` until a signal, all on one port, and `serving` beside them."""
-    import asyncio
+@dataclass(frozen=True, slots=True)
+class Gateways:
+    """Several gateway processes on one port, or one with a served model."""
 
-    from agentlightning.errors import ConfigError
-    from agentlightning.gateway.__main__ import server_parser
-    from agentlightning.gateway.connection_limit import raise_file_limit
-    from agentlightning.gateway.server_settings import read_options
-    from agentlightning.runtime.children import hide_memory, keep_files_private
+    url: str
+    """Of the store."""
+    host: str
+    port: int
+    arguments: Sequence[str]
+    """Of every process."""
+    own: Sequence[Sequence[str]]
+    """Of each."""
+    serving: ServedModel | None
 
-    if len(own) > 1 and not url.startswith(("postgresql:", "redis")):
-        raise ConfigError(
-            f"--gateways: several need a store that processes share, postgresql:// or redis://; got {url.partition(':')[0]}://"
-        )
-    hide_memory()
-    keep_files_private()
-    raise_file_limit()
-    for each in own:  # once here, before every process says it
-        read_options(server_parser().parse_args(["--port", str(port), *arguments, *each]))
-    asyncio.run(_until_signal(url, host, port, arguments, own, serving))
+    def serve(self) -> None:
+        """Keeps the processes running until a signal. ConfigError for wrong options."""
+        from agentlightning.gateway.__main__ import server_parser
+        from agentlightning.gateway.connection_limit import raise_file_limit
+        from agentlightning.gateway.server_settings import read_options
+        from agentlightning.runtime.children import hide_memory, keep_files_private
 
+        if len(self.own) > 1 and not self.url.startswith(("postgresql:", "redis")):
+            kind = f"{self.url.partition(':')[0]}://"
+            raise ConfigError(
+                f"--gateways: several need a store that processes share, postgresql:// or redis://; got {kind}"
+            )
+        hide_memory()
+        keep_files_private()
+        raise_file_limit()
+        for each in self.own:  # once here, before every process says it
+            read_options(server_parser().parse_args(["--port", str(self.port), *self.arguments, *each]))
+        asyncio.run(self._until_signal())
 
-async def _until_signal(
-    url: str, host: str, port: int, arguments: Sequence[str], own: Sequence[Sequence[str]], serving: ServedModel | None
-) -> None:
-    import asyncio
-    import contextlib
-    import itertools
-    import os
-    import signal
-    from urllib.parse import urlsplit
+    async def _until_signal(self) -> None:
+        from agentlightning.gateway import log
+        from agentlightning.store.server_keys import KEY_VARIABLE, key_path, load_or_create_key
+        from agentlightning.trainer.supervisor import Supervisor
 
-    from agentlightning.engines.base import together
-    from agentlightning.gateway import log
-    from agentlightning.gateway.__main__ import made_key
-    from agentlightning.store.server_keys import KEY_VARIABLE, key_path, load_or_create_key
-    from agentlightning.trainer.supervisor import Supervisor
+        key = os.environ.get(KEY_VARIABLE) or load_or_create_key(key_path(self.url))
+        log.configure(log.log_level(), [key])
+        pairs = [value for name, value in itertools.pairwise(self.arguments) if name == "--external-key"]
+        variables = {pair.partition("=")[0] for pair in pairs} & os.environ.keys()
+        supervisor = Supervisor(None, self.url, key, keys={"server": {name: os.environ[name] for name in variables}})
+        with contextlib.ExitStack() as stack:
+            work = asyncio.ensure_future(self._work(supervisor, stack))
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+            try:
+                with contextlib.suppress(asyncio.CancelledError):  # told to end
+                    await work
+            finally:
+                await supervisor.stop()
 
-    given = os.environ.get(KEY_VARIABLE)
-    key = given or load_or_create_key(key_path(url))
-    log.configure(log.log_level(), [key])
-    pairs = [value for name, value in itertools.pairwise(arguments) if name == "--external-key"]
-    variables = {pair.partition("=")[0] for pair in pairs} & os.environ.keys()
-    supervisor = Supervisor(None, url, key, keys={"server": {name: os.environ[name] for name in variables}})
-    with contextlib.ExitStack() as stack:
+    async def _work(self, supervisor: Supervisor, stack: contextlib.ExitStack) -> None:
+        from agentlightning.engines.base import together
+        from agentlightning.gateway.__main__ import made_key
+        from agentlightning.store.server_keys import KEY_VARIABLE
 
-        async def serve() -> None:
-            address = await supervisor.start_server(host, port, arguments, own)
-            place = urlsplit(address)
-            if not given:
-                stack.enter_context(made_key(url, place.scheme == "https", place.hostname or host, place.port or port))
-            beside = [] if serving is None else [serving.run(address, supervisor.server_key, typer.echo)]
-            await together([supervisor.watch(), *beside])
-
-        work = asyncio.ensure_future(serve())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, work.cancel)
-        try:
-            with contextlib.suppress(asyncio.CancelledError):  # told to end
-                await work
-        finally:
-            await supervisor.stop()
+        address = await supervisor.start_server(self.host, self.port, self.arguments, self.own)
+        place = urlsplit(address)
+        if not os.environ.get(KEY_VARIABLE):
+            host, port = place.hostname or self.host, place.port or self.port
+            stack.enter_context(made_key(self.url, place.scheme == "https", host, port))
+        model = [] if self.serving is None else [self.serving.run(address, supervisor.server_key, typer.echo)]
+        await together([supervisor.watch(), *model])

@@ -1,13 +1,15 @@
-"""``agl train``: train from a TOML file or offline from recorded runs, or resume a run."""
+"""``agl train``, ``agl check`` and ``agl eval``: one rollout before paying for more, training, held-out success."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentlightning.cli.algorithms import list_algorithms
 from agentlightning.cli.options import (
     ADDRESSES,
     Runs,
@@ -17,10 +19,14 @@ from agentlightning.cli.options import (
     WithConsole,
     one_store,
     own_config,
+    print_json,
+    run_shown,
+    say,
     store_setting,
+    trained_checkpoint,
     with_store,
 )
-from agentlightning.errors import ConfigError, ConflictError
+from agentlightning.errors import ConfigError, ConflictError, NotFoundError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,59 +36,127 @@ if TYPE_CHECKING:
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.training import TrainResult
 
-
 EXIT_UNFINISHED = 75
 """With --run: the run was told to end before its last step, so whatever restarts what fails (a Job) goes on with it."""
 
+ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="TOML file with the configuration.")]
+Resume = Annotated[str | None, typer.Option("--resume", help="Continue this run from its last checkpoint.")]
+Rerun = Annotated[
+    str | None,
+    typer.Option("--rerun", help="Start this run again as a new run: same settings; code and tasks must be the same."),
+]
+ChangedOk = Annotated[
+    bool, typer.Option("--changed-ok", help="With --rerun: start it even though its code or tasks have changed.")
+]
+Agent = Annotated[str | None, typer.Option("--agent", help="file.py:name, or a command such as 'node agent.js'.")]
+Tasks = Annotated[str | None, typer.Option("--tasks", help="Training tasks: file, hub:NAME or file.py:name.")]
+Val = Annotated[str | None, typer.Option("--val", help="Held-out tasks.")]
+Reward = Annotated[str | None, typer.Option("--reward", help="Reward function file.py:name.")]
+Model = Annotated[str | None, typer.Option("--model", help="Hub name or folder of the model.")]
+Algorithm = Annotated[
+    str | None,
+    typer.Option(
+        "--algorithm",
+        help="lightning_rl, or offline: sft, rft, distill, dpo, kto. One that is not the file's has none of its settings.",
+    ),
+]
+FromRun = Annotated[
+    list[str] | None,
+    typer.Option("--from-run", help="Learn from this run's rollouts, in place of tasks. May be repeated."),
+]
+ListAlgorithms = Annotated[
+    bool, typer.Option("--list-algorithms", help="List algorithms, credit rules, advantages and losses; train nothing.")
+]
+NamedRun = Annotated[
+    str | None,
+    typer.Option(
+        "--run", help="Id of the run, which is started, or goes on where it was: for what restarts by itself."
+    ),
+]
+
+
+def check(
+    config: Annotated[Path, typer.Argument(help="TOML file with the configuration.")],
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Training tasks for the base success.")] = 32,
+    settings: Settings = None,
+    store: Store = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Run the agent on one task and show its calls, tokens and reward; then the base success over a few tasks."""
+    from agentlightning.analysis.rollout_view import print_rollout
+    from agentlightning.config.file import load_config
+    from agentlightning.trainer.check import check_agent
+    from agentlightning.trainer.display import screen
+    from agentlightning.trainer.load_trajectories import used_tokens
+    from agentlightning.trainer.model_weights import with_versions
+
+    loaded = with_versions(load_config(config, settings or [], store_setting(store)), runs)
+    done = run_shown(f"check {config}", runs, lambda folder, display: check_agent(loaded, folder, display, tasks))
+    print_rollout(screen(), done.rollout, done.attempts, done.calls, done.rewards, feedback=done.feedback)
+    if done.failure is not None:
+        raise done.failure
+    if done.warning:
+        say(f"note: {done.warning}", style="yellow")
+    used = [used_tokens(call) for call in done.calls]
+    print_json(
+        {
+            "calls": len(done.calls),
+            "prompt_tokens": sum(prompt for prompt, _ in used),
+            "sampled_tokens": sum(sampled for _, sampled in used),
+            "forked_calls": sum(call.fork_cause is not None for call in done.calls),
+            "reward": done.rollout.reward,
+            "base_success": done.success,
+            "tasks": done.tasks,
+        }
+    )
+
+
+def evaluate(
+    target: Annotated[str, typer.Argument(help="Id of a run (its last checkpoint) or a TOML file (its model).")],
+    settings: Settings = None,
+    store: Store = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Run every held-out task once greedily and once at temperature 1, and print the success of both.
+
+    An external model (model.path = "external:NAME") runs every task once, sampled as the agent asks.
+    """
+    from agentlightning.config.file import load_config
+    from agentlightning.trainer.check import evaluate_model
+    from agentlightning.trainer.checkpoint import RunFolder, policies_in
+    from agentlightning.trainer.model_weights import with_versions
+    from agentlightning.trainer.policies import with_models
+
+    if target.endswith(".toml"):
+        config = with_versions(load_config(Path(target), settings or [], store_setting(store)), runs)
+    else:
+        folder = RunFolder(runs, target)
+        config = own_config(folder, settings, store)
+        config = with_models(config, policies_in(Path(trained_checkpoint(config.store.url, folder).path)))
+    title = f"eval {target}"
+    success = run_shown(title, runs, lambda own, display: evaluate_model(config, own, display, title))
+    print_json({"target": target, **success})
+
 
 def train(
-    config: Annotated[Path | None, typer.Argument(help="TOML file with the configuration.")] = None,
-    resume: Annotated[str | None, typer.Option("--resume", help="Continue this run from its last checkpoint.")] = None,
-    rerun: Annotated[
-        str | None,
-        typer.Option(
-            "--rerun", help="Start this run again as a new run: same settings; code and tasks must be the same."
-        ),
-    ] = None,
-    changed_ok: Annotated[
-        bool, typer.Option("--changed-ok", help="With --rerun: start it even though its code or tasks have changed.")
-    ] = False,
-    agent: Annotated[
-        str | None, typer.Option("--agent", help="file.py:name, or a command such as 'node agent.js'.")
-    ] = None,
-    tasks: Annotated[
-        str | None, typer.Option("--tasks", help="Training tasks: file, hub:NAME or file.py:name.")
-    ] = None,
-    val: Annotated[str | None, typer.Option("--val", help="Held-out tasks.")] = None,
-    reward: Annotated[str | None, typer.Option("--reward", help="Reward function file.py:name.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Hub name or folder of the model.")] = None,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            "--algorithm",
-            help="lightning_rl, or offline: sft, rft, distill, dpo, kto. One that is not the file's has none of its "
-            "settings.",
-        ),
-    ] = None,
-    from_run: Annotated[
-        list[str] | None,
-        typer.Option("--from-run", help="Learn from this run's rollouts, in place of tasks. May be repeated."),
-    ] = None,
-    list_parts: Annotated[
-        bool,
-        typer.Option("--list-algorithms", help="List algorithms, credit rules, advantages and losses; train nothing."),
-    ] = False,
+    config: ConfigFile = None,
+    resume: Resume = None,
+    rerun: Rerun = None,
+    changed_ok: ChangedOk = False,
+    agent: Agent = None,
+    tasks: Tasks = None,
+    val: Val = None,
+    reward: Reward = None,
+    model: Model = None,
+    algorithm: Algorithm = None,
+    from_run: FromRun = None,
+    list_parts: ListAlgorithms = False,
     settings: Settings = None,
     store: Store = None,
     runs: Runs = Path("runs"),
     server: Server = None,
     console: WithConsole = False,
-    run: Annotated[
-        str | None,
-        typer.Option(
-            "--run", help="Id of the run, which is started, or goes on where it was: for what restarts by itself."
-        ),
-    ] = None,
+    run: NamedRun = None,
 ) -> None:
     """Train the model behind an agent. Ctrl-C ends after the step that is under way and prints the line that resumes.
 
@@ -91,38 +165,54 @@ def train(
     if list_parts:
         list_algorithms(config)
         return
+    url = one_store(store, server)
+    given: dict[str, Any] = {"data.train": tasks, "data.val": val, "agent.reward": reward, "model.path": model}
+    given |= {"algorithm.type": algorithm, "data.from_run": from_run or None}
+    chosen = given_settings(agent, given)
     if rerun is not None:
-        if any((config, resume, run, agent, tasks, val, reward, model, algorithm, from_run, settings)):
+        if any((config, resume, run, chosen, settings)):
             raise ConfigError("--rerun: takes all settings from that run; give no others")
-        _rerun(rerun, changed_ok, one_store(store, server), runs)
-        return
-    if changed_ok:
+        _rerun(rerun, changed_ok, url, runs)
+    elif changed_ok:
         raise ConfigError("--changed-ok: expected --rerun RUN with it")
+    elif run is not None and resume is not None:
+        raise ConfigError("--run: starts a run or goes on with it; give --run or --resume, not both")
+    elif resume is not None:
+        if config is not None or chosen:
+            raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
+        _resume(resume, settings, url, runs, console)
+    else:
+        _start(run, partial(_fresh, config, chosen, settings or [], url, runs), settings or [], url, runs, console)
+
+
+def _resume(run: str, settings: list[str] | None, url: str | None, runs: Path, console: bool) -> None:
+    from agentlightning.trainer.checkpoint import RunFolder
+
+    folder = RunFolder(runs, run)
+    run_and_report(own_config(folder, settings, url), folder, resume=True, console=console)
+
+
+def _start(
+    run: str | None, fresh: Callable[[], Config], settings: list[str], url: str | None, runs: Path, console: bool
+) -> None:
+    """Starts a new run; of --run, goes on with the run of this id if it was started before.
+
+    A command that is repeated as it is (by a container, by a Job) names settings of the first start: the run has those.
+    """
     from agentlightning.store.rules import check_run_id
     from agentlightning.trainer.checkpoint import RunFolder
-    from agentlightning.trainer.model_weights import with_versions
     from agentlightning.trainer.training import new_run_id
 
-    url = one_store(store, server)
-    options = {"data.train": tasks, "data.val": val, "agent.reward": reward, "model.path": model}
-    given = _given(agent, options | {"algorithm.type": algorithm, "data.from_run": from_run or None})
+    known = None
     if run is not None:
-        if resume is not None:
-            raise ConfigError("--run: starts a run or goes on with it; give --run or --resume, not both")
         check_run_id(run)
-        folder = RunFolder(runs, run)
-        known = _known(folder, settings or [], url)
-        settled = known or with_versions(_fresh(config, given, settings or [], url), runs)
-        if not run_and_report(settled, folder, resume=known is not None, console=console).finished:
-            raise typer.Exit(EXIT_UNFINISHED)
-    elif resume is None:
-        fresh = with_versions(_fresh(config, given, settings or [], url), runs)
-        run_and_report(fresh, RunFolder(runs, new_run_id()), console=console)
-    else:
-        folder = RunFolder(runs, resume)
-        if config is not None or given:
-            raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
-        run_and_report(own_config(folder, settings or [], url), folder, resume=True, console=console)
+        addresses = [one for one in settings if one.partition("=")[0].strip() in ADDRESSES]
+        with suppress(NotFoundError):
+            known = own_config(RunFolder(runs, run), addresses, url)
+    folder = RunFolder(runs, run or new_run_id())
+    done = run_and_report(known or fresh(), folder, resume=known is not None, console=console)
+    if run is not None and not done.finished:
+        raise typer.Exit(EXIT_UNFINISHED)
 
 
 def _rerun(run: str, changed_ok: bool, store: str | None, runs: Path) -> None:
@@ -138,8 +228,7 @@ def _rerun(run: str, changed_ok: bool, store: str | None, runs: Path) -> None:
     if not is_training(found):
         raise ConflictError(f"--rerun: {run} is not a training run")
     config = recorded_config(found, store_url(store))
-    data = config.data
-    tasks = [] if data.train is None else load_tasks(data.train, config.trainer.seed)
+    tasks = [] if config.data.train is None else load_tasks(config.data.train, config.trainer.seed)
     then, now = Fingerprint.of_summary(found.summary), take_fingerprint(config, tasks)
     changed = [kind for kind in ("code", "data") if getattr(then, kind) != getattr(now, kind)]
     if changed and not changed_ok:
@@ -149,21 +238,7 @@ def _rerun(run: str, changed_ok: bool, store: str | None, runs: Path) -> None:
     run_and_report(config, RunFolder(runs, new_run_id()), name=found.name)
 
 
-def _known(folder: RunFolder, settings: list[str], url: str | None) -> Config | None:
-    """The configuration of a run that was started before, at the addresses of this host; None where nobody started it.
-
-    A command that is repeated as it is (by a container, by a Job) names settings of the first start: the run has those.
-    """
-    from agentlightning.errors import NotFoundError
-
-    addresses = [one for one in settings if one.partition("=")[0].strip() in ADDRESSES]
-    try:
-        return own_config(folder, addresses, url)
-    except NotFoundError:
-        return None
-
-
-def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def given_settings(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The settings that options of the command line set, by their dotted names."""
     given = {name: value for name, value in options.items() if value is not None}
     if "data.from_run" in given:  # in place of the tasks in the file
@@ -173,29 +248,25 @@ def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: str | None) -> Config:
+def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: str | None, runs: Path) -> Config:
     """The configuration of a new run, of the file, else of the run of --from-run, and the options given."""
     from agentlightning.config.file import load_config
+    from agentlightning.store.scan import find_run
+    from agentlightning.trainer.model_weights import with_versions
+    from agentlightning.trainer.schedules import inherited
 
     from_run, algorithm = given.get("data.from_run"), given.get("algorithm.type")
     if algorithm not in (None, "lightning_rl") and file is None and not from_run:
         raise ConfigError(f"--algorithm {algorithm}: give --from-run RUN to train on, or a file with data.from_run")
     if from_run and file is None:
-        given = _settings_of(from_run[0], url) | given
+        source = from_run[0]
+        given = inherited(with_store(url, lambda opened: find_run(opened, source)).config) | given
         if not any(name.startswith("model") for name in [*given, *settings]):
             raise ConfigError(
-                f"model: is required; run {from_run[0]} has none to take over, or several (it was made of traces, or trains "
+                f"model: is required; run {source} has none to take over, or several (it was made of traces, or trains "
                 "several policies): give --model"
             )
-    return load_config(file, settings, store_setting(url) | given)
-
-
-def _settings_of(run: str, url: str | None) -> dict[str, Any]:
-    """Settings that offline training takes over from the run it learns from."""
-    from agentlightning.store.scan import find_run
-    from agentlightning.trainer.schedules import inherited
-
-    return inherited(with_store(url, lambda opened: find_run(opened, run)).config)
+    return with_versions(load_config(file, settings, store_setting(url) | given), runs)
 
 
 def agent_setting(agent: str) -> str:
@@ -221,17 +292,9 @@ def run_and_report(
 
 
 def supervised(
-    config: Config,
-    folder: RunFolder,
-    display: Display,
-    *,
-    resume: bool = False,
-    name: str = "",
-    console: bool = False,
+    config: Config, folder: RunFolder, display: Display, *, resume: bool = False, name: str = "", console: bool = False
 ) -> TrainResult:
     """Train with Ctrl-C handled: the first ends after the step that is under way, the second at once."""
-    from functools import partial
-
     from agentlightning.trainer.interrupts import run_interruptible
     from agentlightning.trainer.training import Training
 
@@ -245,3 +308,27 @@ def report(console: Console, result: TrainResult) -> None:
     places = {"run folder": result.folder, "policy": result.policy} | ({"curve": curve} if curve.exists() else {})
     for label, place in places.items():
         console.print(f"{label:<11} {place}", soft_wrap=True)
+
+
+def list_algorithms(file: Path | None) -> None:
+    """Prints algorithms, credit rules, advantages, losses and aggregations, each with its source and settings.
+
+    file: a configuration, whose own parts ``file.py:name`` are listed, too.
+    """
+    from rich.table import Table
+
+    from agentlightning.algorithms.catalog import catalog, named_in
+    from agentlightning.config.file import load_config
+    from agentlightning.trainer.display import screen
+    from agentlightning.trainer.policies import policy_configs
+
+    configs = policy_configs(load_config(file)).values() if file is not None else ()
+    own = dict.fromkeys(entry for config in configs for entry in named_in(config.algorithm))
+    entries = [*catalog(), *own]
+    for kind in dict.fromkeys(entry.kind for entry in entries):
+        table = Table(kind, "from", "source", "settings", title_justify="left", box=None, pad_edge=False)
+        for entry in entries:
+            if entry.kind == kind:
+                table.add_row(entry.name, entry.where, entry.source, ", ".join(entry.settings))
+        screen().print(table)
+        screen().print()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from agentlightning.cli.options import Runs
+from agentlightning.errors import ConfigError
 
 
 def worker(
@@ -33,11 +35,9 @@ def worker(
     second Ctrl-C ends its agents at once.
     """
     import asyncio
-    import socket
     from urllib.parse import urlsplit
 
     from agentlightning.cli.train import agent_setting
-    from agentlightning.errors import ConfigError
     from agentlightning.runner.__main__ import main
     from agentlightning.store.server_keys import KEY_VARIABLE, find_key
 
@@ -49,18 +49,17 @@ def worker(
         os.environ[KEY_VARIABLE] = asyncio.run(_own_token(server, key, run))
     arguments = ["--server", server, "--run", run, "--concurrency", str(concurrency)]
     arguments += [word for each in label or [] for word in ("--label", each)]
-    arguments += ["--drain-timeout-s", str(drain_timeout)]
-    arguments += ["--hidden", str(runs.resolve())]
+    arguments += ["--drain-timeout-s", str(drain_timeout), "--hidden", str(runs.resolve())]
     arguments += ["--agent" if agent_setting(agent) == "agent.run" else "--command", agent]
     arguments += [word for spec in reward or [] for word in ("--reward", spec)]
     raise SystemExit(main([*arguments, "--worker-id", f"{socket.gethostname()}-{os.getpid()}"]))
 
 
 async def _own_token(server: str, key: str, run: str) -> str:
-    """The secret of a new token for this worker, made with the key of a server of this machine: agents run beside what a
-    worker holds. It ends with the run, or when it is revoked: those of workers that have ended are, here."""
-    import socket
+    """The secret of a new token for this worker, made with the key of a server of this machine, which agents must not get.
 
+    It ends with the run, or when it is revoked: those of workers that have ended are, here.
+    """
     from agentlightning.store.client import LightningStoreClient
 
     prefix = f"agl worker on {socket.gethostname()[:64]}, process "

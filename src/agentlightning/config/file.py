@@ -36,9 +36,9 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping
         algorithm = table.get("algorithm")
         if name == "algorithm.type" and isinstance(algorithm, dict) and algorithm.get("type", "lightning_rl") != value:
             del table["algorithm"]  # what the file says is of another algorithm
-        _set(table, name, value)
+        set_setting(table, name, value)
     for override in overrides:
-        _set(table, *setting_of(override))
+        set_setting(table, *setting_of(override))
     return parse_config(_anchored(table, Path.cwd()), str(path) if path is not None else "settings")
 
 
@@ -46,7 +46,7 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
     """The configuration with ``a.b=value`` overrides. Raises ConfigError."""
     table = config.model_dump(mode="json")
     for override in overrides:
-        _set(table, *setting_of(override))
+        set_setting(table, *setting_of(override))
     return parse_config(table, "settings")
 
 
@@ -96,7 +96,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {cause}") from cause
 
 
-def _set(table: dict[str, Any], name: str, value: Any) -> None:
+def set_setting(table: dict[str, Any], name: str, value: Any) -> None:
+    """Sets a setting by its dotted name. ConfigError where the name is none."""
     parts = name.split(".")
     if not all(parts):
         raise ConfigError(f"{name!r}: expected the name of a setting, such as trainer.steps")

@@ -21,8 +21,6 @@ FULL_ADVANTAGE = 2.0
 """Advantages of this size have the darkest shade: one scale for all calls, so that two of them can be compared."""
 FULL_RATIO = 1.5
 """Ratios of this size, and of one through it, have the darkest shade: twice as far from 1 as losses usually clip."""
-FULL_ENTROPY = 3.0
-"""Nats that have the darkest shade: as many as of 20 tokens that are equally probable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +98,6 @@ def surprise(logprob: float) -> int:
     return min(LEVELS, max(0, round(-logprob / FULL_SHADE * LEVELS)))
 
 
-def undecided(entropy: float) -> int:
-    """Returns the shade of an entropy.
-
-    >>> undecided(0.0), undecided(1.0), undecided(9.0)
-    (0, 3, 8)
-    """
-    return round(min(LEVELS, max(0, entropy / FULL_ENTROPY * LEVELS)))
-
-
 def away_from_zero(value: float) -> int:
     """Returns the shade of an advantage; none but 0 has no colour.
 
@@ -174,21 +163,6 @@ def by_trained(call: Call, use: CallUse) -> Measure:
     )
 
 
-def by_version(call: Call, use: CallUse) -> Measure:
-    """The policy version that sampled each token: an update may come in the middle of a call."""
-    versions = sorted({span.version for span in call.versions})
-    values = [math.nan] * len(call.sampled_ids)
-    for span in call.versions:
-        values[span.start : span.end] = [float(span.version)] * (span.end - span.start)
-    known = ", ".join(map(str, versions)) or "not recorded"
-    return Measure(
-        name="policy version",
-        values=values,
-        shade=lambda value: min(LEVELS, versions.index(int(value))),
-        legend=f"versions {known}: none for the first, the darker the later",
-    )
-
-
 COLORINGS: Mapping[str, Callable[[Call, CallUse], Measure]] = MappingProxyType(
     {
         "logprob": by_logprob,
@@ -205,15 +179,7 @@ COLORINGS: Mapping[str, Callable[[Call, CallUse], Measure]] = MappingProxyType(
             "of the policy to the one that sampled, in the first update that trained the token: warm above 1, cool below; "
             f"darkest from × {FULL_RATIO:g} and ÷ {FULL_RATIO:g}",
         ),
-        "entropy": Kept(
-            "entropy",
-            "entropies",
-            undecided,
-            "of the policy's distribution in the first update that trained the token, in nats: the darker, the less it was "
-            f"decided; darkest from {FULL_ENTROPY:g}",
-        ),
         "trained": by_trained,
-        "version": by_version,
     }
 )
 """Measures by which a strip may be coloured, by their name in an address; the first is the default."""

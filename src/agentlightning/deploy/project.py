@@ -1,6 +1,6 @@
-"""read_project: what there is to deploy, from a run's configuration and the folder that it lies in.
+"""The project to deploy: a run's configuration, the folder that it lies in, and how an image installs its packages.
 
-Driven by `agl deploy`. Reads files and never imports the agent; knows nothing of images or clusters.
+Driven by `agl deploy`. Reads files and never imports the agent; resolves no packages, knows nothing of images or clusters.
 """
 
 from __future__ import annotations
@@ -9,16 +9,82 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentlightning.config.engine import LocalSampler, VllmSampler
 from agentlightning.config.external import secret_variables
-from agentlightning.config.file import load_config
+from agentlightning.config.file import load_config, read_toml
 from agentlightning.config.run import Config
-from agentlightning.deploy.dependencies import Dependencies, find_dependencies
 from agentlightning.errors import ConfigError
+
+NAMED_FILES: Mapping[str, str] = MappingProxyType(
+    {
+        "requirements": r"^\s*(-[rce]\b|--(requirement|constraint|editable)\b|\.{0,2}/|file:)|@\s*(file:|\.{0,2}/)",
+        "uv.lock": r'source = \{ (editable|directory|virtual|path) = "(?!\.")',  # "." is the project, which is not installed
+        "pyproject.toml": r"^dynamic\b[^\]]*dependencies",
+    }
+)
+"""Of each kind of file, lines that name other files of the project."""
+UV_VERSION = "0.9.7"
+INSTALL = "uv pip install --no-cache --python /opt/venv/bin/python --requirement"
+EXPORT = "uv export --frozen --no-dev --no-emit-project --format requirements-txt --output-file /tmp/agent.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """The files that name an agent's Python packages, and the commands that install them."""
+
+    files: tuple[str, ...]
+    """Copied into the image before the agent's code, so that a change of the code alone installs nothing again; "." if they
+    name other files of the project."""
+    commands: tuple[str, ...]
+    """Shell commands, run in the folder with the files."""
+    sentence: str
+    """Says where they were found, for the reader of the image's file."""
+
+
+def find_dependencies(root: Path) -> Dependencies:
+    """Finds the packages of a project: of uv.lock, else of requirements*.txt, else of pyproject.toml.
+
+    ConfigError if several requirements files could be meant.
+    """
+    found = _of_a_file(root)
+    file = found.files[-1] if found.files else ""
+    lines = next((lines for kind, lines in NAMED_FILES.items() if file.startswith(kind)), None)
+    if lines is None or not re.search(lines, (root / file).read_bytes().decode("utf-8", "replace"), re.MULTILINE):
+        return found
+    sentence = f"{found.sentence} It names files of the project: all of it is copied first."
+    return replace(found, files=(".",), sentence=sentence)
+
+
+def _of_a_file(root: Path) -> Dependencies:
+    pyproject = root / "pyproject.toml"
+    if (root / "uv.lock").is_file() and pyproject.is_file():
+        sentence = "uv.lock: every version and hash is fixed there."
+        return Dependencies(("pyproject.toml", "uv.lock"), (EXPORT, f"{INSTALL} /tmp/agent.txt"), sentence)
+    names = sorted(path.name for path in root.glob("requirements*.txt"))
+    if "requirements.txt" in names:
+        names = ["requirements.txt"]
+    # Those that say dev, test or docs are for other people.
+    names = [name for name in names if not any(word in name for word in ("dev", "test", "doc", "lint"))]
+    if len(names) > 1:
+        several = ", ".join(names)
+        raise ConfigError(f"requirements*.txt: expected one file, or one called requirements.txt, got {several}")
+    if names:
+        sentence = f"{names[0]}. What it leaves open is resolved when the image is built."
+        return Dependencies((names[0],), (f"{INSTALL} {names[0]}",), sentence)
+    project = read_toml(pyproject).get("project") if pyproject.is_file() else None
+    if isinstance(project, dict) and (project.get("dependencies") or "dependencies" in project.get("dynamic", ())):
+        sentence = "[project] of pyproject.toml. It fixes no versions: `uv lock` makes a file that does."
+        return Dependencies(("pyproject.toml",), (f"{INSTALL} pyproject.toml",), sentence)
+    none = (
+        "none: no uv.lock, no requirements*.txt and no [project] with dependencies in pyproject.toml next to the "
+        "configuration, so the image has agentlightning alone; list what the agent imports in requirements.txt."
+    )
+    return Dependencies((), (), none)
+
 
 SAMPLER_KEY = "SAMPLER_KEY"
 """Variable with the key of the samplers, where the configuration names no other."""
@@ -95,17 +161,7 @@ def read_project(config_file: Path) -> Project:
     """The project of a configuration. ConfigError where it cannot be deployed as it is."""
     config = load_config(config_file)
     root = config_file.parent.resolve()
-    if config.agent_model is not None:
-        raise ConfigError(
-            f"model.path: {config.model.path!r} trains nothing, so there is no trainer to deploy; expected a model"
-        )
-    if not config.agent.given:
-        raise ConfigError("agent: expected run or command; without an agent there are no workers to deploy")
-    sampler = config.engine.sampler
-    if isinstance(sampler, VllmSampler) and "--api-key" in " ".join(sampler.arguments):
-        raise ConfigError(
-            "engine.sampler.arguments: --api-key would stand in the files; the key comes by the environment"
-        )
+    _check(config)
     inside = list(_named_paths(config, root))
     agent = config.agent.run or str(config.agent.command)
     words = shlex.split(agent) if config.agent.run is None else []
@@ -114,24 +170,8 @@ def read_project(config_file: Path) -> Project:
     for name in dependencies.files:
         image_path("packages of the agent", name)
     if not config_file.resolve().is_relative_to(root):
-        raise ConfigError(
-            f"CONFIG: {config_file} is a link to a file outside of {root}; expected the file itself there"
-        )
-    notes = [f"packages of the agent: {dependencies.sentence}"]
-    if config.sandbox.type == "kubernetes":
-        notes.append(
-            f"sandbox: workers create Jobs of {config.sandbox.image}; this folder's image is that of the workers. "
-            "Their pods keep this namespace's standard (restricted) by sandbox.pod: runAsNonRoot."
-        )
-    elif config.sandbox.type != "none":
-        notes.append(
-            "sandbox: bubblewrap needs user namespaces, which containers are denied by default: the image is the agents' "
-            "sandbox, so start it without this table or see docs/security.md."
-        )
-    elif words and words[0] != "node" and not words[0].startswith("python"):
-        notes.append(f"agent.command: install what {words[0]!r} needs in agent.Dockerfile, which has Python alone.")
-    if (url := config.trainer.checkpoint_url) is not None and not url.startswith("file:"):
-        notes.append(f"trainer.checkpoint_url: give the trainer credentials of {url}, by a role or its environment.")
+        where = f"{config_file} is a link to a file outside of {root}"
+        raise ConfigError(f"CONFIG: {where}; expected the file itself there")
     return Project(
         root=root,
         config_file=file,
@@ -143,8 +183,40 @@ def read_project(config_file: Path) -> Project:
         node=bool(words) and words[0] == "node" and (root / "package-lock.json").is_file(),
         model=next((path for setting, path in inside if setting == "model.path"), None),
         withheld=tuple(sorted({file, *(path for _, path in inside if not path.endswith(".py"))})),
-        notes=tuple(notes),
+        notes=(f"packages of the agent: {dependencies.sentence}", *_notes(config, words)),
     )
+
+
+def _check(config: Config) -> None:
+    """ConfigError where there is nothing to deploy, or a secret in it."""
+    if config.agent_model is not None:
+        raise ConfigError(
+            f"model.path: {config.model.path!r} trains nothing, so there is no trainer to deploy; expected a model"
+        )
+    if not config.agent.given:
+        raise ConfigError("agent: expected run or command; without an agent there are no workers to deploy")
+    sampler = config.engine.sampler
+    if isinstance(sampler, VllmSampler) and "--api-key" in " ".join(sampler.arguments):
+        raise ConfigError(
+            "engine.sampler.arguments: --api-key would stand in the files; the key comes by the environment"
+        )
+
+
+def _notes(config: Config, words: list[str]) -> Iterator[str]:
+    if config.sandbox.type == "kubernetes":
+        yield (
+            f"sandbox: workers create Jobs of {config.sandbox.image}; this folder's image is that of the workers. "
+            "Their pods keep this namespace's standard (restricted) by sandbox.pod: runAsNonRoot."
+        )
+    elif config.sandbox.type != "none":
+        yield (
+            "sandbox: bubblewrap needs user namespaces, which containers are denied by default: the image is the agents' "
+            "sandbox, so start it without this table or see docs/security.md."
+        )
+    elif words and words[0] != "node" and not words[0].startswith("python"):
+        yield f"agent.command: install what {words[0]!r} needs in agent.Dockerfile, which has Python alone."
+    if (url := config.trainer.checkpoint_url) is not None and not url.startswith("file:"):
+        yield f"trainer.checkpoint_url: give the trainer credentials of {url}, by a role or its environment."
 
 
 def image_path(setting: str, path: Path | str) -> str:

@@ -1,7 +1,8 @@
 """render: the files of a deployment, as texts by their paths; the same project gives the same bytes.
 
 Driven by `agl deploy`. Templates lie in `templates/`, with `[[ … ]]` and `[% … %]` in place of Jinja's braces, which
-Terraform and shells use themselves. Writes nothing.
+Terraform and shells use themselves. Commands of containers are made here, once for every target, without secrets: those come
+by the environment.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from agentlightning.config.engine import FsdpLearner
-from agentlightning.deploy import commands
-from agentlightning.deploy.commands import Hosts
-from agentlightning.deploy.dependencies import UV_VERSION
-from agentlightning.deploy.project import Project
+from agentlightning.config.engine import FsdpLearner, VllmSampler
+from agentlightning.deploy.project import UV_VERSION, Project
 from agentlightning.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -28,14 +27,34 @@ Target = Literal["docker", "compose", "kubernetes", "aws", "azure", "gcp"]
 TARGETS: tuple[str, ...] = get_args(Target)
 CLOUDS = ("aws", "azure", "gcp")
 TEMPLATES = Path(__file__).parent / "templates"
-IMAGES = {
-    "python": "docker.io/library/python:3.12.12-slim-bookworm",
-    "node": "docker.io/library/node:22.21.1-bookworm-slim",
-    "postgres": "docker.io/library/postgres:17.6-bookworm",
-    "cnpg": "ghcr.io/cloudnative-pg/postgresql:17.6",
-    "vllm": "docker.io/vllm/vllm-openai:v0.32.0",
-}
+IMAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "python": "docker.io/library/python:3.12.12-slim-bookworm",
+        "node": "docker.io/library/node:22.21.1-bookworm-slim",
+        "postgres": "docker.io/library/postgres:17.6-bookworm",
+        "cnpg": "ghcr.io/cloudnative-pg/postgresql:17.6",
+        "vllm": "docker.io/vllm/vllm-openai:v0.32.0",
+    }
+)
 """Bases by tag: no registry is asked for digests, so that the same project gives the same bytes anywhere."""
+
+PORTS: Mapping[str, int] = MappingProxyType(
+    {"server": 8088, "metrics": 8089, "sampler": 9000, "vllm": 8000, "console": 7860}
+)
+DRAIN_TIMEOUT_S = 60
+"""Time for agents to end by themselves when their worker is told to; whoever kills it waits 15 s more."""
+KEYS_FILE = "/etc/agl/keys.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Names at which the parts of a deployment find each other."""
+
+    server: str
+    trainer: str
+    vllm: str
+
+
 COMPOSE_HOSTS = Hosts(server="server", trainer="trainer", vllm="vllm")
 COMPOSE_FILES = {
     "compose.yaml": "compose/compose.yaml",
@@ -84,13 +103,19 @@ def render(project: Project, target: Target, folder: str) -> dict[str, str]:
     Every target has the images; a cloud has the cluster's objects, too. MissingExtraError if the template engine is missing.
     """
     engine = _environment()
-    place = PLACES.get(target)
     # Every target has the same images: what they run by default is overridden where hosts have other names.
-    files = _images(engine, project, _names(project, folder, COMPOSE_HOSTS))
+    names = _names(project, folder, COMPOSE_HOSTS)
+    files = {
+        f"{image}.Dockerfile": _text(engine, f"docker/{image}.Dockerfile", names) for image in names["image_names"]
+    }
+    for image in names["image_names"]:
+        withheld = project.withheld if image == "agent" else ()
+        ignored = _text(engine, "docker/dockerignore", {**names, "withheld": withheld})
+        files[f"{image}.Dockerfile.dockerignore"] = ignored
+    files |= {".gitignore": _text(engine, "docker/gitignore", names), "pin.sh": _text(engine, "docker/pin.sh", names)}
     if target == "compose":
-        names = _names(project, folder, COMPOSE_HOSTS)
         files |= {path: _text(engine, template, names) for path, template in COMPOSE_FILES.items()}
-    if place is not None:
+    if (place := PLACES.get(target)) is not None:
         names = {**_names(project, folder, CLUSTER_HOSTS), "place": place}
         files |= _cluster(engine, names, place)
         if target in CLOUDS:
@@ -117,23 +142,18 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    engine.filters |= {
-        "json": json.dumps,
-        "words": _words,
-        "escaped": _escaped,
-        "literal": _literal,
-    }
+    engine.filters |= {"json": json.dumps, "words": _words, "escaped": _escaped, "literal": _literal}
     return engine
 
 
 def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
     """Everything that templates may name."""
     config, external = project.config, project.external_hosts
-    asked = sorted({*external, *project.trainer_keys})
     found = version("agentlightning")
+    sampler = f"{hosts.vllm}:{PORTS['vllm']}" if project.uses_vllm else f"{hosts.trainer}:{PORTS['sampler']}"
     return {
         "sampler_key": project.sampler_key,
-        "sampler_hosts": hosts.samplers(project),
+        "sampler_hosts": [sampler],
         "external": external,
         "folder": folder,
         "context": "/".join(".." for _ in Path(folder).parts),
@@ -149,43 +169,55 @@ def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
         "model": project.model,
         "extras": project.trainer_extras,
         "vllm": project.uses_vllm,
-        "vllm_side": "vllm_side",
         "gpus": config.engine.learner.processes if isinstance(config.engine.learner, FsdpLearner) else 1,
         "workers": max(config.agent.workers, 1),
         "concurrency": config.agent.concurrency,
         "trainer_keys": project.trainer_keys,
-        "asked_keys": asked,
+        "asked_keys": sorted({*external, *project.trainer_keys}),
         "image_names": ["server", "agent", "trainer", *(["vllm"] if project.uses_vllm else [])],
-        "drain_s": commands.DRAIN_TIMEOUT_S,
+        "drain_s": DRAIN_TIMEOUT_S,
         "sampler_app": hosts.vllm if project.uses_vllm else hosts.trainer,
-        "ports": {
-            "server": commands.SERVER_PORT,
-            "metrics": commands.METRICS_PORT,
-            "sampler": commands.SAMPLER_PORT,
-            "vllm": commands.VLLM_PORT,
-            "console": commands.CONSOLE_PORT,
-        },
-        "commands": {
-            "server": commands.server_command(),
-            "trainer": commands.trainer_command(project, hosts),
-            "worker": commands.worker_command(project, hosts),
-            "console": commands.console_command(hosts),
-            "vllm": commands.vllm_arguments(project),
-        },
+        "ports": PORTS,
+        "commands": _commands(project, hosts),
     }
 
 
-def _images(engine: Environment, project: Project, names: Mapping[str, Any]) -> dict[str, str]:
-    files = {}
-    for image in names["image_names"]:
-        file = f"{image}.Dockerfile"
-        files[file] = _text(engine, f"docker/{file}", names)
-        withheld = project.withheld if image == "agent" else ()
-        files[f"{file}.dockerignore"] = _text(engine, "docker/dockerignore", {**names, "withheld": withheld})
-    return files | {
-        ".gitignore": _text(engine, "docker/gitignore", names),
-        "pin.sh": _text(engine, "docker/pin.sh", names),
+def _commands(project: Project, hosts: Hosts) -> dict[str, list[str]]:
+    """Words of our own command line that containers run."""
+    config, url = project.config, f"http://{hosts.server}:{PORTS['server']}"
+    everywhere = ("--host", "0.0.0.0")
+    settings = ["agent.workers=0", f"engine.key_env={project.sampler_key}"]
+    if project.uses_vllm:  # the whole table: servers that run elsewhere have none of the settings of those started here
+        urls = f'["http://{hosts.vllm}:{PORTS["vllm"]}"]'
+        settings += [f'engine.sampler={{type="vllm_server", urls={urls}, weights="http://{hosts.trainer}"}}']
+    else:
+        settings += [f"engine.listen=0.0.0.0:{PORTS['sampler']}"]
+        settings += [f'engine.advertise=["http://{hosts.trainer}:{PORTS["sampler"]}"]']
+    run = ("--run", project.name)  # starts the run, and goes on with it when the container is started again
+    worker = ["agl", "worker", project.agent, "--server", url, *run, "--concurrency", str(config.agent.concurrency)]
+    worker += ["--drain-timeout", str(DRAIN_TIMEOUT_S), *_repeated("--reward", project.rewards)]
+    own = config.engine.sampler.arguments if isinstance(config.engine.sampler, VllmSampler) else ()
+    ports = ("--port", str(PORTS["server"]), "--metrics-port", str(PORTS["metrics"]))
+    return {
+        "server": ["agl", "serve", *everywhere, *ports, "--external-keys", KEYS_FILE],
+        "trainer": [
+            *("agl", "train", project.config_file, *run, "--server", url, "--runs", "/runs"),
+            *_repeated("--set", settings),
+        ],
+        "worker": worker + _repeated("--label", [f"{name}={value}" for name, value in config.agent.labels.items()]),
+        "console": ["agl", "console", "--server", url, *everywhere, "--port", str(PORTS["console"])],
+        "vllm": [
+            *("--model", config.model.path if project.model is None else f"/app/{project.model}"),
+            *(*everywhere, "--port", str(PORTS["vllm"]), "--enable-scale-out"),
+            *("--logprobs-mode", "processed_logprobs", "--structured-outputs-config", '{"backend": "guidance"}'),
+            *("--worker-extension-cls", "agentlightning_vllm.worker.WeightsWorker"),
+            *("--weight-transfer-config", '{"backend": "agentlightning"}', *own),
+        ],
     }
+
+
+def _repeated(option: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
 
 
 def _cluster(engine: Environment, names: dict[str, Any], place: Place) -> dict[str, str]:

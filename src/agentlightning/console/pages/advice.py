@@ -118,15 +118,12 @@ def _active(found: Suggestions) -> Html:
 
 def _parts(found: Suggestions) -> list[Html | None]:
     rules = element("ul", *map(_rule, found.rules), class_="findings") if found.rules else note("no rule concerns it")
-    best = None if found.best is None else found.best.run_id
-    nearest = {one.run_id: one for one in (*found.nearest, *([found.best] if found.best else []))}
-    head = ["run", "distance", "held-out", "state", "alarms", "differs in"]
-    caption = "Runs whose settings are nearest, and the best one"
+    head = ["run", "held-out", "state", "alarms", "differs in"]
     return [
         element("h2", "Rules"),
         rules,
-        element("h2", "Nearest runs"),
-        table(head, (_earlier(one, best) for one in nearest.values()), caption, "no comparable run"),
+        element("h2", "Best runs"),
+        table(head, map(_earlier, found.best), "Runs with the highest held-out reward", "no run has one yet"),
         element("h2", "Settings to try"),
         *_proposals(found),
     ]
@@ -145,11 +142,9 @@ def _evidence(runs: Sequence[str]) -> Html:
     return join([links if runs else "none", f" and {more} more" if more > 0 else None])
 
 
-def _earlier(one: EarlierRun, best: str | None) -> list[Html | str]:
+def _earlier(one: EarlierRun) -> list[Html | str]:
     differs = "; ".join(f"{each.name} {setting(each.values[1])}" for each in one.differs) or "nothing"
-    name = join([run_link(one.run_id), " (the best)" if one.run_id == best else None])
-    alarms = ", ".join(one.alarms) or "-"
-    return [name, f"{one.distance:.2f}", shown(one.held_out) or "-", one.state, alarms, differs]
+    return [run_link(one.run_id), shown(one.held_out), one.state, ", ".join(one.alarms) or "-", differs]
 
 
 def _proposals(found: Suggestions) -> list[Html | None]:

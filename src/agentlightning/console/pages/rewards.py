@@ -1,4 +1,4 @@
-"""The rewards of a run: their distribution, signs of hacks, one explained step by step, and what other rules would give.
+"""The rewards of a run: their distribution, signs of hacks, and one explained step by step.
 
 All numbers are those of analysis/. A view reads some steps, at most `MAX_READ` rollouts of each. It runs no code of a
 request or of a run's record: whoever wants that gets the command, and runs it with their own rights.
@@ -11,20 +11,11 @@ import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from agentlightning.algorithms.advantage import ADVANTAGES
 from agentlightning.algorithms.credit import CREDIT
 from agentlightning.algorithms.lightning_rl import TREE
 from agentlightning.algorithms.selection import is_predicate
 from agentlightning.analysis.intervals import Interval
-from agentlightning.analysis.reward_debugger import (
-    CallChange,
-    RewardChange,
-    RewardExplanation,
-    WhatIfReport,
-    consuming_step,
-    explain_rollout,
-    what_if,
-)
+from agentlightning.analysis.reward_debugger import RewardExplanation, consuming_step, explain_rollout
 from agentlightning.analysis.reward_statistics import (
     HackReport,
     RewardDistribution,
@@ -34,7 +25,6 @@ from agentlightning.analysis.reward_statistics import (
     latest_steps,
     read_rewarded,
 )
-from agentlightning.config.file import setting_of
 from agentlightning.console.charts import histogram
 from agentlightning.console.markup import (
     Html,
@@ -42,7 +32,6 @@ from agentlightning.console.markup import (
     choice,
     element,
     field,
-    figures,
     first,
     form,
     join,
@@ -53,7 +42,6 @@ from agentlightning.console.markup import (
     replay_link,
     run_link,
     select,
-    setting,
     shown,
     table,
     url,
@@ -62,7 +50,7 @@ from agentlightning.console.markup import (
 from agentlightning.console.markup import interval as interval_text
 from agentlightning.console.measures import away_from_zero
 from agentlightning.console.reader import Reader
-from agentlightning.errors import AgentLightningError, ConfigError, InputError, NotFoundError, printable
+from agentlightning.errors import AgentLightningError, ConfigError, InputError, NotFoundError
 from agentlightning.records import CallCredit, Run
 from agentlightning.runtime.code_loader import is_code
 from agentlightning.store.base import RolloutQuery
@@ -75,9 +63,9 @@ MAX_ROWS = 200
 SPREAD_STEPS = 6
 """Steps over the run whose distributions are shown where none is named."""
 MAX_STEP_ROLLOUTS = 1000
-"""Rollouts of a step that is explained or changed; the commands have no bound."""
+"""Rollouts of a step that is explained; the command has no bound."""
 MAX_LISTED = 50
-"""Rollouts to choose from, and calls of a change that are shown."""
+"""Rollouts to choose from."""
 TIMEOUT_S = 60.0
 RULES = {name: name for name, rule in CREDIT.items() if not rule.needs and name != TREE}
 """Credit rules of recorded rewards alone: the others read earlier steps, ask a model, or are of trees."""
@@ -171,7 +159,7 @@ async def _explain_view(reader: Reader, run: Run, query: Query) -> Html:
     found = await reader.store.rollouts(RolloutQuery(run_id=run.id, ids=[rollout_id]))
     if not found:
         raise NotFoundError(f"{rollout_id[:80]}: no such rollout of run {run.id}")
-    typed = _command("explain", found[0].id)
+    typed = f"agl rewards explain {shlex.quote(found[0].id)}"
     check_readable(run, typed)
     step = await consuming_step(reader.store, found[0])
     await check_size(reader, run.id, found[0].step if step is None else step, typed)
@@ -214,87 +202,12 @@ def _explanation(found: RewardExplanation, stored: Mapping[str, CallCredit]) -> 
         element("pre", "\n".join(found.lines), class_="explained"),
         table(head, rows, "Credit and advantage of its calls"),
         element("p", "Each of a call's trained tokens has its advantage.", class_="note"),
+        element(
+            "p", "Under another rule: ", element("code", f"agl rewards what-if {found.run_id} --step {found.step}")
+        ),
         element("h2", "Its group"),
         table(["rollout", "reward", ""], group, "Rewards of its group"),
     ]
-
-
-async def _what_if_view(reader: Reader, run: Run, query: Query) -> Html:
-    """A step's rollouts as the run learned from them, and under the change of the address."""
-    step, last = number(query, "step"), run.summary.get("step")
-    step = step if step is not None else last if isinstance(last, int) else 1
-    names = await _reward_names(reader, run, step)
-    parts: list[Html | None] = [_change_form(run, step, query, names)]
-    options: list[str] = []
-    try:
-        change, options = _asked_change(query, names)
-        if options:
-            typed = _command("what-if", run.id, f"--step {step}", *options)
-            check_readable(run, typed)
-            await check_size(reader, run.id, step, typed)
-            parts += _changes(await what_if(reader.store, run.id, step, change, first(query, "policy") or None))
-    except AgentLightningError as error:  # the form stays, to mend it
-        parts.append(wrong(str(error)))
-    typed = _command("what-if", run.id, f"--step {step}", *options, "--with my_reward.py:score")
-    own = "An edited reward function runs where its code is, with your rights. This prints the same and writes nothing:"
-    return join([*parts, element("p", own), element("pre", typed)])
-
-
-def _asked_change(query: Query, names: Sequence[str]) -> tuple[RewardChange, list[str]]:
-    """The change of the address, and the same as options of the command. InputError or ConfigError for what is none."""
-    credit, advantage = choice(query, "credit", ("", *RULES)), choice(query, "advantage", ("", *ADVANTAGES))
-    sets = [part.strip() for part in first(query, "settings").split(",") if part.strip()]
-    pairs = zip(query.get("reward", ()), query.get("weight", ()), strict=False)
-    stored = {printable(name): name for name in names}  # a form has no character that a reader's eye obeys
-    weights = {stored.get(name, name): _weight(text) for name, text in pairs if text}
-    weighed = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
-    given = [("--credit", credit), *(("--credit-set", one) for one in sets), ("--advantage", advantage)]
-    change = RewardChange(
-        credit=credit or None,
-        credit_settings=dict(setting_of(one, "settings") for one in sets) if sets else None,
-        advantage=advantage or None,
-        weights=weights or None,
-    )
-    return change, [f"{name} {shlex.quote(value)}" for name, value in (*given, ("--weights", weighed)) if value]
-
-
-def _weight(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"weight: expected a number, got {text[:80]!r}") from None
-
-
-async def _reward_names(reader: Reader, run: Run, step: int) -> list[str]:
-    try:
-        some = await read_rewarded(reader.store, run.id, [step], limit=MAX_LISTED)
-    except NotFoundError:
-        return []
-    return sorted({name for one in some for name in one.rewards})
-
-
-def _change_form(run: Run, step: int, query: Query, names: Sequence[str]) -> Html:
-    given = dict(zip(query.get("reward", ()), query.get("weight", ()), strict=False))
-    weights = [
-        join(
-            [
-                element("input", type="hidden", name="reward", value=name),
-                field(name, "weight", given.get(printable(name)), type="number", step="any"),
-            ]
-        )
-        for name in names
-    ]
-    advantages = {"": "as the run", **dict(zip(ADVANTAGES, ADVANTAGES, strict=True))}
-    return form(
-        "/rewards",
-        field("Step", "step", step, type="number", min=0),
-        select("credit", "Credit rule", {"": "as the run", **RULES}, first(query, "credit")),
-        field("Its settings", "settings", first(query, "settings"), placeholder="gamma=0.9"),
-        select("advantage", "Advantage", advantages, first(query, "advantage")),
-        _policy_field(run, query),
-        element("fieldset", element("legend", "Weights of rewards"), *weights) if weights else None,
-        hidden={"run": run.id, "view": "what-if"},
-    )
 
 
 def _policy_field(run: Run, query: Query) -> Html | None:
@@ -303,37 +216,6 @@ def _policy_field(run: Run, query: Query) -> Html | None:
     if not isinstance(policies, dict) or len(policies) < 2:
         return None
     return select("policy", "Policy", {name: name for name in policies}, first(query, "policy"))
-
-
-def _changes(report: WhatIfReport) -> list[Html | None]:
-    changed = sorted((one for one in report.calls if one.change), key=lambda one: -abs(one.change))
-    was, now = ([pair[at] for pair in report.outcomes.values()].count("trained") for at in (0, 1))
-    settings = [[name, setting(report.before[name]), setting(report.after[name])] for name in report.after]
-    known = {
-        "calls that change": f"{len(changed)} of {len(report.calls)}",
-        "calls that turn": "not known" if report.turned is None else f"{report.turned:.1%}",
-        "tokens that turn": f"{report.tokens_turned:,}",
-        "advantages move by": "not known" if report.moved is None else f"{report.moved:.1%} of their size",
-        "rollouts trained": f"{was} → {now}",
-    }
-    turns = "A call turns if the sign of its advantage changes: its tokens would be made more probable instead of less."
-    head = ["call", "agent", "tokens", "reward", "credit", "advantage of each token", "under the change"]
-    rows = (_change(one, report.rewards[one.rollout_id]) for one in changed[:MAX_LISTED])
-    left = len(changed) - MAX_LISTED
-    return [
-        element("h2", f"Step {report.step} under the change"),
-        table(["setting", "as it was", "under the change"], settings, "Settings that differ"),
-        figures(known),
-        element("p", turns, class_="note"),
-        table(head, rows, "Calls that change, those that change most first"),
-        note(f"{left} more calls change" if left > 0 else None),
-    ]
-
-
-def _change(one: CallChange, rewards: tuple[float | None, float | None]) -> list[Html | str | None]:
-    name = _call_link(one.rollout_id, one.call_id, f"{one.rollout_id}, call {one.place}")
-    numbers = _pair(*rewards), _pair(one.credit_before, one.credit_after)
-    return [name, one.agent, str(one.tokens), *numbers, _shaded(one.advantage_before), _shaded(one.advantage_after)]
 
 
 def check_readable(run: Run, typed: str) -> None:
@@ -371,11 +253,6 @@ async def check_size(reader: Reader, run_id: str, step: int, typed: str, limit: 
         raise InputError(f"step: expected one of at most {limit} rollouts here, {step} has more; type: {typed}")
 
 
-def _command(name: str, target: str, *options: str) -> str:
-    """A command of ``agl rewards`` about a run or rollout, as it is typed."""
-    return " ".join(["agl rewards", name, shlex.quote(target), *options])
-
-
 def _call_link(rollout_id: str, call_id: str, text: str) -> Html:
     place = {"rollout": rollout_id, "call_id": call_id, "color": "advantage"}
     return element("a", text, href=url("/replay", place, "call"))
@@ -387,11 +264,6 @@ def _shaded(advantage: float | None) -> Html | str:
         return "none" if advantage is None else "0"
     shade = away_from_zero(advantage)
     return element("span", f"{advantage:+.4g}", class_=f"token {f's{shade}' if shade >= 0 else f'b{-shade}'}")
-
-
-def _pair(before: float | None, after: float | None) -> str:
-    was, now = (shown(one) or "none" for one in (before, after))
-    return was if was == now else f"{was} → {now}"
 
 
 def _bounds(rollouts: int, steps: Sequence[int]) -> Html:
@@ -410,7 +282,6 @@ VIEWS: Mapping[str, tuple[str, View]] = MappingProxyType(
         "distribution": ("Distributions", _distribution_view),
         "hacks": ("Signs of hacks", _hacks_view),
         "explain": ("One reward step by step", _explain_view),
-        "what-if": ("What if", _what_if_view),
     }
 )
 """Views by their name in an address, with their titles; the first is the default."""

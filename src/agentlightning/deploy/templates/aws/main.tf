@@ -4,14 +4,8 @@
 terraform {
   required_version = ">= 1.6"
   required_providers {
-    aws = {
-      source  = "hashicorp/aws"
-      version = "~> 5.80"
-    }
-    random = {
-      source  = "hashicorp/random"
-      version = "~> 3.6"
-    }
+    aws = { source = "hashicorp/aws", version = "~> 5.80" }
+    random = { source = "hashicorp/random", version = "~> 3.6" }
   }
   # The state holds the database's password. Keep it in a bucket of yours, encrypted: add a backend "s3" here.
 }
@@ -23,14 +17,10 @@ locals {
 
 provider "aws" {
   region = local.region
-  default_tags {
-    tags = { project = local.name }
-  }
+  default_tags { tags = { project = local.name } }
 }
 
-data "aws_availability_zones" "available" {
-  state = "available"
-}
+data "aws_availability_zones" "available" { state = "available" }
 
 # Two zones: EKS and RDS need them. Nodes have no public addresses; what they download goes through one NAT gateway.
 module "vpc" {
@@ -125,9 +115,7 @@ resource "aws_db_instance" "main" {
   final_snapshot_identifier = "${local.name}-final"
 }
 
-resource "aws_s3_bucket" "runs" {
-  bucket_prefix = "${local.name}-runs-"
-}
+resource "aws_s3_bucket" "runs" { bucket_prefix = "${local.name}-runs-" }
 
 resource "aws_s3_bucket_public_access_block" "runs" {
   bucket                  = aws_s3_bucket.runs.id
@@ -139,9 +127,7 @@ resource "aws_s3_bucket_public_access_block" "runs" {
 
 resource "aws_s3_bucket_versioning" "runs" {
   bucket = aws_s3_bucket.runs.id
-  versioning_configuration {
-    status = "Enabled"
-  }
+  versioning_configuration { status = "Enabled" }
 }
 
 # The trainer's pods alone may use the bucket, and no other: no key of AWS is in the cluster.
@@ -180,9 +166,7 @@ resource "aws_eks_pod_identity_association" "trainer" {
   role_arn        = aws_iam_role.trainer.arn
 }
 
-variable "admin_cidrs" {
-  type = list(string)
-}
+variable "admin_cidrs" { type = list(string) }
 
 variable "gpu_nodes" {
   type    = number

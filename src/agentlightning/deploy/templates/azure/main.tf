@@ -4,14 +4,8 @@
 terraform {
   required_version = ">= 1.6"
   required_providers {
-    azurerm = {
-      source  = "hashicorp/azurerm"
-      version = "~> 4.14"
-    }
-    random = {
-      source  = "hashicorp/random"
-      version = "~> 3.6"
-    }
+    azurerm = { source = "hashicorp/azurerm", version = "~> 4.14" }
+    random = { source = "hashicorp/random", version = "~> 3.6" }
   }
   # The state holds the database's password. Keep it in a storage account of yours: add a backend "azurerm" here.
 }
@@ -67,9 +61,7 @@ resource "azurerm_kubernetes_cluster" "main" {
   kubernetes_version        = "1.33"
   oidc_issuer_enabled       = true
   workload_identity_enabled = true
-  api_server_access_profile {
-    authorized_ip_ranges = var.admin_cidrs
-  }
+  api_server_access_profile { authorized_ip_ranges = var.admin_cidrs }
   default_node_pool {
     name                        = "general"
     vm_size                     = "Standard_D4s_v5"
@@ -80,9 +72,7 @@ resource "azurerm_kubernetes_cluster" "main" {
     temporary_name_for_rotation = "rotation"
     node_labels                 = { pool = "general" }
   }
-  identity {
-    type = "SystemAssigned"
-  }
+  identity { type = "SystemAssigned" }
   # Cilium enforces NetworkPolicies: without such a plug-in agents reach everything.
   network_profile {
     network_plugin      = "azure"
@@ -143,9 +133,7 @@ resource "azurerm_postgresql_flexible_server" "main" {
   delegated_subnet_id           = azurerm_subnet.database.id
   private_dns_zone_id           = azurerm_private_dns_zone.database.id
   public_network_access_enabled = false
-  high_availability {
-    mode = "ZoneRedundant"
-  }
+  high_availability { mode = "ZoneRedundant" }
   lifecycle {
     prevent_destroy = true
     ignore_changes  = [zone, high_availability[0].standby_availability_zone]
@@ -165,9 +153,7 @@ resource "azurerm_storage_account" "runs" {
   account_tier                    = "Standard"
   account_replication_type        = "ZRS"
   allow_nested_items_to_be_public = false
-  blob_properties {
-    versioning_enabled = true
-  }
+  blob_properties { versioning_enabled = true }
 }
 
 resource "azurerm_storage_container" "runs" {
@@ -197,13 +183,9 @@ resource "azurerm_role_assignment" "trainer" {
   principal_id         = azurerm_user_assigned_identity.trainer.principal_id
 }
 
-variable "subscription_id" {
-  type = string
-}
+variable "subscription_id" { type = string }
 
-variable "admin_cidrs" {
-  type = list(string)
-}
+variable "admin_cidrs" { type = list(string) }
 
 variable "gpu_nodes" {
   type    = number

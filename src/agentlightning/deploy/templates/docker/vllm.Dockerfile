@@ -10,7 +10,7 @@ COPY [[ folder ]]/wheels/[[ wheel ]] /wheels/
 RUN python -m zipfile -e /wheels/[[ wheel ]] /unpacked
 
 FROM ${VLLM_IMAGE}
-COPY --from=build /unpacked/agentlightning/engines/vllm/[[ vllm_side ]] /opt/agentlightning
+COPY --from=build /unpacked/agentlightning/engines/vllm/vllm_side /opt/agentlightning
 [% if model %]
 COPY [[ model ]] /app/[[ model ]]
 [% endif %]

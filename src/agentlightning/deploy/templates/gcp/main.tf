@@ -4,14 +4,8 @@
 terraform {
   required_version = ">= 1.6"
   required_providers {
-    google = {
-      source  = "hashicorp/google"
-      version = "~> 6.14"
-    }
-    random = {
-      source  = "hashicorp/random"
-      version = "~> 3.6"
-    }
+    google = { source = "hashicorp/google", version = "~> 6.14" }
+    random = { source = "hashicorp/random", version = "~> 3.6" }
   }
   # The state holds the database's password. Keep it in a bucket of yours: add a backend "gcs" here.
 }
@@ -69,9 +63,7 @@ resource "google_container_cluster" "main" {
   deletion_protection      = true
   # Dataplane V2 enforces NetworkPolicies: without it agents reach everything.
   datapath_provider = "ADVANCED_DATAPATH"
-  workload_identity_config {
-    workload_pool = "${var.project}.svc.id.goog"
-  }
+  workload_identity_config { workload_pool = "${var.project}.svc.id.goog" }
   ip_allocation_policy {
     cluster_secondary_range_name  = "pods"
     services_secondary_range_name = "services"
@@ -84,9 +76,7 @@ resource "google_container_cluster" "main" {
   master_authorized_networks_config {
     dynamic "cidr_blocks" {
       for_each = var.admin_cidrs
-      content {
-        cidr_block = cidr_blocks.value
-      }
+      content { cidr_block = cidr_blocks.value }
     }
   }
 }
@@ -103,9 +93,7 @@ resource "google_container_node_pool" "general" {
     machine_type = "e2-standard-4"
     labels       = { pool = "general" }
     oauth_scopes = ["https://www.googleapis.com/auth/cloud-platform"]
-    workload_metadata_config {
-      mode = "GKE_METADATA"
-    }
+    workload_metadata_config { mode = "GKE_METADATA" }
   }
 }
 
@@ -123,13 +111,9 @@ resource "google_container_node_pool" "gpu" {
     guest_accelerator {
       type  = "nvidia-tesla-a100"
       count = 1
-      gpu_driver_installation_config {
-        gpu_driver_version = "LATEST"
-      }
+      gpu_driver_installation_config { gpu_driver_version = "LATEST" }
     }
-    workload_metadata_config {
-      mode = "GKE_METADATA"
-    }
+    workload_metadata_config { mode = "GKE_METADATA" }
   }
 }
 
@@ -199,15 +183,11 @@ resource "google_storage_bucket" "runs" {
   location                    = local.region
   uniform_bucket_level_access = true
   public_access_prevention    = "enforced"
-  versioning {
-    enabled = true
-  }
+  versioning { enabled = true }
 }
 
 # Checkpoints go to s3:// URLs: of GCS by its S3-compatible interface, which wants a key of a service account (HMAC).
-resource "google_service_account" "trainer" {
-  account_id = "${local.name}-trainer"
-}
+resource "google_service_account" "trainer" { account_id = "${local.name}-trainer" }
 
 resource "google_storage_bucket_iam_member" "trainer" {
   bucket = google_storage_bucket.runs.name
@@ -215,17 +195,11 @@ resource "google_storage_bucket_iam_member" "trainer" {
   member = "serviceAccount:${google_service_account.trainer.email}"
 }
 
-resource "google_storage_hmac_key" "trainer" {
-  service_account_email = google_service_account.trainer.email
-}
+resource "google_storage_hmac_key" "trainer" { service_account_email = google_service_account.trainer.email }
 
-variable "project" {
-  type = string
-}
+variable "project" { type = string }
 
-variable "admin_cidrs" {
-  type = list(string)
-}
+variable "admin_cidrs" { type = list(string) }
 
 variable "gpu_nodes" {
   type    = number

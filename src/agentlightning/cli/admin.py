@@ -1,32 +1,42 @@
-"""``agl tokens``: who may use a store over HTTP, and who did what to it."""
+"""``agl tokens``, ``agl store`` and ``agl mcp``: who may use a store, its backup, and a store for assistants to read."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from agentlightning.cli.options import Json, Server, Store, one_store, with_store
-from agentlightning.cli.quantities import seconds_of
+from agentlightning.cli.options import (
+    Json,
+    Server,
+    Store,
+    one_store,
+    print_columns,
+    print_json,
+    seconds_of,
+    time_text,
+    with_store,
+)
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from agentlightning.store.audit import AuditEntry
     from agentlightning.store.base import LightningStore
     from agentlightning.store.tokens import NewToken
 
-app = typer.Typer(
-    help="Create, list and revoke access tokens; the audit log.", no_args_is_help=True, rich_markup_mode=None
-)
+PAGE = 1000
 
 Run = Annotated[str | None, typer.Option("--run", help="Id of a run.")]
 
-PAGE = 1000
+tokens = typer.Typer(
+    help="Create, list and revoke access tokens; the audit log.", no_args_is_help=True, rich_markup_mode=None
+)
+store_app = typer.Typer(help="Copy a store.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command("create")
+@tokens.command("create")
 def create_token(
     role: Annotated[
         Literal["admin", "trainer", "worker", "reader", "client"], typer.Option("--role", help="What it may do.")
@@ -52,13 +62,15 @@ def create_token(
         return made, sorted(limits[0].value.get("keys") or ()) if limits else []
 
     made, limited = with_store(one_store(store, server), work)
-    if limited and made.token.name not in limited:
-        typer.echo(f"--name: {made.token.name} has no limits; names with limits are {', '.join(limited)}", err=True)
-    typer.echo(f"token {made.token.id}, {_what(made.token.role, made.token.run_id)}; it is not shown again:", err=True)
+    token = made.token
+    if limited and token.name not in limited:
+        typer.echo(f"--name: {token.name} has no limits; names with limits are {', '.join(limited)}", err=True)
+    of = "" if token.run_id is None else f" of run {token.run_id}"
+    typer.echo(f"token {token.id}, {token.role}{of}; it is not shown again:", err=True)
     typer.echo(made.secret)
 
 
-@app.command("list")
+@tokens.command("list")
 def list_tokens(
     run: Run = None,
     usage: Annotated[
@@ -74,11 +86,6 @@ def list_tokens(
             raise ConfigError("--usage: expected --run RUN with it, the run that serves")
         _list_usage(run, as_json, one_store(store, server))
         return
-    import time
-
-    from agentlightning.cli.options import print_columns, print_json
-    from agentlightning.trainer.display import screen
-
     found = with_store(one_store(store, server), lambda opened: opened.tokens(run))
     if as_json:
         print_json(found)
@@ -86,14 +93,28 @@ def list_tokens(
     rows = [("token", "name", "role", "run", "created (UTC)", "expires (UTC)", "state")]
     now_ns = time.time_ns()
     for token in found:
-        ended = token.ended(now_ns)
-        state = "valid" if ended is None else f"revoked {_time(token.revoked_ns)}" if token.revoked_ns else ended
-        times = _time(token.created_ns), _time(token.expires_ns)
+        ended = token.ended(now_ns) or "valid"
+        state = f"revoked {time_text(token.revoked_ns)}" if token.revoked_ns else ended
+        times = time_text(token.created_ns), time_text(token.expires_ns)
         rows.append((token.id, token.name, token.role, token.run_id or "-", *times, state))
-    print_columns(screen(), rows)
+    print_columns(rows)
 
 
-@app.command("revoke")
+def _list_usage(run: str, as_json: bool, store: str | None) -> None:
+    from agentlightning.gateway.limits import read_key_usage
+
+    found = with_store(store, lambda opened: read_key_usage(opened, run))
+    if as_json:
+        print_json(found)
+        return
+    rows = [("token", "name", "calls", "tokens", "limits")]
+    for one in found:
+        limits = ", ".join(f"{setting} {bound}" for setting, bound in one.limits.items())
+        rows.append((one.token, one.name, f"{one.calls}", f"{one.tokens}", limits or "-"))
+    print_columns(rows)
+
+
+@tokens.command("revoke")
 def revoke_token(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="Id of the token.")],
     store: Store = None,
@@ -101,10 +122,10 @@ def revoke_token(
 ) -> None:
     """End a token: its server refuses it from the next request on, others within seconds."""
     revoked = with_store(one_store(store, server), lambda opened: opened.revoke_token(token))
-    typer.echo(f"token {revoked.id} ({revoked.name}) is revoked since {_time(revoked.revoked_ns)} UTC")
+    typer.echo(f"token {revoked.id} ({revoked.name}) is revoked since {time_text(revoked.revoked_ns)} UTC")
 
 
-@app.command("audit")
+@tokens.command("audit")
 def show_audit(
     run: Run = None,
     after: Annotated[int, typer.Option("--after", min=0, help="Only entries after this number.")] = 0,
@@ -114,10 +135,7 @@ def show_audit(
     """Print who deleted, cancelled, published, and gave or took access; oldest first."""
     import orjson
 
-    from agentlightning.cli.options import print_columns
-    from agentlightning.trainer.display import screen
-
-    async def work(opened: LightningStore) -> Sequence[AuditEntry]:
+    async def work(opened: LightningStore) -> list[AuditEntry]:
         found: list[AuditEntry] = []
         while page := await opened.audit(run, found[-1].seq if found else after, PAGE):
             found += page
@@ -126,34 +144,36 @@ def show_audit(
     rows = [("number", "time (UTC)", "who", "did", "to", "run", "detail")]
     for entry in with_store(one_store(store, server), work):
         detail = orjson.dumps(entry.detail).decode() if entry.detail else ""
-        place = str(entry.seq), _time(entry.created_ns)
-        rows.append((*place, entry.actor, entry.action, entry.subject, entry.run_id or "-", detail))
-    print_columns(screen(), rows)
+        did = entry.actor, entry.action, entry.subject, entry.run_id or "-"
+        rows.append((str(entry.seq), time_text(entry.created_ns), *did, detail))
+    print_columns(rows)
 
 
-def _list_usage(run: str, as_json: bool, store: str | None) -> None:
-    from dataclasses import asdict
-
-    from agentlightning.cli.options import print_columns, print_json
-    from agentlightning.gateway.limits import read_key_usage
-    from agentlightning.trainer.display import screen
-
-    found = with_store(store, lambda opened: read_key_usage(opened, run))
-    if as_json:
-        print_json([asdict(one) for one in found])
-        return
-    rows: list[tuple[str, ...]] = [("token", "name", "calls", "tokens", "limits")]
-    for one in found:
-        limits = ", ".join(f"{setting} {bound}" for setting, bound in one.limits.items())
-        rows.append((one.token, one.name, f"{one.calls}", f"{one.tokens}", limits or "-"))
-    print_columns(screen(), rows)
+@store_app.callback()
+def _store() -> None:
+    """Copy a store."""
 
 
-def _what(role: str, run_id: str | None) -> str:
-    return f"{role} of run {run_id}" if run_id is not None else role
+@store_app.command("backup")
+def backup(
+    to: Annotated[Path, typer.Argument(metavar="FILE", help="The new file.")],
+    store: Store = None,
+) -> None:
+    """Write the store to a new file while it is in use, by its database's own tool.
+
+    PostgreSQL needs pg_dump, Redis redis-cli. The file holds secrets of the store: keep it as you keep those.
+    """
+    from agentlightning.store.backup import backup_store
+    from agentlightning.store.open import require_file, store_url
+
+    url = store_url(store)
+    require_file(url)
+    backup_store(url, to)
+    typer.echo(f"{to}: the store as it was at one moment; copy the folder of its runs, too")
 
 
-def _time(nanoseconds: int | None) -> str:
-    from datetime import UTC, datetime
+def mcp(store: Store = None, server: Server = None) -> None:
+    """Serve the store to an assistant over MCP on standard input and output; it can read, and change nothing."""
+    from agentlightning.analysis.mcp_server import mcp_server
 
-    return "-" if nanoseconds is None else f"{datetime.fromtimestamp(nanoseconds / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
+    with_store(one_store(store, server), lambda opened: mcp_server(opened).run_stdio_async())
