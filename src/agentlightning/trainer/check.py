@@ -96,7 +96,7 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
                     on_progress=partial(progress.phase, f"evaluate {kind}"),
                 )
             )
-            success[kind] = summarize(rollouts).reward_mean
+            success[kind] = summarize(rollouts)["reward_mean"]
             progress.evaluated(0, kind, success[kind])
     return {str(kind): value for kind, value in success.items()}
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Literal
 
+from agentlightning.engines.base import Metrics
 from agentlightning.errors import AgentError
 from agentlightning.records import JSON, NewRollout, RetryPolicy, Rollout, Sampling
 from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recorded, nothing_to_learn
@@ -20,31 +20,6 @@ from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recor
 Kind = Literal["greedy", "sampled", "as_asked"]
 TEMPERATURES: dict[Kind, float] = {"greedy": 0.0, "sampled": 1.0}
 """Of the kinds for which the gateway has one. It changes no call to an external model: those are sampled as_asked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """Numbers of one evaluation."""
-
-    tasks: float
-    """Tasks it rests on."""
-    reward_mean: float
-    """Mean final reward."""
-    reward_stderr: float
-    """Standard error of that mean: twice it is what chance does to it."""
-    share_above_min: float
-    """Share of tasks that earned more than the one that earned least: whatever the rewards' scale, few mean that hardly
-    anything succeeds."""
-    share_below_max: float
-    """Share of tasks that earned less than the best: few mean that hardly anything is left to learn."""
-    turns: float
-    """Calls a rollout."""
-    failed: float
-    """Rollouts that failed."""
-
-    def metrics(self, name: str) -> dict[str, float]:
-        """Metrics by path, under `name`."""
-        return {f"{name}/{key}": value for key, value in asdict(self).items()}
 
 
 async def run_held_out(
@@ -90,16 +65,17 @@ async def run_held_out(
     return rollouts
 
 
-def summarize(rollouts: Sequence[Rollout]) -> Evaluation:
-    """Metrics of an evaluation's finished rollouts; one that failed or has no reward counts as 0."""
+def summarize(rollouts: Sequence[Rollout]) -> Metrics:
+    """Numbers of an evaluation's finished rollouts, by the last parts of their paths; a rollout that failed or has no reward
+    counts as 0. Twice reward_stderr is what chance does to the mean."""
     rewards = [rollout.reward or 0.0 for rollout in rollouts]
     tasks = len(rollouts)
-    return Evaluation(
-        tasks=float(tasks),
-        reward_mean=sum(rewards) / tasks,
-        reward_stderr=statistics.stdev(rewards) / math.sqrt(tasks) if tasks > 1 else 0.0,
-        share_above_min=sum(reward > min(rewards) for reward in rewards) / tasks,
-        share_below_max=sum(reward < max(rewards) for reward in rewards) / tasks,
-        turns=sum(rollout.calls for rollout in rollouts) / tasks,
-        failed=float(sum(rollout.state != "succeeded" for rollout in rollouts)),
-    )
+    return {
+        "tasks": float(tasks),
+        "reward_mean": sum(rewards) / tasks,
+        "reward_stderr": statistics.stdev(rewards) / math.sqrt(tasks) if tasks > 1 else 0.0,
+        "share_above_min": sum(reward > min(rewards) for reward in rewards) / tasks,
+        "share_below_max": sum(reward < max(rewards) for reward in rewards) / tasks,
+        "turns": sum(rollout.calls for rollout in rollouts) / tasks,
+        "failed": float(sum(rollout.state != "succeeded" for rollout in rollouts)),
+    }

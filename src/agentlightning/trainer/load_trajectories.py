@@ -31,24 +31,14 @@ from agentlightning.training_types import Trajectory
 S = 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slots:
-    """Bounds of what goes on at a time; None where they are not known here."""
-
-    workers: int | None
-    """Rollouts."""
-    sampler: int | None
-    """Calls."""
-
-
-def slots_of(config: Config, policies: int = 1) -> Slots:
-    """Of workers that are started elsewhere, and of samplers that are not ours, nothing is known."""
+def slots_of(config: Config, policies: int = 1) -> Metrics:
+    """Bounds of what goes on at a time: rollouts of workers, calls of samplers; those that are started elsewhere have none
+    that is known here."""
     agent, engine = config.agent, config.engine
-    ours = engine.name == "local" and engine.sampler.type == "local"
-    return Slots(
-        workers=agent.workers * agent.concurrency if agent.workers else None,
-        sampler=engine.max_num_seqs * policies if ours else None,
-    )
+    found = {"workers/slots": float(agent.workers * agent.concurrency)} if agent.workers else {}
+    if engine.name == "local" and engine.sampler.type == "local":
+        found["sampler/slots"] = float(engine.max_num_seqs * policies)
+    return found
 
 
 @dataclass(slots=True)
@@ -90,7 +80,7 @@ class TimeTally:
             self._after_ns += max(0, rollout.finished_ns - last)
             self._calls += within
 
-    def metrics(self, step_s: float, slots: Slots, external: bool = False) -> Metrics:
+    def metrics(self, step_s: float, slots: Metrics, external: bool = False) -> Metrics:
         """By the wall time of the step; none where it has no rollout. external: the run has external models."""
         if not self._rollouts or step_s <= 0:
             return {}
@@ -117,12 +107,9 @@ class TimeTally:
         if busy_s:
             found["sampler/calls_mean"] = sum(end - start for start, end in self._calls) / S / busy_s
             found["sampler/tokens_per_s"] = self._tokens / busy_s
-        if slots.workers is not None:
-            found["workers/slots"] = float(slots.workers)
-            found["workers/busy_share"] = min(1.0, found["workers/running_mean"] / slots.workers)
-        if slots.sampler is not None:
-            found["sampler/slots"] = float(slots.sampler)
-        return found
+        if "workers/slots" in slots:
+            found["workers/busy_share"] = min(1.0, found["workers/running_mean"] / slots["workers/slots"])
+        return found | slots
 
 
 def used_tokens(call: Call) -> tuple[int, int]:

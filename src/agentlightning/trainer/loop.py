@@ -167,7 +167,8 @@ class TrainingLoop(ABC):
             on_progress=partial(self.progress.phase, f"evaluate {kind}"),
         )
         name = f"eval/{kind}"
-        metrics = summarize(rollouts).metrics(name) | await self.success_by_policy(name, rollouts)
+        metrics = {f"{name}/{key}": value for key, value in summarize(rollouts).items()}
+        metrics |= await self.success_by_policy(name, rollouts)
         await self.metric_logger.record(step, name, metrics | {f"time/eval_{kind}_s": time.perf_counter() - started})
         self.progress.evaluated(step, kind, metrics[f"{name}/reward_mean"])
 

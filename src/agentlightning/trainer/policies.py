@@ -127,10 +127,6 @@ def policy_configs(config: Config) -> dict[str, Config]:
     found = {}
     for alias, own in trained_policies(config.policies).items():
         table = config.model_dump(mode="json")
-        if own.algorithm.get("schedule") == [] and "schedule" not in config.algorithm:
-            raise ConfigError(
-                f"policies.{alias}.algorithm.schedule: [] has no effect where [algorithm] has no schedule"
-            )
         table["policies"], table["external"], table["limits"] = {}, {}, {}  # the run's affair
         table["model"]["path"] = own.model or config.model.path
         table["algorithm"] |= own.algorithm
@@ -237,7 +233,6 @@ class Opponents:
     trained: Sequence[str]
     """Aliases of the policies that are trained."""
     seed: int
-    run_id: str
     folder: RunFolder
     store: LightningStore
     engine: Engine
@@ -253,10 +248,8 @@ class Opponents:
                 continue
             if drawn is not None:
                 await self.engine.load(snapshots[drawn], alias)
-            value = (
-                self.values[alias] if own.snapshot_of is None else self.values[alias] | {"snapshot_step": drawn or 0}
-            )
-            named = Resource(run_id=self.run_id, name=alias, kind="policy", value=value, step=step)
+            value = self.values[alias] | ({} if own.snapshot_of is None else {"snapshot_step": drawn or 0})
+            named = Resource(run_id=self.folder.run_id, name=alias, kind="policy", value=value, step=step)
             [published] = await self.store.put_resources([named])
             if drawn is not None:
                 await self.engine.publish(published.version, alias)
@@ -273,7 +266,7 @@ class Opponents:
     async def _snapshots(self, step: int, policy: str, window: int) -> dict[int, Path]:
         """The policy's folders in the latest checkpoints of earlier steps, by their steps, as far as they are here."""
         found = {}
-        for checkpoint in await self.store.checkpoints(self.run_id):
+        for checkpoint in await self.store.checkpoints(self.folder.run_id):
             folder = checkpoint_folders(local_folder(checkpoint, self.folder), self.trained)[policy]
             if 0 < checkpoint.step < step and await asyncio.to_thread((folder / LEARNER_STATE).exists):
                 found[checkpoint.step] = folder

@@ -1,8 +1,9 @@
-"""RunLease: one trainer of a run at a time, also where hosts that share no folder share its store.
+"""RunLease: one trainer of a run at a time, also where hosts that share no folder share its store; and a process's work on
+a run, begun, resumed and ended.
 
-Training drives it, beside the lock in the run's folder, which knows of one folder only. The lease is an entry of the run's
-summary that its trainer changes every few seconds; who wants to train the run looks whether it changes, and who finds
-another's in its place ends. No host's clock is compared with another's.
+The lease stands beside the lock in the run's folder, which knows of one folder only. It is an entry of the run's summary
+that its trainer changes every few seconds; who wants to train the run looks whether it changes, and who finds another's in
+its place ends. No host's clock is compared with another's.
 """
 
 from __future__ import annotations
@@ -10,16 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
+import shlex
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from uuid import uuid4
 
-from agentlightning.errors import ConflictError, NotFoundError, RunTakenError, StoreError
+from agentlightning.config.file import named_files
+from agentlightning.config.run import Config, run_record, without_password
+from agentlightning.errors import ConflictError, InputError, NotFoundError, RunTakenError, StoreError
 from agentlightning.records import JSON, Run, RunState
 from agentlightning.store.base import LightningStore
 from agentlightning.store.scan import find_run
 from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.progress import Progress
 
 T = TypeVar("T")
 
@@ -125,3 +132,71 @@ def _place(folder: RunFolder) -> str:
 
 def _lease(run: Run) -> JSON:
     return run.summary.get(LEASE) or {}
+
+
+class Result(Protocol):
+    @property
+    def finished(self) -> bool: ...
+
+
+R = TypeVar("R", bound=Result)
+
+
+class RunSession(ABC, Generic[R]):
+    """One process's work on a run: training, or a search for prompts."""
+
+    command: ClassVar[str]
+    """The command that goes on with it."""
+    kept = "what was learned is kept"
+    begun = "nothing was learned yet"
+    """What a failure leaves once there is a checkpoint, and before."""
+
+    def __init__(self, config: Config, folder: RunFolder, progress: Progress) -> None:
+        self._config = config
+        self._folder = folder
+        self._progress = progress
+        self._stopping = False
+        self._lease = RunLease(folder, progress.note)
+
+    async def run(self, *, resume: bool = False, name: str = "") -> R:
+        """Work as configured; with `resume`, go on where the run was. Says how to go on with what did not end."""
+        lasting = self._config.store.url != "memory://"
+        line = f"go on with: {resume_line(self._folder.path, self.command)}"
+        try:
+            result = await self._work(resume, name)
+        except (ConflictError, NotFoundError):
+            raise
+        except BaseException as error:
+            learned, started = self._folder.has_checkpoint(), self._folder.has_config
+            if lasting and (learned or (started and not isinstance(error, InputError))):
+                self._progress.note(f"{self.kept if learned else self.begun}; {line}")
+            raise
+        if not result.finished:
+            self._progress.note(f"{self._stopped(result)}; {line if lasting else 'its store was in memory and is gone'}")
+        return result
+
+    def _stopped(self, result: R) -> str:
+        return "stopped"
+
+    @abstractmethod
+    async def _work(self, resume: bool, name: str) -> R: ...
+
+    async def _enter(self, store: LightningStore, resume: bool, name: str, summary: JSON) -> None:
+        """The run as running in the store. A run that was killed before the store knew it is made when it is resumed."""
+        run_id, url = self._folder.run_id, self._config.store.url
+        for sentence in self._folder.changed_files(named_files(self._config)):
+            self._progress.note(sentence)
+        known = resume and bool(await store.runs(ids=[run_id]))
+        if resume and not known and (self._folder.has_checkpoint() or url == "memory://"):
+            why = "it ended with its process" if url == "memory://" else "name the one it was trained with: --store URL"
+            raise NotFoundError(f"{run_id}: the store {without_password(url)} does not know this run; {why}")
+        if not known:
+            await store.create_run(name, run_record(self._config), run_id)
+        await self._lease.take(store)
+        await store.update_run(run_id, state="running", summary=summary)
+
+
+def resume_line(folder: Path, command: str = "train") -> str:
+    """The command that goes on with the run of this folder."""
+    runs = [] if folder.parent == Path("runs") else ["--runs", str(folder.parent)]
+    return shlex.join(["agl", command, "--resume", folder.name, *runs])

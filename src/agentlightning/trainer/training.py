@@ -41,7 +41,7 @@ from agentlightning.trainer.policies import (
 )
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.run_lease import RunLease
+from agentlightning.trainer.run_lease import RunSession
 from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.trainer.schedules import (
     needs_of,
@@ -70,20 +70,18 @@ class TrainResult:
     """Rows of metrics.jsonl."""
 
 
-class Training:
+class Training(RunSession[TrainResult]):
     """One configured run, trained from its start or from its last checkpoint to its end."""
+
+    command = "train"
 
     def __init__(
         self, config: Config, folder: RunFolder, progress: Progress | None = None, *, console: bool = False
     ) -> None:
         """console: also start the web console, and tell its URL."""
-        self._config = config
+        super().__init__(config, folder, progress or Silent())
         self._console = console
-        self._folder = folder
-        self._progress = progress or Silent()
-        self._stopping = False
         self._loop: RLLoop | OfflineLoop | None = None
-        self._lease = RunLease(folder, self._progress.note)
         self._made_of = Fingerprint()
 
     def stop(self) -> None:
@@ -93,25 +91,10 @@ class Training:
             self._loop.stopping = True
         self._progress.note("ending after this step, with a checkpoint; Ctrl-C again ends at once")
 
-    async def run(self, *, resume: bool = False, name: str = "") -> TrainResult:
-        """Train as configured; with `resume`, go on from the run's last checkpoint. Says how to resume what did not end."""
-        lasting = self._config.store.url != "memory://"
-        try:
-            result = await self._train(resume, name)
-        except (ConflictError, NotFoundError):
-            raise
-        except BaseException as error:
-            learned, started = self._folder.has_checkpoint(), self._folder.has_config
-            if lasting and (learned or (started and not isinstance(error, InputError))):
-                kept = "what was learned is kept" if learned else "nothing was learned yet"
-                self._progress.note(f"{kept}; go on with: {resume_line(self._folder.path)}")
-            raise
-        if not result.finished:
-            on = f"go on with: {resume_line(result.folder)}" if lasting else "its store was in memory and is gone"
-            self._progress.note(f"stopped after step {result.step}; {on}")
-        return result
+    def _stopped(self, result: TrainResult) -> str:
+        return f"stopped after step {result.step}"
 
-    async def _train(self, resume: bool, name: str) -> TrainResult:
+    async def _work(self, resume: bool, name: str) -> TrainResult:
         if self._config.agent_model is not None:
             raise ConfigError(
                 f"model.path: expected a model that can be trained, got {self._config.model.path!r}; agl optimize searches "
@@ -124,7 +107,8 @@ class Training:
         if self._config.offline:
             self._made_of = take_fingerprint(self._config, [])
         config, folder, trackers = self._config, self._folder, self._config.trainer.trackers
-        register = partial(self._enter, resume=resume, name=name)
+        name, summary = name or _name(self._config), self._made_of.summary()
+        register = partial(self._enter, resume=resume, name=name, summary=summary)
         processes = Processes(
             config, folder, needs=needs, register=register, progress=self._progress, console=self._console
         )
@@ -204,7 +188,6 @@ class Training:
             values={alias: processes.policies[alias] for alias in settings},
             trained=trained,
             seed=self._config.trainer.seed,
-            run_id=self._folder.run_id,
             folder=self._folder,
             store=processes.store,
             engine=processes.engine,
@@ -258,23 +241,6 @@ class Training:
             "made_of": self._made_of,
         }
 
-    async def _enter(self, store: LightningStore, resume: bool, name: str) -> None:
-        """The run as running in the store. A run that was killed before the store knew it is made when it is resumed."""
-        run_id, url = self._folder.run_id, self._config.store.url
-        for sentence in self._folder.changed_files(named_files(self._config)):
-            self._progress.note(sentence)
-        if resume and await store.runs(ids=[run_id]):
-            await self._lease.take(store)
-            await store.update_run(run_id, state="running", summary=self._made_of.summary())
-        elif resume and self._folder.has_checkpoint():
-            why = "it ended with its process" if url == "memory://" else "name the one it was trained with: --store URL"
-            raise NotFoundError(f"{run_id}: the store {without_password(url)} does not know this run; {why}")
-        else:
-            name = name or _name(self._config)
-            await store.create_run(name, run_record(self._config), run_id)
-            await self._lease.take(store)
-            await store.update_run(run_id, summary=self._made_of.summary())
-
     async def _leave(self, store: LightningStore, step: int) -> TrainResult:
         folder = self._folder
         assert self._loop is not None
@@ -303,12 +269,6 @@ def _name(config: Config) -> str:
     if config.offline:
         return f"{config.algorithm['type']} from {', '.join(config.data.from_run)}"
     return Path(config.agent.run).name if config.agent.run is not None else str(config.agent.command)
-
-
-def resume_line(folder: Path) -> str:
-    """The command that goes on with the run of this folder; `Trainer.fit` takes the id as `resume`."""
-    runs = [] if folder.parent == Path("runs") else ["--runs", str(folder.parent)]
-    return shlex.join(["agl", "train", "--resume", folder.name, *runs])
 
 
 def new_run_id() -> str:

@@ -6,9 +6,9 @@ store. It loads neither torch nor a web server.
 
 from __future__ import annotations
 
-import shlex
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agentlightning.algorithms.prompts.search import PromptAlgorithm, PromptCandidate, SearchResult, Split
@@ -29,7 +29,7 @@ from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.prompts.optimizer_model import open_model, scripted_model
 from agentlightning.trainer.prompts.store_search import Budget, CandidateBook, StoreSearch
-from agentlightning.trainer.run_lease import RunLease
+from agentlightning.trainer.run_lease import RunSession
 from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.trainer.schedules import prompt_algorithm
 from agentlightning.trainer.serving import OPTIMIZE
@@ -60,18 +60,17 @@ class OptimizeResult:
     tokens: int
 
 
-class Optimization:
+class Optimization(RunSession[OptimizeResult]):
     """One configured search, from its start to its end."""
+
+    command = "optimize"
+    begun = "what was found is kept"
 
     def __init__(self, config: Config, folder: RunFolder, progress: Progress, *, promote: bool = True) -> None:
         """promote: make the best texts the newest versions; else those that it started from, whatever was added since."""
-        self._config = config
-        self._folder = folder
-        self._progress = progress
+        super().__init__(config, folder, progress)
         self._promote = promote
-        self._stopping = False
         self._search: StoreSearch | None = None
-        self._lease = RunLease(folder, progress.note)
 
     def stop(self) -> None:
         """Ask the search to end after the batch that is under way. From any thread."""
@@ -80,23 +79,7 @@ class Optimization:
             self._search.stopping = True
         self._progress.note("ending after this batch; Ctrl-C again ends at once")
 
-    async def run(self, *, resume: bool = False) -> OptimizeResult:
-        """Search as configured; with `resume`, go on with the run. Says how to go on with what did not end."""
-        lasting = self._config.store.url != "memory://"
-        go_on = f"what was found is kept; go on with: {optimize_line(self._folder.path)}"
-        try:
-            result = await self._optimize(resume)
-        except (ConflictError, NotFoundError):
-            raise
-        except BaseException as error:
-            if lasting and self._folder.has_config and not isinstance(error, InputError):
-                self._progress.note(go_on)
-            raise
-        if not result.finished:
-            self._progress.note(go_on if lasting else "its store was in memory and is gone")
-        return result
-
-    async def _optimize(self, resume: bool) -> OptimizeResult:
+    async def _work(self, resume: bool, name: str) -> OptimizeResult:
         config, folder, trackers = self._config, self._folder, self._config.trainer.trackers
         algorithm = prompt_algorithm(config)
         assert config.optimize is not None  # the algorithm is not made without
@@ -109,16 +92,16 @@ class Optimization:
                 f"{config.optimize.max_rollouts}: nothing could be scored"
             )
 
-        async def register(store: LightningStore) -> None:
-            await self._enter(store, resume)
-
+        agent, note = config.agent, self._progress.note
+        name = f"{OPTIMIZE} {Path(agent.run).name if agent.run is not None else agent.command}"
+        register = partial(self._enter, resume=resume, name=name, summary={})
         processes = Processes(config, folder, register=register, progress=self._progress)
         check_trackers(trackers)
         withhold = secret_variables(config.model_dump())
         async with (
             aclosing(self._lease),
             processes,
-            TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending,
+            TrackerProcesses(folder, trackers, note, withhold) as sending,
             AsyncExitStack() as stack,
         ):
             store = processes.store
@@ -143,28 +126,12 @@ class Optimization:
                 progress=self._progress,
                 stopping=self._stopping,
             )
-            await processes.start_workers(self._progress.note)
-            async with TraceExport(config.tracing.export, folder, store, self._progress.note):
+            await processes.start_workers(note)
+            async with TraceExport(config.tracing.export, folder, store, note):
                 found = await processes.beside(self._lease.during(searched(algorithm, search, config.trainer.seed)))
             result = await self._leave(store, search, found)
             sending.state = "finished" if result.finished else "interrupted"
             return result
-
-    async def _enter(self, store: LightningStore, resume: bool) -> None:
-        """The run as running in the store. A run that was killed before the store knew it is made when it is resumed."""
-        run_id = self._folder.run_id
-        for sentence in self._folder.changed_files(named_files(self._config)):
-            self._progress.note(sentence)
-        if resume and await store.runs(ids=[run_id]):
-            await self._lease.take(store)
-            await store.update_run(run_id, state="running")
-        elif resume and self._config.store.url == "memory://":
-            raise NotFoundError(f"{run_id}: the store {without_password('memory://')} ended with its process")
-        else:
-            agent = self._config.agent
-            name = Path(agent.run).name if agent.run is not None else str(agent.command)
-            await store.create_run(f"{OPTIMIZE} {name}", run_record(self._config), run_id)
-            await self._lease.take(store)
 
     async def _leave(self, store: LightningStore, search: StoreSearch, found: SearchResult) -> OptimizeResult:
         finished = not search.stopped
@@ -199,12 +166,6 @@ def load_splits(config: Config) -> dict[Split, list[JSON]]:
     }
     config.prompts.check_fields(found["train"][0], config.agent.command is not None)
     return found
-
-
-def optimize_line(folder: Path) -> str:
-    """The command that goes on with the search of this folder."""
-    runs = [] if folder.parent == Path("runs") else ["--runs", str(folder.parent)]
-    return shlex.join(["agl", "optimize", "--resume", folder.name, *runs])
 
 
 async def searched(algorithm: PromptAlgorithm, run: StoreSearch, seed: int) -> SearchResult:
