@@ -18,7 +18,7 @@ from agentlightning.records import Checkpoint, Finish, Metric, NewRollout, Rewar
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.store.open import open_store
-from agentlightning.trainer.training import resume_line
+from agentlightning.trainer.run_lease import resume_line
 
 CONFIG = """
 [model]

@@ -31,7 +31,7 @@ async def evaluated(store: LightningStore, state: Literal["succeeded", "failed"]
             max_tokens=None,
             retry=RetryPolicy(),
         )
-        return summarize(rollouts).reward_mean
+        return summarize(rollouts)["reward_mean"]
     finally:
         await working
 
@@ -54,12 +54,12 @@ def rollout(reward: float | None, calls: int = 2, state: RolloutState = "succeed
 
 def test_an_evaluation_says_how_many_did_better_than_the_worst_and_worse_than_the_best() -> None:
     found = summarize([rollout(1.0), rollout(0.0), rollout(0.0, calls=6), rollout(None, calls=0, state="failed")])
-    assert found.metrics("eval/sampled") == {
-        "eval/sampled/tasks": 4.0,
-        "eval/sampled/reward_mean": 0.25,
-        "eval/sampled/reward_stderr": 0.25,
-        "eval/sampled/share_above_min": 0.25,
-        "eval/sampled/share_below_max": 0.75,
-        "eval/sampled/turns": 2.5,
-        "eval/sampled/failed": 1.0,
+    assert found == {
+        "tasks": 4.0,
+        "reward_mean": 0.25,
+        "reward_stderr": 0.25,
+        "share_above_min": 0.25,
+        "share_below_max": 0.75,
+        "turns": 2.5,
+        "failed": 1.0,
     }

@@ -100,7 +100,6 @@ def play(
         values={"old": {"model": "old"}},
         trained=["default"],
         seed=0,
-        run_id=run,
         folder=made.folder,
         store=store,
         engine=engine,

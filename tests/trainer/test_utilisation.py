@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 import build
-from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.run import parse_config
 from agentlightning.records import Call, Rollout
-from agentlightning.trainer.load_trajectories import S, Slots, TimeTally, covered, slots_of
+from agentlightning.trainer.load_trajectories import S, TimeTally, covered, slots_of
 
-ALL_KNOWN = Slots(workers=4, sampler=8)
+ALL_KNOWN = {"workers/slots": 4.0, "sampler/slots": 8.0}
 
 
 def rollout(name: str, queued: float, started: float | None, finished: float | None) -> Rollout:
@@ -57,7 +56,6 @@ def test_the_gateway_is_busy_with_calls_to_any_model() -> None:
 
 
 def test_a_step_costs_what_its_calls_used() -> None:
-    free = ExternalModelConfig(url="http://y/v1", models=("gpt-mini", "other"))
     used = {"prompt_tokens": 100, "sampled_tokens": 20}
     tally = TimeTally()
     tally.add(
@@ -70,7 +68,7 @@ def test_a_step_costs_what_its_calls_used() -> None:
         ],
     )
 
-    found = tally.metrics(10.0, ALL_KNOWN, {"free": free})
+    found = tally.metrics(10.0, ALL_KNOWN, external=True)
 
     assert (found["cost/prompt_tokens"], found["cost/sampled_tokens"], found["cost/agent_s"]) == (30.0, 20.0, 8.0)
     assert found["cost/external_tokens"] == 240.0
@@ -80,9 +78,9 @@ def test_a_step_costs_what_its_calls_used() -> None:
 def test_slots_are_those_of_the_settings_where_workers_and_sampler_are_the_runs_own() -> None:
     least: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": "t"}}
     config = parse_config({**least, "agent": {"run": "a.py:f", "workers": 3, "concurrency": 5}})
-    assert slots_of(config, policies=2) == Slots(workers=15, sampler=128)
+    assert slots_of(config, policies=2) == {"workers/slots": 15.0, "sampler/slots": 128.0}
     elsewhere = {**least, "agent": {"run": "a.py:f", "workers": 0}, "engine": {"name": "verl"}}
-    assert slots_of(parse_config(elsewhere)) == Slots(workers=None, sampler=None)
+    assert slots_of(parse_config(elsewhere)) == {}
 
 
 @pytest.mark.parametrize(("intervals", "length"), [([], 0), ([(5, 5)], 0), ([(0, 2), (2, 3)], 3), ([(4, 1)], 0)])

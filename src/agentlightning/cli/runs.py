@@ -117,17 +117,15 @@ def state_of(run: Run, runs: Path) -> str:
     A training, or a search for prompts, that was killed or failed is listed with the line that resumes it.
     """
     from agentlightning.trainer.checkpoint import RunFolder
-    from agentlightning.trainer.prompts.optimization import optimize_line
-    from agentlightning.trainer.run_lease import is_elsewhere
+    from agentlightning.trainer.run_lease import is_elsewhere, resume_line
     from agentlightning.trainer.serving import is_search, is_training
-    from agentlightning.trainer.training import resume_line
 
     folder = RunFolder(runs, run.id)
     here = (folder.path / "lock").exists() and not is_elsewhere(run, folder)
     state = "killed" if run.state == "running" and here and not folder.is_held else run.state
     if not here or state not in ("killed", "failed") or not (is_training(run) or is_search(run)):
         return state
-    return f"{state}; {(optimize_line if is_search(run) else resume_line)(folder.path)}"
+    return f"{state}; {resume_line(folder.path, 'optimize' if is_search(run) else 'train')}"
 
 
 @app.command("show")

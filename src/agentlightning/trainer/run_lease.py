@@ -172,7 +172,9 @@ class RunSession(ABC, Generic[R]):
                 self._progress.note(f"{self.kept if learned else self.begun}; {line}")
             raise
         if not result.finished:
-            self._progress.note(f"{self._stopped(result)}; {line if lasting else 'its store was in memory and is gone'}")
+            self._progress.note(
+                f"{self._stopped(result)}; {line if lasting else 'its store was in memory and is gone'}"
+            )
         return result
 
     def _stopped(self, result: R) -> str:

@@ -6,7 +6,6 @@ the sampler, the learner and the workers are its children. It loads neither torc
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,10 +17,9 @@ from uuid import uuid4
 
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.config.external import secret_variables
-from agentlightning.config.file import named_files
-from agentlightning.config.run import Config, run_record, without_password
+from agentlightning.config.run import Config
 from agentlightning.engines.base import DEFAULT_POLICY, EngineNeeds
-from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, InputError, NotFoundError
+from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import Fingerprint, RunFolder, checkpoint_folders, take_fingerprint

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from agentlightning.algorithms.prompts.search import PromptAlgorithm, PromptCandidate, SearchResult, Split
 from agentlightning.config.external import secret_variables
-from agentlightning.config.file import named_files
-from agentlightning.config.run import Config, run_record, without_password
-from agentlightning.errors import BudgetSpentError, ConfigError, ConflictError, InputError, NotFoundError
+from agentlightning.config.run import Config
+from agentlightning.errors import BudgetSpentError, ConfigError
 from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import promote_candidate
