@@ -12,9 +12,8 @@ from test_policy_update import TalkingEngine, config, trajectory
 import build
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.rewards import RewardPolicy
 from agentlightning.errors import ConfigError
-from agentlightning.records import Call, Consumed, Reward, Rollout, Step
+from agentlightning.records import Call, Reward, Rollout
 from agentlightning.trainer.load_trajectories import AirTally
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
@@ -66,49 +65,9 @@ async def test_rewards_are_differences_of_a_potential() -> None:
     assert [one.credit for one in plan.calls] == pytest.approx([2 / 3, 1 / 3, -1 / 3, -1 / 6, -1 / 3, -1 / 6])
 
 
-class OneStepBefore:
-    """A store with one closed step, whose one rollout has a reward of AIR on its call."""
-
-    async def steps(self, run_id: str, after: int, limit: int) -> list[Step]:
-        assert (after, limit) == (0, 1)
-        return [Step(run_id=run_id, step=1, state="closed", consumed=[Consumed(rollout_id="one", outcome="trained")])]
-
-    async def rollouts(self, query: Any) -> list[Rollout]:
-        return [rollout("one", "g", 1.0)]
-
-    async def calls(self, ids: Any) -> list[Call]:
-        return [CALL]
-
-    async def rewards(self, ids: Any) -> list[Reward]:
-        return [said(rollout("one", "g", 1.0), -0.5)]
-
-
-async def test_a_credit_rule_that_looks_back_sees_differences_of_a_potential_too(tmp_path: Path) -> None:
-    rule = tmp_path / "rule.py"
-    rule.write_text(
-        "from agentlightning.algorithms.credit import credit_rule\n\n"
-        "@credit_rule('back', each='step', needs=('history',))\n"
-        "def back(groups, evidence, *, history: int = 1):\n"
-        "    earlier = evidence.history[0][0].transitions[0].reward\n"
-        "    return [[[one.reward * earlier] * len(one.transitions) for one in group] for group in groups]\n"
-    )
-    algorithm = LightningRL(credit=f"{rule}:back", advantage="reinforce", minibatches=1)
-    looking = replace(planner({"rules": RULES}, algorithm), store=OneStepBefore())  # type: ignore[arg-type]
-    plan, _ = await looking.plan_policy("default", 2, [PLAIN])
-    found = [row.advantages for ofone in plan.minibatches for row in ofone if row.rollout_id == "a0"]
-    assert not any(one for row in found for one in row)  # the last call's reward is given back at the end: 0
-
-
 def test_a_final_reward_that_is_the_same_throughout_still_teaches_what_air_saw() -> None:
     group = [trajectory("a0", 0.0), marked(trajectory("a1", 0.0), -0.5, 0)]
     assert STEPS.plan([group], seed=0).outcomes == {"a0": "trained", "a1": "trained"}
-
-
-def test_reward_weights_leave_airs_own_weights_alone_unless_they_name_its_rules() -> None:
-    one = marked(replace(trajectory("a0", 1.0), rewards={"answer": 0.5}), -0.5, 0)
-    for weights, step in (({"answer": 2.0}, -0.5), ({"answer": 2.0, "air.tool_error": 0.0}, 0.0)):
-        [[weighed]] = RewardPolicy(weights=weights).settle([[one]])[0]
-        assert (weighed.reward, weighed.transitions[0].reward) == (1.0, step)
 
 
 # --- what is measured -----------------------------------------------------------------------------------------------------

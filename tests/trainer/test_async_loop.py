@@ -23,10 +23,9 @@ from loop_doubles import (
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError, LearnerLostError
-from agentlightning.records import Claim, NewRollout, Resource, Rollout
+from agentlightning.records import Claim, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.training_types import Loss
 
 SIZE = TASKS * GROUP
@@ -148,17 +147,6 @@ async def test_with_dynamic_sampling_groups_without_signal_are_made_up_for(
     await check(store, engine)
 
 
-async def test_dynamic_sampling_makes_do_with_what_it_has_after_ten_times_as_many_groups(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    engine = RememberingEngine()
-    algorithm = LightningRL(group_size=GROUP, minibatches=1, dynamic_sampling=True)
-    async with agents(store, reward_of=lambda claim: 0.0):
-        await loop(store, engine, tmp_path, val=[], algorithm=algorithm).run(resume=False)
-    assert await outcomes(store) == [{"zero_variance": 10 * SIZE}] * STEPS
-    await check(store, engine)
-
-
 ASYNC: list[dict[str, Any]] = [
     {"max_staleness": 1},
     {"max_staleness": 1, "batch_order": "first_finished"},
@@ -252,21 +240,6 @@ async def test_what_was_sampled_within_the_bound_before_a_crash_is_learned_from_
     await check(store, engine)
 
 
-async def test_a_collector_keeps_what_was_watched_for_and_nothing_else(store: LightningStore) -> None:
-    new = [NewRollout(run_id="run", task={}, group_id=name) for name in ("mine", "other's", "nobody's")]
-    collector = RolloutCollector(store, "run")
-    await collector.begin()
-    (others, nobodys) = await store.enqueue(new[1:])
-    collector.watch([others.id])
-    async with agents(store, calls=0):
-        (mine,) = await collector.collect(new[:1])
-        while not (heard := collector.fetch([others.id, nobodys.id])):
-            await collector.wait_finished(1)
-    assert mine.state == "succeeded"
-    assert set(heard) == {others.id}
-    assert collector.fetch([others.id]) == {}
-
-
 async def test_a_learner_lost_at_any_verb_costs_no_rollout(store: LightningStore, tmp_path: Path) -> None:
     ticks = 1
     while True:
@@ -281,25 +254,6 @@ async def test_a_learner_lost_at_any_verb_costs_no_rollout(store: LightningStore
             break
         ticks += 1
     assert ticks > 20
-
-
-async def test_the_last_step_puts_away_what_an_earlier_process_had_queued_beyond_it(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    more = [
-        NewRollout(run_id="run", task={"n": 0}, group_id=f"train:{step}:{place}", replica=replica, step=step)
-        for step in range(1, STEPS + 2)
-        for place in range(TASKS)
-        for replica in range(GROUP)
-    ]
-    # Agents may be faster than the trainer: they have a policy to call, and nothing that they do becomes stale.
-    await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={})])
-    await store.enqueue(more)
-    engine = RememberingEngine()
-    async with agents(store):
-        await loop(store, engine, tmp_path, val=[], max_staleness=STEPS).run(resume=False)
-    assert [each["overprovisioned"] for each in await outcomes(store)] == [0] * (STEPS - 1) + [SIZE]
-    await check(store, engine)
 
 
 @pytest.mark.parametrize(

@@ -125,13 +125,6 @@ async def test_each_policy_of_several_has_versions_of_its_own(store: LightningSt
     assert str(found["run-critic"].weights["url"]).endswith("/step-000010/critic")
 
 
-async def test_weights_at_a_url_are_named_by_it(store: LightningStore, tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    run = Training(store, tmp_path, trainer={"checkpoint_url": f"file://{tmp_path}/shared"})
-    [version] = await run.step(10)
-    assert version.weights["url"] == f"file://{tmp_path}/shared/run/step-000010"
-
-
 @pytest.mark.parametrize("use", ["pin", "alias"])
 async def test_checkpoints_of_versions_in_use_are_kept_until_they_are_not(
     store: LightningStore, tmp_path: Path, use: str

@@ -48,11 +48,6 @@ def configured(**tables: Any) -> Config:
     return parse_config(LEAST | tables)
 
 
-def test_without_a_table_of_policies_there_is_one_with_the_runs_own_configuration() -> None:
-    alone = configured()
-    assert policy_configs(alone) == {"default": alone}
-
-
 def test_a_policys_settings_replace_those_of_the_run_one_by_one() -> None:
     found = policy_configs(
         configured(
@@ -85,12 +80,6 @@ def test_a_policys_settings_replace_those_of_the_run_one_by_one() -> None:
 def test_a_wrong_setting_of_a_policy_is_named_with_the_policy(policies: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         policy_configs(configured(policies=policies))
-
-
-def test_no_upstream_may_have_the_name_of_a_policy() -> None:
-    upstream = {"url": "https://host/v1", "models": ["bl*"]}
-    with pytest.raises(ConfigError, match="would take the calls of the policy 'black'"):
-        configured(policies={"white": {}, "black": {}}, external={"judge": upstream})
 
 
 def test_policies_learn_from_the_same_rollouts_and_so_have_groups_of_one_size() -> None:

@@ -4,7 +4,7 @@ import pytest
 from loop_doubles import RememberingEngine
 
 from agentlightning.config.file import named_files
-from agentlightning.config.run import DEFAULT_STORE, Config, StoreConfig, TrainerConfig, parse_config, run_record
+from agentlightning.config.run import Config, StoreConfig, TrainerConfig, parse_config, run_record
 from agentlightning.engines.folders import seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.records import Checkpoint
@@ -14,7 +14,6 @@ from agentlightning.trainer.checkpoint import (
     RESUMED,
     RunFolder,
     export_policy,
-    make_default_folder,
     run_config,
 )
 from agentlightning.trainer.checkpoint_files import last_checkpoint, save_checkpoint
@@ -23,23 +22,6 @@ from agentlightning.trainer.checkpoint_files import last_checkpoint, save_checkp
 @pytest.fixture
 def config() -> Config:
     return parse_config({"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}})
-
-
-def test_the_configuration_of_a_run_without_held_out_tasks_can_be_read_back(tmp_path: Path, config: Config) -> None:
-    folder = RunFolder(tmp_path, "run")
-    folder.create(config)
-    assert folder.config(config.store.url) == config
-    assert folder.config("sqlite:///moved.db").store.url == "sqlite:///moved.db"
-
-
-def test_a_run_finds_its_store_from_any_working_directory(
-    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = RunFolder(tmp_path, "run")
-    folder.create(config)
-    monkeypatch.chdir("/")
-    assert folder.config().store.url == f"sqlite:///{tmp_path}/runs/agl.db"
 
 
 async def test_a_run_of_another_host_has_its_configuration_from_the_store(
@@ -129,23 +111,6 @@ def test_half_a_line_of_metrics_costs_that_line_only(tmp_path: Path) -> None:
         file.write(b'{"step": 3, "ki')
     folder.append_metrics({"step": 4, "kind": "step", "train/reward_mean": 0.5})
     assert [row["step"] for row in folder.metrics()] == [1, 2, 4]
-
-
-def test_a_folder_has_a_checkpoint_once_the_learners_state_is_in_one(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, "run")
-    folder.make()
-    (folder.path / "checkpoints" / "step-000000").mkdir()
-    assert not folder.has_checkpoint()
-    (folder.path / "checkpoints" / "step-000000" / "learner.pt").write_bytes(b"")
-    assert folder.has_checkpoint()
-
-
-def test_only_the_folder_of_the_default_store_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_default_folder("sqlite:///elsewhere/agl.db")
-    assert list(tmp_path.iterdir()) == []
-    make_default_folder(DEFAULT_STORE)
-    assert (tmp_path / "runs").is_dir()
 
 
 def test_an_export_leaves_the_learners_state_behind_and_refuses_a_place_that_is_taken(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from agentlightning.adapters.trajectories import named_rewards, trajectories
-from agentlightning.records import Finish, NewRollout, RetryPolicy, Rollout, Sampling, WorkerStatus
+from agentlightning.records import RetryPolicy, Rollout, Sampling
 from agentlightning.runner.scoring import FunctionScorer, Score, read_score
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -153,14 +153,6 @@ def test_pairs_that_the_new_rewards_do_not_tell_apart_count_half() -> None:
         for at, (group, old, new) in enumerate(drawn)
     ]
     assert compare(found).order_kept == pytest.approx(2.5 / 3)
-
-
-async def test_a_rollout_that_did_not_succeed_is_not_scored(store: LightningStore) -> None:
-    await store.enqueue([NewRollout(run_id="run", task={}, group_id="late", replica=0)])
-    [claim] = await store.claim(WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0), limit=1)
-    await store.finish([Finish(lease=claim.lease, state="failed", error="no")])
-    assert (await store.rollouts(RolloutQuery(ids=[claim.rollout.id])))[0].state == "failed"
-    assert claim.rollout.id not in [one.rollout.id for one in (await rescored(store, lambda task, result: 0)).found]
 
 
 FEW = st.sampled_from([0.0, 0.25, 0.5, 1.0])

@@ -71,17 +71,6 @@ def test_rows_are_sent_in_order_with_their_metrics_by_group(tmp_path: Path) -> N
     assert tracker.ended == "finished"
 
 
-def test_half_a_line_is_sent_once_it_is_whole(tmp_path: Path) -> None:
-    whole = row(1, loss=1.0)
-    box, tracker = outbox(tmp_path), Remembering([])
-    append(tmp_path, whole[:10])
-    box.send(tracker)
-    assert tracker.got == []
-    append(tmp_path, whole[10:])
-    box.send(tracker)
-    assert [step for step, _ in tracker.got] == [1]
-
-
 def test_a_resumed_run_goes_on_where_the_tracker_was_and_repeats_no_step(tmp_path: Path) -> None:
     got: list[Logged] = []
     append(tmp_path, row(1, loss=1.0), row(2, loss=2.0), row(2, "eval/greedy", **{"eval/greedy/reward_mean": 0.5}))
