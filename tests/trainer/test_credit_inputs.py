@@ -106,20 +106,6 @@ async def test_earlier_steps_are_looked_at_as_they_were_learned_from(
     assert {reward for reward in found if math.isfinite(reward)} == rewards
 
 
-async def closed_step(store: LightningStore, step: int, rewards: tuple[float, float]) -> None:
-    """A step of two rollouts of one call each, which was learned from."""
-    pair = [
-        NewRollout(run_id="run", task={"n": 1}, group_id=f"train:{step}:0", replica=each, step=step) for each in (0, 1)
-    ]
-    await store.enqueue(pair)
-    worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
-    for claim, reward in zip(await store.claim(worker, limit=2), rewards, strict=True):
-        await answer(store, claim, 1, reward)
-    done = await store.rollouts(RolloutQuery(run_id="run", step=step))
-    await store.open_step("run", step, [Consumed(rollout_id=one.id, outcome="trained") for one in done])
-    await store.close_step("run", step, step)
-
-
 def test_a_judge_without_an_address_or_key_stops_the_run_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"credit\.url: is required with credit = 'judge'"):

@@ -144,20 +144,6 @@ async def test_trees_that_a_step_samples_besides_are_whole_or_discarded(
 WORKER = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
 
 
-async def whole_group(store: LightningStore, calls: list[int], failed: int) -> list[Rollout]:
-    """A group of two trees, with the number of calls and the one that fails by replica."""
-    await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={"model": "m"})])
-    new = WANTED[:2]
-    while new:
-        await store.enqueue(new)
-        for claim in await store.claim(WORKER, limit=10):
-            replica = claim.rollout.replica
-            await answer(store, claim, calls[replica], 1.0, failed=replica == failed)
-        [group] = (await rollouts_by_group(store)).values()
-        new = await a_sampler(store).next_round(group, WANTED)
-    return group
-
-
 def a_sampler(store: LightningStore) -> TreeSampler:
     return TreeSampler(store=store, tree=RolloutTree(roots=2, rounds=2), group_size=6, seed=0)
 

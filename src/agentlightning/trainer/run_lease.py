@@ -149,7 +149,7 @@ class RunSession(ABC, Generic[R]):
     """The command that goes on with it."""
     kept = "what was learned is kept"
     begun = "nothing was learned yet"
-    """What a failure leaves once there is a checkpoint, and before."""
+    """Sentences for a failure after the first checkpoint, and before it."""
 
     def __init__(self, config: Config, folder: RunFolder, progress: Progress) -> None:
         self._config = config

@@ -1,8 +1,7 @@
-"""Supervisor: starts the server and the workers as child processes, and replaces the ones that die.
+"""Supervisor: starts the server, the workers and the console as child processes, and replaces the first two if they die.
 
-Driven by the trainer, or by `agl serve --gateways`, which runs in the same process. The supervisor binds the server's socket
-itself and hands it down, so that a restarted server keeps its address and calls that arrive meanwhile wait in the socket's
-queue. It knows nothing of rollouts.
+Driven by the trainer, or by `agl serve --gateways`. The supervisor binds the server's socket itself and hands it down, so
+that a restarted server keeps its address and calls that arrive meanwhile wait in the socket's queue.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ TAIL_BYTES = 8192
 class _Child:
     name: str
     arguments: list[str]
-    log: Path | None
+    log: Path | None = None
     """None: this process's own output."""
     pass_fds: tuple[int, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -126,15 +125,11 @@ class Supervisor:
             arguments=["agentlightning.gateway", "--fd", str(descriptor), *arguments],
             # The store's URL may hold a password.
             secrets={**self._keys["server"], "AGL_SERVER_KEY": self.server_key, "AGL_STORE": self._store_url},
-            log=self._log_of(name),
             pass_fds=(descriptor,),
             restartable=not self._store_url.startswith("memory:"),
             answered=False,
             serves=True,
         )
-
-    def _log_of(self, name: str) -> Path | None:
-        return None if self._folder is None else self._folder / "logs" / f"{name}.log"
 
     def start_workers(self, count: int, arguments: Sequence[str], token: str) -> None:
         """Start `count` workers, each ``python -m agentlightning.runner --child … arguments``; `token`: their key."""
@@ -145,7 +140,6 @@ class Supervisor:
                     name=name,
                     arguments=["agentlightning.runner", "--child", "--worker-id", name, *arguments],
                     secrets={**self._keys["worker"], "AGL_SERVER_KEY": token},
-                    log=self._log_of(name),
                 )
             )
 
@@ -181,7 +175,8 @@ class Supervisor:
         return self._failure
 
     def _launch(self, child: _Child) -> None:
-        if child.log is not None:
+        if self._folder is not None:
+            child.log = self._folder / "logs" / f"{child.name}.log"
             child.log.parent.mkdir(parents=True, exist_ok=True)
             child.log_start = child.log.stat().st_size if child.log.exists() else 0
         child.process = self._watchdog.start(
@@ -201,11 +196,9 @@ class Supervisor:
     def _ended(self, child: _Child, code: int) -> None:
         if self._stopping or self._children.get(child.name) is not child:
             return
-        if code == EXIT_INPUT_ERROR:
-            self._give_up(InputError(f"{child.name} could not start: {_tail(child)}"))
-            return
-        if code > 0 and not child.answered:
-            self._give_up(GatewayError(f"{child.name} could not start: {_tail(child)}"))
+        if code == EXIT_INPUT_ERROR or (code > 0 and not child.answered):
+            error = InputError if code == EXIT_INPUT_ERROR else GatewayError
+            self._give_up(error(f"{child.name} could not start: {_tail(child)}"))
             return
         now = time.monotonic()
         recent = [end for end in child.ends if now - end < RESTART_WINDOW_S]
@@ -221,10 +214,9 @@ class Supervisor:
             asyncio.get_running_loop().call_later(pause_s, self._launch_again, child)
 
     def _launch_again(self, child: _Child) -> None:
-        if self._stopping:
-            return
         try:
-            self._launch(child)
+            if not self._stopping:
+                self._launch(child)
         except OSError as cause:
             self._give_up(AgentLightningError(f"{child.name} ended and cannot be started again: {cause}"))
 

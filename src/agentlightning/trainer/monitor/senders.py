@@ -107,7 +107,7 @@ class AlertSender:
 
 
 async def _post(client: httpx.AsyncClient, url: str, text: str) -> str | None:
-    """Why the webhook did not take the text; None where it did."""
+    """Returns why the webhook did not take the text; None where it did."""
     backoff = Backoff(first_s=1.0, max_s=30.0, timeout_s=SEND_TIMEOUT_S)
     while True:
         try:
