@@ -97,7 +97,7 @@ async def test_the_training_of_a_run_that_was_deleted_ends(store: LightningStore
     one = lease(tmp_path / "one")
     await one.take(store)
     await store.delete_runs(["run"])
-    with pytest.raises(NotFoundError, match="run: no such run"):
+    with pytest.raises(NotFoundError, match="no such run"):
         await asyncio.wait_for(one.during(for_ever()), DEADLINE_S)
 
 
