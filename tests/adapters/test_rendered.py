@@ -124,15 +124,6 @@ def test_an_answer_that_a_limit_cut_does_not_teach_to_end(folder: Path) -> None:
     assert whole[-1] in renderer.end_ids
 
 
-def test_an_abandoned_call_and_an_earlier_attempt_are_not_taught(folder: Path) -> None:
-    calls = [call("a", [ASK], LOOK, finish_reason="abandoned"), call("b", [ASK], TELL)]
-    (transition,) = taught(calls, Renderer(folder)).transitions
-    assert transition.call_id == "b"
-    from dataclasses import replace
-
-    assert isinstance(rendered(replace(ROLLOUT, attempt=2), calls, Renderer(folder), external), str)
-
-
 def test_what_another_model_said_is_context(folder: Path) -> None:
     own = call("a", [ASK], LOOK, policy="default")
     teacher = call("b", [ASK, LOOK, FACT], TELL)

@@ -216,20 +216,8 @@ def test_numbers_may_differ_by_token_and_fill_further_columns() -> None:
         assert all(len(row.returns or ()) == len(row.tokens) for row in rows)
 
 
-def test_a_column_with_the_wrong_number_of_tokens_is_named_with_its_call() -> None:
-    with pytest.raises(ValueError, match=r"returns: expected 2 numbers for call c\d+, got 1"):
-        merge("r", [transition([1], [2, 3])], [0.0], [0.0], {"returns": [[0.5]]})
-
-
 @pytest.mark.parametrize("apart", [False, True])
 def test_numbers_of_rows_are_found_again_by_call(apart: bool) -> None:
     transitions = [transition([1], [2, 3]), transition([9], [8]), transition([1, 2, 3, 4], [5, 6])]
     rows = merge("r", linked(transitions), range(3), [0.0] * 3, apart=apart)
     assert by_call(rows, [[float(token) for token in row.tokens] for row in rows]) == [[2, 3], [8], [5, 6]]
-
-
-def test_a_fixed_length_weighs_tokens_of_long_and_short_rollouts_alike() -> None:
-    batch = [trajectory(transition([1], [2] * 6)), trajectory(transition([1], [2]), transition([5], [6]))]
-    assert token_weights(batch, "fixed_length", 10) == [[pytest.approx(1 / 20)], [pytest.approx(1 / 20)] * 2]
-    with pytest.raises(ValueError, match="fixed_length"):
-        token_weights(batch, "fixed_length")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from agentlightning.adapters.trajectories import named_rewards, trajectories
@@ -133,14 +132,6 @@ def test_a_reward_that_was_posted_after_the_rollout_finished_is_late_and_does_no
     assert (trajectory.transitions[0].reward, trajectory.rewards) == (0.75, {})
 
 
-def test_a_rollout_without_a_final_reward_is_kept_as_unknown_where_that_is_asked_for() -> None:
-    calls = [call("a", [1], [2], prompt_tokens=1), call("b", [1], [2], prompt_tokens=1, rollout_id="f")]
-    rollouts = [rollout(reward=None), replace(rollout("f", None), state="failed")]
-    [trajectory], left_out = trajectories(rollouts, calls, keep_unrewarded=True)
-    assert math.isnan(trajectory.reward)
-    assert left_out == {"f": "it has no reward"}
-
-
 def test_only_the_latest_attempt_counts() -> None:
     calls = [call("a", [1], [2], prompt_tokens=1, attempt=1), call("b", [1], [3], prompt_tokens=1, attempt=2)]
     [trajectory], _ = trajectories([rollout(attempt=2)], calls)
@@ -190,21 +181,3 @@ def test_what_a_rollout_was_rescored_with_changes_no_step_that_is_executed_again
     assert trajectories([rollout()], calls, [*told, *later]) == before
     assert before[0][0].transitions[0].reward == 0.5
     assert named_rewards([*told, *later], "strict") == {("r", 1): 1.0}
-
-
-def test_what_a_fork_of_a_fork_repeats_is_known_by_the_call_that_was_sampled() -> None:
-    def repeat(id: str, of: str, rollout_id: str) -> Call:
-        return replace(call(id, [1], [2], prompt_tokens=1, rollout_id=rollout_id), replayed_id=of)
-
-    calls = [
-        call("a1", [1], [2], prompt_tokens=1, rollout_id="a"),
-        repeat("b1", "a1", "b"),
-        call("b2", [3], [4], prompt_tokens=1, rollout_id="b"),
-        repeat("c1", "b1", "c"),
-        repeat("c2", "b2", "c"),
-        call("c3", [5], [6], prompt_tokens=1, rollout_id="c"),
-    ]
-    # b has no reward, so that nothing is learned from it
-    found, left_out = trajectories([rollout("a"), rollout("b", reward=None), rollout("c")], calls)
-    assert list(left_out) == ["b"]
-    assert [one.replayed for one in found] == [{}, {"c1": "a1", "c2": "b2"}]

@@ -115,30 +115,6 @@ def test_tools_that_are_no_functions_are_collected_by_path() -> None:
     assert parse(tools=[custom]).tools is None
 
 
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": "function", "name": "f", "content": ""}, "messages[0].role"),
-        ({"role": "user", "content": 1}, "messages[0].content"),
-        (
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]},
-            "messages[0].content[0].image_url.url",
-        ),
-        ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0]"),
-        ({"role": "tool", "content": "", "tool_call_id": 1}, "messages[0].tool_call_id"),
-        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
-        ({"role": "assistant", "audio": {"id": "a"}}, "messages[0].audio"),
-        ({"role": "assistant", "tool_calls": [{"id": "1", "type": "custom"}]}, "messages[0].tool_calls[0]"),
-        (
-            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-    ],
-)
-def test_a_message_that_the_policy_cannot_read_is_refused_by_its_path(message: Any, param: str) -> None:
-    assert refusal(messages=[message]).param == param
-
-
 def test_text_parts_and_tool_calls_are_messages_as_they_come() -> None:
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "a"}]},

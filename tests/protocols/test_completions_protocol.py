@@ -35,30 +35,6 @@ def events(data: bytes) -> list[Any]:
     return [json.loads(one) if one != b"[DONE]" else "[DONE]" for one in EventReader().feed(data)]
 
 
-@pytest.mark.parametrize(
-    ("given", "understood"),
-    [
-        ({"prompt": "a"}, {"prompt": "a", "messages": [], "parse_tools": False, "logprobs": False, "max_tokens": 16}),
-        ({"prompt": ["a"]}, {"prompt": "a"}),
-        ({"prompt": [1, 0]}, {"prompt": [1, 0]}),
-        ({"prompt": [[1, 2]]}, {"prompt": [1, 2]}),
-        ({"echo": True, "max_tokens": 0}, {"repeats_prompt": True, "max_tokens": 0}),
-        ({"n": 2, "best_of": 2, "max_tokens": 4, "stop": "x"}, {"n": 2, "max_tokens": 4, "stop": ("x",)}),
-        ({"logprobs": 0}, {"logprobs": True, "top_logprobs": 0}),
-        ({"logprobs": 5}, {"logprobs": True, "top_logprobs": 5}),
-        ({"stream": True, "stream_options": {"include_usage": True}}, {"stream": True, "include_usage": True}),
-        ({"temperature": 1, "seed": 7}, {"forced": {"temperature": 1}, "seed": 7}),
-        ({"suffix": "", "echo": False, "user": "u"}, {"unsupported": {}}),
-        ({"suffix": "x"}, {"unsupported": {"suffix": "x"}}),
-        ({"n": 2, "best_of": 3}, {"unsupported": {"best_of": 3}}),
-        ({"logit_bias": {"1": 1}}, {"logits": {"logit_bias": {"1": 1.0}}}),
-    ],
-)
-def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, Any]) -> None:
-    request = parse(**given)
-    assert {name: getattr(request, name) for name in understood} == understood
-
-
 @pytest.mark.parametrize("prompt", [None, "", [], [""], [[]]])
 def test_an_empty_prompt_is_refused_in_vllms_words_and_ours(prompt: Any) -> None:
     with pytest.raises(ApiError) as refused:

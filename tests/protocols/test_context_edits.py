@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.prompt_edits import (
@@ -143,18 +141,3 @@ def test_thinking_of_all_turns_but_the_latest_is_taken_out() -> None:
     ]  # fmt: skip
     assert applied[0]["cleared_thinking_turns"] == 1
     assert apply_edits([ClearThinking(keep=2)], turns, size) == (turns, ())
-
-
-@given(count=st.integers(0, 8), keep=st.integers(0, 8), least=st.integers(0, 2000), trigger=st.integers(0, 5000))
-def test_an_edited_conversation_has_as_many_messages_and_the_latest_results(
-    count: int, keep: int, least: int, trigger: int
-) -> None:
-    before = conversation(count)
-    edit = ClearToolUses(trigger_tokens=trigger, keep=keep, clear_at_least=least)
-    after, applied = apply_edits([edit], before, size)
-    assert len(after) == len(before)
-    kept = {message["tool_call_id"] for message in before if message["role"] == "tool"} - set(cleared(after))
-    assert {f"t{number}" for number in range(max(0, count - keep), count)} <= kept
-    assert bool(applied) == (after != before)
-    if applied:
-        assert applied[0]["cleared_input_tokens"] == size(before) - size(after) >= least

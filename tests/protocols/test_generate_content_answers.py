@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sampled_answers import CALL_ID, answer, broken, choices, deltas, objects, said, streamed
+from sampled_answers import CALL_ID, answer, broken, choices, objects, said, streamed
 
 from agentlightning.protocols import generate_content
 from agentlightning.protocols.base import (
     ApiError,
     Choice,
-    Completion,
     CompletionRequest,
     Delta,
     EventReader,
@@ -122,22 +121,6 @@ def test_what_an_agent_sends_back_of_an_answer_is_the_message_that_was_recorded(
     for contents in ([whole], of_chunks if each else [{"role": "model", "parts": put_together(data)}]):
         _, sent_back, _ = parse(contents=[*HI, *contents, *HI]).messages
         assert normal(sent_back) == normal(assistant_message(choice))
-
-
-def test_candidates_of_a_stream_are_told_apart() -> None:
-    one, other = said("a", None, (("f", "{}"),)), said("b", finish="length")
-    begun = stream()
-    data = b"".join(
-        begun.delta(index, delta) for index, choice in ((0, one), (1, other)) for delta in deltas(choice, 1)
-    )
-    data += begun.last(Completion(call_id=CALL_ID, model="m", created_s=5, prompt_tokens=3, choices=(one, other)))
-    found: dict[int, list[Any]] = {0: [], 1: []}
-    for chunk in chunks(data):
-        (candidate,) = chunk["candidates"]
-        found[candidate["index"]].append((candidate["content"]["parts"], candidate.get("finishReason")))
-    assert found[0][0] == ([{"text": "a"}], None)
-    assert found[0][-1][1] == "STOP"
-    assert found[1] == [([{"text": "b"}], None), ([{"text": ""}], "MAX_TOKENS")]
 
 
 def test_log_probabilities_go_with_their_text() -> None:

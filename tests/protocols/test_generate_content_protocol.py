@@ -48,41 +48,6 @@ def stream(**given: Any) -> Any:
     return generate_content.stream(config(**given), CALL_ID, "m", 5, 3)
 
 
-@pytest.mark.parametrize(
-    ("given", "understood"),
-    [
-        (
-            {},
-            {"model": "m", "max_tokens": None, "stop": (), "stream": False, "tools": None, "n": 1, "messages": [USER]},
-        ),
-        ({"generationConfig": {"maxOutputTokens": 9, "candidateCount": 2}}, {"max_tokens": 9, "n": 2}),
-        ({"generation_config": {"max_output_tokens": 9, "stop_sequences": ["x"]}}, {"max_tokens": 9, "stop": ("x",)}),
-        ({"generationConfig": {"temperature": 1, "topP": 0.5}}, {"forced": {"temperature": 1, "top_p": 0.5}}),
-        ({"generationConfig": {"seed": 3}}, {"seed": 3}),
-        ({"generationConfig": {"responseLogprobs": True, "logprobs": 2}}, {"logprobs": True, "top_logprobs": 2}),
-        ({"generationConfig": {"presencePenalty": 0, "responseMimeType": "text/plain"}}, {"unsupported": {}}),
-        ({"tools": TOOLS}, {"tools": [FUNCTION], "parse_tools": True, "unsupported": {}}),
-        ({"tools": []}, {"tools": None, "parse_tools": False}),
-        (
-            {"tools": TOOLS, "toolConfig": {"functionCallingConfig": {"mode": "NONE"}}},
-            {"tools": [FUNCTION], "parse_tools": False},
-        ),
-        (
-            {"tools": TOOLS, "tool_config": {"function_calling_config": {"mode": "AUTO"}}},
-            {"parse_tools": True, "unsupported": {}},
-        ),
-        ({"systemInstruction": {"parts": [{"text": "be"}]}}, {"messages": [{"role": "system", "content": "be"}, USER]}),
-        (
-            {"system_instruction": {"role": "user", "parts": [{"text": "a"}, {"text": "b"}]}},
-            {"messages": [{"role": "system", "content": "ab"}, USER]},
-        ),
-    ],
-)
-def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, Any]) -> None:
-    request = parse(**given)
-    assert {name: getattr(request, name) for name in understood} == understood
-
-
 def test_a_conversation_becomes_messages_of_the_one_form() -> None:
     conversation = [
         {"parts": [{"text": "a"}, {"text": "b"}]},
@@ -170,11 +135,6 @@ COLLECTED: dict[str, Any] = {
     "responseModalities": ["IMAGE"],
     "speechConfig": {"voice": "v"},
 }
-
-
-@pytest.mark.parametrize("name", COLLECTED)
-def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> None:
-    assert config(**{name: COLLECTED[name]}).unsupported == {f"generationConfig.{name}": COLLECTED[name]}
 
 
 @pytest.mark.parametrize(

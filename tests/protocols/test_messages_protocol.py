@@ -41,32 +41,6 @@ def stream() -> Any:
     return messages.stream(parse(stream=True, thinking=THINKING), CALL_ID, "m", 5, 3)
 
 
-@pytest.mark.parametrize(
-    ("given", "understood"),
-    [
-        ({}, {"model": "m", "max_tokens": 9, "stop": (), "stream": False, "tools": None, "n": 1, "messages": HI}),
-        ({"stop_sequences": ["x", "y"], "stream": True}, {"stop": ("x", "y"), "stream": True}),
-        ({"temperature": 1, "top_p": 0.5}, {"forced": {"temperature": 1, "top_p": 0.5}}),
-        ({"tools": [TOOL]}, {"tools": [FUNCTION], "parse_tools": True, "one_tool_call": False}),
-        ({"tools": [{**TOOL, "type": "custom", "cache_control": {}, "strict": False}]}, {"tools": [FUNCTION]}),
-        ({"tools": []}, {"tools": None, "parse_tools": False}),
-        ({"tools": [TOOL], "tool_choice": {"type": "none"}}, {"tools": [FUNCTION], "parse_tools": False}),
-        (
-            {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
-            {"parse_tools": True, "one_tool_call": True, "unsupported": {}},
-        ),
-        ({"system": "be"}, {"messages": [{"role": "system", "content": "be"}, *HI]}),
-        (
-            {"system": [{"type": "text", "text": "a", "cache_control": {}}, {"type": "text", "text": "b"}]},
-            {"messages": [{"role": "system", "content": "ab"}, *HI]},
-        ),
-    ],
-)
-def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, Any]) -> None:
-    request = parse(**given)
-    assert {name: getattr(request, name) for name in understood} == understood
-
-
 def test_a_conversation_becomes_messages_of_the_one_form() -> None:
     conversation = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -178,12 +152,6 @@ def test_every_field_that_the_sdk_documents_stands_in_a_table_here() -> None:
 @pytest.mark.parametrize("name", NO_EFFECT)
 def test_what_changes_nothing_is_accepted(name: str) -> None:
     assert parse(**{name: NO_EFFECT[name]}) == parse(**{name: None}) == parse()
-
-
-def test_effort_is_accepted_and_recorded_and_what_else_is_configured_is_collected() -> None:
-    assert parse(output_config={"effort": "high"}).not_applied == {"output_config.effort": "high"}
-    assert parse(output_config={"depth": 3}).unsupported == {"output_config.depth": 3}
-    assert refusal(output_config={"effort": 1}).param == "output_config.effort"
 
 
 @pytest.mark.parametrize("name", NOT_OURS)

@@ -40,32 +40,6 @@ def refusal(**given: Any) -> ApiError:
 # --- requests -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "understood"),
-    [
-        ({}, {"model": "m", "messages": HI, "stream": False, "max_tokens": None, "tools": None, "previous_id": None}),
-        ({"max_output_tokens": 7, "stream": True}, {"max_tokens": 7, "stream": True}),
-        ({"temperature": 1.5, "top_p": 0.5}, {"forced": {"temperature": 1.5, "top_p": 0.5}}),
-        ({"tools": [TOOL]}, {"tools": [FUNCTION], "parse_tools": True, "one_tool_call": False}),
-        ({"tools": [TOOL], "tool_choice": "none"}, {"tools": [FUNCTION], "parse_tools": False}),
-        ({"tools": [TOOL], "parallel_tool_calls": False}, {"parse_tools": True, "one_tool_call": True}),
-        ({"tools": []}, {"tools": None, "parse_tools": False}),
-        ({"include": ["message.output_text.logprobs"]}, {"logprobs": True, "top_logprobs": 0}),
-        ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 3}),
-        ({"include": ["file_search_call.results"]}, {"logprobs": False}),
-        ({"instructions": "be"}, {"messages": [{"role": "system", "content": "be", "instructions": True}, *HI]}),
-        ({"previous_response_id": "resp_1", "input": []}, {"previous_id": "1", "messages": []}),
-        ({"previous_response_id": "resp_1", "input": None}, {"previous_id": "1", "messages": []}),
-        ({"stop": "a", "seed": -3}, {"stop": ("a",), "seed": -3, "include_stop": False}),
-        ({"stop": ["a", "b"], "include_stop_str_in_output": True}, {"stop": ("a", "b"), "include_stop": True}),
-        ({"stop": [], "seed": None}, {"stop": (), "seed": None}),
-    ],
-)
-def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, Any]) -> None:
-    request = parse(**given)
-    assert {name: getattr(request, name) for name in understood} == understood
-
-
 def test_a_conversation_becomes_messages_of_the_one_form() -> None:
     conversation = [
         {"type": "message", "role": "developer", "content": "be"},
@@ -175,12 +149,6 @@ def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> No
     assert parse(**{name: COLLECTED[name]}).unsupported == {name: COLLECTED[name]}
 
 
-def test_effort_and_verbosity_are_accepted_and_recorded() -> None:
-    request = parse(text={"verbosity": "low"}, reasoning={"effort": "high"})
-    assert request.not_applied == {"text.verbosity": "low", "reasoning.effort": "high"}
-    assert request.unsupported == {}
-
-
 def test_tools_that_are_no_functions_are_collected_by_path() -> None:
     request = parse(tools=[{"type": "web_search"}, TOOL])
     assert request.tools is not None
@@ -195,32 +163,6 @@ def test_what_only_openais_service_could_do_is_collected(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_make_it_another_response_is_refused(name: str) -> None:
     assert list(parse(**{name: REFUSED[name]}).refused) == [name]
-
-
-@pytest.mark.parametrize(
-    ("item", "param"),
-    [
-        ({"role": "tool", "content": ""}, "input[0].role"),
-        ({"role": "user"}, "input[0].content"),
-        (
-            {"role": "user", "content": [{"type": "input_text", "text": "what?"}, IMAGE]},
-            "input[0].content[1].image_url",
-        ),
-        ({"role": "assistant", "content": [{"type": "output_text", "text": 1}]}, "input[0].content[0]"),
-        ({**CALL, "arguments": {}}, "input[0].arguments"),
-        ({**CALL, "call_id": None}, "input[0].call_id"),
-        ({**CALL, "name": 1}, "input[0].name"),
-        ({"type": "function_call_output", "call_id": 1, "output": ""}, "input[0].call_id"),
-        ({"type": "function_call_output", "call_id": "c", "output": [IMAGE]}, "input[0].output[0].image_url"),
-        ({"type": "reasoning", "summary": "short"}, "input[0].summary"),
-        ({"type": "reasoning", "summary": [], "content": [IMAGE]}, "input[0].content[0]"),
-        ({"type": "reasoning", "summary": [], "encrypted_content": 1}, "input[0].encrypted_content"),
-        ({"type": "item_reference", "id": "msg_1"}, "input[0]"),
-        ({"type": "web_search_call", "id": "ws_1"}, "input[0]"),
-    ],
-)
-def test_an_item_that_the_policy_cannot_read_is_refused_by_its_path(item: Any, param: str) -> None:
-    assert refusal(input=[item]).param == param
 
 
 def test_a_request_to_an_external_model_keeps_what_only_that_model_reads() -> None:

@@ -55,14 +55,3 @@ def test_several_system_messages_become_one_and_later_ones_stay() -> None:
     given = [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}, HI, late]
     changed, before = replace_system("chat", {"messages": given}, "New.")
     assert (changed["messages"], before) == ([{"role": "system", "content": "New."}, HI, late], "a\n\nb")
-
-
-def test_lists_within_lists_are_left_to_the_parser() -> None:
-    deep: list[object] = []
-    for _ in range(1000):
-        deep = [deep]
-    request: dict[str, Any] = {"messages": [{"role": "system", "content": deep}]}
-
-    changed, replaced = replace_system(chat.NAME, request, "new")
-
-    assert (changed["messages"], replaced) == ([{"role": "system", "content": "new"}], "")

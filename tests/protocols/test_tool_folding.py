@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_requests import anything
-from sampled_answers import answer, events, said, streamed
+from sampled_answers import answer, said
 
 from agentlightning.protocols import responses
 from agentlightning.protocols.base import Choice, CompletionRequest, assistant_message
@@ -75,19 +75,6 @@ def test_calls_are_folded_back_to_the_tools_of_the_request() -> None:
     assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "patch", "*** x\n")
     assert "arguments" not in patch
     assert (plain["type"], plain["name"], plain.get("namespace")) == ("function_call", "plain", None)
-
-
-@pytest.mark.parametrize("pieces", [1, 3])
-def test_a_stream_has_the_same_items(pieces: int) -> None:
-    stream = responses.stream(parse(), "01970000-1111-7222-8333-444455556666", "m", 5, 3)
-    found = events(streamed(stream, CHOICE, pieces))
-    assert found[-1]["response"]["output"] == items_of(CHOICE)
-    added = [event["item"] for event in found if event["type"] == "response.output_item.added"]
-    assert [(one["type"], one.get("namespace")) for one in added[1:]] == [
-        ("function_call", "agents"), ("custom_tool_call", None), ("function_call", None),
-    ]  # fmt: skip
-    (done,) = [event for event in found if event["type"] == "response.custom_tool_call_input.done"]
-    assert done["input"] == "*** x\n"
 
 
 def test_items_that_come_back_are_the_message_that_was_recorded() -> None:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_templates import HEADED
 
-from agentlightning.records import Call, Sampling
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer
@@ -49,29 +48,6 @@ def record(conversation: Conversation, plan: PromptPlan, call_id: str, ids: list
         ]
     conversation.record(plan, call_id, ids, message)
     return message
-
-
-def as_call(plan: PromptPlan, call_id: str, ids: list[int], message: Message, conversation: Conversation) -> Call:
-    return Call(
-        id=call_id,
-        run_id="run",
-        rollout_id="rollout",
-        attempt=1,
-        parent_id=plan.parent.call_id if plan.parent else None,
-        suffix_ids=plan.suffix_ids,
-        sampled_ids=ids,
-        logprobs=[0.0] * len(ids),
-        versions=[],
-        prompt_tokens=len(plan.prompt_ids),
-        policy="default",
-        model="m",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash=conversation.history_hash(plan, message).hex(),
-        request_hash=plan.request_hash.hex(),
-        messages=[],
-        completion=message,
-    )
 
 
 def renderer_of(renderers: dict[str, Renderer], name: str) -> Renderer:
@@ -160,15 +136,6 @@ def conversation_of(renderer: Renderer, *answers: str) -> tuple[Conversation, li
     return conversation, messages
 
 
-def test_two_calls_may_continue_the_same_call(chatml: Renderer) -> None:
-    conversation, messages = conversation_of(chatml, "one")
-    first = conversation.plan(RequestView.of(messages, None))
-    record(conversation, first, "left", sample(chatml, "x", True))
-    second = conversation.plan(RequestView.of([*messages[:-1], {"role": "user", "content": "other"}], None))
-    assert first.parent is second.parent is not None
-    assert second.fork_cause is None
-
-
 def test_equal_answers_of_parallel_calls_are_continued_apart(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
     question: list[Message] = [{"role": "user", "content": "q"}]
@@ -184,30 +151,6 @@ def test_equal_answers_of_parallel_calls_are_continued_apart(chatml: Renderer) -
         parents.append(plan.parent.call_id)
         record(conversation, plan, f"child{number}", sample(chatml, "z", True))
     assert sorted(parents) == ["a", "b"]
-
-
-def test_a_graph_rebuilt_from_its_calls_continues_where_it_was(renderers: dict[str, Renderer]) -> None:
-    renderer = renderers["chatml"]
-    conversation = Conversation(renderer)
-    messages: list[Message] = [{"role": "user", "content": "q"}]
-    calls: list[Call] = []
-    known = 0
-    for number in range(3):
-        plan = conversation.plan(RequestView.of(messages, None))
-        ids = sample(renderer, "answer", True)
-        message = record(conversation, plan, str(number), ids)
-        call = as_call(plan, str(number), ids, message, conversation)
-        calls.append(Call(**{name: getattr(call, name) for name in call.__slots__} | {"messages": messages[known:]}))
-        messages = [*messages, message, {"role": "user", "content": f"q{number}"}]
-        known = len(messages) - 1
-    expected = conversation.plan(RequestView.of(messages, None))
-    rebuilt = Conversation(renderer, calls)
-    plan = rebuilt.plan(RequestView.of(messages, None))
-    assert plan.prompt_ids == expected.prompt_ids
-    assert plan.parent is not None
-    assert plan.parent.call_id == "2"
-    messages[1] = {"role": "assistant", "content": "edited"}
-    assert rebuilt.plan(RequestView.of(messages, None)).fork_cause == "assistant_message_edited"
 
 
 def test_an_end_token_that_opens_the_next_message_is_not_written_twice(make_renderer: Callable[..., Renderer]) -> None:
@@ -227,11 +170,3 @@ def test_an_end_token_that_the_template_never_writes_stays(make_renderer: Callab
     conversation, messages = conversation_of(renderer, "one")
     plan = conversation.plan(RequestView.of(messages, None))
     assert renderer.decode(plan.prompt_ids, special=True).endswith("one<|endoftext|><|user|>q1<|assistant|>")
-
-
-def test_space_around_an_answer_may_be_trimmed_by_the_agent(chatml: Renderer) -> None:
-    conversation, messages = conversation_of(chatml, " one\n")
-    messages[2] = {"role": "assistant", "content": "one"}
-    plan = conversation.plan(RequestView.of(messages, None))
-    assert plan.fork_cause is None
-    assert " one\n<|im_end|>" in chatml.decode(plan.prompt_ids, special=True)

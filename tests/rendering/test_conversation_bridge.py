@@ -78,15 +78,6 @@ def test_where_the_family_does_not_say_the_template_is_asked(bridged: Bridged) -
     assert plan.fork_cause == "template_rewrites_history"
 
 
-def test_the_family_is_not_asked_about_answers_that_were_not_sampled(bridged: Bridged) -> None:
-    recorded = talk(bridged)
-    user = {"role": "user", "content": "and?"}
-    recorded.conversation.plan(
-        RequestView.of([*recorded.messages, user, {"role": "assistant", "content": "made up"}, user], None)
-    )
-    assert bridged.asked == []
-
-
 def test_the_template_goes_on_after_a_bridge(bridged: Bridged) -> None:
     recorded = talk(bridged)
     tool = {"role": "tool", "content": "ok", "tool_call_id": "c"}

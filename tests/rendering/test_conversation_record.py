@@ -17,7 +17,7 @@ from agentlightning.records import Call
 from agentlightning.rendering.call_chain import call_chain, chain_messages, is_whole
 from agentlightning.rendering.conversation import Conversation, PromptPlan, prompt_hash
 from agentlightning.rendering.graph import RequestView
-from agentlightning.rendering.renderer import Renderer, RenderError
+from agentlightning.rendering.renderer import Renderer
 
 Message = dict[str, Any]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,1"}}
@@ -216,21 +216,6 @@ def test_a_prompt_of_ids_is_used_as_it_is(chatml: Renderer) -> None:
     assert (first.prompt_ids, second.prompt_ids, second.suffix_ids) == ([30, 31, 32], [30, 31, 32, 40, 41, 50], [50])
     assert second.parent is not None
     assert conversation.plan_prompt([30, 31, 32, 40, 50]).parent is None
-
-
-@pytest.mark.parametrize("wrong", [-1, 2**31])
-def test_ids_that_no_vocabulary_has_are_refused(chatml: Renderer, wrong: int) -> None:
-    with pytest.raises(RenderError, match=f"expected token ids from 0 to 2147483647, got {wrong}"):
-        Conversation(chatml).plan_prompt([1, wrong])
-
-
-def test_an_answer_that_the_agent_cut_is_encoded_afresh(chatml: Renderer) -> None:
-    conversation = Conversation(chatml)
-    ids = chatml.encode(" think\nobserve: it mad")
-    complete(conversation, "question:", "0", ids)
-    plan = conversation.plan_prompt("question: think\nobserve: 42")
-    assert plan.parent is None
-    assert plan.prompt_ids == chatml.encode("question: think\nobserve: 42")
 
 
 @settings(max_examples=50, deadline=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from agentlightning.rendering.grammar import (
     GrammarError,
     Grammars,
     Mask,
-    TemplateModel,
     check_grammar,
     make_grammar,
     structured_outputs,
@@ -182,24 +180,6 @@ def test_a_forced_call_is_read_as_a_call_with_valid_arguments(
         assert is_valid(schema, json.loads(arguments)), arguments
 
 
-@pytest.mark.parametrize("syntax", SYNTAXES)
-def test_beside_a_schema_a_completion_is_a_call_or_follows_the_schema(
-    taught: dict[str, Renderer], syntax: Syntax
-) -> None:
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    closed = {**schema, "additionalProperties": False}
-    tools = [tool("f", closed)]
-    wanted = {
-        "content": {"kind": "json_schema", "schema": closed, "field": "response_format"},
-        "tool_call": {"required": False, "names": None, "field": "response_format"},
-    }
-    spec = make_grammar(wanted, tools, taught[syntax].grammar_model, prompt="")
-    answers = [answered(taught[syntax], spec, tools, seed) for seed in range(30)]
-    for answer in answers:
-        assert answer.tool_calls or is_valid(closed, json.loads(answer.content))
-    assert {bool(answer.tool_calls) for answer in answers} == {True, False}
-
-
 @pytest.mark.parametrize(
     ("prompt", "texts"),
     [
@@ -258,12 +238,6 @@ def allowed(renderer: Renderer, spec: JSON, text: str) -> bool:
     return bool(renderer.grammars.matcher(spec["lark"]).validate_tokens(ids) == len(ids))
 
 
-def test_a_syntax_that_is_not_known_forces_no_call() -> None:
-    wanted = {"tool_call": {"required": True, "names": None, "field": "tool_choice"}}
-    with pytest.raises(GrammarError, match="tool_choice: the model's way of writing tool calls is not known"):
-        make_grammar(wanted, [tool("f", {})], TemplateModel(syntax=None), prompt="")
-
-
 @pytest.mark.parametrize(
     ("schema", "written"),
     [
@@ -298,19 +272,8 @@ def test_a_refusal_says_what_is_wrong_with_the_schema_and_shows_no_grammar(schem
     assert "json_0" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("asked", "pattern"),
-    [
-        ({"regex": r"[a-c]{2}/\d"}, r"[a-c]{2}/\d"),
-        ({"choice": ['say "so"', "né\n", "\x7f"]}, r'say "so"|né\n|\x7f'),
-        ({"grammar": 'start: "a" | "b" start'}, "b*a"),
-        ({"json_object": True}, r"(?s:\{.*\})"),
-    ],
-)
-def test_what_is_drawn_is_of_the_kind_that_was_asked_for(renderer: Renderer, asked: JSON, pattern: str) -> None:
-    for seed in range(10):
-        ids, _ = drawn_briefly(renderer.grammars, structured_outputs(asked), seed)
-        assert re.fullmatch(pattern, renderer.decode(ids[:-1]))
+def tool(name: str, parameters: JSON) -> JSON:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 def drawn_briefly(grammars: Grammars, spec: JSON, seed: int) -> tuple[list[int], list[Mask]]:
@@ -321,10 +284,6 @@ def drawn_briefly(grammars: Grammars, spec: JSON, seed: int) -> tuple[list[int],
         except AssertionError:
             continue
     raise AssertionError("chance found no end")
-
-
-def tool(name: str, parameters: JSON) -> JSON:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 def answered(renderer: Renderer, spec: JSON, tools: list[Any], seed: int) -> ParsedCompletion:

@@ -59,26 +59,6 @@ def test_a_begun_message_is_continued_exactly_by_every_family(family: str, tmp_p
     check(renderer_for(family, tmp_path))
 
 
-def test_it_may_stand_in_a_later_turn_and_be_cut_by_the_limit(renderers: dict[str, Renderer]) -> None:
-    renderer = renderers["hermes"]
-    conversation = Conversation(renderer)
-    first = begin(conversation, ASKED, BEGUN)
-    history = [ASKED, WHOLE, AGAIN]
-    plan = conversation.plan(RequestView.of([*history, BEGUN], None))
-    assert plan.parent is not None
-    assert renderer.decode(plan.suffix_ids, special=True).endswith("assistant\nThe answer is")
-    ids = renderer.encode(" 4")
-    conversation.record(plan, "second", ids, {"role": "assistant", "content": " 4"})
-    cut = [*history, {"role": "assistant", "content": "The answer is 4"}, ASKED]
-    for known in (
-        conversation,
-        Conversation(
-            renderer, [first, as_call(conversation, plan, "second", ids, {"role": "assistant", "content": " 4"})]
-        ),
-    ):
-        assert known.plan(RequestView.of(cut, None)).parent is not None
-
-
 def test_space_at_its_end_counts_and_the_same_request_without_it_is_another(renderers: dict[str, Renderer]) -> None:
     conversation = Conversation(renderers["llama"])
     spaced = {**BEGUN, "content": "The answer is "}

@@ -127,31 +127,16 @@ for _ in range(40):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"spanId": None},
-        {"spanId": "0000000000000000"},
-        {"spanId": "xyz"},
-        {"spanId": "abcd"},
-        {"spanId": 7},
-        {"traceId": [1]},
-        {"parentSpanId": [1]},
-        {"name": 7},
-        {"startTimeUnixNano": "soon"},
-        {"startTimeUnixNano": float("inf")},
-        {"startTimeUnixNano": None},
-        {"endTimeUnixNano": "1"},
-        {"attributes": {"plain": "map"}},
-        {"attributes": "text"},
-        {"attributes": [None]},
-        {"attributes": [{"key": 5}]},
-        {"attributes": [{"key": "x", "value": {"stringValue": 5}}]},
-        {"attributes": [{"key": "x", "value": {"intValue": "many"}}]},
-        {"attributes": [{"key": "x", "value": {"odd": 1}}]},
-        {"attributes": [{"key": "m", "value": {"kvlistValue": {"values": [5]}}}]},
-        {"attributes": [{"key": "x", "value": DEEP}]},
-        {"status": "fine"},
-        {"events": {"name": "x"}},
-        {"events": [7]},
-        {"events": [{"name": 1}]},
+        *({"spanId": value} for value in (None, "0000000000000000", "xyz", "abcd", 7)),
+        *({"startTimeUnixNano": value} for value in ("soon", float("inf"), None)),
+        *({"attributes": value} for value in ({"plain": "map"}, "text", [None], [{"key": 5}])),
+        *({"attributes": [{"key": "x", "value": value}]} for value in ({"intValue": "many"}, {"odd": 1}, DEEP)),
+        *(
+            {"attributes": [{"key": "x", "value": value}]}
+            for value in ({"stringValue": 5}, {"kvlistValue": {"values": [5]}})
+        ),
+        *({"events": value} for value in ({"name": "x"}, [7], [{"name": 1}])),
+        *({"traceId": [1]}, {"parentSpanId": [1]}, {"name": 7}, {"endTimeUnixNano": "1"}, {"status": "fine"}),
     ],
 )
 def test_a_span_with_a_field_of_the_wrong_type_is_lost_and_others_are_read(fields: dict[str, Any]) -> None:
@@ -182,24 +167,6 @@ def test_no_cut_or_overwritten_message_is_anything_but_read_or_refused(noise: by
     except InputError:
         return
     assert all(len(span.span_id) in (0, 16) for resource in received.resources for span in resource.spans)
-
-
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
-    max_leaves=9,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.sampled_from([*a_span(), "extra"]), JSON_VALUES, max_size=5))
-def test_whatever_the_types_of_fields_a_span_is_read_or_lost(fields: dict[str, Any]) -> None:
-    received = from_object(a_request(a_span(**fields)))
-    spans = [span for resource in received.resources for span in resource.spans]
-    assert len(spans) + received.lost == 1
-    for span in spans:
-        assert isinstance(span.name, str)
-        json.dumps([span.attributes, span.events], allow_nan=False)
 
 
 def test_what_is_written_is_read_back() -> None:
@@ -269,16 +236,6 @@ def test_a_collectors_answer_says_what_it_rejects() -> None:
     assert read_response(write_response(3, "too old")) == (3, "too old")
     assert read_response(b"") == (0, "")
     assert read_response(b"<html>") == (0, "")
-
-
-@pytest.mark.parametrize("group", [b"", b"\x12\x00" * 60])
-def test_groups_without_spans_are_bounded_before_they_take_memory(group: bytes) -> None:
-    body = b"\x3b\x3c" + (b"\x0a" + bytes([len(group)]) + group) * 60_000
-    with pytest.raises(InputError, match=r"at most (50000 spans|500000 fields)"):
-        read_protobuf(body, 50_000)
-    scopes = [{"scopeSpans": [{}] * (len(group) // 2)}] * 60_000
-    with pytest.raises(InputError, match="at most 50000 spans"):
-        read_json(json.dumps({"resourceSpans": scopes}).encode(), 50_000)
 
 
 def test_json_of_too_many_things_is_refused_before_it_is_read() -> None:

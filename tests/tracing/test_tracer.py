@@ -98,16 +98,6 @@ def test_what_could_not_be_delivered_is_counted(tracer: OpenTelemetryTracer) -> 
     assert [span.attributes for span in own.take()] == [{"undelivered": 4}]
 
 
-def test_an_attempt_of_many_huge_spans_keeps_the_first(tracer: OpenTelemetryTracer) -> None:
-    own = SpanBuffer("run", "r", 2, max_bytes=2500)
-    HERE.set(own)
-    for number in range(3):
-        tracer.start_span(f"{number}", attributes={"a": "x" * 900}).end()
-    *kept, note = own.take()
-    assert [span.name for span in kept] == ["0", "1"]
-    assert note.attributes == {"too_many": 1}
-
-
 def test_whatever_an_agent_puts_into_a_span_can_be_recorded_and_others_are(tracer: OpenTelemetryTracer) -> None:
     own = buffer()
     HERE.set(own)

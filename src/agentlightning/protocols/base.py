@@ -94,21 +94,19 @@ class CompletionRequest:
     forced: JSON = field(default_factory=dict)
     """`temperature` and `top_p` as the agent gave them: the rollout's own sampling overrides them, and the call says so."""
     not_applied: JSON = field(default_factory=dict)
-    """Fields (as the agent named them) that ask for what no trained policy has a setting for, and that so change nothing:
-    effort, verbosity. They are recorded with the call, no more."""
+    """Fields (as the agent named them) that no trained policy has a setting for: effort, verbosity. They are recorded."""
     context_edits: tuple[ContextEdit, ...] = ()
     """Messages only: what to clear from the conversation before the model reads it."""
     unsupported: JSON = field(default_factory=dict)
-    """Fields (as the agent named them) that would change what the policy samples and that no trainer could account for,
-    with their values. The run's sampling policy refuses them or leaves them out, and the call says which."""
+    """Fields (as the agent named them) that would change the sampled distribution, with their values: the run's
+    `unsupported_params` refuses or drops them."""
     grammar: JSON = field(default_factory=dict)
     """The form of the completion, as protocols/fields.py reads it: `content`, `tool_call`, or both."""
     logits: JSON = field(default_factory=dict)
     """Changes of the logits: penalties, logit_bias, top_k, min_p, min_tokens, allowed_token_ids, where they are not neutral;
     and ignore_eos."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Fields (as the agent named them) that no setting makes the gateway serve, and why: the response would be another
-    without them."""
+    """Fields (as the agent named them) without which the response would be another, and why they are never served."""
     include_reasoning: bool = True
     """False: the response leaves the reasoning out. It is recorded, and restored when the completion comes back."""
     continuous_usage: bool = False
@@ -198,12 +196,12 @@ class Completion:
     @property
     def sampled_tokens(self) -> int:
         """Sampled tokens of all choices."""
-        return sum(choice.sampled_tokens for choice in self.choices)
+        return sum([choice.sampled_tokens for choice in self.choices])
 
     @property
     def reasoning_tokens(self) -> int:
         """Reasoning tokens of all choices."""
-        return sum(choice.reasoning_tokens for choice in self.choices)
+        return sum([choice.reasoning_tokens for choice in self.choices])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ those of the engines behind it, which would change what is sampled.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -44,6 +45,12 @@ UNSUPPORTED_PARAMS: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (), "thinking": (),
 }  # fmt: skip
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
+
+PLAIN = frozenset({
+    "model", "messages", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "seed", "stop", "stream",
+    "stream_options", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "top_logprobs", "user", "metadata", "store",
+})  # fmt: skip
+"""Fields that are read at once, or not at all."""
 
 LEGACY = {
     "functions": "no longer supported; give them as `tools`",
@@ -106,7 +113,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     if reasoning:
         shows_reasoning = shows_reasoning and not fields.read(OpenRouterReasoning, reasoning, "reasoning").exclude
     usage = openai_shapes.usage_options(asked)
-    return CompletionRequest(
+    request = CompletionRequest(
         model=asked.model or "",
         messages=messages,
         images=images,
@@ -127,6 +134,20 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         continuous_usage=bool(usage.include_usage and usage.continuous_usage_stats),
         include_reasoning=shows_reasoning,
         forced=fields.forced(data),
+        not_applied=details(images) if images else {},
+        unsupported={**generation_prompt, **other_tools},
+        grammar={"tool_call": tool_call} if tool_call else {},
+    )
+    return request if data.keys() <= PLAIN else _with_rarer_fields(request, asked, data, tool_call)
+
+
+def _with_rarer_fields(
+    request: CompletionRequest, asked: ChatRequest, data: JSON, tool_call: JSON
+) -> CompletionRequest:
+    """The request with what its other fields say: most requests have none of these."""
+    reasoning = asked.reasoning or {}
+    return replace(
+        request,
         refused={
             **{name: LEGACY[name] for name in fields.given(data, LEGACY, neutral=(None, [], "auto", "none"))},
             **fields.reserved_variables(asked.chat_template_kwargs),
@@ -139,13 +160,12 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         not_applied={
             **fields.not_applied(data, NOT_APPLIED),
             **fields.not_applied(reasoning, ("effort",), "reasoning"),
-            **(details(images) if images else {}),
+            **request.not_applied,
         },
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
             **fields.unsupported(reasoning, REASONING, "reasoning"),
-            **generation_prompt,
-            **other_tools,
+            **request.unsupported,
         },
         grammar=fields.combined(tool_call, fields.content(asked.response_format), fields.structured_outputs(data)),
         logits=fields.logits(asked),

@@ -282,12 +282,8 @@ def engine_refused(data: JSON) -> dict[str, str]:
 
 def unsupported(data: JSON, params: Mapping[str, tuple[Any, ...]], at: str = "") -> JSON:
     """The fields of `params`, by path, whose values would change what is sampled, as the agent gave them."""
-    found = sorted(params.keys() & data.keys())
-    return {
-        f"{at}.{name}" if at else name: data[name]
-        for name in found
-        if data[name] is not None and not _among(data[name], params[name])
-    }
+    found = [name for name in sorted(params.keys() & data.keys()) if not _among(data[name], (None, *params[name]))]
+    return {f"{at}.{name}" if at else name: data[name] for name in found}
 
 
 def not_applied(data: JSON | None, names: Iterable[str], at: str = "") -> JSON:
@@ -302,10 +298,8 @@ def given(data: JSON, names: Iterable[str], neutral: Sequence[Any] = (None, Fals
 
 def services(data: JSON, names: Iterable[str]) -> dict[str, str]:
     """The fields among `names` that a provider's service would have to serve, with the reason why they are refused."""
-    return {
-        name: f"{short(value)} is not supported by the trained policy; leave it out"
-        for name, value in given(data, names, neutral=(None, False, "", [], {})).items()
-    }
+    found = given(data, names, neutral=(None, False, "", [], {}))
+    return {name: f"{short(one)} is not supported by the trained policy; leave it out" for name, one in found.items()}
 
 
 def user_message(data: JSON, name: str) -> JSON:
@@ -354,7 +348,6 @@ def refused(path: str, why: str) -> ApiError:
 
 
 def not_text(part: Any, path: str) -> ApiError:
-    """The refusal of a part that is no text."""
     return refused(path, f"expected a text or an image part, all that the trained policy reads here, got {short(part)}")
 
 
@@ -369,15 +362,9 @@ WITHOUT_EFFECT = frozenset({"disable_fallback", "disable_any_whitespace", "disab
 """Options of `structured_outputs` beside these: white space is always settled, and there is one backend."""
 
 GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "json_schema": "json",
-    "regex": "regex",
-    "ebnf": "grammar",
-    "grammar": "grammar",
-}
+    "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
+    "json_schema": "json", "regex": "regex", "ebnf": "grammar", "grammar": "grammar",
+}  # fmt: skip
 """Older names of vLLM, and those of SGLang and llama.cpp, for what `structured_outputs` says."""
 
 
@@ -416,58 +403,37 @@ class _Schema(Struct):
 
 def content(value: JSON | None, path: str = "response_format") -> JSON:
     """``content`` of the grammar by a format as the OpenAI protocols have it, or Anthropic's; empty for text."""
-    if value is None:
-        return {}
-    form = read(Format, value, path)
-    if form.type == "text":
+    form = None if value is None else read(Format, value, path)
+    if value is None or form is None or form.type == "text":
         return {}
     if form.type == "json_object":
         return {"content": {"kind": "json_object", "field": path}}
     holder: Format | _Schema = form
     if "schema" not in value and form.json_schema is not None:
         holder = read(_Schema, form.json_schema, f"{path}.json_schema")
-    shown: JSON = {
-        "kind": "json_schema",
-        "schema": holder.schema or {},
-        "field": path,
-    }  # OpenAI's may be left out: any JSON
-    if holder.description:
-        shown["description"] = holder.description
-    return {"content": shown}
+    # OpenAI's schema may be left out: any JSON
+    shown: JSON = {"kind": "json_schema", "schema": holder.schema or {}, "field": path}
+    return {"content": shown | ({"description": holder.description} if holder.description else {})}
 
 
 def structured_outputs(data: JSON) -> JSON:
     """``content`` of the grammar by vLLM's `structured_outputs` or the older fields; empty where there is none."""
     given = data.get("structured_outputs")
-    named = [name for name in GUIDED if name in data]
-    if given is None and not named:
-        return {}
-    found = [] if given is None else _structured(given)
-    found += [_content(GUIDED[name], data, name, name) for name in named if data[name] not in (None, False)]
-    if len(found) > 1:
-        raise ApiError(
-            f"{found[1]['field']}: expected one grammar in a request, and {found[0]['field']} gives one",
-            param=found[1]["field"],
-        )
-    return {"content": found[0]} if found else {}
+    found: list[JSON] = []
+    if given is not None:
+        wrong = [one for one in given if one not in STRUCTURED and one not in WITHOUT_EFFECT and given[one] is not None]
+        found = [
+            _content(name, given[name], f"structured_outputs.{name}")
+            for name in STRUCTURED
+            if given.get(name) not in (None, False) and not wrong
+        ]
+        if wrong or not (found or "structural_tag" in given):
+            raise expected(f"one of {', '.join(STRUCTURED)}", wrong[0] if wrong else given, "structured_outputs")
+    found += [_content(kind, data[name], name) for name, kind in GUIDED.items() if data.get(name) not in (None, False)]
+    return combined({}, *({"content": one} for one in found))
 
 
-def _structured(given: JSON) -> list[JSON]:
-    for name in given:
-        if name not in STRUCTURED and name not in WITHOUT_EFFECT and given[name] is not None:
-            raise expected(f"one of {', '.join(STRUCTURED)}", name, "structured_outputs")
-    found = [
-        _content(name, given, name, f"structured_outputs.{name}")
-        for name in STRUCTURED
-        if given.get(name) not in (None, False)
-    ]
-    if not found and "structural_tag" not in given:
-        raise expected(f"one of {', '.join(STRUCTURED)}", given, "structured_outputs")
-    return found
-
-
-def _content(kind: str, data: JSON, name: str, path: str) -> JSON:
-    value = data[name]
+def _content(kind: str, value: Any, path: str) -> JSON:
     if kind == "json":
         schema = _json_object(value) if isinstance(value, str) else value
         if not isinstance(schema, dict):
@@ -484,9 +450,9 @@ def _content(kind: str, data: JSON, name: str, path: str) -> JSON:
         return {"kind": "choice", "choices": value, "field": path}
     if not isinstance(value, str) or not value:
         raise expected("a text that is not empty", value, path)
-    return {"kind": "regex", "pattern": value, "field": path} if kind == "regex" else {
-        "kind": "lark", "lark": value, "field": path,
-    }  # fmt: skip
+    if kind == "regex":
+        return {"kind": "regex", "pattern": value, "field": path}
+    return {"kind": "lark", "lark": value, "field": path}
 
 
 def combined(tool_call: JSON, *contents: JSON) -> JSON:
@@ -505,16 +471,14 @@ def tool_call(choice: Any, tools: list[JSON] | None, field: str = "tool_choice")
 
     Raises ApiError where a name is none of the tools'.
     """
-    named = _names(tools)
     if choice == "required":
-        _need_tools(named, field)
-        return {"required": True, "names": None, "field": field}
-    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+        return forced_call(None, tools, field)
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind in ("function", "custom"):
         inner = choice.get("function") or choice.get("custom")
-        name = (inner if isinstance(inner, dict) else choice).get("name")
-        return {"required": True, "names": [_known(name, named, field)], "one": True, "field": field}
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        return _allowed(choice, named, field)
+        return forced_call([(inner if isinstance(inner, dict) else choice).get("name")], tools, field)
+    if kind == "allowed_tools":
+        return _allowed(choice, tools, field)
     return strict(tools)
 
 
@@ -526,18 +490,18 @@ def strict(tools: list[JSON] | None) -> JSON:
     return {}
 
 
-def forced_call(names: list[str] | None, tools: list[JSON] | None, field: str = "tool_choice") -> JSON:
+def forced_call(names: list[Any] | None, tools: list[JSON] | None, field: str = "tool_choice") -> JSON:
     """``tool_call`` of the grammar where a call must be made: of the tool in `names`, or of any."""
-    named = _names(tools)
+    if names is None and not tools:
+        raise ApiError(f"{field}: a tool call is required, and the request has no tools", param=field)
     if names is None:
-        _need_tools(named, field)
         return {"required": True, "names": None, "field": field}
-    return {"required": True, "names": [_known(name, named, field) for name in names], "one": True, "field": field}
+    return {"required": True, "names": [_known(name, tools, field) for name in names], "one": True, "field": field}
 
 
-def _allowed(choice: JSON, named: list[str], field: str) -> JSON:
-    given = choice.get("allowed_tools") if isinstance(choice.get("allowed_tools"), dict) else choice
-    assert given is not None
+def _allowed(choice: JSON, tools: list[JSON] | None, field: str) -> JSON:
+    inner = choice.get("allowed_tools")
+    given = inner if isinstance(inner, dict) else choice
     mode, listed = given.get("mode", "auto"), given.get("tools")
     if mode not in ("auto", "required"):
         raise expected("auto or required", mode, "mode", field)
@@ -545,24 +509,17 @@ def _allowed(choice: JSON, named: list[str], field: str) -> JSON:
         raise expected("a list of at least one tool", listed, "tools", field)
     names = []
     for tool in listed:
-        inner = tool.get("function") if isinstance(tool, dict) and isinstance(tool.get("function"), dict) else tool
-        names.append(_known(inner.get("name") if isinstance(inner, dict) else None, named, field))
+        named = tool.get("function", tool) if isinstance(tool, dict) else None
+        named = named if isinstance(named, dict) else tool
+        names.append(_known(named.get("name") if isinstance(named, dict) else None, tools, field))
     return {"required": mode == "required", "names": names, "field": field}
 
 
-def _known(name: Any, named: list[str], field: str) -> str:
+def _known(name: Any, tools: list[JSON] | None, field: str) -> str:
+    named = [tool["function"]["name"] for tool in tools or ()]
     if not isinstance(name, str) or name not in named:
         raise expected(f"the name of one of the tools ({', '.join(named) or 'there are none'})", name, field)
     return name
-
-
-def _need_tools(named: list[str], field: str) -> None:
-    if not named:
-        raise ApiError(f"{field}: a tool call is required, and the request has no tools", param=field)
-
-
-def _names(tools: list[JSON] | None) -> list[str]:
-    return [tool["function"]["name"] for tool in tools or ()]
 
 
 def _json_object(text: str) -> JSON | None:

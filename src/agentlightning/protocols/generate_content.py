@@ -49,22 +49,14 @@ REFUSED = ("cachedContent",)
 """Fields for services that stand before Google's models, without which the response would be another."""
 
 STATUSES = {
-    400: "INVALID_ARGUMENT",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    408: "DEADLINE_EXCEEDED",
-    409: "ABORTED",
-    429: "RESOURCE_EXHAUSTED",
-    499: "CANCELLED",
-    500: "INTERNAL",
-    503: "UNAVAILABLE",
+    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 408: "DEADLINE_EXCEEDED",
+    409: "ABORTED", 429: "RESOURCE_EXHAUSTED", 499: "CANCELLED", 500: "INTERNAL", 503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
-}
+}  # fmt: skip
 
 
 def with_route(data: JSON, model: str, streamed: bool) -> JSON:
-    """The body with what its path says, in the fields that the other protocols have in the body."""
+    """The body with what its path says."""
     return {**data, "model": model, "stream": streamed}
 
 
@@ -255,14 +247,11 @@ def _function(declared: Any, where: str) -> JSON:
     if not isinstance(declared, dict):
         raise expected('{"name": …, "parameters": …}', declared, where)
     given = fields.read(_Declaration, camel_keys(declared), where)
-    function: JSON = {"name": given.name}
-    if given.description is not None:
-        function["description"] = given.description
-    if given.parameters_json_schema is not None:
-        function["parameters"] = given.parameters_json_schema
-    elif given.parameters is not None:
-        function["parameters"] = _json_schema(given.parameters)
-    return {"type": "function", "function": function}
+    schema = given.parameters_json_schema
+    if schema is None and given.parameters is not None:
+        schema = _json_schema(given.parameters)
+    function = {"name": given.name, "description": given.description, "parameters": schema}
+    return {"type": "function", "function": {name: one for name, one in function.items() if one is not None}}
 
 
 def _external_tools(tools: list[Any] | None) -> list[JSON] | None:
@@ -411,30 +400,31 @@ def messages_of(contents: Any, trained: bool) -> list[JSON]:
 
 def text_of(content: JSON, where: str, trained: bool) -> Any:
     """The text of a content; its parts, where an external model reads others."""
-    parts = [
-        _part(part, f"{where}.parts[{at}]") for at, part in enumerate(fields.read(_Parts, content, where).parts or ())
-    ]
-    for at, part in enumerate(parts):
+    parts = _parts(content, where)
+    for part, path in parts:
         if trained and not _is_text(part):
-            raise _not_text(part, f"{where}.parts[{at}]")
-    return _joined(parts)
+            raise _not_text(part, path)
+    return _joined([part for part, _ in parts])
 
 
 class _Parts(Struct):
     parts: list[Any] | None = None
 
 
-class _FunctionCall(Struct):
+class _Function(Struct):
+    """A functionCall or a functionResponse."""
+
     id: fields.Text = None
     name: fields.Text = None
     args: fields.Record = None
-
-
-class _FunctionResponse(Struct):
-    id: fields.Text = None
-    name: fields.Text = None
     response: fields.Record = None
     parts: list[Any] | None = None
+
+
+def _parts(content: JSON, where: str) -> list[tuple[JSON, str]]:
+    """The parts of a content and their paths."""
+    given = fields.read(_Parts, content, where).parts or ()
+    return [(_part(part, f"{where}.parts[{at}]"), f"{where}.parts[{at}]") for at, part in enumerate(given)]
 
 
 class _History:
@@ -454,12 +444,7 @@ class _History:
         role = content.get("role") or "user"
         if role not in ROLES:
             raise expected("user or model", role, "role", where)
-        given = enumerate(fields.read(_Parts, content, where).parts or ())
-        parts = [(_part(part, f"{where}.parts[{at}]"), f"{where}.parts[{at}]") for at, part in given]
-        if role == "model":
-            self._add_model(parts)
-        else:
-            self._add_user(parts)
+        (self._add_model if role == "model" else self._add_user)(_parts(content, where))
 
     def _add_model(self, parts: list[tuple[JSON, str]]) -> None:
         if not self.messages or self.messages[-1]["role"] != "assistant":
@@ -481,7 +466,7 @@ class _History:
 
     def _call(self, part: JSON, where: str) -> JSON:
         where = f"{where}.functionCall"
-        call = fields.read(_FunctionCall, camel_keys(_record(part["functionCall"], where)), where)
+        call = fields.read(_Function, _part(part["functionCall"], where), where)
         name, call_id = call.name or "", call.id or f"call_{self._calls}"
         self._calls += 1
         self._unanswered.append((call_id, name))
@@ -502,7 +487,7 @@ class _History:
 
     def _result(self, part: JSON, where: str) -> JSON:
         where = f"{where}.functionResponse"
-        given = fields.read(_FunctionResponse, camel_keys(_record(part["functionResponse"], where)), where)
+        given = fields.read(_Function, _part(part["functionResponse"], where), where)
         result, inner = given.response or {}, given.parts or []
         if self._trained:
             places = [f"{where}.parts[{at}]" for at in range(len(inner))]
@@ -537,13 +522,9 @@ def _result_text(result: JSON) -> str:
 
 
 def _part(part: Any, where: str) -> JSON:
-    return camel_keys(_record(part, where))
-
-
-def _record(value: Any, where: str) -> JSON:
-    if not isinstance(value, dict):
-        raise expected("an object", value, where)
-    return value
+    if not isinstance(part, dict):
+        raise expected("an object", part, where)
+    return camel_keys(part)
 
 
 def _is_text(part: JSON) -> bool:

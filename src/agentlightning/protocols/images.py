@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 from agentlightning.protocols.base import ApiError, RequestImage, short
+from agentlightning.protocols.fields import expected, refused
 from agentlightning.records import JSON
 
 MAX_IMAGES = 64
@@ -39,10 +40,8 @@ def image_part(part: Any, path: str) -> JSON | None:
         found = _of_url(given.get("url"), f"{path}.image_url.url")
         return _with_detail(found, given.get("detail"), f"{path}.image_url.detail")
     if kind == "input_image":
-        if part.get("file_id") is not None:
-            raise _refused(f"{path}.file_id", NO_FETCHING)
-        found = _of_url(part.get("image_url"), f"{path}.image_url")
-        return _with_detail(found, part.get("detail"), f"{path}.detail")
+        _no_fetching(part, path, "file_id")
+        return _with_detail(_of_url(part.get("image_url"), f"{path}.image_url"), part.get("detail"), f"{path}.detail")
     if kind == "input_file":
         return _with_detail(_of_file(part, path), part.get("detail"), f"{path}.detail")
     if kind == "file":
@@ -50,24 +49,24 @@ def image_part(part: Any, path: str) -> JSON | None:
     if kind == "image":
         return _of_source(part.get("source"), f"{path}.source")
     if kind in AUDIO:
-        raise _refused(path, NO_AUDIO)
+        raise refused(path, NO_AUDIO)
     return None
 
 
 def blob_part(part: JSON, path: str) -> JSON | None:
     """The part of Google's protocol (names of its own in camel case), as `image_part` reads those of the others."""
     if part.get("fileData") is not None:
-        raise _refused(f"{path}.fileData.fileUri", NO_FETCHING)
+        raise refused(f"{path}.fileData.fileUri", NO_FETCHING)
     given, where = part.get("inlineData"), f"{path}.inlineData"
     if given is None:
         return None
     if not isinstance(given, dict):
-        raise _unexpected('{"mimeType", "data"}', given, where)
+        raise expected('{"mimeType", "data"}', given, where)
     mime = given.get("mimeType", given.get("mime_type"))
     _check_type(mime if isinstance(mime, str) else "", path)
     resolution = part.get("mediaResolution")
     if resolution is not None and not isinstance(resolution, dict):
-        raise _unexpected('{"level"}', resolution, f"{path}.mediaResolution")
+        raise expected('{"level"}', resolution, f"{path}.mediaResolution")
     level = (resolution or {}).get("level")
     return _with_detail(_of_inline(given, where), level, f"{path}.mediaResolution.level", RESOLUTIONS)
 
@@ -80,14 +79,12 @@ def details(images: tuple[RequestImage, ...], name: str = "detail") -> JSON:
 
 def take_images(messages: list[JSON]) -> tuple[list[JSON], tuple[RequestImage, ...]]:
     """The messages without the bytes that `image_part` left in their parts, and those. Raises ApiError for too many."""
-    if not any(isinstance(message.get("content"), list) for message in messages):
-        return messages, ()
     found: list[RequestImage] = []
     result = []
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list) and any(map(_has_image, content)):
-            found += [part[FILE] for part in content if _has_image(part)]
+        if isinstance(content, list) and (own := [part[FILE] for part in content if _has_image(part)]):
+            found += own
             content = [{"type": "image", "image": part["image"]} if _has_image(part) else part for part in content]
             message = {**message, "content": content}
         result.append(message)
@@ -98,26 +95,25 @@ def take_images(messages: list[JSON]) -> tuple[list[JSON], tuple[RequestImage, .
 
 
 def _has_image(part: Any) -> bool:
-    return isinstance(part, dict) and isinstance(
-        part.get(FILE), RequestImage
-    )  # a request may have a field of that name
+    # a request may have a field of that name
+    return isinstance(part, dict) and isinstance(part.get(FILE), RequestImage)
 
 
 def _with_detail(part: JSON, detail: Any, path: str, known: tuple[str, ...] = DETAILS) -> JSON:
     """The part of an image with the size in which it is to be read."""
     if detail is not None and detail not in known:
-        raise _unexpected(f"one of {', '.join(known)}", detail, path)
+        raise expected(f"one of {', '.join(known)}", detail, path)
     return {**part, FILE: replace(part[FILE], detail=detail)}
 
 
 def _of_url(url: Any, path: str) -> JSON:
     if not isinstance(url, str):
-        raise _unexpected("a data URI (data:image/png;base64,…)", url, path)
+        raise expected("a data URI (data:image/png;base64,…)", url, path)
     head, comma, data = url.partition(",")
     if not head.lower().startswith("data:"):
-        raise _refused(path, NO_FETCHING)
+        raise refused(path, NO_FETCHING)
     if not comma or not head.lower().endswith(";base64"):
-        raise _unexpected("a data URI in base64 (data:image/png;base64,…)", url, path)
+        raise expected("a data URI in base64 (data:image/png;base64,…)", url, path)
     _check_type(head[len("data:") :].partition(";")[0], path)
     return _of_base64(data, path)
 
@@ -125,7 +121,7 @@ def _of_url(url: Any, path: str) -> JSON:
 def _of_inline(given: JSON, path: str) -> JSON:
     data = given.get("data")
     if not isinstance(data, str):
-        raise _unexpected("an image file in base64", data, f"{path}.data")
+        raise expected("an image file in base64", data, f"{path}.data")
     # Google reads base64 of both alphabets, with padding or without, and its Python SDK writes the one for URLs.
     plain = data.rstrip("=").replace("-", "+").replace("_", "/")
     return _of_base64(plain + "=" * (-len(plain) % 4), f"{path}.data")
@@ -134,22 +130,26 @@ def _of_inline(given: JSON, path: str) -> JSON:
 def _of_file(file: Any, path: str) -> JSON:
     """Of Chat's and Responses' file parts: a data URI."""
     if not isinstance(file, dict):
-        raise _unexpected('{"file_data"}', file, path)
-    for name in ("file_id", "file_url"):
-        if file.get(name) is not None:
-            raise _refused(f"{path}.{name}", NO_FETCHING)
+        raise expected('{"file_data"}', file, path)
+    _no_fetching(file, path, "file_id", "file_url")
     return _of_url(file.get("file_data"), f"{path}.file_data")
+
+
+def _no_fetching(given: JSON, path: str, *names: str) -> None:
+    for name in names:
+        if given.get(name) is not None:
+            raise refused(f"{path}.{name}", NO_FETCHING)
 
 
 def _of_source(source: Any, path: str) -> JSON:
     kind = source.get("type") if isinstance(source, dict) else None
     if kind in ("url", "file"):
-        raise _refused(f"{path}.{'url' if kind == 'url' else 'file_id'}", NO_FETCHING)
+        raise refused(f"{path}.{'url' if kind == 'url' else 'file_id'}", NO_FETCHING)
     if kind != "base64" or not isinstance(source.get("data"), str):
-        raise _unexpected('{"type": "base64", "media_type", "data"}', source, path)
+        raise expected('{"type": "base64", "media_type", "data"}', source, path)
     mime = source.get("media_type")
     if not isinstance(mime, str | None):
-        raise _unexpected("a string", mime, f"{path}.media_type")
+        raise expected("a string", mime, "media_type", path)
     _check_type(mime or "", path)
     return _of_base64(source["data"], f"{path}.data")
 
@@ -160,7 +160,7 @@ def _of_base64(text: str, path: str) -> JSON:
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:  # of its own, or for letters beyond ASCII
-        raise _unexpected("an image file in base64", text, path) from None
+        raise expected("an image file in base64", text, path) from None
     name = sha256(data).hexdigest()
     return {"type": "image", "image": name, FILE: RequestImage(name, data, path)}
 
@@ -168,14 +168,6 @@ def _of_base64(text: str, path: str) -> JSON:
 def _check_type(mime: str, path: str) -> None:
     kind = mime.strip().lower()
     if kind.startswith("audio/"):
-        raise _refused(path, NO_AUDIO)
+        raise refused(path, NO_AUDIO)
     if not kind.startswith("image/") and kind not in ("", "application/octet-stream"):
-        raise _refused(path, f"expected an image, got {short(mime)}; the trained policy reads text and images")
-
-
-def _unexpected(what: str, value: Any, path: str) -> ApiError:
-    return ApiError(f"{path}: expected {what}, got {short(value)}", param=path)
-
-
-def _refused(path: str, why: str) -> ApiError:
-    return ApiError(f"{path}: {why}", param=path, code="unsupported_value")
+        raise refused(path, f"expected an image, got {short(mime)}; the trained policy reads text and images")

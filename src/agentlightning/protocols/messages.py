@@ -49,14 +49,9 @@ REFUSED = ("container", "thread")
 """Fields for such services that the response would have to continue."""
 
 ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    529: "overloaded_error",
-}
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error", 529: "overloaded_error",
+}  # fmt: skip
 
 
 class Thinking(Struct):
@@ -268,19 +263,13 @@ def _user(message: JSON, where: str, trained: bool) -> list[JSON]:
     said: list[JSON] = []
     for index, part in enumerate(_parts(message, where)):
         path = f"{where}.content[{index}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "tool_result":
-            content, given = part.get("content"), fields.read(_ToolResult, part, path)
-            result = {
-                "role": "tool",
-                "tool_call_id": given.tool_use_id or "",
-                "content": "" if content is None else _content(content, f"{path}.content", trained),
-            }
-            if given.is_error:
-                result["is_error"] = True
-            results.append(result)
-        else:
+        if not isinstance(part, dict) or part.get("type") != "tool_result":
             said += _block(part, path, trained)
+            continue
+        content, given = part.get("content"), fields.read(_ToolResult, part, path)
+        text = "" if content is None else _content(content, f"{path}.content", trained)
+        error = {"is_error": True} if given.is_error else {}
+        results.append({"role": "tool", "tool_call_id": given.tool_use_id or "", "content": text, **error})
     if said or not results:
         results.append({"role": "user", "content": _joined(said)})
     return results
@@ -294,7 +283,7 @@ def _assistant(message: JSON, where: str, trained: bool) -> JSON:
         path = f"{where}.content[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text" and isinstance(part.get("text"), str):
-            text.append({"type": "text", "text": part["text"]})
+            text.append(_text(part["text"]))
         elif kind == "thinking" and isinstance(part.get("thinking"), str):
             reasoning.append(part["thinking"])
         elif kind == "redacted_thinking":
@@ -308,9 +297,7 @@ def _assistant(message: JSON, where: str, trained: bool) -> JSON:
     result: JSON = {"role": "assistant", "content": _joined(text) if text or not calls else None}
     if reasoning:
         result["reasoning_content"] = "".join(reasoning)
-    if calls:
-        result["tool_calls"] = calls
-    return result
+    return {**result, "tool_calls": calls} if calls else result
 
 
 def _tool_use(part: JSON, where: str) -> JSON:
@@ -332,15 +319,14 @@ def _block(part: Any, where: str, trained: bool, text_only: bool = False) -> lis
     if not isinstance(part, dict):
         raise _not_text(part, where)
     if part.get("type") == "text" and isinstance(part.get("text"), str):
-        return [{"type": "text", "text": part["text"]}]
+        return [_text(part["text"])]
     if not trained:
         return [part]
-    if not text_only:
-        if (image := image_part(part, where)) is not None:
-            return [image]
-        if (parts := document_parts(part, where)) is not None:
-            return parts
-    raise _not_text(part, where)
+    image = None if text_only else image_part(part, where)
+    parts = [image] if image is not None else None if text_only else document_parts(part, where)
+    if parts is None:
+        raise _not_text(part, where)
+    return parts
 
 
 def _joined(parts: list[JSON]) -> str | list[JSON]:
@@ -382,14 +368,10 @@ def _examples(given: list[Any] | None) -> JSON:
 
 def _tool(tool: JSON) -> JSON:
     """A tool in the form of Chat Completions."""
-    function: JSON = {"name": tool.get("name")}
-    if tool.get("description") is not None:
-        function["description"] = tool["description"]
-    if tool.get("input_schema") is not None:
-        function["parameters"] = tool["input_schema"]
-    if tool.get("strict") is True:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+    given = {"description": tool.get("description"), "parameters": tool.get("input_schema")}
+    given["strict"] = True if tool.get("strict") is True else None
+    kept = {name: value for name, value in given.items() if value is not None}
+    return {"type": "function", "function": {"name": tool.get("name"), **kept}}
 
 
 def _tool_choice(given: ToolChoice | None, tools: list[JSON] | None) -> tuple[bool, bool, JSON]:
@@ -424,7 +406,6 @@ def document_parts(block: JSON, where: str) -> list[JSON] | None:
     if kind == "search_result":
         names, content, path = ("title", "source"), block.get("content"), f"{where}.content"
     elif kind == "document":
-        fields.read(_Source, block, where)
         names, (content, path) = ("title", "context"), _of_source(block, where)
     else:
         return None
@@ -450,7 +431,7 @@ def citations(data: JSON) -> JSON:
 
 def _of_source(block: JSON, where: str) -> tuple[Any, str]:
     """The content of a document, and its path."""
-    source = block.get("source") or {}
+    source = fields.read(_Source, block, where).source or {}
     if source.get("type") == "text":
         return fields.read(_TextSource, source, f"{where}.source").data or "", f"{where}.source.data"
     if source.get("type") == "content":
@@ -466,15 +447,14 @@ def _document_content(content: Any, path: str) -> list[JSON]:
         return [_text(content)]
     if not isinstance(content, list):
         raise expected("a string or a list of content blocks", content, path)
-    return [_document_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
-
-
-def _document_part(part: Any, where: str) -> JSON:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return _text(part["text"])
-    found = image_part(part, where)
-    if found is None:
-        raise fields.not_text(part, where)
+    found = []
+    for index, part in enumerate(content):
+        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+            found.append(_text(part["text"]))
+        elif (image := image_part(part, f"{path}[{index}]")) is not None:
+            found.append(image)
+        else:
+            raise fields.not_text(part, f"{path}[{index}]")
     return found
 
 

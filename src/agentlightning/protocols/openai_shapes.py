@@ -42,10 +42,11 @@ def usage_options(asked: fields.IdsRequest) -> fields.StreamOptions:
 
 def usage(completion: Completion) -> JSON:
     """The token counts of a completion."""
+    prompt_tokens, sampled_tokens = completion.prompt_tokens, completion.sampled_tokens
     return {
-        "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": completion.sampled_tokens,
-        "total_tokens": completion.prompt_tokens + completion.sampled_tokens,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": sampled_tokens,
+        "total_tokens": prompt_tokens + sampled_tokens,
         "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": completion.reasoning_tokens},
     }

@@ -10,7 +10,7 @@ record: `previous_response_id`, items that refer to it and GET responses/ID find
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import orjson
@@ -101,7 +101,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             messages=take_images(_instructions(external.instructions) + _messages(data, trained))[0],
             tools=[_tool(tool) for tool in external.tools or () if isinstance(tool, dict)] or None,
             stream=bool(external.stream),
-            previous_id=_previous(external.previous_response_id),
+            previous_id=external.previous_response_id and call_id(external.previous_response_id),
         )
     data, folds = flatten(data)
     asked = fields.read(ResponsesRequest, data)
@@ -146,7 +146,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         },
         grammar=fields.combined(tool_call, fields.content(form.format, "text.format"), fields.structured_outputs(data)),
         logits=fields.logits(asked),
-        previous_id=_previous(asked.previous_response_id),
+        previous_id=asked.previous_response_id and call_id(asked.previous_response_id),
         echo={**echoed(given), **({"include": included} if included else {}), FOLDS: folds},
     )
 
@@ -174,10 +174,6 @@ reader = ResponseReader
 # --- parsing ------------------------------------------------------------------------------------------------------------
 
 
-def _previous(given: str | None) -> str | None:
-    return None if given is None else call_id(given)
-
-
 def _instructions(given: str | None) -> list[JSON]:
     """The instructions as a message that says what it is: it holds for this request only."""
     return [] if given is None else [{"role": "system", "content": given, "instructions": True}]
@@ -197,10 +193,6 @@ class _ReasoningItem(Struct):
 
 class _CallOutput(Struct):
     call_id: fields.Text = None
-
-
-class _Compaction(Struct):
-    encrypted_content: fields.Text = None
 
 
 def _messages(data: JSON, trained: bool) -> list[JSON]:
@@ -324,20 +316,6 @@ MAX_REFERENCED_BYTES = 8 << 20
 """Of the items that a request refers to, as JSON, each as often as it is named: an id of fifty bytes may name megabytes."""
 
 
-def _items_before(call: Call) -> list[JSON]:
-    """The items of a call's own messages, without instructions."""
-    items: list[JSON] = []
-    for index, message in enumerate(call.messages):
-        if not message.get("instructions"):
-            items += _items(message, f"{call.id}_in_{index}")
-    return items
-
-
-def _completion_items(call: Call) -> list[JSON]:
-    """The items of a call's completion."""
-    return _items(call.completion, call.id)
-
-
 def referenced_ids(data: JSON) -> list[str]:
     """The ids of the items that the input of a request refers to. Raises ApiError where one is no id."""
     given = data.get("input")
@@ -346,8 +324,7 @@ def referenced_ids(data: JSON) -> list[str]:
         if is_reference(item):
             name = item.get("id")
             if not isinstance(name, str) or not name:
-                path = f"input[{index}].id"
-                raise ApiError(f"{path}: expected the id of an item, got {short(name)}", param=path)
+                raise expected("the id of an item", name, f"input[{index}].id")
             found.append(name)
     if len(found) > MAX_REFERENCES:
         raise ApiError(f"input: expected at most {MAX_REFERENCES} references to items, got {len(found)}", param="input")
@@ -374,9 +351,10 @@ def call_of_item(item_id: str) -> str:
 def dereferenced(data: JSON, calls: Mapping[str, Call]) -> JSON:
     """The request with the items that it refers to in place of their ids. Raises ApiError where `calls` lack one."""
     known: dict[str, JSON] = {}
-    for known_id in {call_of_item(name) for name in referenced_ids(data)} & calls.keys():
-        call = calls[known_id]
-        known |= {item["id"]: item for item in (*_items_before(call), *_completion_items(call))}
+    for name in {call_of_item(one) for one in referenced_ids(data)} & calls.keys():
+        call = calls[name]
+        before = [_items(one, f"{name}_in_{at}") for at, one in enumerate(call.messages) if not one.get("instructions")]
+        known |= {item["id"]: item for listed in (*before, _items(call.completion, name)) for item in listed}
     items: list[Any] = []
     size = 0
     for index, item in enumerate(data["input"]):
@@ -388,78 +366,54 @@ def dereferenced(data: JSON, calls: Mapping[str, Call]) -> JSON:
             items.append(found)
             size += len(orjson.dumps(found))
             if size > MAX_REFERENCED_BYTES:
-                raise ApiError(
-                    f"input: expected references to items of at most {MAX_REFERENCED_BYTES} bytes in all", param="input"
-                )
+                what = f"references to items of at most {MAX_REFERENCED_BYTES} bytes in all"
+                raise ApiError(f"input: expected {what}", param="input")
         elif not _is_later_message(item["id"], calls):
-            raise ApiError(
-                f"input[{index}].id: this attempt has no item {item['id']!r}",
-                status=404,
-                param=f"input[{index}].id",
-                code="item_not_found",
-            )
+            path = f"input[{index}].id"
+            why = f"{path}: this attempt has no item {item['id']!r}"
+            raise ApiError(why, status=404, param=path, code="item_not_found")
     return {**data, "input": items}
 
 
 def _is_later_message(item_id: str, calls: Mapping[str, Call]) -> bool:
-    """True for the second or a later message of a streamed response: the record has the texts of all in its first one. Each
-    came after a tool call or the reasoning."""
+    """True for the second or a later message of a streamed response: the record has the texts of all in its first one."""
     found = ITEM_ID.match(item_id)
     if found is None or found[2] or not found[3] or found[1] not in calls or not item_id.startswith("msg_"):
         return False
     said = calls[found[1]].completion
-    return bool(said.get("content")) and 0 < int(found[3]) <= len(said.get("tool_calls") or ()) + (
+    return bool(said.get("content")) and int(found[3]) <= len(said.get("tool_calls") or ()) + (
         "reasoning_content" in said
     )
 
 
 def _items(message: JSON, name: str) -> list[JSON]:
     """The items that a message is; `name` is what their ids have after the kind."""
-    role = message.get("role")
-    if role == "assistant":
-        return _assistant_items(message, name)
+    role, content = message.get("role"), message.get("content")
     if role == "tool":
-        return [
-            {
-                "id": f"fco_{name}",
-                "type": "function_call_output",
-                "call_id": message.get("tool_call_id") or "",
-                "output": _parts(message.get("content"), _input_part, texts_alone=True),
-                "status": "completed",
-            }
-        ]
-    content = _parts(message.get("content"), _input_part)
-    return [{"id": f"msg_{name}", "type": "message", "role": role, "status": "completed", "content": content}]
-
-
-def _assistant_items(message: JSON, name: str) -> list[JSON]:
+        output = _parts(content, "input_text") if isinstance(content, list) else content or ""
+        item = {"type": "function_call_output", "call_id": message.get("tool_call_id") or "", "output": output}
+        return [{"id": f"fco_{name}", **item, "status": "completed"}]
+    if role != "assistant":
+        item = {"type": "message", "role": role, "status": "completed", "content": _parts(content, "input_text")}
+        return [{"id": f"msg_{name}", **item}]
     items: list[JSON] = []
-    content, calls = message.get("content"), message.get("tool_calls") or ()
+    calls = message.get("tool_calls") or ()
     if reasoning := message.get("reasoning_content"):
         items.append(reasoning_item(f"rs_{name}", reasoning, {}, "completed"))
     if content or not calls:
-        item = message_item(f"msg_{name}", "", "completed")
-        items.append({**item, "content": _parts(content or "", _output_part)})
+        parts = _parts(content, "output_text", annotations=[], logprobs=[])
+        items.append({**message_item(f"msg_{name}", "", "completed"), "content": parts})
     for index, call in enumerate(calls):
-        function = call.get("function") or {}
+        function, call_id = call.get("function") or {}, call.get("id") or ""
         arguments = function.get("arguments")
         text = arguments if isinstance(arguments, str) else ""
-        items.append(
-            call_item(f"fc_{name}_{index}", call.get("id") or "", function.get("name") or "", text, "completed")
-        )
+        items.append(call_item(f"fc_{name}_{index}", call_id, function.get("name") or "", text, "completed"))
     return items
 
 
-def _parts(content: Any, part: Callable[[str], JSON], texts_alone: bool = False) -> Any:
-    """Content as Responses has it: parts, or one text where `texts_alone` says so; parts that are no text stay."""
-    if not isinstance(content, list):
-        return content or "" if texts_alone else [part(content or "")]
-    return [part(one["text"]) if isinstance(one, dict) and isinstance(one.get("text"), str) else one for one in content]
-
-
-def _input_part(text: str) -> JSON:
-    return {"type": "input_text", "text": text}
-
-
-def _output_part(text: str) -> JSON:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _parts(content: Any, kind: str, **more: Any) -> list[Any]:
+    """Content as Responses has it; parts that are no text stay."""
+    listed = content if isinstance(content, list) else [{"text": content or ""}]
+    texts = [one.get("text") if isinstance(one, dict) else None for one in listed]
+    pairs = zip(texts, listed, strict=True)
+    return [{"type": kind, "text": text, **more} if isinstance(text, str) else one for text, one in pairs]

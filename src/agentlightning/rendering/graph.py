@@ -282,23 +282,19 @@ def image_hashes(messages: Iterable[JSON]) -> list[str]:
 
 def _content(content: Any) -> Any:
     """Text, or a list of texts and images where there are any."""
-    if isinstance(content, str) or not any(part.get("type") == "image" for part in content or ()):
-        return _text(content)
     result: list[JSON] = []
-    for part in content:
+    for part in content or ():
         if part.get("type") == "image":
             result.append({"type": "image", "image": part["image"]})
-        elif result and result[-1]["type"] == "text":
-            result[-1]["text"] += _text([part])
         else:
-            result.append({"type": "text", "text": _text([part])})
-    return result
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text") or part.get("refusal") or "" for part in content or ())
+            text = part.get("text") or part.get("refusal") or ""
+            if result and result[-1]["type"] == "text":
+                result[-1]["text"] += text
+            else:
+                result.append({"type": "text", "text": text})
+    if any(part["type"] == "image" for part in result):
+        return result
+    return result[0]["text"] if result else ""
 
 
 def _tool_call(call: JSON) -> JSON:

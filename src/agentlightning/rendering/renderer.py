@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jinja2
 import jinja2.meta
+import orjson
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -291,17 +292,9 @@ class Renderer:
 
 
 def check_text(*values: object) -> None:
-    """RenderError where texts, or those in messages and tools, have more characters than a prompt may have."""
-    if (size := sum(map(_text_size, values))) > MAX_TEXT:
+    """RenderError where texts, or messages and tools as JSON, have more characters than a prompt may have."""
+    if (size := sum([len(one) if isinstance(one, str) else len(orjson.dumps(one)) for one in values])) > MAX_TEXT:
         raise RenderError(f"messages: the prompt has {size} characters to tokenise; expected at most {MAX_TEXT}")
-
-
-def _text_size(value: object) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_text_size, value.values()))
-    return sum(map(_text_size, value)) if isinstance(value, list) else 0
 
 
 def _in_parts(message: JSON) -> JSON:

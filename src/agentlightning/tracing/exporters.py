@@ -70,11 +70,7 @@ class OtlpHttpExporter(TraceExporter):
     """
 
     def __init__(
-        self,
-        url: str,
-        headers: Mapping[str, str],
-        timeout_s: float = 300.0,
-        first_pause_s: float = 1.0,
+        self, url: str, headers: Mapping[str, str], timeout_s: float = 300.0, first_pause_s: float = 1.0
     ) -> None:
         self._url = url
         self._headers = {**headers, "content-type": "application/x-protobuf", "content-encoding": "gzip"}
@@ -250,13 +246,8 @@ def _root(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward], tr
     }
     if calls:
         attributes["output.value"] = _text(calls[-1].completion.get("content"))
-    for name, value in (
-        ("agl.reward", rollout.reward),
-        ("agl.outcome", rollout.outcome),
-        ("agl.warning", rollout.warning),
-    ):
-        if value is not None:
-            attributes[name] = value
+    told = {"agl.reward": rollout.reward, "agl.outcome": rollout.outcome, "agl.warning": rollout.warning}
+    attributes |= {name: value for name, value in told.items() if value is not None}
     return Span(
         id=f"{rollout.id}.{rollout.attempt}.{_digest(rollout.id, str(rollout.attempt), 'root', size=8)}",
         run_id=rollout.run_id,
@@ -306,16 +297,15 @@ def _chat(call: Call, by_id: Mapping[str, Call], rewards: Sequence[Reward], defa
         **_flat("llm.output_messages", [call.completion]),
         **_rewards(reward for reward in rewards if reward.call_id == call.id),
     }
-    if call.sampling.max_tokens is not None:
-        attributes["gen_ai.request.max_tokens"] = call.sampling.max_tokens
-    if call.agent:
-        attributes["gen_ai.agent.name"] = call.agent
-    if call.policy:
-        attributes["agl.policy"] = call.policy
-    if call.versions:
-        attributes["agl.policy_version"] = call.versions[-1].version
-    if tools := chain_tools(chain):
-        attributes["gen_ai.tool.definitions"] = _json(tools)
+    tools = chain_tools(chain)
+    told = {
+        "gen_ai.request.max_tokens": call.sampling.max_tokens,
+        "gen_ai.agent.name": call.agent or None,
+        "agl.policy": call.policy or None,
+        "agl.policy_version": call.versions[-1].version if call.versions else None,
+        "gen_ai.tool.definitions": _json(tools) if tools else None,
+    }
+    attributes |= {name: value for name, value in told.items() if value is not None}
     return Span(
         id=f"{call.rollout_id}.{call.attempt}.{_digest(call.id, size=8)}",
         run_id=call.run_id,
@@ -332,8 +322,7 @@ def _chat(call: Call, by_id: Mapping[str, Call], rewards: Sequence[Reward], defa
 
 def _parts(message: JSON) -> JSON:
     """A message of ours in the form of the GenAI conventions."""
-    role = str(message.get("role", ""))
-    content = message.get("content")
+    role, content = str(message.get("role", "")), message.get("content")
     if role == "tool":
         reply = {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}
         return {"role": role, "parts": [reply]}
@@ -346,10 +335,9 @@ def _parts(message: JSON) -> JSON:
             parts.append({"type": "text", "content": text})
         elif isinstance(part, dict):
             parts.append(part)
-    for tool_call in message.get("tool_calls") or ():
-        function = tool_call.get("function") or {}
-        named = {"id": tool_call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
-        parts.append({"type": "tool_call", **named})
+    for call in message.get("tool_calls") or ():
+        named = {name: (call.get("function") or {}).get(name) for name in ("name", "arguments")}
+        parts.append({"type": "tool_call", "id": call.get("id"), **named})
     return {"role": role, "parts": parts}
 
 
@@ -359,17 +347,14 @@ def _flat(prefix: str, messages: Sequence[JSON]) -> JSON:
     for place, message in enumerate(messages):
         at = f"{prefix}.{place}.message"
         found[f"{at}.role"] = str(message.get("role", ""))
-        if content := _text(message.get("content")):
-            found[f"{at}.content"] = content
-        if message.get("tool_call_id"):
-            found[f"{at}.tool_call_id"] = str(message["tool_call_id"])
-        for number, tool_call in enumerate(message.get("tool_calls") or ()):
-            function = tool_call.get("function") or {}
-            of = f"{at}.tool_calls.{number}.tool_call"
-            found[f"{of}.id"] = str(tool_call.get("id", ""))
+        found[f"{at}.content"] = _text(message.get("content"))
+        found[f"{at}.tool_call_id"] = str(message.get("tool_call_id") or "")
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            function, of = call.get("function") or {}, f"{at}.tool_calls.{number}.tool_call"
+            found[f"{of}.id"] = str(call.get("id", ""))
             found[f"{of}.function.name"] = str(function.get("name", ""))
             found[f"{of}.function.arguments"] = _text(function.get("arguments"))
-    return found
+    return {name: value for name, value in found.items() if value}
 
 
 def _rewards(rewards: Iterable[Reward]) -> JSON:

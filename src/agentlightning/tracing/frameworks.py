@@ -88,8 +88,8 @@ class FrameworkAdapter:
 
     Defining a subclass is enough, in the agent's file or in a package with an entry point in `agentlightning.frameworks`.
     It is asked once `module` is loaded, before the frameworks that are known already, where the agent is a function of a
-    worker: programs in processes of their own say the same by header, baggage or spans. It imports no framework itself and
-    keeps no state: an instance is made for each question. Whatever it raises fails the call that asked.
+    worker. It imports no framework itself and keeps no state: an instance is made for each question. Whatever it raises
+    fails the call that asked.
     """
 
     module: str
@@ -109,11 +109,8 @@ class FrameworkAdapter:
         return None
 
     def span_attributes(self, name: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Says what a span with this name and these attributes means, in attributes of the GenAI semantic conventions:
-        ``gen_ai.operation.name`` (chat, execute_tool, invoke_agent), ``gen_ai.agent.name``, ``gen_ai.tool.name``, …
-
-        They are added as the span is recorded; empty for spans of others.
-        """
+        """Attributes of the GenAI conventions (``gen_ai.operation.name``, ``gen_ai.agent.name``, …) to add to a span
+        with this name and these attributes; empty for spans of others."""
         return {}
 
     def messages(self, name: str, attributes: Mapping[str, Any]) -> tuple[list[JSON], list[JSON]] | None:
@@ -153,8 +150,7 @@ class OpenAIAgents(FrameworkAdapter):
     module = "agents.tracing.scope"
 
     def current_agent(self, module: ModuleType) -> str | None:
-        scope = getattr(module, "Scope", None)
-        current = getattr(scope, "get_current_span", None)
+        current = getattr(getattr(module, "Scope", None), "get_current_span", None)
         span = current() if current is not None else None
         while span is not None:
             data = getattr(span, "span_data", None)
@@ -166,11 +162,8 @@ class OpenAIAgents(FrameworkAdapter):
 
 
 class LangChain(FrameworkAdapter):
-    """The node of a LangGraph graph, or the name of a LangChain agent.
-
-    Within the graph of a prebuilt agent the node that calls the model has the same name in all of them; there the node
-    that the agent stands in is meant.
-    """
+    """The node of a LangGraph graph, or the name of a LangChain agent. In the graph of a prebuilt agent, whose nodes have
+    the same names in all of them, the node that the agent stands in is meant."""
 
     module = "langchain_core.runnables.config"
 
@@ -178,18 +171,14 @@ class LangChain(FrameworkAdapter):
         metadata = self._config(module).get("metadata")
         if not isinstance(metadata, Mapping):
             return None
-        name = _text(metadata.get("lc_agent_name"))
-        if name is not None:
-            return name
-        return graph_node(metadata.get("langgraph_checkpoint_ns"), metadata.get("langgraph_node"))
+        node = graph_node(metadata.get("langgraph_checkpoint_ns"), metadata.get("langgraph_node"))
+        return _text(metadata.get("lc_agent_name")) or node
 
     def current_span(self, module: ModuleType) -> Any:
         """Instrumentations are callback handlers here, which never make their span OpenTelemetry's current one."""
         callbacks = self._config(module).get("callbacks")
         run_id = getattr(callbacks, "parent_run_id", None)
-        if run_id is None:
-            return None
-        for handler in getattr(callbacks, "handlers", ()):
+        for handler in getattr(callbacks, "handlers", ()) if run_id is not None else ():
             span_of = getattr(handler, "get_span", None)
             if span_of is not None and type(handler).__module__.startswith("openinference."):
                 return span_of(run_id)
@@ -202,22 +191,17 @@ class LangChain(FrameworkAdapter):
 
 
 class AutoGen(FrameworkAdapter):
-    """The agent that handles a message of AutoGen's runtime: a member of a team, an agent of autogen-core.
-
-    An agent that runs alone has no runtime; AutoGen opens a span for it, which `SpanConventions` reads.
-    """
+    """The agent that handles a message of AutoGen's runtime: a member of a team, an agent of autogen-core. For an agent that
+    runs alone AutoGen opens a span, which `SpanConventions` reads."""
 
     module = "autogen_core._message_handler_context"
 
     def current_agent(self, module: ModuleType) -> str | None:
-        context = getattr(module, "MessageHandlerContext", None)
-        variable = getattr(context, "_MESSAGE_HANDLER_CONTEXT", None)
+        variable = getattr(getattr(module, "MessageHandlerContext", None), "_MESSAGE_HANDLER_CONTEXT", None)
         agent = variable.get(None) if variable is not None else None
-        if agent is None:
-            return None
         name = _text(getattr(agent, "type", None))
         # Members of a team are registered as {name}_{team id}, and so are their topics: {name}_{team id}/{team id}.
-        return name.removesuffix(f"_{getattr(agent, 'key', '')}") if name is not None else None
+        return name and name.removesuffix(f"_{getattr(agent, 'key', '')}")
 
 
 class SpanConventions(FrameworkAdapter):

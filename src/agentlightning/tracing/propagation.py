@@ -24,27 +24,21 @@ AGENT_BAGGAGE = "agl.agent"
 
 
 def context_headers() -> dict[str, str]:
-    """Returns the headers for a model call sent now: x-agl-agent, traceparent and baggage, each where there is one.
-
-    A name outside ASCII travels in baggage, percent-encoded.
-    """
+    """The headers for a model call sent now: x-agl-agent (outside ASCII in baggage, percent-encoded), traceparent and
+    baggage, each where there is one."""
     found: dict[str, str] = {}
-    agent = current_agent()
-    if agent is not None:
+    told: list[str] = []
+    if (agent := current_agent()) is not None:
         if agent.isascii() and agent.isprintable():
             found[AGENT_HEADER] = agent
         else:
-            found["baggage"] = f"{AGENT_BAGGAGE}={quote(agent, safe='')}"
+            told.append(f"{AGENT_BAGGAGE}={quote(agent, safe='')}")
     span = current_span()
-    if span is not None:
-        here = span.get_span_context()
-        if here.is_valid:
-            found["traceparent"] = f"00-{here.trace_id:032x}-{here.span_id:016x}-{here.trace_flags:02x}"
-    baggage = sys.modules.get("opentelemetry.baggage")
-    if baggage is not None and (entries := baggage.get_all()):
-        told = [f"{quote(key, safe='')}={quote(str(value), safe='')}" for key, value in entries.items()]
-        found["baggage"] = ",".join([found["baggage"], *told] if "baggage" in found else told)
-    return found
+    if span is not None and (here := span.get_span_context()).is_valid:
+        found["traceparent"] = f"00-{here.trace_id:032x}-{here.span_id:016x}-{here.trace_flags:02x}"
+    if (baggage := sys.modules.get("opentelemetry.baggage")) is not None:
+        told += [f"{quote(key, safe='')}={quote(str(value), safe='')}" for key, value in baggage.get_all().items()]
+    return found | {"baggage": ",".join(told)} if told else found
 
 
 class ContextPropagator:
@@ -97,8 +91,7 @@ def _httpx(original: Callable[..., Any], context: ContextPropagator) -> Callable
         url = request.url
         if context.serves(url.host, url.port, url.scheme):
             for name, value in context_headers().items():
-                if name not in request.headers:  # whatever its case
-                    request.headers[name] = value
+                request.headers.setdefault(name, value)
         return original(client, request, *arguments, **options)
 
     return send
@@ -106,20 +99,18 @@ def _httpx(original: Callable[..., Any], context: ContextPropagator) -> Callable
 
 def _aiohttp(original: Callable[..., Any], context: ContextPropagator) -> Callable[..., Any]:
     """Of ClientSession._request, which all of a session's verbs go through; a session's own hooks bind when it is made."""
-
     from multidict import CIMultiDict  # comes with aiohttp, which is there
 
     def request(session: Any, method: str, str_or_url: Any, **options: Any) -> Any:
         parts = urlsplit(str(str_or_url))
-        base = getattr(session, "_base_url", None)
-        if not parts.netloc and base is not None:
+        if not parts.netloc and (base := getattr(session, "_base_url", None)) is not None:
             parts = urlsplit(str(base))
         if context.serves(parts.hostname or "", parts.port, parts.scheme):
             headers = CIMultiDict(options.get("headers") or {})
-            given = [headers, getattr(session, "headers", {})]  # the session's go with every request of its own
+            of_session = getattr(session, "headers", {})  # these go with every request of its own
             for name, value in context_headers().items():
-                if not any(name in known for known in given):
-                    headers[name] = value
+                if name not in of_session:
+                    headers.setdefault(name, value)
             options["headers"] = headers
         return original(session, method, str_or_url, **options)
 
@@ -130,8 +121,7 @@ def _http_client(original: Callable[..., Any], context: ContextPropagator) -> Ca
     """Of HTTPConnection.endheaders: the last moment at which a request of the standard library takes headers."""
 
     def endheaders(connection: Any, *arguments: Any, **options: Any) -> Any:
-        scheme = "https" if hasattr(connection, "_context") else "http"
-        if context.serves(connection.host, connection.port, scheme):
+        if context.serves(connection.host, connection.port, "https" if hasattr(connection, "_context") else "http"):
             given = {line.partition(b":")[0].lower().decode("latin-1") for line in connection._buffer[1:]}
             for name, value in context_headers().items():
                 if name not in given:
