@@ -24,9 +24,8 @@ from agentlightning.config.external import ExternalModelConfig
 from agentlightning.errors import ConfigError, EngineError, RewardError
 from agentlightning.records import JSON, Call, Resource, Reward, Span
 from agentlightning.runner.agent import LLM, emit_reward
-from agentlightning.runner.chat_endpoint import ChatEndpoint
 from agentlightning.runner.connection_pool import ConnectionPool
-from agentlightning.runner.llm_judge import JudgeScorer, external_judge, gateway_judge, read_judgement
+from agentlightning.runner.llm_judge import ChatEndpoint, JudgeScorer, external_judge, gateway_judge, read_judgement
 from agentlightning.runner.result import RolloutResult, as_json, result_of
 from agentlightning.runner.scoring import (
     CommandScorer,

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from agentlightning.errors import InputError
 from agentlightning.records import NewRollout, Span, WorkerStatus
-from agentlightning.runner.agent_tracing import current_spans
+from agentlightning.runner.__main__ import current_spans
 from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner

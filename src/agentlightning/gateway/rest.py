@@ -17,7 +17,7 @@ import asyncio
 import base64
 import inspect
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -93,18 +93,10 @@ def create_api(
     return StoreRpc(store, views, permissions, callers, boot=boot, after=after, stopping=stopping)
 
 
-class ErrorDetail(BaseModel):
-    """An error of `errors.py`."""
-
-    type: str
-    """Name of its class."""
-    message: str
-
-
 class ErrorBody(BaseModel):
-    """The body of every response that is an error."""
+    """The body of every response that is an error: its `type` is a class of `errors.py`, and there is a `message`."""
 
-    error: ErrorDetail
+    error: dict[str, str]
 
 
 REFUSALS = {
@@ -200,8 +192,7 @@ _RESULTS: dict[str, Any] = {"count": dict[Mode, dict[RolloutState, int]]}
 
 
 def _add_views(api: FastAPI, store: LightningStore, permissions: Permissions) -> None:
-    async def allowed(request: HttpRequest, method: str, **given: Any) -> dict[str, Any]:
-        return await permissions.check(request.scope[CALLER], method, given)
+    allowed = _checked(permissions)
 
     async def one(request: HttpRequest, rollout_id: str) -> Rollout:
         found = await store.rollouts(**await allowed(request, "rollouts", query=RolloutQuery(ids=[rollout_id])))
@@ -245,7 +236,17 @@ def _add_views(api: FastAPI, store: LightningStore, permissions: Permissions) ->
         return _json(await store.calls(**given))
 
 
+def _checked(permissions: Permissions) -> Callable[..., Coroutine[Any, Any, dict[str, Any]]]:
+    async def allowed(request: HttpRequest, method: str, **given: Any) -> dict[str, Any]:
+        """The arguments with which the caller may call the method."""
+        return await permissions.check(request.scope[CALLER], method, given)
+
+    return allowed
+
+
 def _add_series(api: FastAPI, store: LightningStore, permissions: Permissions, stopping: asyncio.Event) -> None:
+    allowed = _checked(permissions)
+
     @api.get("/summaries", response_model=SummaryPage, tags=["views"])
     async def list_summaries(
         request: HttpRequest,
@@ -260,9 +261,7 @@ def _add_series(api: FastAPI, store: LightningStore, permissions: Permissions, s
         query = SummaryQuery(
             run_id=run_id, where=where, order_by=order_by, descending=descending, after=after, limit=limit
         )
-        return _json(
-            await store.summaries(**await permissions.check(request.scope[CALLER], "summaries", {"query": query}))
-        )
+        return _json(await store.summaries(**await allowed(request, "summaries", query=query)))
 
     @api.get("/runs/{run_id}/series", response_model=dict[str, list[SeriesPoint]], tags=["views"])
     async def show_series(
@@ -274,7 +273,7 @@ def _add_series(api: FastAPI, store: LightningStore, permissions: Permissions, s
     ) -> Response:
         """Metrics of a run over its steps, all or those named, each as a bounded number of points."""
         given = {"run_id": run_id, "names": name, "max_points": max_points, "after_step": after_step}
-        return _json(await store.series(**await permissions.check(request.scope[CALLER], "series", given)))
+        return _json(await store.series(**await allowed(request, "series", **given)))
 
     @api.get("/events", tags=["views"])
     async def stream_events(
@@ -286,7 +285,7 @@ def _add_series(api: FastAPI, store: LightningStore, permissions: Permissions, s
         """Server-sent events: new metrics of a run and its finished rollouts after a cursor, which is an event's id. A
         browser that reconnects sends the last as Last-Event-ID, which takes precedence."""
         metric, rollout = parse_cursor(last_event_id or after)
-        await permissions.check(request.scope[CALLER], "wait", {"run_id": run_id})
+        await allowed(request, "wait", run_id=run_id)
         await store.wait(run_id, rollout, 1, 0.0)  # NotFoundError while there is a status to say it
         return RunEvents(store, run_id, (metric, rollout), stopping)
 

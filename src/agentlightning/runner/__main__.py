@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from agentlightning.config.agent import AgentConfig, NoSandbox, sandbox_of_run
@@ -27,8 +28,8 @@ from agentlightning.config.external import ExternalModelConfig, agent_model, ext
 from agentlightning.config.run import parse_settings
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError, printable
 from agentlightning.gateway.connection_limit import raise_file_limit
-from agentlightning.runner.agent_tracing import trace_agents
 from agentlightning.runner.air import air_of_run
+from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.command import without_proxy
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.execution import Execution
@@ -46,6 +47,13 @@ from agentlightning.store.base import LEASE_S
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.scan import find_run
 from agentlightning.store.templates import TemplateReader
+from agentlightning.tracing.buffer import SpanBuffer
+from agentlightning.tracing.frameworks import (
+    enable_instrumentations,
+    find_instrumentations,
+    load_installed_adapters,
+)
+from agentlightning.tracing.propagation import ContextPropagator, ImportHook
 
 POLICY = "policy"
 """Model name given to agents where the run's policy answers to every name."""
@@ -227,6 +235,34 @@ def _trace_agents(options: argparse.Namespace, config: Mapping[str, Any]) -> boo
     if agent.trace is not False:
         trace_agents(agent, options.server)
     return agent.trace is not False
+
+
+def trace_agents(agent: AgentConfig, server_url: str) -> None:
+    """Observe the function agents of this process. Comes after the agent's module, whose own TracerProvider is kept.
+
+    ConfigError where an instrumentation or an installed framework adapter is missing or does not fit.
+    """
+    load_installed_adapters()
+    ContextPropagator(server_url).install()
+    if agent.instrumentations:
+        from agentlightning.tracing.tracer import Tracer, install
+
+        found = find_instrumentations(agent.instrumentations)
+        enable_instrumentations(found, install(Tracer(current_spans)))
+    else:
+        ImportHook({"opentelemetry.trace": _trace}).start()
+
+
+def current_spans() -> SpanBuffer | None:
+    """Returns where spans of this context go."""
+    attempt = CURRENT.get(None)
+    return attempt.spans if attempt is not None else None
+
+
+def _trace(_: ModuleType) -> None:
+    from agentlightning.tracing.tracer import Tracer, install
+
+    install(Tracer(current_spans))
 
 
 def _end_now(code: int, guardian: Guardian) -> NoReturn:

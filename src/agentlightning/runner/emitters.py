@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -120,39 +120,37 @@ class Operation(AbstractContextManager["Span"]):
         signature = inspect.signature(function)
         given, gave = _VALUES[self._kind == "tool"]
 
-        def called(span: Span, arguments: Any, options: Any) -> None:
-            if not span.is_recording():
-                return
-            try:
-                bound = signature.bind(*arguments, **options).arguments
-            except TypeError:  # the call itself says it better
-                return
-            bound.pop("self", None)
-            span.set_attribute(given, _json(bound))
+        @contextmanager
+        def called(arguments: Any, options: Any) -> Iterator[Callable[[Any], Any]]:
+            """A span of one call; yields what notes its result and returns it."""
+            with self._span(self._attributes) as span:
+                if span.is_recording():
+                    with suppress(TypeError):  # of arguments that do not fit: the call itself says it better
+                        bound = signature.bind(*arguments, **options).arguments
+                        bound.pop("self", None)
+                        span.set_attribute(given, _json(bound))
 
-        def note(span: Span, result: Any) -> None:
-            if span.is_recording():
-                span.set_attribute(gave, result[:MAX_VALUE_CHARACTERS] if isinstance(result, str) else _json(result))
+                def note(result: Any) -> Any:
+                    if span.is_recording():
+                        text = result[:MAX_VALUE_CHARACTERS] if isinstance(result, str) else _json(result)
+                        span.set_attribute(gave, text)
+                    return result
+
+                yield note
 
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def asynchronous(*arguments: Any, **options: Any) -> Any:
-                with self._span(self._attributes) as span:
-                    called(span, arguments, options)
-                    result = await function(*arguments, **options)
-                    note(span, result)
-                    return result
+                with called(arguments, options) as note:
+                    return note(await function(*arguments, **options))
 
             return asynchronous  # type: ignore[return-value]
 
         @functools.wraps(function)
         def synchronous(*arguments: Any, **options: Any) -> Any:
-            with self._span(self._attributes) as span:
-                called(span, arguments, options)
-                result = function(*arguments, **options)
-                note(span, result)
-                return result
+            with called(arguments, options) as note:
+                return note(function(*arguments, **options))
 
         return synchronous  # type: ignore[return-value]
 

@@ -38,16 +38,19 @@ def describe(error: BaseException) -> str:
 def interrupted_at(error: BaseException) -> str:
     """Returns where an agent was when `error` was thrown into it, by its frames in the user's files; '' where it has
     none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith((_OURS, "<frozen", *_LIBRARIES))]
-    return bounded("".join(traceback.format_list(theirs)).rstrip())
+    return bounded("".join(traceback.format_list(_raised_in(error))).rstrip())
 
 
 def at_line(error: BaseException | None) -> str:
     """`` (at FILE:LINE in NAME)``, of the last frame in the user's files; '' where there is none."""
-    frames = [] if error is None else traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith((_OURS, "<frozen", *_LIBRARIES))]
-    return f" (at {theirs[-1].filename}:{theirs[-1].lineno} in {theirs[-1].name})" if theirs else ""
+    frames = [] if error is None else _raised_in(error)
+    return f" (at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+
+
+def _raised_in(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of the user's files that an error went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not frame.filename.startswith((_OURS, "<frozen", *_LIBRARIES))]
 
 
 def stack(thread: int | None) -> str:

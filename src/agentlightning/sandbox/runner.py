@@ -49,12 +49,6 @@ INHERITED = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "PATH")
 """Variables of the worker that an agent gets."""
 JOIN = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@"'
 """A shell joins the control groups given before ``--`` and becomes what comes after it."""
-FORBIDDING = {
-    "kernel.unprivileged_userns_clone": "0",
-    "user.max_user_namespaces": "0",
-    "kernel.apparmor_restrict_unprivileged_userns": "1",
-}
-"""Settings of Linux that keep users from making user namespaces, and with which value."""
 
 
 async def start_runner(agent: CommandAgent, store: LightningStore) -> StartedRunner:
@@ -156,7 +150,7 @@ class SandboxRunner(CommandRunner):
                 "; ".join(filter(None, map(str.strip, said)))[-MAX_SAID:]
                 or f"it ended with exit code {done.returncode}"
             )
-            raise ConfigError(f"sandbox: {self._settings.type} cannot be run here: {why}{_hint()}")
+            raise ConfigError(f"sandbox: {self._settings.type} cannot be run here: {why}")
 
     @asynccontextmanager
     async def _program(self, claim: Claim, llm: LLM, folder: Path) -> AsyncIterator[Program]:
@@ -243,13 +237,3 @@ class SandboxRunner(CommandRunner):
 
 def _joined(group: Cgroup | None, command: list[str]) -> list[str]:
     return command if group is None else ["/bin/sh", "-c", JOIN, "agl-sandbox", *group.entries, "--", *command]
-
-
-def _hint() -> str:
-    """Names the setting of this machine that forbids user namespaces, where one does."""
-    for name, value in FORBIDDING.items():
-        file = Path("/proc/sys") / name.replace(".", "/")
-        with contextlib.suppress(OSError):
-            if file.read_text().strip() == value:
-                return f"; user namespaces are not permitted here: sysctl {name} is {value}"
-    return ""

@@ -29,7 +29,7 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.errors import ConfigError
 from agentlightning.records import FINAL_STATES, Call, NewRollout, Rollout, Step
-from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
+from agentlightning.runner.llm_judge import ChatEndpoint, bearer
 from agentlightning.runtime.code_loader import load_function
 from agentlightning.runtime.disk import open_private
 from agentlightning.store.base import LightningStore, RolloutQuery
