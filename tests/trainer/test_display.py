@@ -1,9 +1,9 @@
-"""Progress of long work, piped, in a terminal and in a notebook."""
+"""Progress of long work, piped and in a terminal."""
 
 import io
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from agentlightning.trainer.display import Display
 
@@ -35,18 +35,3 @@ def test_a_step_that_learns_from_the_record_shows_its_loss(terminal: bool) -> No
         )
     assert isinstance(console.file, io.StringIO)
     assert "loss 0.5000  accuracy 0.7500  margin 0.2500  epoch 0.50  1.0 s" in console.file.getvalue()
-
-
-def test_a_notebook_gets_drawings_of_the_whole_and_no_lines() -> None:
-    drawings: list[RenderableType] = []
-    lines, shown = (Console(file=io.StringIO(), width=120) for _ in range(2))
-    with Display("run", lines, drawings.append) as display:
-        for step in range(1, 4):  # sooner after each other than anybody could see
-            display.step(step, 3, {"train/loss": 0.5, "train/epoch": 0.5, "time/step_s": 1.0})
-        display.evaluated(3, "greedy", 0.75)
-    shown.print(drawings[-1])
-    assert isinstance(lines.file, io.StringIO)
-    assert isinstance(shown.file, io.StringIO)
-    assert lines.file.getvalue() == ""
-    assert len(drawings) == 2  # the first, and the last when it ended
-    assert all(text in shown.file.getvalue() for text in ("3/3", "loss 0.5000", "0.75"))

@@ -1,12 +1,11 @@
-"""Progress of long work: a live panel in a terminal or a notebook, a line per step elsewhere. Drawn with rich."""
+"""Progress of long work: a live panel in a terminal, a line per step elsewhere. Drawn with rich."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
@@ -21,8 +20,6 @@ from agentlightning.records import JSON
 from agentlightning.runtime.disk import open_private
 
 SHOWN_STEPS = 8
-DRAWN_EVERY_S = 0.5
-"""In a notebook, which takes a message for each drawing."""
 SPARK_WIDTH = 60
 SPARKS = "▁▂▃▄▅▆▇█"
 PHASES = ("collect", "prepare", "update", "publish")
@@ -47,31 +44,12 @@ def screen() -> Console:
     return console
 
 
-def notebook() -> Callable[[RenderableType], None] | None:
-    """In a notebook, a function that draws into the cell's output in place of its last drawing; None elsewhere."""
-    if not Console().is_jupyter:
-        return None
-    drawn: list[Any] = []
-
-    def draw(picture: RenderableType) -> None:
-        if drawn:
-            drawn[0].update(picture)
-        else:
-            drawn.append(import_module("IPython.display").display(picture, display_id=True))
-
-    return draw
-
-
 class Display:
     """The `Progress` of `Trainer` and the command line; a context manager."""
 
-    def __init__(
-        self, title: str, console: Console | None = None, draw: Callable[[RenderableType], None] | None = None
-    ) -> None:
+    def __init__(self, title: str, console: Console | None = None) -> None:
         self.console = console or screen()
-        self._draw = draw or notebook()
-        self._drawn = -DRAWN_EVERY_S
-        self._lines = self._draw is None and not self.console.is_terminal
+        self._lines = not self.console.is_terminal
         self._title = title
         self._started = time.perf_counter()
         self._phase = ("starting", 0, 1)
@@ -92,39 +70,29 @@ class Display:
     def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self._live.stop()
-        self._redraw(DRAWN_EVERY_S)
 
     def phase(self, name: str, done: int, total: int) -> None:
         if not self.console.is_terminal and name not in self._told:
             self.console.print(f"[{self._elapsed():6.1f} s] {name}")
         self._told.add(name)
         self._phase = (name, done, total)
-        self._redraw()
 
     def step(self, step: int, steps: int, metrics: dict[str, float]) -> None:
         if not self._steps:
             self._first_step = (step, self._elapsed())
         self._steps = [*self._steps[1 - SHOWN_STEPS :], (step, steps, metrics)]
         self._curve.append(metrics.get("train/reward_mean", metrics.get("train/loss", 0.0)))
-        self._redraw()
         if self._lines:
             told = _from_rollouts(metrics) if "train/reward_mean" in metrics else _from_record(metrics)
             self.console.print(f"[{self._elapsed():6.1f} s] step {step}/{steps}  {told}", soft_wrap=True)
 
     def evaluated(self, step: int, kind: str, success: float) -> None:
         self._heldout.append((step, kind, success))
-        self._redraw()
         if self._lines:
             self.console.print(f"[{self._elapsed():6.1f} s] step {step}: held-out {kind} {success:.3f}")
 
     def note(self, text: str) -> None:
         self.console.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
-
-    def _redraw(self, waited_s: float = 0.0) -> None:
-        """Draw where this is a notebook, and the last drawing is long enough ago."""
-        if self._draw is not None and self._elapsed() - self._drawn + waited_s >= DRAWN_EVERY_S:
-            self._drawn = self._elapsed()
-            self._draw(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         name, done, total = self._phase

@@ -46,38 +46,34 @@ class TimeTally:
     """Sums over the rollouts of one step; keeps two numbers per call."""
 
     _rollouts: int = 0
-    _queued_ns: int = 0
+    _sums: Counter[str] = field(default_factory=Counter)
+    """Nanoseconds queued, in model calls and after the last one; tokens."""
     _running_ns: list[int] = field(default_factory=list)
-    _model_ns: int = 0
-    _after_ns: int = 0
-    _tokens: int = 0
-    _prompt_tokens: int = 0
     _calls: list[tuple[int, int]] = field(default_factory=list)
     _external_calls: list[tuple[int, int]] = field(default_factory=list)
-    _external_tokens: int = 0
-    """Of prompts and completions."""
 
     def add(self, rollouts: Iterable[Rollout], calls: Sequence[Call]) -> None:
         """Rollouts that have finished, with the calls of their last attempts."""
         by_rollout: dict[str, list[tuple[int, int]]] = {}
         for call in calls:
+            times = call.started_ns, call.finished_ns
             if call.policy:
-                by_rollout.setdefault(call.rollout_id, []).append((call.started_ns, call.finished_ns))
-                self._tokens += len(call.sampled_ids) if call.replayed_id is None else 0
-                self._prompt_tokens += call.prompt_tokens if "." not in call.id else 0  # further choices share theirs
+                by_rollout.setdefault(call.rollout_id, []).append(times)
+                self._sums["sampled"] += len(call.sampled_ids) if call.replayed_id is None else 0
+                self._sums["prompt"] += call.prompt_tokens if "." not in call.id else 0  # further choices share theirs
             else:  # of a rollout's time, a call to an external model is the agent's own affair, like a tool
-                self._external_calls.append((call.started_ns, call.finished_ns))
-                self._external_tokens += sum(used_tokens(call))
+                self._external_calls.append(times)
+                self._sums["external"] += sum(used_tokens(call))
         for rollout in rollouts:
-            if rollout.started_ns is None or rollout.finished_ns is None:
+            started, finished = rollout.started_ns, rollout.finished_ns
+            if started is None or finished is None:
                 continue
             within = by_rollout.get(rollout.id, [])
             self._rollouts += 1
-            self._queued_ns += max(0, rollout.started_ns - rollout.created_ns)
-            self._running_ns.append(max(0, rollout.finished_ns - rollout.started_ns))
-            self._model_ns += covered(within)
-            last = max((end for _, end in within), default=rollout.started_ns)
-            self._after_ns += max(0, rollout.finished_ns - last)
+            self._running_ns.append(max(0, finished - started))
+            self._sums["queued"] += max(0, started - rollout.created_ns)
+            self._sums["model"] += covered(within)
+            self._sums["after"] += max(0, finished - max((end for _, end in within), default=started))
             self._calls += within
 
     def metrics(self, step_s: float, slots: Metrics, external: bool = False) -> Metrics:
@@ -86,27 +82,27 @@ class TimeTally:
             return {}
         count, running_s = self._rollouts, sum(self._running_ns) / S
         busy_s = covered(self._calls) / S
-        outside_s = max(0.0, running_s - (self._model_ns + self._after_ns) / S)
+        outside_s = max(0.0, running_s - (self._sums["model"] + self._sums["after"]) / S)
         found = {
-            "rollout/queued_s": self._queued_ns / S / count,
+            "rollout/queued_s": self._sums["queued"] / S / count,
             "rollout/duration_s": running_s / count,
             "rollout/duration_max_s": max(self._running_ns) / S,
-            "rollout/model_s": self._model_ns / S / count,
+            "rollout/model_s": self._sums["model"] / S / count,
             "rollout/between_calls_s": outside_s / count,
-            "rollout/after_calls_s": self._after_ns / S / count,
+            "rollout/after_calls_s": self._sums["after"] / S / count,
             "workers/running_mean": running_s / step_s,
-            "workers/queued_mean": self._queued_ns / S / step_s,
+            "workers/queued_mean": self._sums["queued"] / S / step_s,
             "sampler/busy_share": min(1.0, busy_s / step_s),
             "gateway/busy_share": min(1.0, covered([*self._calls, *self._external_calls]) / S / step_s),
             "cost/agent_s": running_s,
-            "cost/prompt_tokens": float(self._prompt_tokens),
-            "cost/sampled_tokens": float(self._tokens),
+            "cost/prompt_tokens": float(self._sums["prompt"]),
+            "cost/sampled_tokens": float(self._sums["sampled"]),
         }
         if external:
-            found["cost/external_tokens"] = float(self._external_tokens)
+            found["cost/external_tokens"] = float(self._sums["external"])
         if busy_s:
             found["sampler/calls_mean"] = sum(end - start for start, end in self._calls) / S / busy_s
-            found["sampler/tokens_per_s"] = self._tokens / busy_s
+            found["sampler/tokens_per_s"] = self._sums["sampled"] / busy_s
         if "workers/slots" in slots:
             found["workers/busy_share"] = min(1.0, found["workers/running_mean"] / slots["workers/slots"])
         return found | slots

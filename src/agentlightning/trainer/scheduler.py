@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -284,35 +285,34 @@ def _nodes(calls: Sequence[Call]) -> list[int]:
     return [place for place, one in enumerate(choices[:-1], 1) if one[0].replayed_id is None]
 
 
-@dataclass(slots=True)
 class TreeTally:
     """Counts over the rollouts of one step, of what they share."""
 
-    _forks: int = 0
-    _ended: int = 0
-    _sampled: int = 0
-    _replayed: int = 0
-    _tokens: int = 0
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
 
     def add(self, rollouts: Sequence[Rollout], calls: Sequence[Call]) -> None:
         """Rollouts that have finished, with the calls of their last attempts."""
         own = by_attempt(calls)
         for rollout in rollouts:
             recorded = own[rollout.id, rollout.attempt]
-            self._forks += rollout.fork is not None
-            self._ended += replay_ended(rollout, recorded) is not None
             shared = [call for call in recorded if call.shared]
-            self._replayed += len(shared)
-            self._tokens += sum(len(call.sampled_ids) for call in shared)
-            self._sampled += sum(call.learnable for call in recorded if call.policy)
+            self._counts.update(
+                forks=rollout.fork is not None,
+                ended=replay_ended(rollout, recorded) is not None,
+                replayed=len(shared),
+                tokens=sum(len(call.sampled_ids) for call in shared),
+                sampled=sum(call.learnable for call in recorded if call.policy),
+            )
 
     def metrics(self) -> Metrics:
         """By the names of metrics.py."""
+        found = self._counts
         return {
-            "tree/forks": float(self._forks),
-            "tree/replay_ended_share": self._ended / max(1, self._forks),
-            "tree/shared_share": self._replayed / max(1, self._replayed + self._sampled),
-            "tree/replayed_tokens": float(self._tokens),
+            "tree/forks": float(found["forks"]),
+            "tree/replay_ended_share": found["ended"] / max(1, found["forks"]),
+            "tree/shared_share": found["replayed"] / max(1, found["replayed"] + found["sampled"]),
+            "tree/replayed_tokens": float(found["tokens"]),
         }
 
 

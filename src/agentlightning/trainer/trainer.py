@@ -80,8 +80,8 @@ class Trainer:
         settings: any other setting by table, as an object or as in TOML: ``{"engine": agl.EngineConfig(device="cuda"),
             "trainer": {"grad_clip": 0.5}}``.
         runs: folder under which every run gets its own.
-        progress: told of phases, steps and evaluations as they come. "auto": a live panel in a terminal, a live table in
-            a notebook, a line per step elsewhere; None: silent.
+        progress: told of phases, steps and evaluations as they come. "auto": a live panel in a terminal, a line per
+            step elsewhere; None: silent.
 
         ConfigError where both `store` and `server` are given; settings are checked by `fit`.
         """
