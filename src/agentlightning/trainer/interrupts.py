@@ -1,4 +1,4 @@
-"""Interrupts: a coroutine run to its end in a thread of its own, while Ctrl-C and signals to end are heard.
+"""Interrupts: long work that ends early, because of Ctrl-C, of a signal, or of a watch that fails.
 
 `Trainer` and the command line run all long work by it, so that a script, a notebook and a terminal end a run alike.
 """
@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -60,6 +60,22 @@ def run_interruptible(work: Callable[[], Coroutine[Any, Any, T]], *interrupts: C
         return outcome.result()
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+
+
+async def run_watched(work: Coroutine[Any, Any, T], *watches: Awaitable[object]) -> T:
+    """Await `work`; raises the error of the first watch that fails meanwhile, and cancels the work. Ends the watches."""
+    task, *others = [asyncio.ensure_future(one) for one in (work, *watches)]
+    try:
+        await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            for one in others:
+                if one.done():
+                    one.result()
+        return cast(T, await task)
+    finally:
+        for each in (task, *others):
+            each.cancel()
+        await asyncio.gather(task, *others, return_exceptions=True)
 
 
 @contextlib.contextmanager

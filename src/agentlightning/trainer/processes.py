@@ -40,6 +40,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.frameworks import find_instrumentations
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
+from agentlightning.trainer.interrupts import run_watched
 from agentlightning.trainer.policies import opponent_configs, policy_configs
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.supervisor import Supervisor, check_console, console_process
@@ -233,20 +234,7 @@ class Processes:
 
     async def beside(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; if a child cannot be kept running meanwhile, cancel it and raise that child's error."""
-        task = asyncio.ensure_future(work)
-        watches = [asyncio.ensure_future(self._supervisor.watch())]
-        watches += [asyncio.ensure_future(engine.watch()) for engine in self._engines.values()]
-        try:
-            await asyncio.wait({task, *watches}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                for watch in watches:
-                    if watch.done():
-                        watch.result()
-            return await task
-        finally:
-            for each in (task, *watches):
-                each.cancel()
-            await asyncio.gather(task, *watches, return_exceptions=True)
+        return await run_watched(work, self._supervisor.watch(), *(one.watch() for one in self._engines.values()))
 
     async def _tokenizer(self, model: Path) -> str | dict[str, str]:
         """The folder, for a server of this host; one that ran already may be elsewhere, and finds files in the store."""

@@ -26,6 +26,7 @@ from agentlightning.records import JSON, Run, RunState
 from agentlightning.store.base import LightningStore
 from agentlightning.store.scan import find_run
 from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.interrupts import run_watched
 from agentlightning.trainer.progress import Progress
 
 T = TypeVar("T")
@@ -71,16 +72,7 @@ class RunLease:
         """Await the work. RunTakenError where another trainer took the run meanwhile, NotFoundError where it was deleted:
         the work is cancelled then."""
         assert self._keeping is not None
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait({task, self._keeping}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                self._keeping.result()
-            return await task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await self.aclose()
+        return await run_watched(work, self._keeping)
 
     async def aclose(self) -> None:
         """Renew it no longer; the run's state says then whether somebody trains it."""
