@@ -239,8 +239,6 @@ class StoreSearch:
     batches: int = 0
     sizes: Mapping[Split, int] = field(init=False)
     _scores: dict[Key, RolloutScore] = field(default_factory=dict)
-    _rewards: dict[tuple[int, Split], dict[int, list[float]]] = field(default_factory=dict)
-    """By candidate and split, rewards by task."""
     _asked: set[tuple[str, str, int]] = field(default_factory=set)
     _again: int = 0
     _best: float | None = None
@@ -299,13 +297,11 @@ class StoreSearch:
 
     def rewards(self, candidate: PromptCandidate, split: Split = "val") -> dict[int, float]:
         """By task, the mean reward of the rollouts of a candidate that this search has seen."""
-        found = self._rewards.get((candidate.number, split), {})
-        return {task: statistics.fmean(values) for task, values in sorted(found.items())}
-
-    def _keep(self, key: Key, score: RolloutScore) -> None:
-        number, split, task, _ = key
-        self._scores[key] = score
-        self._rewards.setdefault((number, split), {}).setdefault(task, []).append(score.reward)
+        found: dict[int, list[float]] = {}
+        for (number, of, task, _), score in sorted(self._scores.items(), key=lambda one: one[0]):
+            if (number, of) == (candidate.number, split):
+                found.setdefault(task, []).append(score.reward)
+        return {task: statistics.fmean(values) for task, values in found.items()}
 
     def _check(self, rollouts: int) -> None:
         if self.stopping:
@@ -324,7 +320,7 @@ class StoreSearch:
         self.budget.rollouts += len(rollouts)
         self.budget.used += used
         for key, rollout, words in zip(keys, rollouts, feedback, strict=True):
-            self._keep(key, rollout_score(key[2], rollout, words))
+            self._scores[key] = rollout_score(key[2], rollout, words)
         await self._log(keys, used)
 
     async def _collect(self, keys: Sequence[Key]) -> list[Rollout]:
