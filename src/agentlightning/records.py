@@ -1,9 +1,8 @@
 """The records of the project as frozen types: what a store keeps and a gateway records.
 
-Every other module speaks in these; the types of learning are in training_types.py. The file holds no behaviour and imports
-nothing but the standard library, so that an agent machine can load it in milliseconds. Times are integers: nanoseconds since
-the epoch, UTC. Ids of rollouts, calls and rewards are UUIDv7 strings and sort by creation time; ids of runs are readable and
-sort by time too.
+Every other module speaks in these; the types of learning are in training_types.py. It holds no behaviour and imports nothing
+but the standard library: an agent machine loads it in milliseconds. Times are nanoseconds since the epoch, UTC. Ids of
+rollouts, calls and rewards are UUIDv7 strings and sort by creation time; so do ids of runs, which are readable.
 """
 
 from __future__ import annotations
@@ -26,25 +25,22 @@ SpanStatus = Literal["unset", "ok", "error"]
 StepState = Literal["open", "closed"]
 
 ABANDONED: Final = "abandoned"
-"""The finish reason of a call whose agent went away: what was sampled until then was never read,
-and what the agent did next does not follow from it."""
+"""Finish reason of a call whose agent went away: what was sampled was never read, and nothing follows from it."""
 
 TEMPLATE_KWARGS: Final = "chat_template_kwargs"
 """Key of `Call.request_fields`: the variables that the request gave to the model's chat template, and that it read."""
 
 SYSTEM_PROMPT: Final = "system_prompt"
-"""Key of `Call.request_fields`: the prompt template with which a rule of the run replaced the agent's system prompt, its
-version, and the text that it replaced, where no earlier call has that (None: the rule's marks were not found)."""
+"""Key of `Call.request_fields`: the prompt template that replaced the agent's system prompt by a rule, its version, and the
+replaced text, unless an earlier call has it (None: the rule's marks were not found)."""
 
 REASONING_CLEARED: Final = "reasoning_cleared"
-"""Key of a recorded assistant message whose reasoning was taken out because the agent demanded it (`context_management`).
-Without it the message would continue the recorded completion, reasoning included: most agents leave reasoning out, and mean
-nothing by it."""
+"""Key of a recorded assistant message whose reasoning the agent demanded to be taken out (`context_management`): without it
+the message would continue the recorded completion, reasoning included."""
 
 RolloutKind = Literal["task", "session", "fork", "credit"]
-"""task: an agent's try at a task of its group. session: a conversation of a user with a served model, which no worker
-claims; `LightningStore.open_session` begins it. fork, credit: it continues another rollout in a group of its own, for
-somebody who asked for that, or so that a training step learns what its calls are worth."""
+"""task: an agent's try at a task of its group. session: a user's conversation with a served model, which no worker claims.
+fork, credit: it continues another rollout in a group of its own, by request, or to learn what its calls are worth."""
 
 FINAL_STATES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -57,19 +53,19 @@ class Sampling:
     """0 is greedy."""
     top_p: float = 1.0
     max_tokens: int | None = None
-    """Most tokens of one call; the agent's own smaller limit is honoured. None: the agent's, else the model's."""
+    """Most tokens of one call, or the agent's own smaller limit. None: the agent's, else the model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Conditions under which a rollout is tried again. Lost attempts are ours to answer for and count apart."""
+    """Conditions under which a rollout is tried again; lost attempts count apart."""
 
     max_attempts: int = 1
     timeout_s: float = 600.0
     """Seconds one attempt may take, from its claim."""
     retry_on: tuple[AttemptEnd, ...] = ("failed", "timed_out")
     max_lost: int = 5
-    """Lost attempts after which the rollout fails, so that a rollout that kills its worker cannot circle for ever."""
+    """Lost attempts after which the rollout fails: one that kills its worker must not circle for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,17 +111,17 @@ class RunSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """The place in a recorded attempt at which a rollout begins: its agent is started anew, and the attempt's first calls of
-    policies are answered from the record, so that it comes into the state in which the attempt was."""
+    """The place in a recorded attempt at which a rollout begins: its agent starts anew, and the attempt's first calls of
+    policies are answered from the record."""
 
     rollout_id: str
     attempt: int
     calls: int
-    """So many are answered from the record, in the order in which they began; the next one gets `answer` or is sampled."""
+    """Number answered from the record, in the order in which they began; the next one gets `answer` or is sampled."""
     root_id: str
-    """The rollout at which it all began, whose seed (AGL_SEED) is theirs: `rollout_id`, unless that is a fork itself."""
+    """The rollout at which it all began, whose seed (AGL_SEED) is theirs."""
     answer: JSON | None = None
-    """The assistant message that the next call gets in place of a sampled completion; None where it is sampled."""
+    """The assistant message that the next call gets in place of a sampled completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +179,9 @@ class Rollout:
     error: str | None = None
     """Reason why the last attempt did not succeed: the traceback or the output's tail."""
     warning: str | None = None
-    """Suspicious fact of an attempt that succeeded, with the likely cause (for example: no model call was recorded)."""
+    """Suspicious fact of a successful attempt, with the likely cause (such as no recorded model call)."""
     refused: bool = False
-    """The last attempt failed after its last model call had been refused by the gateway: the failure says nothing of the
-    policy, and trying again would end alike."""
+    """The last attempt failed after the gateway had refused its last model call: trying again would end alike."""
     prompts: dict[str, int] = field(default_factory=dict)
     """Versions of the run's prompt templates by name, of all its attempts: pinned at the first claim."""
     fork: Fork | None = None
@@ -283,8 +278,8 @@ class ImageSpan:
 class Call:
     """One model call, stored by what its parent call did not have.
 
-    The full prompt is the parent's prompt, the parent's sampled ids, then ``suffix_ids``; without a parent it is
-    ``suffix_ids`` alone. A conversation of T turns so costs O(total tokens), not O(T²).
+    The full prompt is the parent's prompt, the parent's sampled ids, then ``suffix_ids``, so that a conversation of T turns
+    costs O(total tokens), not O(T²).
     """
 
     id: str
@@ -335,28 +330,26 @@ class Call:
     delivered: bool = True
     """False where the agent was gone before the end of the completion was sent to it: nothing is learned from the call."""
     decoding: JSON = field(default_factory=dict)
-    """The constraints on the model's logits beside the temperature: ``grammar`` (kind, lark, library, version), ``logits``
-    (penalties, logit_bias, top_k, min_p; in training the rollout's top_p; against placeholders where the policy reads
-    images), ``request`` (hash of the fields that asked for it), ``forced`` ([start, end) of sampled tokens beside which the
-    grammar allowed no other), and ``untrained`` where the run learns nothing from such a call. Empty where nothing was."""
+    """The constraints on the logits besides the temperature: ``grammar`` (kind, lark, library, version), ``logits``
+    (penalties, logit_bias, cuts), ``request`` (hash of the fields that asked for it), ``forced`` ([start, end) of sampled
+    tokens for which the grammar allowed no other), ``untrained`` if the run learns nothing from such a call."""
     request_fields: JSON = field(default_factory=dict)
-    """Fields of a Responses request that its stored response repeats (metadata, instructions, `store`, …), and, where the
-    parent's are others (so: on roots), the ``chat_template_kwargs`` that the model's template read."""
+    """Fields of a Responses request that its stored response repeats, and the ``chat_template_kwargs`` that the template
+    read, if they differ from the parent's."""
     images: list[ImageSpan] = field(default_factory=list)
     """Images among ``suffix_ids``, in their order."""
     replayed_id: str | None = None
-    """Id of the call of another rollout (`Rollout.fork`) whose completion this repeats, or in whose place it was given
-    `Fork.answer`; None where it was sampled."""
+    """Id of the call of another rollout (`Rollout.fork`) whose completion this repeats; None if it was sampled."""
 
     @property
     def learnable(self) -> bool:
-        """True where the completion was sampled for this rollout, and sent whole: of others it cannot be said that the agent
-        acted on them, and what is replayed is learned from where it was sampled, if it was."""
+        """True if the completion was sampled for this rollout and sent whole: else nobody knows whether the agent acted on
+        it."""
         return self.delivered and self.finish_reason != ABANDONED and self.replayed_id is None
 
     @property
     def shared(self) -> bool:
-        """True where the completion repeats one that was sampled for another rollout, and was sent whole."""
+        """True if the completion repeats one that was sampled for another rollout, and was sent whole."""
         return self.delivered and self.finish_reason != ABANDONED and self.replayed_id is not None
 
     @property
@@ -424,13 +417,11 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumedInputs:
-    """The records of one rollout that a training step learns from: executing the step again reads these and no others,
-    whatever was recorded since."""
+    """The records of one rollout that a training step learns from: executing the step again reads these and no others."""
 
     attempt: int
     calls: list[str]
-    """Ids of the attempt's delivered calls that were sampled for it, in the order they finished. The calls that these
-    continue belong to them."""
+    """Ids of the attempt's delivered calls that were sampled for it, in the order they finished."""
     rewards: list[str] = field(default_factory=list)
     """Ids of the attempt's rewards that count, in the order they were made."""
     agents: list[tuple[str, str]] = field(default_factory=list)
@@ -446,7 +437,7 @@ class Consumed:
     rollout_id: str
     outcome: Outcome
     inputs: ConsumedInputs | None = None
-    """None where the step learns nothing from it, or was opened by a version that did not record them."""
+    """None if the step learns nothing from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,12 +477,11 @@ class CallCredit:
     token_advantages: list[float] = field(default_factory=list)
     """One per sampled token; empty where they are not kept."""
     token_ratios: list[float] = field(default_factory=list)
-    """The loss's ratio of each sampled token (policy / the old policy, else policy / sampler) in the first update that
-    trained it, 1 where none did; empty where they are not kept, or where the engine does not report them."""
+    """The loss's ratio of each sampled token in the first update that trained it, 1 if none did; empty if unknown."""
     clip_share: float | None = None
-    """Share of its trained tokens whose ratio the loss cut in that update; None where the ratios are not known."""
+    """Share of its trained tokens whose ratio the loss cut in that update."""
     token_entropies: list[float] = field(default_factory=list)
-    """The policy's entropy in nats at each sampled token in that update, 0 where none trained it; empty as the ratios."""
+    """The policy's entropy in nats at each sampled token in that update, 0 if none trained it; empty as the ratios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,8 @@
     python -m verl.trainer.main_ppo … +agentlightning.agent.run=agent.py:solve \\
         +actor_rollout_ref.rollout.agent.agent_loop_manager_class=agentlightning.verl_agent_loop.AgentLoopManager
 
-verl's TaskRunner makes it and gives it prompts. Each becomes a group of rollouts, whose calls verl's own rollout servers
-answer behind the gateway; what they sampled goes into TransferQueue, token for token, with the rewards. Advantages, losses,
-updates and checkpoints are verl's, and so is what is done again after a crash. Requires verl.
+Each of verl's prompts becomes a group of rollouts, whose calls verl's own rollout servers answer behind the gateway; what
+they sampled goes into TransferQueue, token for token, with the rewards. All else is verl's. Requires verl.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ log = logging.getLogger("agentlightning.verl")
 
 
 class _Logged(Silent):
-    """Says what a person should read where verl's console shows it, which leaves out what is no warning."""
+    """Notes as warnings: verl's console leaves out anything less."""
 
     def note(self, text: str) -> None:
         log.warning("%s", text)
@@ -90,7 +89,7 @@ class AgentLoopManager:
     def create(
         cls, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None
     ) -> Self:
-        """Starts the gateway, where the settings name none that runs, and the workers. Called by verl."""
+        """Starts the gateway, unless the settings name one that runs, and the workers. Called by verl."""
         if teacher_client is not None:
             raise ConfigError("distillation: expected none; a teacher is not asked about rollouts of agents")
         if reward_loop_worker_handles is None or config.reward.custom_reward_function.path is not None:
@@ -119,20 +118,20 @@ class AgentLoopManager:
         atexit.register(self._end)  # verl does not say when it is done
 
     def generate_sequences(self, batch: Any) -> None:
-        """Begins with a group of rollouts for each prompt, and waits for none: their rows come by TransferQueue."""
+        """Starts a group of rollouts for each prompt, and waits for none: their rows come by TransferQueue."""
         if self._failure is not None:
             raise EngineError(f"the run of agents ended: {self._failure}") from self._failure
         for prompt in _prompts(batch, self._verl.actor_rollout_ref.rollout):
             asyncio.run_coroutine_threadsafe(self._group(prompt), self._loop).add_done_callback(self._look)
 
     def _look(self, group: Future[None]) -> None:
-        """Keeps the error of a group whose marks verl does not have, and would wait for: its next step says so."""
+        """Keeps the error of a group whose marks verl would wait for: its next step raises it."""
         if (error := group.exception()) is not None:
             self._failure = self._failure or error
             log.error("a group of rollouts was lost: verl could not be told of it", exc_info=error)
 
     def _end(self) -> None:
-        """Records that the run is finished. Its processes end with this one: a thread could not be started any more."""
+        """Records that the run is finished. Its processes end with this one."""
         if self._failure is None:
             asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result(END_S)
 
@@ -175,7 +174,7 @@ class AgentLoopManager:
             await self._run.beside(asyncio.Event().wait())
 
     async def _group(self, prompt: Prompt) -> None:
-        """One prompt's rollouts, and verl's marks of where they stand. It fails where one has nothing to learn from."""
+        """One prompt's rollouts, and verl's marks of their state; failure if one has nothing to learn from."""
         status = "failure"
         try:
             await self._mark(prompt, "running")
@@ -265,10 +264,8 @@ def run_settings(verl: Any, model: Path, url: str) -> Config:
 
 
 def row_fields(prompt: Prompt, trajectory: Trajectory, sequence: TrainingSequence) -> dict[str, Any]:
-    """A row as verl's trainer reads it: the prompt ends where the first call's completion begins.
-
-    Where a rollout has several rows, verl takes its reward from the last and uses it for all.
-    """
+    """A row as verl's trainer reads it: the prompt ends where the first call's completion begins. verl takes the reward of a
+    rollout of several rows from the last."""
     start = sequence.segments[0][0]
     ids = torch.tensor(sequence.tokens)
     mask = torch.tensor(sequence.mask[start:], dtype=torch.int64)

@@ -12,10 +12,6 @@ def test_two_actions_by_hand() -> None:
     assert gae([0.0, 1.0], [0.5, 0.5], 1.0, 0.5) == ([0.25, 0.5], [0.75, 1.0])
 
 
-def test_a_cut_off_episode_goes_on_with_the_value_that_follows() -> None:
-    assert gae([0.0], [0.5], 0.5, 1.0, after=2.0) == ([0.5], [1.0])
-
-
 def test_two_calls_by_hand() -> None:
     # outer, over the last tokens' values: δ = [0 + 0.5 × 0.5 - 0.5, 1 - 0.5] = [-0.25, 0.5], γλ = 0.5: [0, 0.5]
     # inner, call 1 of values [0.25, 0.5]: its return 0.5 at its end: δ = [0.5 - 0.25, 0.5 - 0.5] = [0.25, 0]

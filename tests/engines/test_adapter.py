@@ -18,7 +18,6 @@ from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.learner import Learner
 from agentlightning.errors import ModelError
 from agentlightning.testing.engine_contract import sequence
-from agentlightning.trainer.checkpoint import export_policy
 from agentlightning.training_types import Loss, TrainingSequence
 from build import engine_setup, learner_setup
 
@@ -133,14 +132,6 @@ def test_layers_that_are_not_there_and_other_kinds_of_checkpoints_are_refused(ll
         Learner(llama).load(tmp_path / "adapter")
     with pytest.raises(ModelError, match="another model"):
         Learner(llama, learner_setup(lora_rank=2)).load(tmp_path / "adapter")
-
-
-def test_a_checkpoint_with_an_adapter_is_exported_whole(llama: Path, tmp_path: Path) -> None:
-    learned(llama).save(tmp_path / "saved")
-    export_policy(tmp_path / "saved", tmp_path / "policy")
-    assert (tmp_path / "policy" / "adapter" / "adapter_config.json").is_file()
-    assert not (tmp_path / "policy" / "learner.pt").exists()
-    assert torch.equal(logits(tmp_path / "policy"), logits(tmp_path / "saved"))
 
 
 @pytest.mark.slow

@@ -63,22 +63,6 @@ def test_gradients_and_logprobs_are_those_of_a_plain_loop_over_transformers(
         torch.testing.assert_close(found[name], p.grad, rtol=1e-3, atol=1e-4)
 
 
-def test_clipping_and_weights_scale_what_they_say(llama: Path) -> None:
-    one, half = Learner(llama), Learner(llama)
-    sequences = batch()
-    one.forward_backward(sequences, SFT)
-    half.forward_backward(
-        [
-            sequence(s.tokens, list(s.segments), temperature=s.temperature, weights=[w / 2 for w in s.weights])
-            for s in sequences
-        ],
-        SFT,
-    )
-    assert half.optim_step(1e-3, 1.0)["grad_norm"] == pytest.approx(
-        one.optim_step(1e-3, 1.0)["grad_norm"] / 2, rel=1e-4
-    )
-
-
 def test_logits_in_small_pieces_give_the_same_gradient(llama: Path) -> None:
     sequences = batch()
     whole, pieces = Learner(llama), Learner(llama, logits_at_once=64 * 3)
@@ -154,15 +138,6 @@ def test_dropout_acts_in_training_only_and_keeps_the_mean(llama: Path) -> None:
     assert losses[0] != losses[1]
 
 
-def test_bfloat16_computes_close_to_float32_with_float32_weights(llama: Path) -> None:
-    exact, rough = Learner(llama), Learner(llama, learner_setup(dtype="bfloat16"))
-    sequences = batch()
-    assert rough.forward_backward(sequences, SFT)["nll"] == pytest.approx(
-        exact.forward_backward(sequences, SFT)["nll"], rel=0.05
-    )
-    assert all(p.dtype == torch.float32 for p in rough.model.parameters())
-
-
 @pytest.mark.parametrize("form", ["weights", "sealed"])
 def test_our_own_sampler_gets_bfloat16_where_that_is_computed_in_and_others_the_whole_weights(
     llama: Path, tmp_path: Path, form: Any
@@ -172,12 +147,6 @@ def test_our_own_sampler_gets_bfloat16_where_that_is_computed_in_and_others_the_
     assert exported.keys() == first.keys()
     for name, value in first.items():
         assert torch.equal(exported[name], value.to(torch.bfloat16) if form == "weights" else value)
-
-
-def test_sequences_without_sampled_tokens_add_nothing(llama: Path) -> None:
-    learner = Learner(llama)
-    assert learner.forward_backward([sequence([3, 4, 5], [])], SFT) == {"loss": 0.0, "tokens": 0.0}
-    assert learner.logprobs([sequence([3], [])]) == [[0.0]]
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,6 @@ def test_noise_is_the_published_splitmix64_read_at_a_counter() -> None:
     np.testing.assert_allclose(noise(0, range(4)), expected, rtol=1e-15)
 
 
-def test_noise_is_even_and_unrelated_between_neighbouring_seeds() -> None:
-    a, b = noise(1, range(20000)), noise(2, range(20000))
-    counts, _ = np.histogram(a, bins=20, range=(0, 1))
-    assert abs(counts - 1000).max() < 150
-    assert abs(np.corrcoef(a, b)[0, 1]) < 0.03
-    assert 0 <= a.min() < a.max() < 1
-
-
 def test_draws_have_the_frequencies_of_the_softmax_at_their_temperature() -> None:
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
     n = 20000
@@ -42,13 +34,6 @@ def test_draws_have_the_frequencies_of_the_softmax_at_their_temperature() -> Non
         torch.testing.assert_close(logprobs, expected[tokens])
         found = torch.bincount(tokens, minlength=4) / n
         assert float((found - expected.exp()).abs().max()) < 0.012
-
-
-def test_a_nucleus_leaves_the_least_likely_tokens_out_and_is_renormalised() -> None:
-    probabilities = torch.tensor([0.1, 0.5, 0.15, 0.25])
-    tokens, logprobs = draw_many(probabilities.log(), 4000, 1.0, 0.7)
-    assert set(tokens.tolist()) == {1, 3}
-    torch.testing.assert_close(logprobs.exp(), torch.where(tokens == 1, 0.5 / 0.75, 0.25 / 0.75))
 
 
 def test_a_nucleus_is_that_of_all_tokens_in_order_and_of_equally_likely_ones_the_first() -> None:
@@ -74,12 +59,6 @@ def test_temperature_zero_takes_the_largest_logit_and_reports_the_plain_log_soft
     tokens, logprobs = draw(logits, torch.tensor([0.99, 0.0]).double(), torch.tensor([0.0, 1.0]), torch.ones(2))
     assert tokens.tolist() == [1, 0]
     torch.testing.assert_close(logprobs, torch.log_softmax(logits[0], -1)[[1, 0]])
-
-
-def test_a_token_of_probability_zero_is_never_drawn() -> None:
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(3, 3)
-    extremes = torch.tensor([0.0, 0.5, 1 - 2**-52], dtype=torch.float64)
-    assert draw(logits, extremes, torch.ones(3), torch.ones(3))[0].tolist() == [1, 1, 1]
 
 
 def draw_many(logits: torch.Tensor, n: int, temperature: float, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:

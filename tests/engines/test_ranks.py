@@ -39,23 +39,11 @@ def test_every_sequence_is_one_rank_s_and_all_have_as_many_micro_batches(packing
     assert all(one.tokens_BT.numel() >= 1 for found in shares for one in found)
 
 
-@pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
-def test_shares_are_of_about_as_many_tokens(packing: str) -> None:
-    given = [sequence([i % 50 + 3, *range(4, 24)], [(1, 20)]) for i in range(64)]
-    for rank in range(4):
-        tokens = sum(len(s.tokens) for one in share(given, rank, 4, packing, 4096) for s in one.sequences)
-        assert tokens == 16 * 21
-
-
 def test_what_begins_alike_is_one_rank_s_where_it_is_computed_once() -> None:
     given = [sequence([first, *range(10, 40), last], [(31, 32)]) for last in range(40, 44) for first in (5, 6)]
     for rank in range(2):
         (found,) = share(given, rank, 2, "prefix_tree", 4096)
         assert found.tokens_BT.numel() == 31 + 4
-
-
-def test_no_sequences_are_no_micro_batches() -> None:
-    assert share([], 1, 2, "padded") == share([], 1, 2, "prefix_tree") == []
 
 
 def test_one_alone_raises_its_errors_at_once_and_has_what_it_gathers() -> None:

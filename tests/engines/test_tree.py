@@ -134,11 +134,6 @@ def on_a_bound(learner: Learner, sequences: list[TrainingSequence], loss: Loss) 
     return False
 
 
-@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
-def test_other_models_of_the_shape_agree(build: Callable[..., Path], family: str) -> None:
-    assert_same(*learners(build(family)), branching(random.Random(3)), Loss())
-
-
 def test_small_parts_and_small_pieces_of_logits_agree(llama: Path) -> None:
     sequences = branching(random.Random(5))
     assert_same(*learners(llama, max_tokens_per_microbatch=20, logits_at_once=64 * 3), sequences, Loss(name="gspo"))
@@ -176,15 +171,6 @@ def heads(width: int) -> list[torch.Tensor]:
     """Queries of four heads, keys and values of two, for the eight tokens of the tree."""
     torch.manual_seed(0)
     return [torch.randn(1, count, 8, width, requires_grad=True) for count in (4, 2, 2)]
-
-
-def test_one_mask_for_the_whole_tree_attends_as_the_runs_do() -> None:
-    inputs = heads(8)
-    outs = [attended(how, inputs) for how in ("runs", "mask")]
-    torch.testing.assert_close(*outs)
-    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in outs]
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -65,7 +65,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dynamic sampling": {"dynamic_sampling": True},
     "solved bonus": {"solved_bonus": 0.1},
     "weighted rewards": {"reward_weights": {"right": 1.0, "short": 0.25}},
-    "rewards by agent": {"agent_reward_weights": {"solver": {"right": 1.0}, "checker": {"short": 1.0}}},
     "one agent of two": {"agents": ("solver",)},
 }
 """What is set of LightningRL, besides `group_size`."""

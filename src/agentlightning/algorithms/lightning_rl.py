@@ -42,7 +42,6 @@ from agentlightning.algorithms.losses import (
 from agentlightning.algorithms.plugins import check_part, plugin_advantages, plugin_weights
 from agentlightning.algorithms.rewards import RewardPolicy, any_signal, step_stats, without_signal
 from agentlightning.algorithms.selection import (
-    AgentRewards,
     CallSignal,
     Signal,
     call_signals,
@@ -77,8 +76,8 @@ class UpdatePlan:
     """reward_mean, reward_std (sample, over rollouts), shares of groups: groups_with_signal (rewards differ), solved_groups
     and unsolved_groups (every rollout has the highest reward of all, or the lowest), turns (calls per rollout),
     tokens_sampled, tokens_trained (of rollouts with an advantage), sequences (rows of an epoch), zero_variance (share of
-    rollouts), unrewarded (rollouts); with gae value_mean and explained_variance; agents/NAME/reward_mean (with
-    agent_reward_weights). All but unrewarded are of the policy's own calls and the rollouts that have any."""
+    rollouts), unrewarded (rollouts); with gae value_mean and explained_variance. All but unrewarded are of the policy's own
+    calls and the rollouts that have any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +100,6 @@ class LightningRL:
     ``(groups, credits, *, settings)``; see `plugins.plugin_advantages`."""
     reward_weights: Mapping[str, float] | None = None
     """Weight of each reward by name: rollouts are rewarded by their weighted sum. None: by the one final reward."""
-    agent_reward_weights: Mapping[str, Mapping[str, float]] | None = None
-    """By agent, the weights of the rewards that make its own return: white = {reward: 1}, black = {reward: -1} for both
-    sides of a game that one policy plays. Each agent is compared with itself; agents that have none get the rollout's
-    reward."""
     dynamic_sampling: bool = False
     """Replace groups from which nothing is learned (Yu et al. 2025, "DAPO", section 3.2); rollouts whose advantages are all
     0 then count in no weight."""
@@ -234,9 +229,7 @@ class LightningRL:
             evidence = replace(evidence, history=self.settled(evidence.history))
         usable, outcomes, counts = self._usable(groups, evidence)
         outcomes |= {one.rollout_id: "zero_variance" for group in usable for one in group}
-        signals, signal_stats = self._agent_rewards().signals(
-            usable, lambda part: self._signals(part, evidence, values, reference)
-        )
+        signals, signal_stats = self._signals(usable, evidence, values, reference)
         trajectories = [trajectory for group in own_groups(usable) for trajectory in group]
         outcomes |= {
             one.rollout_id: "trained" if any_signal(one, signals[one.rollout_id].advantages) else "zero_variance"
@@ -264,7 +257,7 @@ class LightningRL:
 
     def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
         """One number per trajectory of a group on its own and transition; for every advantage but gae."""
-        found, _ = self._agent_rewards().signals([group], lambda part: (self._advantages(part, Evidence()), {}))
+        found = self._advantages([group], Evidence())
         return [
             [one for one in found[each.rollout_id].advantages if isinstance(one, float)]
             if each.rollout_id in found
@@ -277,7 +270,6 @@ class LightningRL:
     ) -> tuple[list[list[Trajectory]], dict[str, Outcome], dict[str, float]]:
         """Groups with known rewards; the others' outcomes, and how many they are."""
         settled, unknown = self.reward_policy.settle(groups)
-        unknown |= self._agent_rewards().unknown(settled)
         if "scores" in self.rule.needs:
             unknown |= {one.rollout_id for group in settled for one in group} - set(evidence.scores)
         kept = [[one for one in group if one.rollout_id not in unknown] for group in settled]
@@ -386,9 +378,6 @@ class LightningRL:
             for value, extra in zip(values, credit.bonus or [0.0] * len(values), strict=True)
         ]
 
-    def _agent_rewards(self) -> AgentRewards:
-        return AgentRewards(self.agent_reward_weights or {}, self.reward_policy)
-
 
 def _check(settings: LightningRL) -> None:
     """ConfigError for settings that do not go together."""
@@ -414,14 +403,6 @@ def _check(settings: LightningRL) -> None:
         settings.tree.branches(settings.group_size)
     elif credit == TREE:
         raise ConfigError("algorithm.credit: 'tree' is the credit of rollouts = 'tree', which brings it along")
-    if weights := settings.agent_reward_weights:
-        if idle := [agent for agent, own in weights.items() if not own]:
-            raise ConfigError(f"algorithm.agent_reward_weights.{idle[0]}: expected a weight of at least one reward")
-        if needs := settings.rule.needs:
-            raise ConfigError(
-                f"algorithm.agent_reward_weights: conflicts with credit = {credit!r}, which compares calls with "
-                f"{', '.join(needs)}, made of one reward per rollout"
-            )
     if name_of(settings.loss) == "reinforce" and not isinstance(settings.correction, Importance):
         for name in ("minibatches", "epochs"):
             if getattr(settings, name) != 1:

@@ -398,8 +398,6 @@ def _in_words(
         lines.append(f"group {own.group_id}: {count} with rewards {_spread(rewards)}")
     if any(abs(score - reward) > SMALL for reward, score in compared):
         lines.append(f"  the credit rule compares them by returns of their own instead of rewards: {_spread(scores)}")
-    if algorithm.agent_reward_weights:
-        lines.append("  each agent is compared by its own return instead: agent_reward_weights")
     settings = algorithm.rule_settings
     given = f" ({', '.join(f'{name} = {value!r}' for name, value in settings.items())})" if settings else ""
     lines.append(f"credit {rule.name}{given}: {_summary(rule.function)}")

@@ -18,9 +18,7 @@ WIDE_HEADS = 32
 
 
 def demo(
-    task: Annotated[
-        Literal["sql", "calculator", "lookup"], typer.Option("--task", help="What the agent does.")
-    ] = "sql",
+    task: Annotated[Literal["sql", "lookup"], typer.Option("--task", help="What the agent does.")] = "sql",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the model, the tasks and the sampling.")] = 0,
     control: Annotated[
         Literal["random-reward"] | None,

@@ -1,8 +1,4 @@
-"""Settings of external models, which are not trained: the tables ``[external.NAME]``, how their model
-patterns agree, and which variables of a run hold keys.
-
-`run.py` and the gateway read them. Knows nothing of requests.
-"""
+"""Settings of external models, which are not trained: the tables ``[external.NAME]``; and the variables that hold keys."""
 
 from __future__ import annotations
 
@@ -67,10 +63,7 @@ class ExternalModelConfig(Table):
 
 
 def check_external_models(models: Mapping[str, ExternalModelConfig], policies: Sequence[str]) -> None:
-    """ValueError where a model name would mean two external models, or one of them and a policy.
-
-    An exact name counts before a pattern, a longer pattern before a shorter one.
-    """
+    """ValueError if a model name would mean two external models, or one of them and a policy."""
     for name, external in models.items():
         if name in policies:
             raise ValueError(f"external.{name}: is the name of the policy that is trained; choose another")
@@ -80,10 +73,8 @@ def check_external_models(models: Mapping[str, ExternalModelConfig], policies: S
                     f"external.{name}.models: {pattern!r} would take the calls of the policy {hidden[0]!r}"
                 )
     for (one, first), (other, second) in combinations(models.items(), 2):
-        for a in first.models:
-            for b in second.models:
-                if is_exact(a) == is_exact(b) and len(a) == len(b) and _overlap(a, b):
-                    raise ValueError(f"external.{other}.models: {b!r} means the same models as {a!r} of external.{one}")
+        if both := set(first.models) & set(second.models):
+            raise ValueError(f"external.{other}.models: {min(both)!r} is a name of external.{one}, too")
 
 
 def external_name(path: str) -> str | None:
@@ -110,8 +101,8 @@ def agent_model(name: str, models: Mapping[str, ExternalModelConfig]) -> str:
 
 
 def find_external(models: Mapping[str, ExternalModelConfig], model: str) -> ExternalModelConfig | None:
-    """The external model that a model name belongs to: an exact name counts before a pattern, a longer pattern before a
-    shorter one."""
+    """The external model that a model name belongs to: an exact name before a pattern, a longer pattern before a shorter
+    one, else the first by name."""
     matching = [
         (not is_exact(pattern), -len(pattern), name)
         for name, external in models.items()
@@ -124,24 +115,6 @@ def find_external(models: Mapping[str, ExternalModelConfig], model: str) -> Exte
 def is_exact(pattern: str) -> bool:
     """True where a model pattern is a name."""
     return "*" not in pattern and "?" not in pattern
-
-
-def _overlap(a: str, b: str) -> bool:
-    """True where some name matches both patterns.
-
-    >>> _overlap("gpt-5*", "*-mini"), _overlap("gpt-?", "gpt-55")
-    (True, False)
-    """
-    # reached[j]: some text matches the part of `a` so far and b[:j].
-    reached = [True] + [False] * len(b)
-    for j, y in enumerate(b):
-        reached[j + 1] = reached[j] and y == "*"
-    for x in a:
-        before, reached = reached, [reached[0] and x == "*"]
-        for j, y in enumerate(b):
-            grows = "*" in (x, y) and (reached[j] or before[j + 1])
-            reached.append(grows or (before[j] and (x == y or "?" in (x, y))))
-    return reached[-1]
 
 
 def secret_variables(table: Mapping[str, Any]) -> set[str]:

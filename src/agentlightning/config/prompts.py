@@ -1,8 +1,4 @@
-"""Settings of prompts, the table ``[prompts]``: templates by name, and the agents whose system prompts they replace.
-
-Read by the trainer, which stores the templates with the run, and by gateways, which find the rules in the run's own
-configuration.
-"""
+"""Settings of prompts, the table ``[prompts]``, and of searches for better ones, ``[optimize]``."""
 
 from __future__ import annotations
 

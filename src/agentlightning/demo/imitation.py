@@ -1,7 +1,7 @@
 """Imitation: supervised training of a tiny model on what the assistant says in demonstrations.
 
-The demo's warm start, ``agl models tiny`` and the examples drive it. It knows conversations and tokens; rewards and tasks
-play no part here. A demonstration is a list of chat messages; its rows are token ids and which of them are trained.
+The demo's warm start, ``agl models tiny`` and the examples drive it. A demonstration is a list of chat messages; its row
+is token ids and which of them are trained.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def make_policy(
 ) -> JSON:
     """Makes a tokenizer and a small Llama in `folder`, warm-starts it on the demonstrations, and returns the facts about it.
 
-    A tenth of the demonstrations is held out: the learning rate is the one of three whose first steps do best on them, and
-    the weights kept are those of the step that did best.
+    A tenth is held out: of three learning rates the one whose first steps do best on it is taken, and the best step's
+    weights are kept.
     """
     disable_progress_bar()
     said = [message["content"] for demo in demos for message in demo if message["role"] == "assistant"]
@@ -162,8 +162,8 @@ def imitate(
 ) -> float:
     """Trains the model in `folder` on batches of rows, in place, and returns its loss in nats per token.
 
-    held_out: rows that decide which step's weights are kept; without any, the last one's are, and the loss is the mean of
-    the last 20 batches. keep: False leaves the folder as it was.
+    held_out: rows that decide which step's weights are kept; without any the last one's are, and the loss is the mean of the
+    last 20 batches. keep: False leaves the folder as it was.
     """
     learner = Learner(
         folder,

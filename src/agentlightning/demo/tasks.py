@@ -1,14 +1,12 @@
 """Demo tasks: each module has the questions, a flawed demonstrator, an environment and an agent of one task.
 
 The warm start, the demo command and the tests drive it. A task module knows nothing of models, engines or training; its
-`solve` is ordinary OpenAI-SDK code that would run against any provider. A question is held out by its content, and where
-a task has databases, held-out questions are asked of databases that training never sees. The wordings are all seen in
-training: held out means new questions on new data, not new language.
+`solve` is ordinary OpenAI-SDK code. A question is held out by its content, and held-out questions are asked of databases
+that training never sees; the wordings are all seen in training.
 
-Every demonstrator knows the protocol but has bad habits: it mixes up pairs of words in most cases. That choice decides
-whether the demo works. A demonstrator that is right on average gives a policy that is greedily right at once and leaves
-nothing to learn; one that guesses uniformly gives a policy that never looks at the wording, and reward alone then has to
-build that from nothing. A systematic confusion is greedily wrong, yet the wording is represented and reward can flip it.
+Every demonstrator has bad habits: it mixes up pairs of words in most cases. One that is right on average would give a
+policy that is greedily right at once; one that guesses uniformly a policy that never looks at the wording. A systematic
+confusion is greedily wrong, yet the wording is represented and reward can flip it.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from agentlightning.records import JSON
 Split = Literal["train", "test"]
 Message = dict[str, str]
 
-NAMES = ("sql", "calculator", "lookup")
+NAMES = ("sql", "lookup")
 PEOPLE = ("Ana", "Bo", "Cy", "Dee", "Eli", "Fay", "Gus", "Hal", "Ivy", "Jon", "Kim", "Lea", "Max", "Ned", "Ola", "Pia")
 CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Kyoto", "Quito", "Paris", "Delhi")
 

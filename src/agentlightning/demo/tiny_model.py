@@ -1,11 +1,8 @@
 """A tiny language model made on the spot: a tokenizer trained on a few thousand short texts and a fresh Llama.
 
-The demo's warm start, ``agl models tiny`` and the examples drive it; it knows nothing of tasks or training. It writes
-an ordinary transformers folder, so everything that loads a real checkpoint loads this one.
-
-The tokenizer keeps words whole and digits single, which halves the length of a conversation against characters and still
-lets a small model copy any number. Every message of its chat template stands between special tokens, so encoding the
-messages one by one gives the ids of the whole conversation: a later prompt always begins with the earlier one.
+It writes an ordinary transformers folder, so everything that loads a real checkpoint loads this one. The tokenizer keeps
+words whole and digits single. Every message of its chat template stands between special tokens, so encoding the messages
+one by one gives the ids of the whole conversation: a later prompt always begins with the earlier one.
 """
 
 from __future__ import annotations
@@ -36,9 +33,8 @@ def build(
 ) -> int:
     """Writes a tokenizer of `texts` and an untrained model to `folder`; returns the number of parameters.
 
-    `special_words` are words such as `<sql>` that become one token each and stay visible when decoded. `vocabulary` is
-    the most tokens before those. Characters that are neither ASCII nor in `texts` are dropped when encoding. model: of
-    `write`.
+    `special_words`, such as `<sql>`, become one token each; `vocabulary` is the most tokens before those. Characters that
+    are neither ASCII nor in `texts` are dropped when encoding. model: of `write`.
     """
     return write(folder, train_tokenizer(texts, special_words, vocabulary), **model)
 
@@ -54,11 +50,8 @@ def write(
     scaled: bool = False,
     **config: Any,
 ) -> int:
-    """Writes the tokenizer and a Llama with random weights to `folder`; returns the number of parameters.
-
-    scaled: what is added to the residual stream starts small, as in GPT-2. config: of LlamaConfig. Torch's own random state
-    stays as it was.
-    """
+    """Writes the tokenizer and a Llama with random weights to `folder`; returns the number of parameters. scaled: additions
+    to the residual stream start small, as in GPT-2. config: of LlamaConfig. Torch's own random state stays as it was."""
     table = {
         "vocab_size": len(tokenizer),
         "hidden_size": hidden,
@@ -114,8 +107,8 @@ def train_tokenizer(
 def word_tokenizer(
     texts: Iterable[str], protocol: Iterable[str], *, min_times_seen: int, tags: Sequence[str] = (), split: bool = True
 ) -> PreTrainedTokenizerFast:
-    """Makes a tokenizer of whole words: those of the protocol, and those that `texts` have often enough; the rest is
-    unknown. split: at punctuation, too, not at blanks alone."""
+    """Makes a tokenizer of whole words: those of the protocol, and those that `texts` have often enough. split: at
+    punctuation, too, not at blanks alone."""
     special = [UNKNOWN, PAD, END, *ROLE_TOKENS]
     count = Counter(word for text in texts for word in text.split())
     frequent = (word for word, times in count.most_common() if times >= min_times_seen)

@@ -1,7 +1,6 @@
 """The demo from nothing to a trained agent: build and warm-start a tiny model, then train it through the whole system.
 
-``agl demo`` drives it. Everything after the warm start is what ``agl train`` does: agents in worker processes, calls over
-HTTP through the gateway, the store, the sampler and the learner.
+Everything after the warm start is what ``agl train`` does: agents in worker processes, calls over HTTP through the gateway.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ TASKS_SEED = 12345
 
 
 async def warm_start(name: str, seed: int, to: Path, progress: Progress, head_dim: int | None = None) -> JSON:
-    """Build and warm-start the tiny model in a process of its own; returns the facts, with the demonstrator's success.
-
-    EngineError, with its last words, where that fails.
-    """
+    """Build and warm-start the tiny model in a process of its own; returns the facts. EngineError if that fails."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "agentlightning.demo.warm_start", "--child"),

@@ -1,8 +1,5 @@
-"""ChildPipe: method calls to a child process over a socket pair, one at a time, and the end that answers them.
-
-An engine calls, its child serves: (method, arguments) against ("ok", result) or ("error", class name, message). Knows
-nothing of what the methods do.
-"""
+"""ChildPipe: method calls to a child process over a socket pair, one at a time, and the end that answers them:
+(method, arguments) against ("ok", result) or ("error", class name, message)."""
 
 from __future__ import annotations
 
@@ -65,8 +62,7 @@ class Pipe(Protocol):
 
 
 def serve(call: Callable[..., Any], pipe: Pipe, heartbeat: ChildHeartbeat) -> None:
-    """Answer ``call(method, *arguments)`` until the pipe closes. An error that is not ours ends the loop: after it, nobody
-    knows what the child holds."""
+    """Answer ``call(method, *arguments)`` until the pipe closes, or an error that is not ours leaves the child in doubt."""
     while True:
         heartbeat.working = False
         try:

@@ -1,8 +1,5 @@
-"""The address at which gateways reach the samplers that an engine starts, and the key that samplers ask them for.
-
-Anybody who reaches a sampler can have the policy sample for them, past every limit and record: a sampler that other machines
-can reach asks for a key.
-"""
+"""The address at which gateways reach the samplers that an engine starts, and the key that samplers ask them for: anybody
+who reaches a sampler without one samples past every limit and record."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class SamplerAddress:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Self:
-        """The address of these settings. ConfigError where others would reach it without a key, or that is not set."""
+        """The address of these settings. ConfigError if others would reach it without a key, or the key is not set."""
         host, _, port = (config.listen or "127.0.0.1:0").rpartition(":")
         host = host.strip("[]")
         if host in ("0.0.0.0", "::") and not config.advertise:
@@ -66,7 +63,7 @@ class SamplerAddress:
         return cls(host=host, port=int(port), advertise=config.advertise, key_env=config.key_env, key=key)
 
     def listen(self, number: int = 0) -> socket.socket:
-        """The socket of a sampler, on which it can be started again. ConfigError where this machine does not have it."""
+        """The socket of a sampler, on which it can be started again. ConfigError if this machine does not have it."""
         port = self.port + number if self.port else 0
         try:
             return listen(self.host, port)

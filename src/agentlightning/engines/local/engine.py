@@ -162,8 +162,8 @@ class LocalEngine(ForwardingEngine):
             self._loaded = Path(arguments[0])
             return None
         if self._learner is None:
-            learns = self._setup.learns
-            raise EngineError("the engine is not started" if learns else f"{operation}: this engine does not learn")
+            why = f"{operation}: this engine samples and does not learn"
+            raise EngineError("the engine is not started" if self._setup.learns else why)
         return await self._learner.operate(operation, *arguments)
 
 

@@ -1,7 +1,7 @@
 """VerlWorkers: verl's training workers and rollout servers on Ray, as the operations of one policy.
 
-The process of driver.py drives it. Which token is trained and how much it counts is decided here; verl has the weights, the
-gradients and the updates. Every training worker imports it. Requires verl, ray and torch.
+Which token is trained and how much it counts is decided here; verl has the weights, the gradients and the updates. Every
+training worker imports it. Requires verl, ray and torch.
 """
 
 from __future__ import annotations
@@ -51,10 +51,8 @@ from agentlightning.training_types import Loss, TrainingSequence
 
 
 def summed_loss(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
-    """verl's loss function: the SUM over the micro-batch's tokens of weight × loss, and its report.
-
-    verl averages gradients and losses over the data-parallel ranks, so that a sum counts once for each of them.
-    """
+    """verl's loss function: the SUM over the micro-batch's tokens of weight × loss, and its report. verl averages over the
+    data-parallel ranks, so that a sum counts once for each of them."""
     sequences: list[TrainingSequence] = tu.get(data, "sequence")
     logprobs_T, entropies_T = model_output["log_probs"].values(), model_output["entropy"].values()
     places, start = [], 0
@@ -74,7 +72,7 @@ class TrainingWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def clip_at(self, norm: float) -> None:
-        """Bound of the gradient's norm from the next update on: verl reads it at each, and takes it at no other place."""
+        """Bound of the gradient's norm from the next update on."""
         engine = self.actor.engine
         for config in (engine.optimizer_config, getattr(engine.optimizer, "config", None)):
             if config is not None:
@@ -142,7 +140,7 @@ class VerlWorkers:
         return {f"learner-{rank}": pid for rank, (node, pid) in enumerate(self._group.process()) if node == here}
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Carries out one of `METHODS`. What is not an error of ours leaves workers out of step with each other."""
+        """Carries out one of `METHODS`. Another error than ours leaves workers out of step with each other."""
         if method not in METHODS:
             raise EngineError(f"the verl engine has no method {method!r}")
         with _worker_errors():
@@ -225,14 +223,11 @@ class VerlWorkers:
                 f"checkpoint {path}: it has no folder {LEARNER_FOLDER}, so it was not written by this engine"
             )
         wrote = torch.load(Path(path) / LEARNER_STATE, weights_only=True)["workers"]
-        if self._is_fsdp(state) and wrote != self._group.world_size:
+        if (state / "fsdp_config.json").is_file() and wrote != self._group.world_size:
             raise ModelError(f"checkpoint {path}: {wrote} workers wrote it; expected {self._group.world_size}")
         self._group.load_checkpoint(str(state))
         self._group.optimizer_zero_grad()
         self._pending = False
-
-    def _is_fsdp(self, state: Path) -> bool:
-        return (state / "fsdp_config.json").is_file()
 
     def _logprobs(self, sequences: Sequence[TrainingSequence], compute: Any) -> list[list[float]]:
         if not sequences:

@@ -17,7 +17,6 @@ METRICS: Mapping[str, str] = {
     "train/schedule_entry": "active entry of algorithm.schedule; 0: [algorithm] itself",
     "train/reward_std": "standard deviation of these rewards",
     "rewards/NAME/mean": "mean of each named reward, if rollouts have several",
-    "agents/NAME/reward_mean": "mean return of the agent, with agent_reward_weights",
     "train/groups_with_signal": "share of groups whose rewards differ",
     "train/solved_groups": "share of groups in which every rollout has the step's highest reward",
     "train/unsolved_groups": "share of groups in which every rollout has the step's lowest reward",
