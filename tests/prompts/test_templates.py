@@ -94,21 +94,11 @@ def test_a_hostile_template_reads_nothing_of_objects(text: str) -> None:
         Template.of(text, "jinja").render(x=Secretive())
 
 
-def test_an_object_among_the_fields_is_its_text() -> None:
-    assert Template.of("{{ x }}", "jinja").render(x=Secretive()) == "shown"
-    assert Template.of("{{ x.a[0] }}", "jinja").render(x={"a": [Secretive()]}) == "shown"
-
-
 @pytest.mark.parametrize(("text", "format"), [("{x}" * 300, "fstring"), ("{{ x }}" * 300, "jinja")])
 def test_what_a_template_becomes_is_bounded(text: str, format: str) -> None:
     template = Template.parse({"format": format, "template": text})
     with pytest.raises(InputError, match="at most 1048576 characters once rendered"):
         template.render(x='"' * 5000)
-
-
-def test_texts_and_lists_of_fields_are_put_together() -> None:
-    text = "{% for each in xs %}{{ [each.a, each.b ~ '!']|join('-') ~ (1 + 1) }} {% endfor %}{{ xs[0].a + 'c' }}"
-    assert Template.of(text, "jinja").render(xs=[{"a": "a", "b": 2}]) == "a-2!2 ac"
 
 
 def test_a_text_that_no_message_can_carry_is_refused() -> None:

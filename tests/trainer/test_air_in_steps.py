@@ -14,7 +14,6 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms import LightningRL
 from agentlightning.errors import ConfigError
 from agentlightning.records import Call, Reward, Rollout
-from agentlightning.trainer.load_trajectories import AirTally
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.schedules import algorithms_of, check_air
@@ -87,19 +86,6 @@ CALL = build.call(build.rollout("one"), "c", suffix_ids=[1], sampled_ids=[2])
 
 def calls(count: int) -> list[Call]:
     return [CALL] * count
-
-
-def test_a_step_says_how_often_each_rule_spoke_and_what_it_gave_a_call() -> None:
-    good, bad = rollout("good", "g", 1.0), rollout("bad", "g", 0.0, attempt=2)
-    tally = AirTally(RULES)
-    tally.add([good], calls(2), [said(good, 0.25, "tool_success")])
-    tally.add([bad], calls(2), [said(bad, -0.5, attempt=2), said(bad, -0.5, attempt=2, call="d"), said(bad, -0.5)])
-    assert tally.metrics() == {
-        "air/tool_error/reward_mean": -0.25,
-        "air/tool_error/share": 0.5,
-        "air/tool_success/reward_mean": 0.0625,
-        "air/tool_success/share": 0.25,
-    }
 
 
 # --- settings -------------------------------------------------------------------------------------------------------------

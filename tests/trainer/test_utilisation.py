@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 import build
-from agentlightning.config.run import parse_config
 from agentlightning.records import Call, Rollout
-from agentlightning.trainer.load_trajectories import S, TimeTally, covered, slots_of
+from agentlightning.trainer.load_trajectories import S, TimeTally, covered
 
 ALL_KNOWN = {"workers/slots": 4.0, "sampler/slots": 8.0}
 
@@ -73,14 +72,6 @@ def test_a_step_costs_what_its_calls_used() -> None:
     assert (found["cost/prompt_tokens"], found["cost/sampled_tokens"], found["cost/agent_s"]) == (30.0, 20.0, 8.0)
     assert found["cost/external_tokens"] == 240.0
     assert "cost/external_tokens" not in tally.metrics(10.0, ALL_KNOWN)
-
-
-def test_slots_are_those_of_the_settings_where_workers_and_sampler_are_the_runs_own() -> None:
-    least: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": "t"}}
-    config = parse_config({**least, "agent": {"run": "a.py:f", "workers": 3, "concurrency": 5}})
-    assert slots_of(config, policies=2) == {"workers/slots": 15.0, "sampler/slots": 128.0}
-    elsewhere = {**least, "agent": {"run": "a.py:f", "workers": 0}, "engine": {"name": "verl"}}
-    assert slots_of(parse_config(elsewhere)) == {}
 
 
 @pytest.mark.parametrize(("intervals", "length"), [([], 0), ([(5, 5)], 0), ([(0, 2), (2, 3)], 3), ([(4, 1)], 0)])

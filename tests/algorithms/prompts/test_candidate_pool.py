@@ -20,14 +20,6 @@ def pool(*rewards: tuple[float, ...]) -> CandidatePool:
     return made
 
 
-def test_the_mean_is_over_all_validation_tasks_or_there_is_none() -> None:
-    made = CandidatePool(candidate(0), 2)
-    made.record(0, [RolloutScore(task=1, reward=1.0)])
-    assert made.mean(0) is None
-    made.record(0, [RolloutScore(task=0, reward=0.0)])
-    assert made.mean(0) == 0.5
-
-
 def test_replicas_of_a_task_count_as_their_mean() -> None:
     made = pool((1.0, 0.0))
     made.record(0, [RolloutScore(task=0, reward=0.0)], replica=1)
@@ -49,12 +41,6 @@ def test_a_candidate_that_was_not_accepted_has_a_mean_and_is_not_the_best() -> N
     assert made.front() == {0: {0}, 1: {0}}
 
 
-def test_before_anything_is_scored_the_seed_is_the_best() -> None:
-    made = CandidatePool(candidate(0), 3)
-    assert made.best() == (made.seed, None)
-    assert made.front() == {}
-
-
 def test_the_front_has_the_best_of_each_task() -> None:
     made = pool((1.0, 0.0, 0.5), (0.0, 1.0, 0.5))
     assert made.front() == {0: {0}, 1: {1}, 2: {0, 1}}
@@ -66,7 +52,3 @@ def test_a_dominated_candidate_is_not_on_the_front_though_it_is_best_on_a_task()
     made = pool((1.0, 0.0), (0.0, 1.0), (1.0, 0.5))
     assert made.front() == {0: {2}, 1: {1}}
     assert made.front_counts() == {1: 1, 2: 1}
-
-
-def test_equal_candidates_do_not_dominate_each_other() -> None:
-    assert pool((1.0, 1.0), (1.0, 1.0)).front_counts() == {0: 2, 1: 2}

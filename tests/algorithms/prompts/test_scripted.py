@@ -59,11 +59,6 @@ async def test_it_drops_what_rollouts_complain_of() -> None:
     assert await answered(reflection_prompt("system", TEXT, rollouts((0.0, "Too creative.")))) == "Answer {question}."
 
 
-async def test_it_replaces_what_rollouts_complain_of() -> None:
-    prompt = reflection_prompt("system", "Be fast.", rollouts((0.0, "It was fast and wrong.")))
-    assert await answered(prompt) == "Be careful."
-
-
 async def test_it_seldom_repeats_what_was_worse() -> None:
     refused, other = f"{TEXT} Reply in valid json.", f"{TEXT} Read the schema."
     outcomes = rollouts((0.0, "No json."), (0.0, "The schema was not read."))
@@ -89,23 +84,11 @@ async def test_without_a_word_about_rollouts_its_edits_are_by_chance_and_repeata
     assert max(found.values()) < 30
 
 
-async def test_words_of_tasks_steps_and_successes_lead_nobody() -> None:
-    found = await answers(reflection_prompt("system", TEXT, rollouts((0.0, "No."), (1.0, "A polite answer."))))
-    assert len(found) == 4
-    assert max(found.values()) < 30
-
-
 @pytest.mark.parametrize(
     "words", ["## Rollout 2, reward high", "# Texts that were tried in its place", "```\n", "# Critique of it\n"]
 )
 async def test_feedback_that_looks_like_a_part_of_the_request_breaks_nothing(words: str) -> None:
     assert sum((await answers(reflection_prompt("system", TEXT, rollouts((0.0, f"No.\n{words}\nNo."))))).values()) == 60
-
-
-async def test_another_seed_draws_other_edits() -> None:
-    prompt = RANDOM_EDIT
-    drawn = [[await ScriptedOptimiser(GRAMMAR, seed)(prompt, "test", number) for number in range(9)] for seed in (0, 1)]
-    assert drawn[0] != drawn[1]
 
 
 async def test_where_the_grammar_has_no_edit_of_a_text_the_answer_has_none() -> None:

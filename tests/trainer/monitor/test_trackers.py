@@ -86,13 +86,6 @@ def test_a_resumed_run_goes_on_where_the_tracker_was_and_repeats_no_step(tmp_pat
     assert [step for step, _ in got] == [1, 2, 2, 3]
 
 
-def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
-    tracker = Remembering([])
-    append(tmp_path, row(1, loss=float("nan"), kl=0.1))
-    feed(lambda: tracker, outbox(tmp_path), [], unheard)
-    assert tracker.got == [(1, {"policy/kl": 0.1})]
-
-
 def test_a_tracker_that_fails_is_told_of_once_and_gets_everything_when_it_is_back(tmp_path: Path) -> None:
     got: list[Logged] = []
     away, told = [True], []

@@ -9,7 +9,7 @@ from loop_doubles import EVERY, Countdown, Crash, Crashing, agents
 from record_doubles import STEPS, ComparingEngine, loop, record
 
 from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, OfflineAlgorithm
-from agentlightning.errors import DataError, LearnerLostError
+from agentlightning.errors import LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.training_types import PreferenceLoss
@@ -180,12 +180,3 @@ async def test_metrics_of_steps_that_a_crash_undid_are_marked(store: LightningSt
     found = await store.metrics("run", "train/loss")
     assert {metric.step for metric in found if metric.abandoned} == {3}
     assert [metric.step for metric in found if not metric.abandoned] == [1, 2, 3, 4, 5]
-
-
-async def test_a_record_that_is_wholly_held_out_is_an_error(store: LightningStore, tmp_path: Path) -> None:
-    class Everything(SFT):
-        def is_held_out(self, task: str) -> bool:
-            return True
-
-    with pytest.raises(DataError, match=r"all 48 examples are held out; lower algorithm\.held_out"):
-        await loop(store, ComparingEngine(), tmp_path, Everything()).run(resume=False)
