@@ -227,7 +227,7 @@ def holding(database: Connection, rows: list[RolloutSummary]) -> Iterator[None]:
         database.rollback()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(ROWS, max_size=12),
     tree=st.one_of(FILTERS, st.just(AllOf(()))),

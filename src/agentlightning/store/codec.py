@@ -173,8 +173,7 @@ class RecordCodec(Generic[T]):
             if decode is not None:
                 self._decoders.append((name, decode))
             terms.append(term)
-        # As dataclasses do: a function written for this record takes a third of what a loop over its fields does, and
-        # appending spans is little else.
+        # As dataclasses do: a function written for this record takes a third of what a loop over its fields does.
         self.row: Callable[[T], Row] = eval(f"lambda record: ({', '.join(terms)},)", globals())
         """The values of the fields of a record, in their order, as databases keep them."""
 
@@ -191,7 +190,7 @@ class RecordCodec(Generic[T]):
         return self._kind(**values)
 
     def of_row(self, row: Iterable[Any]) -> T:
-        """The record of a row; one that was written before the last fields were added is shorter."""
+        """The record of a row; the last fields may be absent."""
         return self.record(dict(zip(self.names, row, strict=False)))
 
     def of_texts(self, texts: Mapping[str, str], **others: Any) -> T:

@@ -7,9 +7,8 @@ which an index gives, and else among all rows of the run. base.py says what the 
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -51,13 +50,10 @@ _CALL_TOTALS = (
     .where(calls.c.rollout_id.in_(sa.bindparam("ids", expanding=True)))
     .group_by(calls.c.rollout_id, calls.c.attempt, calls.c.agent, calls.c.usage)
 )
-_TO_SUMMARIZE = sa.select(
-    *(
-        column
-        for column in rollouts.c
-        if column.name not in ("sampling", "retry", "priority", "calls", "prompts", "fork")
-    )
-).where(rollouts.c.id.in_(sa.bindparam("ids", expanding=True)))
+_UNREAD = ("sampling", "retry", "priority", "calls", "prompts", "fork")
+_TO_SUMMARIZE = sa.select(*[column for column in rollouts.c if column.name not in _UNREAD]).where(
+    rollouts.c.id.in_(sa.bindparam("ids", expanding=True))
+)
 _ADD_SUMMARY = sa.insert(rollout_summaries)
 
 _table = rollout_summaries
@@ -65,15 +61,8 @@ _TYPES: dict[type, Any] = {bool: sa.Boolean(), int: sa.BigInteger(), float: sa.D
 Columns = Callable[[str], sa.ColumnElement[Any]]
 
 
-@dataclass(slots=True)
-class _CallTotals:
-    """Sums over the calls of one attempt."""
-
-    turns: int = 0
-    prompt_tokens: int = 0
-    sampled_tokens: int = 0
-    forks: int = 0
-    agents: set[str] = field(default_factory=set)
+_SUMS = ("turns", "prompt_tokens", "sampled_tokens", "forks")
+_KEPT = ("id", "run_id", "mode", "step", "state", "group_id", "replica", "reward", "lost", "created_ns", "finished_ns")
 
 
 def add_summaries(connection: sa.Connection, rollout_ids: Sequence[str]) -> None:
@@ -81,41 +70,33 @@ def add_summaries(connection: sa.Connection, rollout_ids: Sequence[str]) -> None
     if not rollout_ids:
         return
     ids = {"ids": list(rollout_ids)}
-    totals = _totals(connection, ids)
+    sums: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    agents: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    for row in execute(connection, _CALL_TOTALS, ids):
+        totals, usage = sums[row.rollout_id, row.attempt], orjson.loads(row.usage)
+        totals["turns"] += row.turns
+        totals["prompt_tokens"] += int(row.prompt_tokens) + row.turns * int(usage.get("prompt_tokens") or 0)
+        totals["sampled_tokens"] += int(row.sampled_bytes) // 4 + row.turns * int(usage.get("sampled_tokens") or 0)
+        totals["forks"] += row.forks
+        agents[row.rollout_id, row.attempt] |= {row.agent} - {None, ""}
     new: list[dict[str, Any]] = []
     for row in execute(connection, _TO_SUMMARIZE, ids):
-        task, mine = orjson.loads(row.task), totals[row.id, row.attempt]
+        task, refused = orjson.loads(row.task), bool(row.refused)
         summary = RolloutSummary(
-            **{name: getattr(row, name) for name in ("id", "run_id", "mode", "step", "state", "group_id", "replica")},
-            **{name: getattr(row, name) for name in ("reward", "lost", "created_ns", "finished_ns", "finished_seq")},
+            **{name: getattr(row, name) for name in _KEPT},
+            **{name: sums[row.id, row.attempt][name] for name in _SUMS},
+            finished_seq=row.finished_seq,
             task_key=task_key(task),
             title=title_of(task),
-            turns=mine.turns,
-            prompt_tokens=mine.prompt_tokens,
-            sampled_tokens=mine.sampled_tokens,
-            forks=mine.forks,
-            agents=sorted(mine.agents),
+            agents=sorted(agents[row.id, row.attempt]),
             attempts=row.attempt,
-            refused=bool(row.refused),
-            failure=failure_of(row.state, row.error, row.warning, bool(row.refused)),
+            refused=refused,
+            failure=failure_of(row.state, row.error, row.warning, refused),
             outcome=None,
             duration_s=0.0 if row.started_ns is None else (row.finished_ns - row.started_ns) / 1e9,
         )
         new.append(SUMMARIES.columns(summary))
     execute_many(connection, _ADD_SUMMARY, new)
-
-
-def _totals(connection: sa.Connection, ids: dict[str, Any]) -> defaultdict[tuple[str, int], _CallTotals]:
-    found: defaultdict[tuple[str, int], _CallTotals] = defaultdict(_CallTotals)
-    for row in execute(connection, _CALL_TOTALS, ids):
-        totals, usage = found[row.rollout_id, row.attempt], orjson.loads(row.usage)
-        totals.turns += row.turns
-        totals.prompt_tokens += int(row.prompt_tokens) + row.turns * int(usage.get("prompt_tokens") or 0)
-        totals.sampled_tokens += int(row.sampled_bytes) // 4 + row.turns * int(usage.get("sampled_tokens") or 0)
-        totals.forks += row.forks
-        if row.agent:
-            totals.agents.add(row.agent)
-    return found
 
 
 def read_summaries(
@@ -148,51 +129,38 @@ class _Page:
         self._later: Callable[..., Any] = operator.lt if query.descending else operator.gt
 
     def rows(self) -> list[RolloutSummary]:
-        found: list[RolloutSummary] = []
-        if self._tree == AllOf(()):
-            for part in self._parts_of_order():
-                found += self._fetch(part.limit(self._wanted - len(found)))
-                if len(found) == self._wanted:
-                    break
-            return found
-        first = next(self._parts_of_order()).limit(FIRST_ROWS).subquery()
-        chosen = sa.select(first).where(condition(self._tree, first.c.__getitem__, self._sqlite))
-        order = self._turn(first.c[self._name]), self._turn(first.c.id)
-        found = self._fetch(chosen.order_by(*order).limit(self._wanted))
-        return found if len(found) == self._wanted else self._among_all()
+        columns: Columns = _table.c.__getitem__
+        if self._tree != AllOf(()):
+            first = next(self._parts(columns)).limit(FIRST_ROWS).subquery()
+            chosen = sa.select(first).where(condition(self._tree, first.c.__getitem__, self._sqlite))
+            order = self._turn(first.c[self._name]), self._turn(first.c.id)
+            found = self._fetch(chosen.order_by(*order).limit(self._wanted))
+            if len(found) == self._wanted:
+                return found
+            columns = self._unindexed  # looks through all rows of the run, or those that the index of a key finds
+        found = []
+        for part in self._parts(columns):
+            chosen = part.where(condition(self._tree, columns, self._sqlite))
+            found += self._fetch(chosen.limit(self._wanted - len(found)))
+            if len(found) == self._wanted:
+                break
+        return found
 
-    def _parts_of_order(self) -> Iterator[sa.Select[Any]]:
-        """The rows after the place, as queries that indexes answer in order: those with a value, then those without."""
-        column, row_id, place = _table.c[self._name], _table.c.id, self._place
+    def _parts(self, columns: Columns) -> Iterator[sa.Select[Any]]:
+        """The rows after the place in two queries, which indexes answer in order: those with a value, those without."""
+        column, row_id, place, nullable = columns(self._name), columns("id"), self._place, _table.c[self._name].nullable
         mine = sa.select(_table).where(_table.c.run_id == self._run_id)
         if place is None or place.value is not None:
-            valued = mine.where(column.is_not(None)) if column.nullable else mine
+            valued = mine.where(column.is_not(None)) if nullable else mine
             if place is not None:
-                valued = valued.where(
-                    self._later(sa.tuple_(column, row_id), sa.tuple_(typed(place.value), typed(place.id)))
-                )
+                before = sa.tuple_(typed(place.value), typed(place.id))
+                valued = valued.where(self._later(sa.tuple_(column, row_id), before))
             yield valued.order_by(self._turn(column), self._turn(row_id))
-        if column.nullable:
+        if nullable:
             rest = mine.where(column.is_(None))
             if place is not None and place.value is None:
                 rest = rest.where(self._later(row_id, typed(place.id)))
             yield rest.order_by(self._turn(row_id))
-
-    def _among_all(self) -> list[RolloutSummary]:
-        """Looks through all rows of the run, or those that the index of a key finds, and sorts what the filter leaves."""
-        column, row_id = self._unindexed(self._name), self._unindexed("id")
-        chosen = sa.select(_table).where(
-            _table.c.run_id == self._run_id, condition(self._tree, self._unindexed, self._sqlite)
-        )
-        if (place := self._place) is not None:
-            after = sa.and_(column.is_(None), self._later(row_id, typed(place.id)))
-            if place.value is not None:
-                tied = sa.and_(column == typed(place.value), self._later(row_id, typed(place.id)))
-                after = sa.or_(self._later(column, typed(place.value)), tied, column.is_(None))
-            chosen = chosen.where(after)
-        return self._fetch(
-            chosen.order_by(column.is_(None), self._turn(column), self._turn(row_id)).limit(self._wanted)
-        )
 
     def _unindexed(self, name: str) -> sa.ColumnElement[Any]:
         """The column, which SQLite takes to have no index unless it is a key: it would read most rows of a run by it."""

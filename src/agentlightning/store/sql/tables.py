@@ -23,27 +23,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from agentlightning import records
 from agentlightning.errors import StoreError
-from agentlightning.records import (
-    Attempt,
-    AttemptState,
-    Call,
-    CallCredit,
-    Checkpoint,
-    Metric,
-    Mode,
-    Outcome,
-    Resource,
-    Reward,
-    RewardSource,
-    Rollout,
-    RolloutState,
-    Run,
-    RunState,
-    Span,
-    StepState,
-    WorkerStatus,
-)
+from agentlightning.records import Call, Metric, Reward, WorkerStatus
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.codec import ARRAYS, scalar
 from agentlightning.store.gateway_events import BROKEN_SPANS, REFUSED_CALLS, UNKNOWN_ROUTE
@@ -129,20 +111,20 @@ PostgreSQL have a row, too: after a lost connection it tells whether the last co
 runs = sa.Table(
     "runs",
     metadata,
-    *_columns(Run),
+    *_columns(records.Run),
     sa.Column("finished", sa.BigInteger, nullable=False, server_default="0"),  # the last finished_seq given
-    _one_of("state", RunState),
+    _one_of("state", records.RunState),
 )
 
 rollouts = sa.Table(
     "rollouts",
     metadata,
-    *_columns(Rollout, keys=["run_id"], without=["outcome"]),  # which stands in consumption
+    *_columns(records.Rollout, keys=["run_id"], without=["outcome"]),  # which stands in consumption
     sa.UniqueConstraint("run_id", "group_id", "replica"),
     sa.UniqueConstraint("run_id", "finished_seq"),
     sa.UniqueConstraint("id", "run_id", "mode"),  # what consumption refers to
-    _one_of("mode", Mode),
-    _one_of("state", RolloutState),
+    _one_of("mode", records.Mode),
+    _one_of("state", records.RolloutState),
     sa.CheckConstraint(
         "(finished_seq IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled'))", name="finished_has_its_place"
     ),
@@ -158,8 +140,8 @@ rollout_summaries = sa.Table(
     sa.PrimaryKeyConstraint("run_id", "finished_ns", "id"),
     sa.UniqueConstraint("id"),
     sa.ForeignKeyConstraint(["id"], ["rollouts.id"]),
-    _one_of("mode", Mode),
-    _one_of("state", RolloutState),
+    _one_of("mode", records.Mode),
+    _one_of("state", records.RolloutState),
     sqlite_with_rowid=False,  # a run's lie side by side, so that a filter without an index reads nothing else
 )
 """One narrow row a finished rollout, and nothing of its payloads: whatever filters rollouts reads these alone."""
@@ -173,10 +155,10 @@ for _name in SUMMARY_KEYS:
 attempts = sa.Table(
     "attempts",
     metadata,
-    *_columns(Attempt, keys=["rollout_id"]),
+    *_columns(records.Attempt, keys=["rollout_id"]),
     sa.Column("token", _Text, nullable=False),
     sa.PrimaryKeyConstraint("rollout_id", "attempt"),
-    _one_of("state", AttemptState),
+    _one_of("state", records.AttemptState),
     sqlite_with_rowid=False,
 )
 sa.Index(
@@ -230,7 +212,7 @@ file_uses = sa.Table(
 )
 sa.Index("file_uses_by_file", file_uses.c.run_id, file_uses.c.hash)  # to delete files
 
-spans = sa.Table("spans", metadata, *_columns(Span), _of_attempt())
+spans = sa.Table("spans", metadata, *_columns(records.Span), _of_attempt())
 sa.Index("spans_by_rollout", spans.c.rollout_id, spans.c.started_ns)
 _EVENTS = (BROKEN_SPANS, REFUSED_CALLS, UNKNOWN_ROUTE)
 OF_GATEWAY: sa.ColumnElement[bool] = spans.c.name.in_([sa.literal_column(f"'{name}'") for name in _EVENTS])
@@ -244,7 +226,7 @@ rewards = sa.Table(
     _of_attempt(),
     sa.Column("seq", _Serial, primary_key=True, autoincrement=True),
     sa.UniqueConstraint("id"),
-    _one_of("source", RewardSource),
+    _one_of("source", records.RewardSource),
 )
 sa.Index("rewards_by_rollout", rewards.c.rollout_id, rewards.c.attempt)
 _OF_CALL = rewards.c.call_id.is_not(None)
@@ -262,7 +244,7 @@ resource_versions = sa.Table(
 resources = sa.Table(
     "resources",
     metadata,
-    *_columns(Resource, keys=["run_id"]),
+    *_columns(records.Resource, keys=["run_id"]),
     sa.PrimaryKeyConstraint("run_id", "name", "version"),
     sa.ForeignKeyConstraint(["run_id", "name"], ["resource_versions.run_id", "resource_versions.name"]),
 )
@@ -296,7 +278,7 @@ steps = sa.Table(
     sa.Column("created_ns", sa.BigInteger, nullable=False),
     sa.UniqueConstraint("id", "run_id"),
     sa.UniqueConstraint("run_id", "step"),
-    _one_of("state", StepState),
+    _one_of("state", records.StepState),
     sa.CheckConstraint("state <> 'closed' OR version IS NOT NULL", name="closed_has_a_version"),
 )
 
@@ -314,17 +296,17 @@ consumption = sa.Table(
     sa.ForeignKeyConstraint(["step_id", "run_id"], ["steps.id", "steps.run_id"]),
     sa.UniqueConstraint("step_id", "position"),
     sa.CheckConstraint("mode = 'train'", name="evaluation_is_never_consumed"),
-    _one_of("outcome", Outcome),
+    _one_of("outcome", records.Outcome),
 )
 
 checkpoints = sa.Table(
-    "checkpoints", metadata, *_columns(Checkpoint, keys=["run_id"]), sa.PrimaryKeyConstraint("run_id", "step")
+    "checkpoints", metadata, *_columns(records.Checkpoint, keys=["run_id"]), sa.PrimaryKeyConstraint("run_id", "step")
 )
 
 credit = sa.Table(
     "credit",
     metadata,
-    *_columns(CallCredit, keys=["rollout_id"]),
+    *_columns(records.CallCredit, keys=["rollout_id"]),
     sa.PrimaryKeyConstraint("rollout_id", "call_id"),
 )
 sa.Index("credit_by_step", credit.c.run_id, credit.c.step)  # to delete what is old
