@@ -42,10 +42,6 @@ def broken_counts(attributes: JSON) -> dict[str, int]:
 
 
 def refused_counts(attributes: JSON) -> dict[str, int]:
-    """By fields, what a span named REFUSED_CALLS counts; attributes of another shape are somebody else's.
-
-    >>> refused_counts({"fields": "context_management", "count": 2, "message": "…"})
-    {'context_management': 2}
-    """
+    """By fields, what a span named REFUSED_CALLS counts; attributes of another shape are somebody else's."""
     fields, count = attributes.get("fields"), attributes.get("count")
     return {fields[:MAX_REASON_CHARS]: count} if isinstance(fields, str) and type(count) is int and count > 0 else {}

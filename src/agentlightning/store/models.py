@@ -80,21 +80,13 @@ class ModelReference(NamedTuple):
 
 
 def is_reference(text: str) -> bool:
-    """True for what has the form of a reference.
-
-    >>> is_reference("support@40"), is_reference("support@best"), is_reference("Qwen/Qwen2.5-0.5B")
-    (True, True, False)
-    """
+    """True for what has the form of a reference."""
     name, found, which = text.rpartition("@")
     return bool(found and _NAME.fullmatch(name) and (_NUMBER.fullmatch(which) or _ALIAS.fullmatch(which)))
 
 
 def parse_reference(text: str, where: str = "model") -> ModelReference:
-    """The parts of a reference. InputError, which names `where` it stands, for other text.
-
-    >>> parse_reference("support@production")
-    ModelReference(name='support', number=None, alias='production')
-    """
+    """The parts of a reference. InputError, which names `where` it stands, for other text."""
     if not is_reference(text):
         raise InputError(
             f"{where}: expected NAME@NUMBER or NAME@ALIAS, such as support@40 or support@production, got {text!r:.200}"

@@ -157,23 +157,13 @@ def _warning(ended: AttemptState, diagnosis: str | None, evidence: AttemptRecord
 
 
 def broken_warning(counts: Mapping[str, int]) -> str:
-    """Returns the warning of a rollout about its broken spans.
-
-    >>> broken_warning({"undecodable": 2, "too_large": 1})
-    'broken spans, dropped or cut: too_large 1, undecodable 2'
-    """
+    """Returns the warning of a rollout about its broken spans."""
     causes = ", ".join(f"{cause} {count}" for cause, count in sorted(counts.items()))
     return f"{BROKEN}, dropped or cut: {causes}"
 
 
 def _refused_warning(counts: Mapping[str, int]) -> str:
-    """Returns the warning of a rollout about its refused calls.
-
-    >>> _refused_warning({"context_management": 3})
-    '3 calls refused: context_management 3'
-    >>> _refused_warning({"context_length_exceeded": 1, "tools": 1})
-    '2 calls refused: context_length_exceeded 1, tools 1'
-    """
+    """Returns the warning of a rollout about its refused calls."""
     total = sum(counts.values())
     named = sorted(counts.items())[:MAX_REASONS]
     fields = ", ".join(f"{field} {count}" for field, count in named) + (", …" if len(counts) > len(named) else "")

@@ -110,12 +110,8 @@ MAX_FEEDBACK_CHARS = 8192  # characters of one attempt's feedback that are kept
 
 
 def feedback_text(given: Any, name: str) -> str:
-    """Feedback of a reward function or an agent as it is kept: cut where it is too long. RewardError for anything but a text
-    or None.
-
-    >>> feedback_text("wrong year", "feedback"), feedback_text(None, "feedback")
-    ('wrong year', '')
-    """
+    """Feedback of a reward function or an agent as it is kept: '' for None, cut where it is too long. RewardError for
+    anything but a text or None."""
     if given is None:
         return ""
     if not isinstance(given, str):

@@ -235,11 +235,8 @@ def _read(path: Path) -> str:
 
 
 class ServerLock:
-    """``with`` around serving the store at `url`; does nothing for stores that several servers may use.
-
-    ConflictError, with what to do, where another process serves the file. One that is about to end, as the server of a run
-    that was killed is, is waited for.
-    """
+    """``with`` around serving the store at `url`; does nothing for stores that several servers may use. ConflictError where
+    another process serves the file. One that is about to end, as the server of a run that was killed is, is waited for."""
 
     def __init__(self, url: str) -> None:
         self._file = sqlite_file(url)

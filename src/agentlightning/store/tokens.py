@@ -73,11 +73,7 @@ def new_token_id() -> str:
 
 
 def is_token(key: str) -> bool:
-    """True for what has the form of a token's secret; an attempt's key, whose text is random, has another length.
-
-    >>> is_token(new_secret()), is_token("sk-agl-server-x"), is_token("sk-agl-token-short")
-    (True, False, False)
-    """
+    """True for what has the form of a token's secret; an attempt's key, whose text is random, has another length."""
     return key.startswith(PREFIX) and len(key) == len(PREFIX) + 43
 
 

@@ -32,7 +32,7 @@ from agentlightning.store.models import ModelAlias, ModelVersion, changed_versio
 from agentlightning.store.rules import check_run_id, refusal, run_ids
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import execute_many, upsert
-from agentlightning.store.sql.record import ENTRIES, drop_files, note, require_runs, rows_by_ids
+from agentlightning.store.sql.record import ENTRIES, drop_files, note, only, require_runs, rows_by_ids
 from agentlightning.store.sql.tables import (
     attempts,
     audit,
@@ -232,9 +232,7 @@ def revoke_token(transaction: SqlTransaction, actor: Actor, token_id: str) -> To
 
 def read_tokens(connection: sa.Connection, run_id: str | None = None) -> list[Token]:
     query = _TOKEN.order_by(tokens.c.created_ns, tokens.c.id)
-    if run_id is not None:
-        query = query.where(tokens.c.run_id == run_id)
-    return [_TOKENS.of_row(row) for row in connection.execute(query)]
+    return [_TOKENS.of_row(row) for row in connection.execute(only(query, tokens.c.run_id, run_id))]
 
 
 def find_token(connection: sa.Connection, secret_hash: str) -> Token | None:
@@ -246,9 +244,7 @@ def read_audit(
     connection: sa.Connection, run_id: str | None = None, after: int = 0, limit: int = 1000
 ) -> list[AuditEntry]:
     query = _ENTRY.where(audit.c.seq > after).order_by(audit.c.seq).limit(limit)
-    if run_id is not None:
-        query = query.where(audit.c.run_id == run_id)
-    return [ENTRIES.of_row(row) for row in connection.execute(query)]
+    return [ENTRIES.of_row(row) for row in connection.execute(only(query, audit.c.run_id, run_id))]
 
 
 # --- model versions -----------------------------------------------------------------------------------------------------
@@ -288,18 +284,13 @@ def put_alias(transaction: SqlTransaction, actor: Actor, alias: ModelAlias, reas
 
 def read_models(connection: sa.Connection, name: str | None = None, run_id: str | None = None) -> list[ModelVersion]:
     query = sa.select(model_versions).order_by(model_versions.c.name, model_versions.c.number)
-    if name is not None:
-        query = query.where(model_versions.c.name == name)
-    if run_id is not None:
-        query = query.where(model_versions.c.run_id == run_id)
+    query = only(only(query, model_versions.c.name, name), model_versions.c.run_id, run_id)
     return [_MODELS.of_row(row) for row in connection.execute(query)]
 
 
 def read_aliases(connection: sa.Connection, name: str | None = None) -> list[ModelAlias]:
     query = sa.select(model_aliases).order_by(model_aliases.c.name, model_aliases.c.alias)
-    if name is not None:
-        query = query.where(model_aliases.c.name == name)
-    return [_ALIASES.of_row(row) for row in connection.execute(query)]
+    return [_ALIASES.of_row(row) for row in connection.execute(only(query, model_aliases.c.name, name))]
 
 
 def _register(transaction: SqlTransaction, version: ModelVersion) -> ModelVersion:
@@ -331,8 +322,7 @@ def read_attempts(connection: sa.Connection, rollout_ids: Sequence[str]) -> list
 
 def read_workers(connection: sa.Connection, run_id: str | None = None) -> list[WorkerStatus]:
     query = sa.select(workers).order_by(workers.c.seen_ns.desc(), workers.c.id)
-    if run_id is not None:
-        query = query.where(workers.c.run_id == run_id)
+    query = only(query, workers.c.run_id, run_id)
     return [WorkerStatus(**row._mapping) for row in connection.execute(query)]
 
 

@@ -53,6 +53,11 @@ def rows_by_ids(
         yield from connection.execute(query.where(column.in_(part)))
 
 
+def only(query: sa.Select[Any], column: sa.Column[Any], value: Any) -> sa.Select[Any]:
+    """The rows whose column has the value; all where it is None."""
+    return query if value is None else query.where(column == value)
+
+
 def require_runs(connection: sa.Connection, run_ids: Collection[str]) -> None:
     """NotFoundError that names the runs which do not exist."""
     found = {row.id for row in execute(connection, _RUNS, {"ids": list(run_ids)})}
@@ -191,11 +196,8 @@ def read_resources(
     connection: sa.Connection, run_id: str, name: str | None = None, latest: bool = True, version: int | None = None
 ) -> list[Resource]:
     query = sa.select(resources).where(resources.c.run_id == run_id)
-    if name is not None:
-        query = query.where(resources.c.name == name)
-    if version is not None:
-        query = query.where(resources.c.version == version)
-    elif latest:
+    query = only(only(query, resources.c.name, name), resources.c.version, version)
+    if version is None and latest:
         query = query.join(resource_versions, tables.IS_NEWEST)
     query = query.order_by(resources.c.name, resources.c.version)
     return [codec.RESOURCES.of_row(row) for row in connection.execute(query)]
@@ -320,8 +322,7 @@ def read_later_metrics(connection: sa.Connection, run_id: str, after: int, limit
 
 def read_metrics(connection: sa.Connection, run_id: str, name: str | None = None) -> list[Metric]:
     query = sa.select(metrics).where(metrics.c.run_id == run_id)
-    if name is not None:
-        query = query.where(metrics.c.name == name)
+    query = only(query, metrics.c.name, name)
     query = query.order_by(metrics.c.step, metrics.c.name, metrics.c.created_ns, metrics.c.seq)
     return [codec.METRICS.of_row(row) for row in connection.execute(query)]
 

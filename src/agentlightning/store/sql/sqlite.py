@@ -1,7 +1,7 @@
-"""SQLite, in memory or in a file: engines, pragmas, and what its failures mean in plain words.
+"""SQLite, in memory or in a file: engines, pragmas, and the sentences for its failures.
 
-The writer takes the write lock when a transaction begins, so that a transaction never fails half way because another
-process wrote in between; readers see one snapshot and cannot write.
+The writer takes the write lock when a transaction begins, so that none fails half way because another process wrote in
+between; readers see one snapshot and cannot write.
 """
 
 from __future__ import annotations

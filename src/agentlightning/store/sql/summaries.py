@@ -61,7 +61,6 @@ _TYPES: dict[type, Any] = {bool: sa.Boolean(), int: sa.BigInteger(), float: sa.D
 Columns = Callable[[str], sa.ColumnElement[Any]]
 
 
-_SUMS = ("turns", "prompt_tokens", "sampled_tokens", "forks")
 _KEPT = ("id", "run_id", "mode", "step", "state", "group_id", "replica", "reward", "lost", "created_ns", "finished_ns")
 
 
@@ -82,9 +81,13 @@ def add_summaries(connection: sa.Connection, rollout_ids: Sequence[str]) -> None
     new: list[dict[str, Any]] = []
     for row in execute(connection, _TO_SUMMARIZE, ids):
         task, refused = orjson.loads(row.task), bool(row.refused)
+        totals = sums[row.id, row.attempt]
         summary = RolloutSummary(
             **{name: getattr(row, name) for name in _KEPT},
-            **{name: sums[row.id, row.attempt][name] for name in _SUMS},
+            turns=totals["turns"],
+            prompt_tokens=totals["prompt_tokens"],
+            sampled_tokens=totals["sampled_tokens"],
+            forks=totals["forks"],
             finished_seq=row.finished_seq,
             task_key=task_key(task),
             title=title_of(task),

@@ -1,17 +1,11 @@
-"""The tables of the SQL stores, whose constraints make wrong states impossible to write.
+"""The tables of the SQL stores, whose constraints make wrong states impossible to write; creation of the schema.
 
-Driven by the methods beside it; decides nothing. Times are integers (ns), ids text, token ids and logprobs little-endian
-int32 and float32 arrays, everything nested is JSON text. What the constraints promise:
-
-- a (run, group, replica) is one rollout; a rollout has at most one running attempt, and a place in the order of finished
-  rollouts if and only if it is in a final state;
-- calls, spans and rewards belong to attempts that exist; a call's parent is recorded before it (that it is one of the same
-  rollout, record.py sees to);
-- an image of a run is kept once, and as long as a rollout uses it;
-- a rollout is consumed at most once, by a step of its own run, and never if it is an evaluation rollout;
-- a step is the only one of its number;
-- an entry of the audit log stays as it was written;
-- an alias is of a model version that exists.
+Times are integers (ns), ids text, token ids and logprobs little-endian int32 and float32 arrays, everything nested is JSON
+text. The constraints promise: a (run, group, replica) is one rollout, with at most one running attempt, and a place in the
+order of finished rollouts if and only if it is in a final state; calls, spans and rewards belong to attempts that exist, and
+parents come before their children; a rollout is consumed at most once, by a step of its own run, and never for
+evaluation; an entry of the audit log stays as it was written. A new database is made without Alembic, whose one
+revision makes the same.
 """
 
 from __future__ import annotations

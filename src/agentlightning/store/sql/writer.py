@@ -1,12 +1,10 @@
 """The writer: one thread that owns a writing connection and commits whatever is queued as one group.
 
-Driven by the SQL store, whose methods submit work and await it. A unit of work is (method, argument), where the method is a
-function of a transaction and a LIST of arguments: the arguments queued for one method at a time become one call, so that a
-hundred concurrent appends are one executemany. One that fails fails alone. Nothing is answered before the commit.
-
-A database that is away is waited for. A group whose transaction did not take place is executed again; where the connection
-broke during the commit, the database is asked first whether it did. Work that is done for a request (store/audit.py) is done
-once: its outcome is a row that the same transaction writes.
+A unit of work is (method, argument), where the method is a function of a transaction and a LIST of arguments: those queued
+for one method at a time become one call, so that a hundred concurrent appends are one executemany. One that fails fails
+alone. Nothing is answered before the commit. A database that is away is waited for. A group whose transaction did not take
+place is executed again; where the connection broke during the commit, the database is asked first whether it did. Work for a
+request (store/audit.py) is done once: its outcome is a row that the same transaction writes.
 """
 
 from __future__ import annotations
