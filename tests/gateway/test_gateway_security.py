@@ -23,7 +23,7 @@ from server_process import ServerProcess
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.access import Authentication, Permissions, cross_site_reason
 from agentlightning.gateway.app import App
-from agentlightning.gateway.store_rpc import StoreRpc
+from agentlightning.gateway.store_rpc import ApiHooks, StoreRpc
 from agentlightning.records import Finish
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.server_keys import (
@@ -226,7 +226,7 @@ async def small_edge(
         Permissions(store),
         Authentication(store, None),
         boot="boot",
-        after=lambda *_: None,
+        hooks=ApiHooks(),
         stopping=asyncio.Event(),
     )
     edge.max_body_bytes, edge.body_timeout_s = 100, body_s

@@ -12,6 +12,7 @@ import pytest
 from store_samples import Clock, Server, a_call, a_run, a_worker, claimed, ending, new_id, some, sql_store
 
 from agentlightning.errors import ConfigError, StoreError
+from agentlightning.gateway.store_rpc import ApiHooks
 from agentlightning.records import Lease, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
@@ -124,7 +125,7 @@ async def test_the_app_hears_of_finishes_and_resources() -> None:
     heard: list[Any] = []
     store = sql_store("memory://", Clock())
     async with (
-        Server(store, on_end=heard.extend, on_resources=heard.append) as server,
+        Server(store, hooks=ApiHooks(on_end=heard.extend, on_resources=heard.append)) as server,
         LightningStoreClient(server.url) as client,
     ):
         [claim] = await claimed(client)

@@ -29,6 +29,7 @@ from agentlightning.gateway.proxy import ClientParts, Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.rest import create_api
 from agentlightning.gateway.server_settings import ServerSettings
+from agentlightning.gateway.store_rpc import ApiHooks
 from agentlightning.protocols import chat, generate_content, messages
 from agentlightning.protocols.base import ApiError, WireFormat
 from agentlightning.records import Call
@@ -122,10 +123,12 @@ class App:
             self._server_key,
             boot=self.boot,
             stopping=self._stopping,
-            on_claim=self._attempts.expect,
-            on_end=self._attempts.forget,
-            on_calls=self._learn,
-            on_resources=self._watcher.forget,
+            hooks=ApiHooks(
+                on_claim=self._attempts.expect,
+                on_end=self._attempts.forget,
+                on_calls=self._learn,
+                on_resources=self._watcher.forget,
+            ),
             external_keys=self._settings.external_keys,
             authentication=self._authentication,
         )

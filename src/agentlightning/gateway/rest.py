@@ -17,7 +17,7 @@ import asyncio
 import base64
 import inspect
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 import msgspec
@@ -35,8 +35,8 @@ from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.access import Authentication, Permissions, ServerKeyError, error_body
 from agentlightning.gateway.event_stream import RunEvents, parse_cursor
 from agentlightning.gateway.external_keys import ExternalKeys
-from agentlightning.gateway.store_rpc import CALLER, MAX_KEY_CHARS, StoreRpc
-from agentlightning.records import Call, Claim, Mode, Rollout, RolloutState, Run
+from agentlightning.gateway.store_rpc import CALLER, MAX_KEY_CHARS, ApiHooks, StoreRpc
+from agentlightning.records import Call, Mode, Rollout, RolloutState, Run
 from agentlightning.store import wire
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.server_keys import is_loopback
@@ -49,48 +49,22 @@ def create_api(
     *,
     boot: str | None = None,
     stopping: asyncio.Event | None = None,
-    on_claim: Callable[[Sequence[Claim]], None] | None = None,
-    on_end: Callable[[set[str]], None] | None = None,
-    on_calls: Callable[[Sequence[Call]], None] | None = None,
-    on_resources: Callable[[str], None] | None = None,
+    hooks: ApiHooks = ApiHooks(),
     external_keys: ExternalKeys = ExternalKeys(),
     authentication: Authentication | None = None,
 ) -> ASGIApp:
     """The API of an open store, to be mounted at /api.
 
     `server_key`: what callers must send as bearer token; None opens it to everybody who can connect, web pages excepted
-    (loopback only).
-    `boot`: id of this start of the server, sent with every answer; made here unless given.
-    `stopping`: set when the server is about to end, and long polls with it.
-    `on_claim` gets the claims that were granted, `on_end` the rollouts whose attempts were finished or cancelled,
-    `on_calls` calls that were recorded, `on_resources` the run that got new ones: called before the answer is sent, and
-    must not block.
-    `authentication`: of the whole server, with this `server_key`; made here unless given.
+    (loopback only). `boot`: id of this start of the server, sent with every answer. `stopping`: set when the server is about
+    to end, and long polls with it. `authentication`: of the whole server, with this `server_key`; made here unless given.
     """
-
-    def after(method: str, given: dict[str, Any], result: Any) -> None:
-        if method == "claim":
-            permissions.learn({claim.rollout.id: claim.rollout.run_id for claim in result})
-            if on_claim is not None:
-                on_claim(result)
-        if method in ("revoke_token", "create_run"):
-            callers.forget()
-        if method == "finish" and on_end is not None:
-            on_end({one.lease.rollout_id for one, held in zip(given["finishes"], result, strict=True) if held})
-        if method == "cancel" and on_end is not None:
-            on_end(set(given["rollout_ids"]))
-        if method == "append_calls" and on_calls is not None:
-            on_calls(given["calls"])
-        if method == "put_resources" and on_resources is not None:
-            for run_id in {resource.run_id for resource in result}:
-                on_resources(run_id)
-
     stopping = stopping or asyncio.Event()
     callers = authentication or Authentication(store, server_key)
     permissions = Permissions(store, external_keys)
     views = RoutesOnDemand(lambda: create_routes(store, server_key, permissions, stopping))
     boot = boot or uuid.uuid4().hex
-    return StoreRpc(store, views, permissions, callers, boot=boot, after=after, stopping=stopping)
+    return StoreRpc(store, views, permissions, callers, boot=boot, hooks=hooks, stopping=stopping)
 
 
 class ErrorBody(BaseModel):

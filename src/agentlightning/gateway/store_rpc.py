@@ -13,8 +13,8 @@ import gzip
 import logging
 import math
 import zlib
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.access import Authentication, Caller, Permissions, cross_site_reason, error_body
 from agentlightning.gateway.asgi_response import AWAY, STOPPING, disconnected, read_body, too_large
 from agentlightning.protocols.base import ApiError
-from agentlightning.records import Metric
+from agentlightning.records import Call, Claim, Metric
 from agentlightning.store import wire
 from agentlightning.store.audit import acting_as, requested
 from agentlightning.store.base import LightningStore
@@ -51,8 +51,19 @@ JSON of theirs has no NaN, so that a bound or a price of NaN would be read as no
 
 LONG_POLLS = frozenset({"claim", "wait", "wait_aliases", "wait_resources", "follow_metrics"})
 
-After = Callable[[str, dict[str, Any], Any], None]
-"""Called with a method that was executed: its name, arguments and result."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiHooks:
+    """Called with what a method did, before it is answered; must not block."""
+
+    on_claim: Callable[[Sequence[Claim]], None] = lambda _: None
+    """Claims that were granted."""
+    on_end: Callable[[set[str]], None] = lambda _: None
+    """Rollouts whose attempts were finished or cancelled."""
+    on_calls: Callable[[Sequence[Call]], None] = lambda _: None
+    """Calls that were recorded."""
+    on_resources: Callable[[str], None] = lambda _: None
+    """A run that got new resources."""
 
 
 class StoreRpc:
@@ -69,7 +80,7 @@ class StoreRpc:
         authentication: Authentication,
         *,
         boot: str,
-        after: After,
+        hooks: ApiHooks,
         stopping: asyncio.Event,
     ) -> None:
         self._methods: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
@@ -79,7 +90,7 @@ class StoreRpc:
         self._permissions = permissions
         self._authentication = authentication
         self._boot = (wire.BOOT_HEADER.encode(), boot.encode())
-        self._after = after
+        self._hooks = hooks
         self._stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,6 +162,23 @@ class StoreRpc:
             return 200, wire.encode_result(name, result) if binary else _as_json(name, result)
         except AgentLightningError as error:
             return error.http_status, error_body(type(error), str(error))
+
+    def _after(self, method: str, given: dict[str, Any], result: Any) -> None:
+        if method == "claim":
+            self._permissions.learn({claim.rollout.id: claim.rollout.run_id for claim in result})
+            self._hooks.on_claim(result)
+        elif method in ("revoke_token", "create_run"):
+            self._authentication.forget()
+        elif method == "finish":
+            ended = zip(given["finishes"], result, strict=True)
+            self._hooks.on_end({one.lease.rollout_id for one, held in ended if held})
+        elif method == "cancel":
+            self._hooks.on_end(set(given["rollout_ids"]))
+        elif method == "append_calls":
+            self._hooks.on_calls(given["calls"])
+        elif method == "put_resources":
+            for run_id in {resource.run_id for resource in result}:
+                self._hooks.on_resources(run_id)
 
     async def _respond_to_all(self, body: bytes, caller: Caller) -> bytes:
         """Requests that travelled together are executed side by side; each has its own response."""
