@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path += [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "benchmarks" / "learning")]
 
 import instructed  # noqa: E402
-from claim import Claim, Outcome  # noqa: E402
+from claim import Cell, Claim, Outcome  # noqa: E402
 from credit_tasks import TASKS  # noqa: E402
 
 import learning  # noqa: E402
@@ -93,25 +93,19 @@ def test_an_arm_has_its_own_baseline_and_one_seed_has_no_interval() -> None:
 
 
 def test_a_finished_arm_is_not_run_again_and_curves_are_drawn(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    kept = {"async": {}}
-    for arm, end in (("sync", 0.4), ("async", 0.6)):
-        one = {"points": [[0, 0.2], [32, end]], "figures": {"train_s": 10.0}}
-        kept["async"][arm] = {str(seed): one for seed in range(2)}
-    results.write_text(json.dumps(kept))
-    curve = tmp_path / "curve.png"
-    work = ("--work", str(tmp_path), "--seeds", "2", "--curve", str(curve))
-    done = benchmark("--claim", "async", *work)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {
-        "claim": "async",
-        "seeds": 2,
-        "arms": {
-            "sync": {"train_s": 10.0, "before": 0.2, "after": 0.4, "ci": [0.4, 0.4]},
-            "async": {"train_s": 10.0, "before": 0.2, "after": 0.6, "ci": [0.6, 0.6]},
-        },
+    results, arms = tmp_path / "results.json", {"sync": 0.4, "async": 0.6}
+    kept = {
+        arm: {str(seed): {"points": [[0, 0.2], [32, end]], "figures": {"train_s": 10.0}} for seed in range(2)}
+        for arm, end in arms.items()
     }
-    assert curve.read_bytes().startswith(b"\x89PNG")
+    results.write_text(json.dumps({"async": kept}))
+    cells = [Cell("async", arm, seed, tmp_path) for seed in range(2) for arm in arms]
+    found = learning.run(learning.load("async"), cells, results, workers=1)
+    assert learning.summary(learning.load("async"), found) == {
+        arm: {"train_s": 10.0, "before": 0.2, "after": end, "ci": [end, end]} for arm, end in arms.items()
+    }
+    learning.draw(learning.load("async"), found, tmp_path / "curve.png", "async")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_arm_that_a_claim_lacks_is_refused_with_those_it_has() -> None:

@@ -90,16 +90,9 @@ def test_a_run_without_its_tools_says_which_are_missing() -> None:
     assert "wrk and nginx: not found" in done.stderr
 
 
-def drift(*options: str) -> dict[str, Any]:
-    figures = last_line(run("drift.py", "--conversations", "2", "--noise", "0.2", *options))
-    assert isinstance(figures.pop("plan_ms"), float)
-    return figures
-
-
-def test_with_the_graph_every_prompt_continues_and_a_seed_gives_the_same_conversations_again() -> None:
-    figures = drift()
+def test_with_the_graph_every_prompt_continues_and_without_it_most_do_not() -> None:
+    figures = last_line(run("drift.py", "--conversations", "2", "--noise", "0.2"))
     assert figures["exact_share"] == 1.0
     assert figures["retokenised_exact_share"] < 0.5
     assert figures["forks_by_cause"] == figures["real_templates"] == {}
     assert 2 * 4 * 3 <= figures["calls"] <= 2 * 4 * 9
-    assert drift("--seed", "0") == figures
