@@ -1,5 +1,5 @@
 """The text-to-SQL example end to end: LangGraph agents, generated databases, the whole system. It visibly learns. Its Spider
-slice is trained in tests/benchmarks/test_experiments_benchmark.py, as are the other examples."""
+slice is trained in tests/benchmarks/test_learning.py, as are the other examples."""
 
 import json
 import subprocess
