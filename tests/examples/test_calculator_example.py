@@ -15,8 +15,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scripted import run_agent
 
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
@@ -72,28 +70,12 @@ def data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_numbers_get_names_in_the_order_of_the_text(module: Callable[[str], ModuleType]) -> None:
-    text, numbers = module("word_problem").name_numbers("Each of three packs costs $1,200.50; a dozen cost 3/4.")
-    assert text == "each of N0 packs costs $ N1 ; a N2 cost N3 ."
-    assert numbers == [3, Fraction("1200.5"), 12, Fraction(3, 4)]
-
-
 def test_the_calculator_names_its_results_and_says_what_kind_they_are(module: Callable[[str], ModuleType]) -> None:
     calculator = module("word_problem").Calculator([Fraction(6), Fraction(4)])
     replies = [calculator.calculate(text) for text in ("N0 + N1", "N1 - N0", "N0 / N1", "R0 * R2", "N0 + N7", "N0")]
     assert replies == ["ok R0", "neg R1", "frac R2", "ok R3", "err", "err"]
     assert calculator.is_right("answer R3", "15")
     assert not any(calculator.is_right(reply, "15") for reply in ("answer R0", "R3", "answer 15", "answer R9", ""))
-
-
-def test_division_by_zero_is_an_error_reply(module: Callable[[str], ModuleType]) -> None:
-    assert module("word_problem").Calculator([Fraction(6), Fraction(0)]).calculate("N0 / N1") == "err"
-
-
-def test_a_question_that_occurs_twice_is_one_problem(module: Callable[[str], ModuleType], data_root: Path) -> None:
-    problems = module("data").load()
-    assert [problem.answer for problem in problems] == ["9", "8", "2"]
-    assert [problem.equation for problem in problems] == ["7 + 2", "5 + 3", "12 / 3 / 2"]
 
 
 def test_questions_that_differ_in_numbers_only_have_one_template_and_one_side(
@@ -106,21 +88,6 @@ def test_questions_that_differ_in_numbers_only_have_one_template_and_one_side(
     sides = [{problem.question for problem in side} for side in data.split(problems)]
     assert any({problems[0].question, problems[1].question} <= side for side in sides)
     assert not sides[0] & sides[1]
-
-
-@given(st.lists(st.sets(st.sampled_from("abcdefgh"), min_size=1).map(sorted), min_size=2, max_size=8))
-def test_templates_agree_with_the_definition(word_lists: list[list[str]]) -> None:
-    data = importlib.import_module("data")
-    found = data.templates([" ".join(words) for words in word_lists])
-    sets = [set(words) for words in word_lists]
-    joined = [{index} for index in range(len(sets))]
-    for i, a in enumerate(sets):
-        for j, b in enumerate(sets[:i]):
-            if len(a & b) / len(a | b) >= 0.5 and joined[i] is not joined[j]:
-                union = joined[i] | joined[j]
-                for index in union:
-                    joined[index] = union
-    assert all((found[i] == found[j]) == (j in joined[i]) for i in range(len(sets)) for j in range(len(sets)))
 
 
 def test_an_equation_becomes_steps_over_names(module: Callable[[str], ModuleType]) -> None:
@@ -140,20 +107,6 @@ def test_training_rows_are_every_training_question_once_an_epoch_without_its_equ
     assert sorted(row["question"] for row in rows) == sorted(problem.question for problem in training * 3)
     assert [row["question"] for row in data.heldout()] == [problem.question for problem in held_out]
     assert all(set(row) == {"question", "answer"} for row in rows)
-
-
-def test_each_epoch_blanks_other_words_and_the_seed_decides_which(
-    module: Callable[[str], ModuleType], data_root: Path
-) -> None:
-    data = module("data")
-    rows = data.train(seed=1, epochs=8, blanks=0.5)
-    assert len({row["question"] for row in rows}) > len(rows) / 2
-    assert rows == data.train(seed=1, epochs=8, blanks=0.5) != data.train(seed=2, epochs=8, blanks=0.5)
-
-
-def test_blanks_spare_the_numbers(module: Callable[[str], ModuleType]) -> None:
-    blanked = module("data").blank_words("Two dogs ate 3 bones.", 1.0, random.Random(0))
-    assert blanked == "Two _ _ 3 _."
 
 
 def test_data_that_is_nowhere_is_one_clear_sentence(
@@ -183,11 +136,6 @@ def test_the_calculator_of_real_models_reads_expressions_and_nothing_else(
     assert module("word_problem").evaluate(expression) == value
 
 
-@given(st.text(max_size=40))
-def test_the_calculator_of_real_models_answers_whatever_it_is_given(expression: str) -> None:
-    assert isinstance(importlib.import_module("word_problem").evaluate(expression), str)
-
-
 @pytest.mark.parametrize(
     ("reply", "right"),
     [
@@ -209,26 +157,6 @@ CHAIN = (
     'He sold 48/2=<gadget id="calculator">48/2</gadget>\n<output>24</output>\n24. In all'
     ' <gadget id="calculator">{0}</gadget>\n<output>{1}</output>\n<result>{1}</result>'
 )
-
-
-@pytest.mark.parametrize(
-    ("last", "answer", "steps"),
-    [
-        ("48+24", "72", [("N0", "/", "N1"), ("N0", "+", "R0")]),
-        ("24-1,000", "-976", None),  # 1,000 is no number of the question
-        ("48+24", "73", None),  # the chain leads elsewhere
-    ],
-)
-def test_a_chain_of_calculations_is_one_equation(
-    module: Callable[[str], ModuleType], data_root: Path, last: str, answer: str, steps: list[Any] | None
-) -> None:
-    row = {"question": "48 clips, shared by 2?", "result": answer, "chain": CHAIN.format(last, "72")}
-    with gzip.open(data_root / "math" / "svamp.jsonl.gz", "wt") as file:
-        file.write(json.dumps(row) + "\n")
-    data = module("data")
-    (problem,) = data._problems(data._named_rows("svamp"))
-    assert data.program(problem) == steps
-    assert problem.row()["set"] == "svamp"
 
 
 def test_the_slice_of_all_sets_holds_out_templates_and_gsm8ks_own_test_questions(
@@ -371,13 +299,6 @@ async def test_a_real_model_is_shown_the_question_as_it_is_and_judged_by_its_ans
     sent_back = [message["content"] for message in requests[-1]["messages"] if message["role"] == "tool"]
     assert sent_back[0] == "9"
     assert sent_back[1].startswith("error: expected numbers")
-
-
-@pytest.mark.filterwarnings("default::DeprecationWarning")
-async def test_a_result_of_the_tool_is_no_answer(module: Callable[[str], ModuleType]) -> None:
-    reward, requests = await run_agent(module("agent").solve_text, [tool_call("7 + 2")] * 8, TASK)
-    assert reward == 0.0
-    assert len(requests) == 8
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")

@@ -15,8 +15,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scripted import run_agent
 
 from agentlightning.records import Call, Sampling
@@ -113,17 +111,6 @@ def test_a_query_that_never_ends_is_an_error_and_the_next_one_works(offices: Any
     assert offices.run("select 1").rows == [(1,)]
 
 
-def test_a_query_returns_no_more_rows_than_the_limit(module: Module, offices: Any) -> None:
-    many = "with recursive n(i) as (select 1 union all select i + 1 from n limit 9000) select i from n"
-    assert len(offices.run(many).rows) == module("database").MAX_ROWS
-
-
-def test_a_database_that_does_not_exist_is_not_made(module: Module, tmp_path: Path) -> None:
-    with pytest.raises(sqlite3.OperationalError):
-        module("database").Database(tmp_path / "none.sqlite")
-    assert not (tmp_path / "none.sqlite").exists()
-
-
 @pytest.mark.parametrize(
     ("rows", "gold", "ordered", "same"),
     [
@@ -142,18 +129,6 @@ def test_execution_match(
     assert module("database").same_answer(rows, gold, ordered) is same
 
 
-@settings(deadline=None)  # the first call imports the example
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), max_size=6), st.randoms())
-def test_rows_match_themselves_in_any_order_of_rows_and_columns(
-    rows: list[tuple[int, ...]], rng: random.Random
-) -> None:
-    same_answer = importlib.import_module("database").same_answer
-    order = rng.sample(range(3), 3)
-    columns_moved = [tuple(row[index] for index in order) for row in rows]
-    assert same_answer(columns_moved, rows, ordered=True)
-    assert same_answer(rng.sample(columns_moved, len(rows)), rows, ordered=False)
-
-
 def test_questions_without_an_answer_are_dropped(module: Module, spider_root: Path) -> None:
     assert [question.query for question in module("spider").load("train")] == [query for _, query in QUESTIONS[:4]]
 
@@ -162,26 +137,6 @@ def test_only_questions_over_one_table_are_in_the_slice(module: Module, spider_r
     assert [problem.row["gold"] for problem in module("data").spider_problems("train")] == [
         query for _, query in QUESTIONS[:3]
     ]
-
-
-@pytest.mark.parametrize(
-    ("query", "single"),
-    [
-        ("select a from t where b = 'a, b join c select'", True),
-        ("select a from t, u", False),
-        ("select a from t where b = (select max(b) from t)", False),
-        ("select a from t union select a from u", False),
-    ],
-)
-def test_one_select_from_one_table(module: Module, query: str, single: bool) -> None:
-    assert module("spider").is_single_table(query) is single
-
-
-def test_an_order_inside_of_brackets_is_none_of_the_answer(module: Module) -> None:
-    spider = module("spider")
-    inner = "select a from (select a from t order by b limit 3)"
-    assert not spider.Question("", inner, Path()).ordered
-    assert spider.Question("", "select a from t where b in (1) ORDER  BY a", Path()).ordered
 
 
 def test_data_that_are_nowhere_are_one_clear_sentence(
@@ -215,17 +170,6 @@ def test_gold_queries_in_short_names_give_the_gold_rows(module: Module, spider_r
     )
 
 
-def test_renumbering_changes_no_meaning(module: Module, spider_root: Path) -> None:
-    data, masking, agent = module("data"), module("masking"), module("agent")
-    for problem in data.spider_problems("train"):
-        for seed in range(20):
-            drawn = masking.renumber(problem.row["names"], random.Random(seed))
-            assert len(set(drawn.values())) == len(drawn)
-            names = {drawn[name]: real for name, real in problem.row["names"].items()}
-            moved = masking.renamed(problem.program, drawn)
-            assert agent.with_real_names(moved, names) == agent.with_real_names(problem.program, problem.row["names"])
-
-
 JOINED = [
     "SELECT T1.name , count(*) FROM department AS T2 JOIN head AS T1 ON T2.head_id = T1.id GROUP BY T1.name",
     "SELECT name FROM head JOIN department ON head.id = department.head_id WHERE age > 56",
@@ -240,27 +184,6 @@ def joined(module: Module, root: Path) -> list[Any]:
     text = "How many heads of departments are older than 56, by name and head id?"
     spider = module("spider")
     return list(module("data").problems_of([spider.Question(text, query, database) for query in JOINED], joins=True))
-
-
-def test_two_tables_that_a_key_joins_have_a_name(module: Module, spider_root: Path) -> None:
-    counted, older, no_key, everything = joined(module, spider_root)
-    assert counted.row["names"]["J0"] == "[department] join [head] on [department].[head_id] = [head].[id]"
-    assert counted.row["schema"].split(" J0 ")[1] in (": T0 T1", ": T1 T0")
-    name, age = (
-        next(short for short, real in older.row["names"].items() if real == f"[head].[{column}]")
-        for column in ("name", "age")
-    )
-    assert counted.program == f"select {name} , count ( * ) from J0 group by {name}"
-    assert older.program == f"select {name} from J0 where {age} > V0"
-    assert no_key.program is None
-    assert everything.program is None, "a star means other columns in another order of tables"
-
-
-def test_questions_over_one_table_are_shown_as_before(module: Module, spider_root: Path) -> None:
-    assert all("J0" not in problem.row["names"] for problem in module("data").spider_problems("train"))
-    (two,) = module("data").joins_problems("train")
-    assert two.row["gold"] == QUESTIONS[3][1]
-    assert len(module("data").joins_train()) == 3
 
 
 def test_a_mistake_that_the_checker_notices_is_not_imitated(module: Module, spider_root: Path) -> None:
@@ -279,20 +202,6 @@ def test_a_mistake_that_the_checker_notices_is_not_imitated(module: Module, spid
         repaired += said[-1]["content"] == "right" and any("mistake" in one for one in said)
     assert repaired > 5
     assert {"one txt", "again"} <= shown
-
-
-@pytest.mark.parametrize(
-    ("rows", "preview"),
-    [
-        ([("Ann", 3), ("Bo", 2)], "many txt num"),
-        ([("Ann",), ("Ann",)], "many txt twice"),
-        ([(None,)], "empty null"),
-        ([], "empty"),
-        ([tuple(range(20))], "one num num num num num num"),
-    ],
-)
-def test_the_checker_sees_the_kinds_of_what_came_back(module: Module, rows: list[Any], preview: str) -> None:
-    assert module("agent").in_kinds(module("database").Result(rows)) == preview
 
 
 @pytest.mark.parametrize(
@@ -349,51 +258,6 @@ async def test_the_team_over_joined_tables_shows_its_checker_what_came_back(modu
     assert requests[-1][2::2] == ["no such column: C9", "one num", "again"]
 
 
-def test_errors_of_the_database_come_back_in_the_models_names(module: Module, offices: Any) -> None:
-    agent = module("agent")
-    names = {"T0": "[head]", "T1": "[department]", "C0": "[head].[age]", "C1": "[department].[head_id]"}
-    error = offices.run(agent.with_real_names("select C1 from T0", names)).error
-    assert error == "no such column: department.head_id"
-    assert agent.with_short_names(error, names) == "no such column: C1"
-    assert offices.run(agent.with_real_names("select C9 from T0", names)).error == "no such column: C9"
-
-
-def test_like_looks_for_the_value_anywhere(module: Module, offices: Any) -> None:
-    names = {"T0": "[head]", "C0": "[head].[name]", "V0": "'n'"}
-    query = module("agent").with_real_names("select C0 from T0 where C0 like V0", names)
-    assert offices.run(query).rows == [("Ann Bo",)]
-
-
-@pytest.mark.parametrize(
-    ("reply", "query"),
-    [
-        ("select 1", "select 1"),
-        ("```sql\nselect 1;\n```", "select 1"),
-        ("First ```select 2```, better:\n```\nselect\n 3 ;\n```\nDone.", "select\n 3"),
-        ("", ""),
-    ],
-)
-def test_a_query_is_read_out_of_a_reply(module: Module, reply: str, query: str) -> None:
-    assert module("agent").query_in(reply) == query
-
-
-@pytest.mark.parametrize(
-    ("verdict", "refused"), [("wrong", True), ("**WRONG**: no", True), ("right", False), ("", False)]
-)
-def test_a_verdict_is_its_first_word(module: Module, verdict: str, refused: bool) -> None:
-    assert module("agent").is_refusal(verdict) is refused
-
-
-def test_training_rows_blank_words_but_no_names(module: Module, spider_root: Path) -> None:
-    data = module("data")
-    rows = data.spider_train(seed=1, epochs=4, blanks=0.5)
-    assert len(rows) == 12
-    assert rows == data.spider_train(seed=1, epochs=4, blanks=0.5) != data.spider_train(seed=2, epochs=4, blanks=0.5)
-    assert any("_" in row["question"] for row in rows)
-    assert data.blank_words("how many T0 are ~ C1 V0 ?", 1.0, random.Random(0)) == "_ _ T0 _ ~ C1 V0 ?"
-    assert all("_" not in row["question"] for row in data.spider_heldout())
-
-
 def test_real_models_are_shown_the_question_and_the_whole_schema(module: Module, spider_root: Path) -> None:
     rows = module("data").spider_full_train()
     assert [row["question"] for row in rows] == [question for question, _ in QUESTIONS[:4]], "joins too"
@@ -428,33 +292,6 @@ def test_demonstrations_show_writer_checker_and_rewriter(module: Module, spider_
     assert any(said[2] == "one" and said[3] == "right" and len(said) == 4 for said in seen)
     assert any(said[2].startswith("no such column: C") and said[3].startswith("select") for said in seen)
     assert len({said[0] for said in seen}) > 250, "names and blanks are drawn each time"
-
-
-def test_a_mistake_changes_one_word_to_another_of_its_kind(module: Module) -> None:
-    query = "select max ( C0 ) from T0 where C1 > V0"
-    for seed in range(50):
-        wrong = module("warm_start").with_mistake(query, ["C0", "C1", "C2", "T0", "T1", "V0"], random.Random(seed))
-        changed = [(a, b) for a, b in zip(query.split(), wrong.split(), strict=True) if a != b]
-        assert len(changed) == 1
-        ((before, after),) = changed
-        assert before[0] == after[0] or {before, after} <= {"max", "min", "avg", "sum", ">", "<", ">=", "<=", "=", "!="}
-
-
-def test_the_words_of_the_protocol_are_single_tokens(module: Module, spider_root: Path) -> None:
-    warm_start, data = module("warm_start"), module("data")
-    tokenizer = warm_start.spider_tokenizer(data.spider_problems("train"), random.Random(0))
-    said = "select count ( * ) from T0 where C13 >= V0"
-    assert len(tokenizer.encode(said)) == len(said.split())
-    assert tokenizer.decode(tokenizer.encode(said)) == said
-    assert tokenizer.unk_token_id not in tokenizer.encode(
-        "no such column: C1 near : syntax error empty one many right wrong"
-    )
-    problem = data.spider_problems("train")[0]
-    messages = warm_start.demonstrate_spider(problem, random.Random(0))
-    tokens, mask = warm_start.encode(tokenizer, messages)
-    written = tokenizer.decode([token for token, own in zip(tokens, mask, strict=True) if own])
-    assert written.count("<|end|>") == len(messages) // 2
-    assert messages[1]["content"] in written
 
 
 def test_rules_copy_the_program_of_the_most_similar_question(module: Module, spider_root: Path) -> None:

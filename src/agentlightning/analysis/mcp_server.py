@@ -109,14 +109,11 @@ class StoreTools:
         if not found:
             raise NotFoundError(f"{rollout_id}: no such rollout")
         calls = await self.store.calls([rollout_id])
+        rewards, attempts = await self.store.rewards([rollout_id]), await self.store.attempts([rollout_id])
         return {
-            **_picked(found[0], *ROLLOUT),
-            "task": found[0].task,
-            "error": found[0].error,
-            "attempts": [_picked(one, "attempt", "state", "error") for one in await self.store.attempts([rollout_id])],
-            "rewards": [
-                _picked(one, "name", "value", "source", "call_id") for one in await self.store.rewards([rollout_id])
-            ],
+            **_picked(found[0], *ROLLOUT, "task", "error"),
+            "attempts": [_picked(one, "attempt", "state", "error") for one in attempts],
+            "rewards": [_picked(one, "name", "value", "source", "call_id") for one in rewards],
             "calls": [_call(call) | {"completion": call.completion} for call in calls[:MAX_ROWS]],
             "calls_in_all": len(calls),
         }
@@ -135,24 +132,17 @@ class StoreTools:
             raise NotFoundError(f"{call_id}: rollout {rollout_id} has no such call; get_rollout has their ids")
         text = orjson.dumps(getattr(call, part)).decode()
         end = offset + MAX_ANSWER_CHARS // 2  # escaped once more, it may become twice as long
-        return {
-            **_call(call),
-            "characters": len(text),
-            "next": end if end < len(text) else None,
-            part: text[offset:end],
-        }
+        following = end if end < len(text) else None
+        return {**_call(call), "characters": len(text), "next": following, part: text[offset:end]}
 
     async def explain_reward(self, rollout_id: str) -> Any:
         """Explains how a training rollout's rewards became the credit and advantage of each of its calls, in words."""
         return await explain_rollout(self.store, rollout_id)
 
-    async def reward_distribution(self, run_id: str, step: int) -> Any:
-        """Shows the distribution of each reward of one training step, by the call that it was given to."""
-        return distributions(await read_rewarded(self.store, run_id, [step], calls=True))
-
-    async def find_reward_hacks(self, run_id: str) -> Any:
-        """Looks for signs that a run earns its reward otherwise than was meant: length, held-out, other rewards."""
-        return await find_hacks(self.store, run_id)
+    async def report_rewards(self, run_id: str, step: int) -> Any:
+        """Shows the distribution of each reward of one training step, and signs of reward hacking over the run."""
+        rollouts = await read_rewarded(self.store, run_id, [step], calls=True)
+        return {"distributions": distributions(rollouts), "hacks": await find_hacks(self.store, run_id)}
 
 
 def mcp_server(store: LightningStore) -> MCPServer[Any]:

@@ -33,16 +33,7 @@ MAX_REASON_CHARS = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallFigures:
-    """Some calls: of a version, or of one of the agents that its rollouts consist of."""
-
-    calls: int
-    prompt_tokens: int
-    sampled_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionFigures(CallFigures):
+class VersionFigures:
     """One version over all tasks."""
 
     version: str
@@ -51,8 +42,9 @@ class VersionFigures(CallFigures):
     failed: int
     failures: dict[str, int]
     """Rollouts that failed by the last line of their error, the most frequent first."""
-    agents: dict[str, CallFigures]
-    """By the agents' names; '' for calls of no known agent."""
+    calls: int
+    prompt_tokens: int
+    sampled_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,23 +308,16 @@ def _wins(differences: Iterable[float]) -> tuple[int, int]:
 
 
 def _figures(version: str, rollouts: Sequence[Rollout], by_rollout: Mapping[str, Sequence[Call]]) -> VersionFigures:
-    by_agent: dict[str, list[Call]] = {}
-    for call in (call for each in rollouts for call in by_rollout[each.id]):
-        by_agent.setdefault(call.agent or "", []).append(call)
-    agents = {}
-    for name, calls in sorted(by_agent.items()):
-        prompt, sampled = (sum(numbers) for numbers in zip(*map(used_tokens, calls), strict=True))
-        agents[name] = CallFigures(calls=len(calls), prompt_tokens=prompt, sampled_tokens=sampled)
+    tokens = [used_tokens(call) for each in rollouts for call in by_rollout[each.id]]
     failed = [each for each in rollouts if each.state != "succeeded"]
     return VersionFigures(
         version=version,
         reward_mean=statistics.fmean(each.reward or 0.0 for each in rollouts),
         failed=len(failed),
         failures=dict(Counter(map(failure_reason, failed)).most_common(MAX_REASONS)),
-        calls=sum(one.calls for one in agents.values()),
-        prompt_tokens=sum(one.prompt_tokens for one in agents.values()),
-        sampled_tokens=sum(one.sampled_tokens for one in agents.values()),
-        agents=agents,
+        calls=len(tokens),
+        prompt_tokens=sum(prompt for prompt, _ in tokens),
+        sampled_tokens=sum(sampled for _, sampled in tokens),
     )
 
 

@@ -34,7 +34,7 @@ from agentlightning.errors import ConfigError, InputError, printable
 
 if TYPE_CHECKING:
     from agentlightning.analysis.intervals import Interval
-    from agentlightning.analysis.version_comparison import CallFigures, PairedComparison
+    from agentlightning.analysis.version_comparison import PairedComparison
     from agentlightning.prompts.templates import Template
     from agentlightning.records import Resource
     from agentlightning.store.base import LightningStore
@@ -227,10 +227,8 @@ def print_comparison(compared: PairedComparison) -> None:
     """Print figures, differences from the first version and reasons of failures; --json has the transcripts, too."""
     rows: list[Sequence[str]] = [("version", "reward", "failed", "calls", "prompt tokens", "sampled tokens")]
     for one in compared.figures:
-        parts: list[tuple[str, str, str, CallFigures]] = [(one.version, number(one.reward_mean), str(one.failed), one)]
-        parts += [(f"  {name or 'no agent'}", "", "", own) for name, own in one.agents.items() if len(one.agents) > 1]
-        for *cells, own in parts:
-            rows.append((*cells, str(own.calls), str(own.prompt_tokens), str(own.sampled_tokens)))
+        counts = one.failed, one.calls, one.prompt_tokens, one.sampled_tokens
+        rows.append((one.version, number(one.reward_mean), *map(str, counts)))
     print_columns(rows)
     for each in compared.differences:
         wins = f"better on {each.better} of {len(compared.tasks)} tasks, worse on {each.worse}"
