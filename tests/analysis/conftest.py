@@ -7,52 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.records import Call, Claim, Finish, Metric, NewRollout, Reward, Sampling, WorkerStatus
+import build
+from agentlightning.records import Call, Claim, Finish, Metric, NewRollout, Reward, WorkerStatus
 from agentlightning.store.sql.store import SqlLightningStore
 
 
 def a_call(claim: Claim, number: int, question: str, completion: str) -> Call:
-    rollout = claim.rollout
-    return Call(
-        id=f"{rollout.id}-{number}",
-        run_id=rollout.run_id,
-        rollout_id=rollout.id,
-        attempt=claim.lease.attempt,
-        parent_id=f"{rollout.id}-{number - 1}" if number else None,
-        suffix_ids=[1, 2],
+    logits = {"logit_bias": {"5": 2.0}}
+    return build.call(
+        claim,
+        f"{claim.rollout.id}-{number}",
+        parent_id=f"{claim.rollout.id}-{number - 1}" if number else None,
         sampled_ids=[3],
-        logprobs=[-0.5],
-        versions=[],
-        prompt_tokens=2,
-        policy="default",
-        model="policy",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="",
-        request_hash="",
         messages=[{"role": "user", "content": question}],
         completion={"role": "assistant", "content": completion},
-        decoding={
-            "grammar": {"kind": "choice", "lark": "start: A"},
-            "forced": [[0, 1]],
-            "logits": {"logit_bias": {"5": 2.0}},
-        },
+        decoding={"grammar": {"kind": "choice", "lark": "start: A"}, "forced": [[0, 1]], "logits": logits},
+        started_ns=0,
         finished_ns=number,
     )
 
 
 def a_reward(claim: Claim, value: float, name: str = "reward") -> Reward:
-    return Reward(
-        id=f"{claim.rollout.id}-{name}",
-        run_id=claim.rollout.run_id,
-        rollout_id=claim.rollout.id,
-        attempt=claim.lease.attempt,
-        value=value,
-        name=name,
-        call_id=None,
-        source="function",
-        created_ns=1,
-    )
+    return build.reward(claim, value, f"{claim.rollout.id}-{name}", name=name, source="function")
 
 
 async def make_run(url: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import build
 from agentlightning.config.run import parse_config, run_record
 from agentlightning.records import (
     JSON,
@@ -16,7 +17,6 @@ from agentlightning.records import (
     NewRollout,
     Reward,
     Sampling,
-    VersionSpan,
     WorkerStatus,
 )
 from agentlightning.store.base import LightningStore
@@ -106,23 +106,12 @@ async def log(store: LightningStore, run: str, curves: Mapping[str, Mapping[int,
 
 
 def _call(run: str, rollout: str, place: int, length: int) -> Call:
-    return Call(
+    return build.call(
         id=f"{rollout}-{place}",
         run_id=run,
         rollout_id=rollout,
-        attempt=1,
-        parent_id=None,
         suffix_ids=[1, place],
         sampled_ids=[3] * length,
-        logprobs=[-0.5] * length,
-        versions=[VersionSpan(version=1, start=0, end=length)],
-        prompt_tokens=2,
-        policy="default",
-        model="policy",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="h",
-        request_hash="r",
         messages=[{"role": "user", "content": f"question {place}"}],
         completion={"role": "assistant", "content": f"answer {place} " + "word " * length},
         started_ns=place * 1_000_000_000,
@@ -131,14 +120,6 @@ def _call(run: str, rollout: str, place: int, length: int) -> Call:
 
 
 def _reward(run: str, rollout: str, name: str, value: float, call: int | None = None) -> Reward:
-    return Reward(
-        id=f"{rollout}-{name}-{call}",
-        run_id=run,
-        rollout_id=rollout,
-        attempt=1,
-        value=value,
-        name=name,
-        call_id=None if call is None else f"{rollout}-{call}",
-        source="function",
-        created_ns=1,
-    )
+    call_id = None if call is None else f"{rollout}-{call}"
+    given = {"run_id": run, "rollout_id": rollout, "call_id": call_id, "source": "function"}
+    return build.reward(value=value, id=f"{rollout}-{name}-{call}", name=name, **given)

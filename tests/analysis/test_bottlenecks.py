@@ -173,10 +173,3 @@ def test_whatever_the_rows_hold_shares_are_shares_and_json_can_hold_them(rows: l
     assert gains == sorted(gains, reverse=True)
     if found.steps:
         assert sum(lane.share for lane in found.phases) >= 1 - 1e-9
-
-
-@given(st.fixed_dictionaries(dict.fromkeys(HEALTHY, st.floats(1e-6, 1e6))))
-def test_no_sentence_has_a_hole(row: dict[str, float]) -> None:
-    for finding in find_bottlenecks([row]).findings:
-        assert "nan" not in finding.text
-        assert "inf" not in finding.text

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import build
 from agentlightning.analysis.intervals import exact_mcnemar
 from agentlightning.analysis.version_comparison import PairedComparison, compare_columns
-from agentlightning.records import Call, RetryPolicy, Rollout, Sampling
+from agentlightning.records import Call, Rollout
 
 VERSIONS = {"system@2": "t", "system@5": "t"}
 
@@ -16,22 +17,13 @@ def compared(rollouts: list[Rollout], calls: list[Call]) -> PairedComparison:
 
 
 def a_rollout(number: int, reward: float | None) -> Rollout:
-    return Rollout(
-        id=f"o{number}",
-        run_id="t",
+    return build.rollout(
+        f"o{number}",
+        reward,
         task={"number": number // 2},
-        group_id=f"prompts:{number // 2}",
         replica=number % 2,
         mode="eval",
-        step=0,
-        sampling=Sampling(),
-        retry=RetryPolicy(),
-        priority=0,
         state="failed" if reward is None else "succeeded",
-        attempt=1,
-        lost=0,
-        created_ns=0,
-        reward=reward,
         error="it broke" if reward is None else None,
     )
 
@@ -39,21 +31,11 @@ def a_rollout(number: int, reward: float | None) -> Rollout:
 def a_call(number: int, model: str = "gpt-5", **fields: Any) -> Call:
     given: dict[str, Any] = {"policy": "", "usage": {"prompt_tokens": 10, "sampled_tokens": 3}, "sampled_ids": []}
     given |= fields
-    return Call(
+    return build.call(
         id=f"c{number}",
-        run_id="t",
         rollout_id=f"o{number}",
-        attempt=1,
-        parent_id=None,
-        suffix_ids=[],
-        logprobs=[],
-        versions=[],
         prompt_tokens=len(given["sampled_ids"]) * 2,
         model=model,
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="",
-        request_hash="",
         messages=[{"role": "user", "content": f"m{number}"}],
         completion={"role": "assistant", "content": "a"},
         **given,

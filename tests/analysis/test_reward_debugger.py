@@ -119,28 +119,6 @@ async def test_another_credit_rule_changes_the_calls_that_it_credits_otherwise(s
     assert found.tokens_turned == 4 * 2
 
 
-async def test_another_advantage_is_that_of_the_algorithm_itself(store: LightningStore) -> None:
-    await made(store)
-    found = await changed(store, advantage="rloo")
-    assert [one.advantage_after for one in found.calls[:4]] == pytest.approx([1.0, 1.0, -1 / 3, -1 / 3])
-    assert found.turned == 0.0
-
-
-async def test_another_credit_rule_sees_the_rollouts_of_trees_as_independent_ones(store: LightningStore) -> None:
-    first, *_ = await made(store, algorithm={"group_size": 4, "rollouts": "tree"})
-    assert "credit tree (normalize_std" in "\n".join((await explain_rollout(store, first)).lines)
-    trees, other = await changed(store, credit="last"), await made_independent(store)
-    assert [one.advantage_after for one in trees.calls] == [one.advantage_after for one in other.calls]
-    with pytest.raises(ConfigError, match="credit: 'tree' is the credit of rollouts = 'tree'"):
-        await what_if(store, "other", 1, RewardChange(credit="tree"))
-
-
-async def made_independent(store: LightningStore) -> WhatIfReport:
-    await store.create_run("other", record(algorithm={"group_size": 4}), "other")
-    await add_rollouts(store, "other", 1, GROUP)
-    return await what_if(store, "other", 1, RewardChange(credit="last"))
-
-
 async def test_settings_of_a_rule_are_given_and_checked(store: LightningStore) -> None:
     await made(store)
     found = await changed(store, credit="discounted", credit_settings={"gamma": 0.5})
@@ -154,14 +132,6 @@ async def test_weights_of_rewards_that_no_rollout_has_are_refused(store: Lightni
 
     with pytest.raises(ConfigError, match=r"weights: expected names of .*, got sytle, which no rollout has"):
         await changed(store, weights={"sytle": 1.0})
-
-
-async def test_other_weights_make_other_rewards(store: LightningStore) -> None:
-    earned = [Earned(group="a", replica=n, reward=float(n), named={"style": float(3 - n)}) for n in range(4)]
-    await made(store, earned)
-    found = await changed(store, weights={"style": 1.0})
-    assert list(found.rewards.values()) == [(0.0, 3.0), (1.0, 2.0), (2.0, 1.0), (3.0, 0.0)]
-    assert found.turned == 1.0
 
 
 def scored(function: Callable[..., Any], threads: ThreadPoolExecutor) -> FunctionScorer:
@@ -223,12 +193,6 @@ async def test_what_takes_a_model_is_refused_by_name(store: LightningStore) -> N
         await what_if(store, "run", 7, RewardChange(credit="last"))
     with pytest.raises(ConfigError, match="policy: expected one of default, got 'writer'"):
         await explain_rollout(store, ids[0], "writer")
-
-
-async def test_a_rule_that_reads_earlier_steps_gets_them(store: LightningStore) -> None:
-    await made(store)
-    found = await changed(store, credit="decisive")
-    assert {one.advantage_after is not None for one in found.calls} == {True}
 
 
 REWARD = "def score(task, result):\n    return float(len(result.answer))\n"

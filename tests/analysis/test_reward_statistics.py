@@ -161,12 +161,6 @@ def test_what_moves_against_a_rising_reward_is_named(curves: dict[str, tuple[flo
     assert {one.kind for one in moves_against(trends)} == kinds
 
 
-def test_noise_has_no_direction() -> None:
-    dice = random.Random(3)
-    found = [trend(TRAIN, {step: dice.gauss(0, 1) for step in range(20)}) for _ in range(200)]
-    assert sum(one is not None and one.direction != 0 for one in found) <= 8
-
-
 async def test_the_commands_print_them(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/agl.db"
     async with SqlLightningStore(url) as opened:

@@ -8,9 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from typer.testing import CliRunner, Result
 
-from agentlightning.cli.app import app
 from agentlightning.cli.train import agent_setting
 from agentlightning.errors import ConfigError, ModelError, NotFoundError
 from agentlightning.gateway.attempts import gateway_span
@@ -19,6 +17,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.store.open import open_store
 from agentlightning.trainer.run_lease import resume_line
+from build import agl
 
 CONFIG = """
 [model]
@@ -37,10 +36,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.toml").write_text(CONFIG)
     (tmp_path / "tasks.jsonl").write_text('{"question": "1+1"}\n')
     return tmp_path
-
-
-def agl(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
 
 
 def filled(work: Callable[[LightningStore], Awaitable[None]]) -> str:
@@ -172,12 +167,6 @@ def test_what_an_agent_did_outside_its_calls_is_shown_as_a_tree() -> None:
     assert "round" not in agl("rollouts", "show", rollout, "--store", store).stdout
 
 
-def test_a_run_without_rollouts_says_so_and_an_unknown_run_too() -> None:
-    store = filled(nothing)
-    assert agl("rollouts", "list", "run", "--store", store).stdout == "no rollout matches\n"
-    assert isinstance(agl("rollouts", "list", "other", "--store", store).exception, NotFoundError)
-
-
 @pytest.mark.parametrize("arguments", [["runs", "list"], ["runs", "show", "run"], ["rollouts", "list", "run"]])
 def test_a_command_that_reads_makes_no_store(arguments: list[str], folder: Path) -> None:
     assert "agl.db: there is no store yet" in str(agl(*arguments).exception)
@@ -254,12 +243,6 @@ def test_an_agent_on_the_command_line_takes_the_place_of_the_one_in_the_file(age
 )
 def test_functions_and_commands_are_told_apart(agent: str, setting: str) -> None:
     assert agent_setting(agent) == setting
-
-
-def test_a_function_in_a_folder_with_a_blank_in_its_name_is_a_function(folder: Path) -> None:
-    (folder / "my agents").mkdir()
-    (folder / "my agents" / "agent.py").write_text("")
-    assert agent_setting("my agents/agent.py:solve") == "agent.run"
 
 
 def test_the_line_that_resumes_can_be_pasted() -> None:

@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from agentlightning.cli.app import app
+import build
 from agentlightning.errors import NotFoundError
-from agentlightning.records import Call, NewRollout, Rollout, Sampling, WorkerStatus
+from agentlightning.records import Call, NewRollout, Rollout, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
+from build import agl
 
 
 @pytest.fixture(autouse=True)
@@ -21,30 +21,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AGL_STORE", raising=False)
 
 
-def agl(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
-
-
 def call(rollout: Rollout, number: int, parent: int | None, cause: str | None = None, lost: int = 0) -> Call:
-    return Call(
-        id=f"{rollout.id}-{number}",
-        run_id="run",
-        rollout_id=rollout.id,
-        attempt=1,
+    return build.call(
+        rollout,
+        f"{rollout.id}-{number}",
         parent_id=None if parent is None else f"{rollout.id}-{parent}",
-        suffix_ids=[1],
         sampled_ids=[2] * 10,
-        logprobs=[0.0] * 10,
-        versions=[],
-        prompt_tokens=1,
         policy="" if cause == "outside" else "default",
-        model="m",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="",
-        request_hash="",
-        messages=[],
-        completion={},
         fork_cause=None if cause == "outside" else cause,
         untrained_tokens=lost,
     )

@@ -9,19 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import build
 from agentlightning.cli.app import app
 from agentlightning.cli.rollouts import read_answer
-from agentlightning.records import (
-    Call,
-    Claim,
-    Finish,
-    NewRollout,
-    Rollout,
-    RunState,
-    Sampling,
-    VersionSpan,
-    WorkerStatus,
-)
+from agentlightning.records import Call, Claim, Finish, NewRollout, Rollout, RunState, WorkerStatus
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 
@@ -38,27 +29,7 @@ def agl(store: str, *arguments: str) -> Result:
 
 
 def call(claim: Claim, number: int, replayed_id: str | None = None) -> Call:
-    return Call(
-        id=f"0-{claim.rollout.id}-{number}",
-        run_id="run",
-        rollout_id=claim.rollout.id,
-        attempt=1,
-        parent_id=None,
-        suffix_ids=[1],
-        sampled_ids=[2],
-        logprobs=[-0.5],
-        versions=[VersionSpan(version=1, start=0, end=1)],
-        prompt_tokens=1,
-        policy="default",
-        model="policy",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="",
-        request_hash="",
-        messages=[{"role": "user", "content": "x"}],
-        completion={"role": "assistant", "content": "y"},
-        replayed_id=replayed_id,
-    )
+    return build.call(claim, f"0-{claim.rollout.id}-{number}", replayed_id=replayed_id)
 
 
 def finished(store: str, replayed: int | None = None) -> str:

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from agentlightning.cli.app import app
 from agentlightning.config.run import parse_config, run_record
 from agentlightning.errors import ConfigError, ModelError, NotFoundError
 from agentlightning.store.open import open_store
+from build import agl
 
 SAMPLING_SETTINGS: dict[str, Any] = {
     "model": {"path": "./nowhere", "temperature": 0.7},
@@ -46,10 +45,6 @@ def stored(config: dict[str, Any]) -> None:
             await store.create_run("a run", config, "RUN")
 
     asyncio.run(fill())
-
-
-def agl(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
 
 
 def test_the_configuration_of_the_source_run_is_taken_over() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
+import build
 from agentlightning.records import (
     Call,
     Checkpoint,
@@ -15,7 +16,6 @@ from agentlightning.records import (
     NewRollout,
     Resource,
     Reward,
-    Sampling,
     Span,
     VersionSpan,
     WorkerStatus,
@@ -228,28 +228,18 @@ def a_call(claim: Claim, number: int, text: str, started: int) -> Call:
         }
     else:
         asked = [{"role": "tool", "tool_call_id": "c1", "content": f"5 {text}"}]
-    return Call(
-        id=f"{rollout.id}-{number}",
-        run_id=rollout.run_id,
-        rollout_id=rollout.id,
-        attempt=claim.lease.attempt,
+    tool = {"type": "function", "function": {"name": f"calculate {text}", "description": text}}
+    return build.call(
+        claim,
+        f"{rollout.id}-{number}",
         parent_id=f"{rollout.id}-{number - 1}" if number else None,
-        suffix_ids=[1, 2, 3],
         sampled_ids=[4, 5, 6, 7],
         logprobs=[-0.1, -1.5, -4.0, -9.0],
         versions=[VersionSpan(version=rollout.step, start=0, end=4)],
         prompt_tokens=3 + 7 * number,
-        policy="default",
-        model="policy",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="",
-        request_hash="",
         messages=asked,
         completion=answer,
-        tools=[{"type": "function", "function": {"name": f"calculate {text}", "description": text}}]
-        if number == 0
-        else None,
+        tools=[tool] if number == 0 else None,
         agent=AGENTS[number] if rollout.run_id == "gamma" else AGENTS[0],
         decoding={"grammar": {"kind": "choice", "lark": "start: A"}, "forced": [[1, 2]]},
         started_ns=started + 2 * number * SECOND,
@@ -258,14 +248,5 @@ def a_call(claim: Claim, number: int, text: str, started: int) -> Call:
 
 
 def _reward(claim: Claim, value: float, name: str = "reward", call_id: str | None = None) -> Reward:
-    return Reward(
-        id=f"{claim.rollout.id}-{name}",
-        run_id=claim.rollout.run_id,
-        rollout_id=claim.rollout.id,
-        attempt=claim.lease.attempt,
-        value=value,
-        name=name,
-        call_id=call_id,
-        source="emitted" if call_id else "function",
-        created_ns=1,
-    )
+    source = "emitted" if call_id else "function"
+    return build.reward(claim, value, f"{claim.rollout.id}-{name}", name=name, call_id=call_id, source=source)

@@ -9,6 +9,7 @@ from typing import Any
 
 from console_scene import ATTACK, GROUP, SECOND, a_call
 
+import build
 from agentlightning.config.run import parse_config, run_record
 from agentlightning.records import (
     Call,
@@ -104,17 +105,7 @@ def a_long_call(claim: Claim, number: int) -> Call:
 
 
 def a_final(claim: Claim, name: str, value: float) -> Reward:
-    return Reward(
-        id=f"{claim.rollout.id} {name}",
-        run_id=RUN,
-        rollout_id=claim.rollout.id,
-        attempt=1,
-        value=value,
-        name=name,
-        call_id=None,
-        source="function",
-        created_ns=1,
-    )
+    return build.reward(claim, value, f"{claim.rollout.id} {name}", name=name, source="function")
 
 
 def _credit(rollout: Rollout, call: Call) -> CallCredit:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +145,6 @@ async def test_where_no_credit_is_stored_the_replay_says_which_setting_keeps_it(
     assert "the run keeps no credit; to keep it: agl train … --set monitor.keep_credit=50" in unkept.text
 
 
-async def test_a_call_that_the_step_did_not_learn_from_says_so(reader: Reader) -> None:
-    best = await a_rollout(reader)
-    kept = await reader.store.credit([best.id])
-    await reader.store.drop_credit(RUN, STEPS + 1)
-    await reader.store.record_credit(kept[:1])
-    page = Parsed(await replay_page(reader, {"rollout": [best.id], "call": ["1"], "color": ["trained"]}))
-    assert "context only: the step that learned from its rollout did not learn from it" in page.text
-
-
 async def test_sub_agents_stand_as_they_did_after_the_shown_call(reader: Reader) -> None:
     best = await a_rollout(reader)
     first, last = [Parsed(await replay_page(reader, {"rollout": [best.id], "call": [str(n)]})) for n in (0, 1)]
@@ -172,16 +162,3 @@ async def test_a_replay_plays_to_its_last_call(reader: Reader) -> None:
     assert await steps(0, "") == (False, [f"/replay?rollout={best.id}&call=0&play=1#call"])
     assert await steps(0, "1") == (True, [f"/replay?rollout={best.id}&call=1&play=1#call"])
     assert await steps(1, "1") == (False, [f"/replay?rollout={best.id}&call=0&play=1#call"])
-
-
-async def test_credit_that_does_not_fit_its_call_leaves_the_pages_as_they_are(reader: Reader) -> None:
-    one = await a_rollout(reader)
-    kept = await reader.store.credit([one.id])
-    wrong = [replace(each, advantage=1e308, token_advantages=[1.0], token_ratios=[1e308] * 99) for each in kept]
-    await reader.store.record_credit(wrong)
-
-    for color in ("advantage", "ratio"):
-        assert (
-            "sampled tokens" in check_harmless(await replay_page(reader, {"rollout": [one.id], "color": [color]})).text
-        )
-    assert "+1e+308" in (await shown(reader, view="explain", rollout=one.id)).text

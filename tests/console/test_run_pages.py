@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from console_scene import ATTACKS, STEPS, Parsed, check_harmless
 
-from agentlightning.analysis.bottlenecks import RULES, read_bottlenecks
-from agentlightning.config.run import parse_config, run_record
+from agentlightning.analysis.bottlenecks import read_bottlenecks
 from agentlightning.console.markup import Html, Query
 from agentlightning.console.pages.advice import bottlenecks_page, suggestions_page
 from agentlightning.console.pages.models import models_page, prompts_page
@@ -57,19 +56,6 @@ async def test_the_latest_steps_are_read_and_no_more(reader: Reader) -> None:
         await bottlenecks_page(reader, {"run": ["slow"], "steps": ["5000"]})
 
 
-async def test_a_run_without_a_timed_step_says_so(reader: Reader) -> None:
-    assert "no training step has ended yet" in await bottlenecks_page(reader, {"run": ["beta"]})
-
-
-async def test_the_rules_of_the_page_are_those_of_the_command(reader: Reader) -> None:
-    report = await read_bottlenecks(reader.store, "slow")
-    parsed = Parsed(await bottlenecks_page(reader, {"run": ["slow"]}))
-
-    places = [parsed.text.index(one.text) for one in report.findings]
-    assert {one.name for one in report.findings} <= set(RULES)
-    assert places == sorted(places)
-
-
 async def test_a_run_shows_what_its_steps_cost(reader: Reader) -> None:
     parsed = Parsed(await run_page(reader, {"run": ["slow"]}))
 
@@ -85,26 +71,6 @@ async def test_suggestions_of_few_runs_are_the_best_and_not_enough_for_settings(
     assert "not enough runs: 2 comparable ones have finished with a held-out reward, 10 are needed" in parsed.text
     assert "trainer.max_staleness 2" in parsed.text
     assert "/run?run=ahead" in parsed.values("href")
-
-
-async def test_settings_to_try_are_shown_with_what_matters(reader: Reader) -> None:
-    pytest.importorskip("optuna")
-    for number in range(12):
-        good = number % 2 == 0
-        table = {
-            "model": {"path": "m"},
-            "agent": {"run": "agent.py:solve"},
-            "data": {"train": "tasks.jsonl", "val": "held-out.jsonl"},
-            "trainer": {"learning_rate": (1 + number / 100) * (2e-5 if good else 1e-3)},
-        }
-        await reader.store.create_run("rates", run_record(parse_config(table)), f"r{number:02}")
-        held_out = {"eval/greedy/reward_mean": 0.8 if good else 0.2}
-        await reader.store.update_run(f"r{number:02}", "finished", held_out)
-
-    parsed = Parsed(await suggestions_page(reader, {"run": ["r11"]}))
-
-    assert "Settings by importance, over 12 runs: trainer.learning_rate 100%" in parsed.text
-    assert "trainer.learning_rate = " in parsed.text.partition("Settings to try")[2]
 
 
 async def test_suggestions_that_take_too_long_say_how_to_get_them(reader: Reader) -> None:
@@ -169,8 +135,3 @@ async def test_a_prompt_is_shown_with_its_difference_from_its_parent(reader: Rea
     assert "Difference" not in first.text
     with pytest.raises(InputError, match="version: expected one of a prompt of this run"):
         await prompts_page(reader, {"run": ["alpha"], "version": ["9"]})
-
-
-async def test_a_run_without_models_or_prompts_says_so(reader: Reader) -> None:
-    assert "no version was published" in await models_page(reader, {"run": ["beta"]})
-    assert "this run has no prompt template" in await prompts_page(reader, {"run": ["beta"]})

@@ -111,12 +111,6 @@ def test_what_links_lead_to_outside_of_the_projects_folder_is_refused(tmp_path: 
         outside.replace(config.parent / name)
 
 
-def test_a_project_without_packages_is_told_so_in_one_sentence(tmp_path: Path) -> None:
-    found = find_dependencies(tmp_path)
-    assert (found.files, found.commands) == ((), ())
-    assert found.sentence.startswith("none: no uv.lock")
-
-
 def test_two_files_that_could_be_meant_are_an_error_that_names_both(tmp_path: Path) -> None:
     for name in ("requirements-a.txt", "requirements-b.txt"):
         (tmp_path / name).write_text("httpx")
@@ -204,15 +198,6 @@ def test_images_install_extras_that_there_are(tmp_path: Path, config: str) -> No
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
 def test_words_of_a_command_are_read_by_yaml_as_they_were(words: list[str]) -> None:
     assert (yaml.safe_load(_words(words, 4)) or []) == words
-
-
-def test_a_run_is_either_resumed_or_named(config_file: Path) -> None:
-    for words, why in (
-        (["--run", "bot", "--resume", "bot"], "give --run or --resume, not both"),
-        (["--run", "a/b"], "expected letters, digits"),
-    ):
-        done = CliRunner().invoke(app, ["train", str(config_file), *words])
-        assert why in str(done.exception)
 
 
 # --- what the files say of us -----------------------------------------------------------------------------------------
