@@ -9,7 +9,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.analysis.stored_run import RolloutFilters
-from agentlightning.errors import InputError, NotFoundError
+from agentlightning.errors import NotFoundError
 
 
 def test_metrics_have_a_row_for_each_step_and_a_column_for_each_name(store_url: str) -> None:
@@ -23,10 +23,8 @@ def test_metrics_have_a_row_for_each_step_and_a_column_for_each_name(store_url: 
     ("filters", "count"),
     [
         ({}, 7),
-        ({"reward": "<0.2"}, 3),
-        ({"reward": ">= 0.1", "step": 2}, 2),
-        ({"reward": 1, "mode": "train"}, 3),
-        ({"reward": "==0.1", "step": 3}, 1),
+        ({"step": 2}, 2),
+        ({"mode": "train", "state": "succeeded"}, 6),
         ({"mode": "eval"}, 1),
         ({"state": "failed"}, 0),
     ],
@@ -52,7 +50,7 @@ def test_tables_have_the_fields_of_their_records(store_url: str) -> None:
 
 def test_a_rollout_is_shown_call_by_call_as_text_and_in_a_notebook(store_url: str) -> None:
     run = agl.load_run("tour", store_url)
-    view = run.show(run.rollouts(step=1, reward=1).to_pylist()[0]["id"])
+    view = run.show(run.rollouts(step=1).to_pylist()[0]["id"])
     for said in ("capital of Norway?", "Let me think", "<b>Oslo</b>", "reward style 0.5", "final reward 1.0"):
         assert said in str(view)
     assert "decoding: grammar choice, forced 1, logit_bias of 1\n" in str(view)
@@ -78,5 +76,3 @@ def test_what_is_not_there_is_named(store_url: str, tmp_path: Path) -> None:
         agl.load_run("tour", f"sqlite:///{tmp_path / 'new.db'}")
     with pytest.raises(NotFoundError, match="x: no such rollout of run tour"):
         agl.load_run("tour", store_url).show("x")
-    with pytest.raises(InputError, match=r"reward: expected .* such as '<0.2', got 'low'"):
-        agl.load_run("tour", store_url).rollouts(reward="low")

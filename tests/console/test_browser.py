@@ -165,28 +165,6 @@ def test_a_hack_is_seen_and_a_reward_is_explained_down_to_the_tokens(address: st
         assert visit.errors == []
 
 
-def test_a_replay_plays_until_escape_or_the_last_call_and_not_for_who_wants_no_motion(
-    address: str, store_url: str
-) -> None:
-    rollout = rollout_of(store_url, RUN, 1)
-    with visitor() as visit:
-        visit.open(f"{address}/replay?rollout={rollout.id}")
-        visit.page.get_by_role("link", name="play").press("Enter")
-        visit.page.wait_for_selector("text=pause")
-        visit.page.keyboard.press("Escape")
-        visit.page.wait_for_selector("text=▶ play")
-        visit.page.get_by_role("link", name="play").click()
-        visit.page.wait_for_selector("text=Call 2 of 2")
-        visit.page.wait_for_selector("text=▶ play")
-        assert visit.errors == []
-    with visitor(reduced_motion="reduce") as visit:
-        visit.page.clock.install()
-        visit.open(f"{address}/replay?rollout={rollout.id}&play=1")
-        visit.page.clock.run_for(60_000)
-        assert "Call 1 of 2" in visit.page.inner_text("body")
-        assert visit.page.get_by_role("link", name="pause").count() == 0
-
-
 def test_a_run_is_live_while_somebody_sees_it_and_a_hidden_page_asks_for_nothing(address: str, store_url: str) -> None:
     hidden = "Object.defineProperty(document, 'hidden', {get: () => window.hiddenNow === true})"
     with visitor() as visit:

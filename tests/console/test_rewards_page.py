@@ -150,15 +150,3 @@ async def test_sub_agents_stand_as_they_did_after_the_shown_call(reader: Reader)
     first, last = [Parsed(await replay_page(reader, {"rollout": [best.id], "call": [str(n)]})) for n in (0, 1)]
     assert "planner1 of 24" in first.text
     assert "planner2 of 220" in last.text
-
-
-async def test_a_replay_plays_to_its_last_call(reader: Reader) -> None:
-    best = await a_rollout(reader)
-
-    async def steps(call: int, play: str) -> tuple[bool, list[str]]:
-        page = Parsed(await replay_page(reader, {"rollout": [best.id], "call": [str(call)], "play": [play]}))
-        return "steps playing" in page.values("class"), [href for href in page.values("href") if "play=1" in href]
-
-    assert await steps(0, "") == (False, [f"/replay?rollout={best.id}&call=0&play=1#call"])
-    assert await steps(0, "1") == (True, [f"/replay?rollout={best.id}&call=1&play=1#call"])
-    assert await steps(1, "1") == (False, [f"/replay?rollout={best.id}&call=0&play=1#call"])

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import operator
-import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from agentlightning.analysis.rollout_view import print_rollout
-from agentlightning.errors import InputError, NotFoundError
+from agentlightning.errors import NotFoundError
 from agentlightning.records import Call, Mode, Reward, Rollout, RolloutState, Run
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import existing_store, store_url
@@ -33,20 +31,10 @@ VIEW_WIDTH = 1000
 """Columns of a rollout that is shown: whoever displays it wraps its lines."""
 HTML = '<pre style="white-space:pre-wrap;line-height:1.3">{code}</pre>'
 
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "": operator.eq,
-    "==": operator.eq,
-}
-
 
 class RolloutFilters(TypedDict, total=False):
     """Filters of rollouts: all that are given must match."""
 
-    reward: str | float
     step: int
     mode: Mode
     state: RolloutState
@@ -88,10 +76,7 @@ class StoredRun:
         return pyarrow.table({"step": pyarrow.array(steps, pyarrow.int64()), **columns})
 
     def rollouts(self, **filters: Unpack[RolloutFilters]) -> pyarrow.Table:
-        """A row per rollout, oldest first, with the fields of `types.Rollout`.
-
-        filters: reward (a number, or a comparison with the final reward such as "<0.2"), step, mode, state.
-        """
+        """A row per rollout, oldest first, with the fields of `types.Rollout`. filters: step, mode, state."""
         return self._table(Rollout, None, filters)
 
     def calls(self, **filters: Unpack[RolloutFilters]) -> pyarrow.Table:
@@ -131,16 +116,15 @@ class StoredRun:
     ) -> pyarrow.Table:
         from agentlightning.store.parquet import RecordTable, pyarrow
 
-        table, matches = RecordTable(kind), _comparison(filters.get("reward"))
+        table = RecordTable(kind)
         states = [state] if (state := filters.get("state")) is not None else None
         query = RolloutQuery(run_id=self.info.id, mode=filters.get("mode"), step=filters.get("step"), states=states)
 
         async def read(store: LightningStore) -> list[pyarrow.Table]:
             found = [table.schema.empty_table()]
             async for page in read_rollouts(store, query):
-                if kept := [rollout for rollout in page if matches(rollout.reward)]:
-                    ids = [rollout.id for rollout in kept]
-                    found.append(table.of(kept if records is None else await records(store, ids)))
+                ids = [rollout.id for rollout in page]
+                found.append(table.of(page if records is None else await records(store, ids)))
             return found
 
         return pyarrow.concat_tables(_read(self._url, read))
@@ -160,17 +144,6 @@ class RolloutView:
 
     def _repr_html_(self) -> str:
         return self.html
-
-
-def _comparison(reward: str | float | None) -> Callable[[float | None], bool]:
-    """Fits a rollout's reward; one without a reward fits only where none is asked for."""
-    if reward is None:
-        return lambda _: True
-    found = re.fullmatch(r"\s*(<=|>=|==|<|>|)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*", str(reward))
-    if found is None:
-        raise InputError(f"reward: expected a number or a comparison such as '<0.2', got {reward!r}")
-    compare, bound = _COMPARISONS[found[1]], float(found[2])
-    return lambda value: value is not None and compare(value, bound)
 
 
 def _read(url: str, work: Callable[[LightningStore], Awaitable[T]]) -> T:

@@ -49,8 +49,6 @@ PAGES: Mapping[str, tuple[str, Page]] = MappingProxyType(
     }
 )
 TICK_MS = 2000
-PLAY_MS = 2500
-"""Time for which a replay that plays shows a call."""
 TICKING = """
 let mark = "", asking = false;
 const tick = async () => {
@@ -81,15 +79,9 @@ document.addEventListener("keydown", (event) => {
   const way = {ArrowLeft: "prev", ArrowRight: "next"}[event.key];
   const taken = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || event.target.matches("input, select");
   if (way && !taken) document.querySelector(`.agl a[rel=${way}]`)?.click();
-  if (event.key === "Escape") document.querySelector(".agl .playing .play")?.click();
 });
-setInterval(() => {
-  const still = document.hidden || matchMedia("(prefers-reduced-motion: reduce)").matches;
-  if (!still) document.querySelector(".agl .playing a[rel=next]")?.click();
-}, PLAY_MS);
-</script>""".replace("PLAY_MS", str(PLAY_MS))
-"""Moves through the calls of a replay: by its slider, by the arrow keys if nothing else takes them, and by itself while it
-plays, which Escape ends; not for who prefers less motion."""
+</script>"""
+"""Moves through the calls of a replay: by its slider, and by the arrow keys if nothing else takes them."""
 
 
 def create_app(reader: Reader) -> FastAPI:

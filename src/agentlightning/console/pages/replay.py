@@ -57,7 +57,6 @@ async def replay_page(reader: Reader, query: Query) -> Html:
     one = await reader.with_uses(one, one.calls[current : current + 1])
     coloring = choice(query, "color", tuple(COLORINGS))
     place = {"rollout": rollout_id, "attempt": first(query, "attempt"), "color": first(query, "color")}
-    playing = choice(query, "play", ("", "1")) == "1"
     parts = [
         head(one),
         _links(one),
@@ -71,7 +70,7 @@ async def replay_page(reader: Reader, query: Query) -> Html:
         colors = select("color", "Colour by", {name: name for name in COLORINGS}, coloring)
         kept = {"rollout": rollout_id, "attempt": place["attempt"], "call": str(current)}
         parts += [
-            _steps(place, current, len(one.calls), playing),
+            _steps(place, current, len(one.calls)),
             call_view(one, current, texts, COLORINGS[coloring]),
             _fork_command(one, current),
             form("/replay", colors, hidden=kept),
@@ -252,23 +251,17 @@ def _agents(calls: Sequence[Call], current: int) -> Html | None:
     return join([element("h2", "Sub-agents, as of the shown call"), table(columns, rows, "Sub-agents")])
 
 
-def _steps(place: Mapping[str, str], current: int, count: int, playing: bool) -> Html:
-    """A slider and links to other calls, which the arrow keys move; while it plays, the shell's script follows "next"."""
-    further = current + 1 < count
-    goes_on = playing and further
+def _steps(place: Mapping[str, str], current: int, count: int) -> Html:
+    """A slider and links to other calls, which the arrow keys follow."""
 
     def to(call: int, text: str, relation: str) -> Html | None:
-        href = url("/replay", {**place, "call": str(call), "play": "1" if playing and call > current else None}, "call")
+        href = url("/replay", {**place, "call": str(call)}, "call")
         return element("a", text, href=href, rel=relation) if 0 <= call < count else None
 
     look: dict[str, Attribute] = {"type": "range", "min": 0, "max": count - 1, "class_": "scrub", "aria_label": "call"}
-    slider = element("input", name="call", value=current, **look)
-    begin = {**place, "call": str(current if further else 0), "play": None if goes_on else "1"}
-    label = "❚❚ pause" if goes_on else "▶ play"
-    play = element("a", label, href=url("/replay", begin, "call"), class_="play") if count > 1 else None
-    scrub = form("/replay", slider, button="Go", hidden=place)
-    parts = [to(current - 1, "← previous", "prev"), play, scrub, to(current + 1, "next →", "next")]
-    return element("nav", *parts, class_=f"steps{' playing' if goes_on else ''}", aria_label="calls")
+    scrub = form("/replay", element("input", name="call", value=current, **look), button="Go", hidden=place)
+    parts = [to(current - 1, "← previous", "prev"), scrub, to(current + 1, "next →", "next")]
+    return element("nav", *parts, class_="steps", aria_label="calls")
 
 
 def _links(one: Recorded) -> Html:
