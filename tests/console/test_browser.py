@@ -93,6 +93,8 @@ def pages(store_url: str) -> dict[str, str]:
         **{f"replay by {one}": f"/replay?rollout={rewarded.id}&call=1&color={one}" for one in colors},
         **{f"rewards, {view}": f"/rewards?run={RUN}&view={view}{more}" for view, more in rewards.items()},
         "alerts": "/alerts",
+        **{name: f"/{name}?run=slow" for name in ("bottlenecks", "suggestions")},
+        **{name: f"/{name}?run=gamma" for name in ("models", "prompts")},
     }
 
 
