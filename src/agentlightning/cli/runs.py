@@ -76,10 +76,7 @@ def list_runs(
     if queue:
         _list_queues(store)
         return
-    from rich.table import Table
-
     from agentlightning.analysis.run_settings import tags_of
-    from agentlightning.trainer.display import screen
     from agentlightning.trainer.serving import CHECK
 
     async def work(opened: LightningStore) -> tuple[list[Run], dict[str, RunSize]]:
@@ -88,19 +85,16 @@ def list_runs(
         return found, {one.run_id: one for one in await opened.sizes([run.id for run in found])} if sizes else {}
 
     found, held = with_store(store, work)
-    table = Table(box=None)
-    for column in ("run", "name", "tags", "state", "step", "reward", "held-out greedy", "created (UTC)"):
-        table.add_column(column, no_wrap=column == "run")
-    for column in ("rollouts", "calls", "spans", "size") if sizes else ():
-        table.add_column(column, justify="right")
+    head = ["run", "name", "tags", "state", "step", "reward", "held-out greedy", "created (UTC)"]
+    rows = [[*head, *(["rollouts", "calls", "spans", "size"] if sizes else [])]]
     for run in found:
         rewards = [run.summary.get(name) for name in ("train/reward_mean", "eval/greedy/reward_mean")]
         row = [run.id, run.name, " ".join(tags_of(run)), state_of(run, runs), str(run.summary.get("step", ""))]
         row += [*map(number, rewards), time_text(run.created_ns)]
         if size := held.get(run.id):
             row += [str(size.rollouts), str(size.calls), str(size.spans), shown_bytes(size.bytes)]
-        table.add_row(*row)
-    screen().print(table if found else "no run yet; start one with: agl demo")
+        rows.append(row)
+    print_columns(rows, "no run yet; start one with: agl demo")
 
 
 def _list_queues(store: str | None) -> None:

@@ -19,6 +19,7 @@ from agentlightning.cli.options import (
     WithConsole,
     one_store,
     own_config,
+    print_columns,
     print_json,
     run_shown,
     say,
@@ -315,20 +316,15 @@ def list_algorithms(file: Path | None) -> None:
 
     file: a configuration, whose own parts ``file.py:name`` are listed, too.
     """
-    from rich.table import Table
-
     from agentlightning.algorithms.catalog import catalog, named_in
     from agentlightning.config.file import load_config
-    from agentlightning.trainer.display import screen
     from agentlightning.trainer.policies import policy_configs
 
     configs = policy_configs(load_config(file)).values() if file is not None else ()
     own = dict.fromkeys(entry for config in configs for entry in named_in(config.algorithm))
     entries = [*catalog(), *own]
     for kind in dict.fromkeys(entry.kind for entry in entries):
-        table = Table(kind, "from", "source", "settings", title_justify="left", box=None, pad_edge=False)
-        for entry in entries:
-            if entry.kind == kind:
-                table.add_row(entry.name, entry.where, entry.source, ", ".join(entry.settings))
-        screen().print(table)
-        screen().print()
+        rows = [(kind, "from", "source", "settings")]
+        of_kind = [entry for entry in entries if entry.kind == kind]
+        print_columns([*rows, *((one.name, one.where, one.source, ", ".join(one.settings)) for one in of_kind)])
+        say()
