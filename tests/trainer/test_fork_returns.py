@@ -17,7 +17,7 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.settings import NamedPart
 from agentlightning.records import Claim, NewRollout, Resource, Rollout, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.credit_inputs import ForkReturns, ForkSampler
+from agentlightning.trainer.credit_inputs import CreditInputReader, ForkReturns
 from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.training_types import Trajectory
 
@@ -108,14 +108,15 @@ async def a_group(store: LightningStore) -> list[Trajectory]:
 async def sampled(
     store: LightningStore, group: list[Trajectory], on_failure: Literal["drop", "zero"] = "drop", **given: Any
 ) -> ForkReturns:
-    sampler = ForkSampler(
+    reader = CreditInputReader(
         algorithm=given.get("algorithm", FORKED),
         store=store,
+        run_id="run",
+        folder=Path(),
         collector=given.get("collector", RolloutCollector(store, "run")),
         on_failure=on_failure,
     )
-    settings = {"forks": 2, "calls": 1}
-    return await sampler.sample(1, [group], settings)
+    return await reader.fork_returns(1, [group])
 
 
 async def finish_forks(store: LightningStore, how: str) -> None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import httpx
 
@@ -74,97 +74,6 @@ class _Place:
         return f"fork:credit:{self.rollout.group_id}:{self.rollout.replica}:{self.number}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkSampler:
-    """Samples the forks of one run's steps."""
-
-    algorithm: LightningRL
-    store: LightningStore
-    collector: RolloutCollector | None
-    """None: none is enqueued, and those that a trainer enqueued and that have finished are read."""
-    on_failure: Literal["drop", "zero"] = "drop"
-    on_progress: Callable[[int, int], None] = lambda done, total: None
-
-    async def sample(
-        self, step: int, groups: Sequence[Sequence[Trajectory]], settings: Mapping[str, Any]
-    ) -> ForkReturns:
-        """Samples around the chosen calls of these groups, by the settings of the rule, and waits until all has finished."""
-        groups = self.algorithm.learned_groups(groups)
-        chosen = {one.rollout_id: chosen_calls(one, settings["calls"]) for group in groups for one in group}
-        places = await self._places([one for group in groups for one in group], chosen)
-        wanted = [
-            replace(fork, kind="credit", group_id=place.group_id, mode="eval", step=step, priority=PRIORITY)
-            for place in places
-            for fork in forks_of(place.rollout, place.calls, settings["forks"])
-        ]
-        forks = await self._finished(wanted)
-        found = await self._read(forks, {place.group_id: place for place in places})
-        variances = [
-            call.variance
-            for group in groups
-            for one, calls in zip(group, call_estimates(group, found.returns), strict=True)
-            if one.rollout_id in found.returns
-            for call in calls
-        ]
-        if variances:
-            found.metrics["forks/advantage_variance"] = statistics.fmean(variances)
-        return found
-
-    async def _places(self, members: Sequence[Trajectory], chosen: Mapping[str, Sequence[Transition]]) -> list[_Place]:
-        """The states before and after the chosen calls, but the first, in which all of the group began, and the last."""
-        places = []
-        for start in range(0, len(members), READ_BATCH):
-            part = members[start : start + READ_BATCH]
-            ids = [one.rollout_id for one in part]
-            rollouts = {one.id: one for one in await self.store.rollouts(RolloutQuery(ids=ids))}
-            calls = _by_rollout(await self.store.calls(ids))
-            for one in part:
-                rollout = rollouts[one.rollout_id]
-                recorded = [call for call in calls[rollout.id] if call.attempt == rollout.attempt]
-                places += _places_of(rollout, one, recorded, {call.call_id for call in chosen[rollout.id]})
-        return places
-
-    async def _finished(self, wanted: Sequence[NewRollout]) -> list[Rollout]:
-        if not wanted:
-            return []
-        if self.collector is not None:
-            return await self.collector.collect(wanted, self.on_progress)
-        names = {(one.group_id, one.replica) for one in wanted}
-        query = RolloutQuery(run_id=wanted[0].run_id, group_ids=sorted({group for group, _ in names}))
-        found = await self.store.rollouts(query)
-        return [one for one in found if (one.group_id, one.replica) in names and one.state in FINAL_STATES]
-
-    async def _read(self, forks: Sequence[Rollout], places: Mapping[str, _Place]) -> ForkReturns:
-        """The returns of those that count: whose replay did not end early, and whose reward is known, which is 0 for one
-        that failed where the run counts failures so."""
-        returns: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        ended = failed = tokens = 0
-        for start in range(0, len(forks), READ_BATCH):
-            part = [one for one in forks[start : start + READ_BATCH] if one.state != "cancelled"]
-            inputs = await read_inputs(self.store, with_failures(part, self.on_failure), {})
-            calls = _by_rollout(inputs.calls)
-            whole = {one.id: one for one in part if replay_ended(one, calls[one.id]) is None}
-            ended += len(part) - len(whole)
-            failed += sum(one.state == "failed" for one in part)
-            tokens += sum(len(call.sampled_ids) for call in inputs.calls if call.policy and call.replayed_id is None)
-            told = trajectories(
-                with_failures(list(whole.values()), self.on_failure), inputs.calls, inputs.rewards, keep_unrewarded=True
-            )
-            [counted] = self.algorithm.settled([told[0]])
-            for one in counted:
-                place = places[one.group_id]
-                returns[place.rollout.id][place.call_id].append(one.reward)
-        spans = [(one.started_ns, one.finished_ns) for one in forks]
-        metrics = {
-            "forks/count": float(len(forks)),
-            "forks/failed": float(failed),
-            "forks/replay_ended_share": ended / max(1, len(forks)),
-            "cost/fork_sampled_tokens": float(tokens),
-            "cost/fork_agent_s": sum(max(0, end - begun) for begun, end in spans if begun and end) / S,
-        }
-        return ForkReturns(returns={one: dict(found) for one, found in returns.items()}, metrics=metrics)
-
-
 def _places_of(rollout: Rollout, trajectory: Trajectory, calls: Sequence[Call], chosen: set[str]) -> list[_Place]:
     places: list[_Place] = []
     ids = sorted(call.call_id for call in trajectory.transitions)
@@ -207,14 +116,7 @@ class CreditInputReader:
         if "history" in rule.needs:
             evidence = replace(evidence, history=await self._history(step, settings.get("history", HISTORY)))
         if "fork_returns" in rule.needs:
-            sampler = ForkSampler(
-                algorithm=self.algorithm,
-                store=self.store,
-                collector=self.collector,
-                on_failure=self.on_failure,
-                on_progress=partial(self.progress.phase, "fork"),
-            )
-            sampled = await sampler.sample(step, groups, settings)
+            sampled = await self.fork_returns(step, groups)
             evidence, cost = replace(evidence, fork_returns=sampled.returns), cost | sampled.metrics
         if "scores" in rule.needs:
             async with httpx.AsyncClient(timeout=TIMEOUT_S, transport=self.transport) as client:
@@ -249,6 +151,84 @@ class CreditInputReader:
         for trajectory in kept:
             by_group[trajectory.group_id].append(trajectory)
         return shaped_air(list(by_group.values()), self.algorithm.call_gamma)
+
+    async def fork_returns(self, step: int, groups: Sequence[Sequence[Trajectory]]) -> ForkReturns:
+        """Samples forks around the chosen calls of these groups, and waits until all have finished."""
+        settings = self.algorithm.rule_settings
+        groups = self.algorithm.learned_groups(groups)
+        chosen = {one.rollout_id: chosen_calls(one, settings["calls"]) for group in groups for one in group}
+        places = await self._places([one for group in groups for one in group], chosen)
+        wanted = [
+            replace(fork, kind="credit", group_id=place.group_id, mode="eval", step=step, priority=PRIORITY)
+            for place in places
+            for fork in forks_of(place.rollout, place.calls, settings["forks"])
+        ]
+        forks = await self._finished(wanted)
+        found = await self._read_forks(forks, {place.group_id: place for place in places})
+        variances = [
+            call.variance
+            for group in groups
+            for one, calls in zip(group, call_estimates(group, found.returns), strict=True)
+            if one.rollout_id in found.returns
+            for call in calls
+        ]
+        if variances:
+            found.metrics["forks/advantage_variance"] = statistics.fmean(variances)
+        return found
+
+    async def _places(self, members: Sequence[Trajectory], chosen: Mapping[str, Sequence[Transition]]) -> list[_Place]:
+        """The states before and after the chosen calls, but the first, in which all of the group began, and the last."""
+        places = []
+        for start in range(0, len(members), READ_BATCH):
+            part = members[start : start + READ_BATCH]
+            ids = [one.rollout_id for one in part]
+            rollouts = {one.id: one for one in await self.store.rollouts(RolloutQuery(ids=ids))}
+            calls = _by_rollout(await self.store.calls(ids))
+            for one in part:
+                rollout = rollouts[one.rollout_id]
+                recorded = [call for call in calls[rollout.id] if call.attempt == rollout.attempt]
+                places += _places_of(rollout, one, recorded, {call.call_id for call in chosen[rollout.id]})
+        return places
+
+    async def _finished(self, wanted: Sequence[NewRollout]) -> list[Rollout]:
+        if not wanted:
+            return []
+        if self.collector is not None:
+            return await self.collector.collect(wanted, partial(self.progress.phase, "fork"))
+        names = {(one.group_id, one.replica) for one in wanted}
+        query = RolloutQuery(run_id=wanted[0].run_id, group_ids=sorted({group for group, _ in names}))
+        found = await self.store.rollouts(query)
+        return [one for one in found if (one.group_id, one.replica) in names and one.state in FINAL_STATES]
+
+    async def _read_forks(self, forks: Sequence[Rollout], places: Mapping[str, _Place]) -> ForkReturns:
+        """The returns of those that count: whose replay did not end early, and whose reward is known, which is 0 for one
+        that failed where the run counts failures so."""
+        returns: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        ended = failed = tokens = 0
+        for start in range(0, len(forks), READ_BATCH):
+            part = [one for one in forks[start : start + READ_BATCH] if one.state != "cancelled"]
+            inputs = await read_inputs(self.store, with_failures(part, self.on_failure), {})
+            calls = _by_rollout(inputs.calls)
+            whole = {one.id: one for one in part if replay_ended(one, calls[one.id]) is None}
+            ended += len(part) - len(whole)
+            failed += sum(one.state == "failed" for one in part)
+            tokens += sum(len(call.sampled_ids) for call in inputs.calls if call.policy and call.replayed_id is None)
+            told = trajectories(
+                with_failures(list(whole.values()), self.on_failure), inputs.calls, inputs.rewards, keep_unrewarded=True
+            )
+            [counted] = self.algorithm.settled([told[0]])
+            for one in counted:
+                place = places[one.group_id]
+                returns[place.rollout.id][place.call_id].append(one.reward)
+        spans = [(one.started_ns, one.finished_ns) for one in forks]
+        metrics = {
+            "forks/count": float(len(forks)),
+            "forks/failed": float(failed),
+            "forks/replay_ended_share": ended / max(1, len(forks)),
+            "cost/fork_sampled_tokens": float(tokens),
+            "cost/fork_agent_s": sum(max(0, end - begun) for begun, end in spans if begun and end) / S,
+        }
+        return ForkReturns(returns={one: dict(found) for one, found in returns.items()}, metrics=metrics)
 
 
 def check_credit_inputs(algorithm: LightningRL) -> None:
