@@ -54,14 +54,6 @@ def test_a_row_is_cut_behind_its_last_call_that_has_an_advantage() -> None:
     assert until_last_signal(cut) is cut
 
 
-def test_siblings_become_rows_of_their_own_and_the_shared_answer_is_trained_once() -> None:
-    transitions = [transition([1], [2]), transition([1, 2, 3], [4]), transition([1, 2, 5], [6])]
-    first, second = merge("r", linked(transitions), [1.0] * 3, [1.0] * 3)
-    assert (first.tokens, first.mask) == ([1, 2, 3, 4], [False, True, False, True])
-    assert (second.tokens, second.mask) == ([1, 2, 5, 6], [False, False, False, True])
-    assert second.segments == [(3, 4)]
-
-
 def test_calls_of_different_temperatures_never_share_a_row() -> None:
     rows = merge("r", linked([transition([1], [2], 1.0), transition([1, 2, 3], [4], 0.5)]), [1.0] * 2, [1.0] * 2)
     assert [(row.tokens, row.mask, row.temperature) for row in rows] == [

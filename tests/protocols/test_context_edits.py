@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.prompt_edits import (
     CLEARED_RESULT,
     ClearThinking,
@@ -80,12 +79,6 @@ def test_an_edit_is_read(edit: Any, understood: Any) -> None:
     assert read(edit) == ((understood,), {})
 
 
-def test_a_request_has_few_edits() -> None:
-    with pytest.raises(ApiError) as refused:
-        read(*[{"type": TOOLS}] * 5)
-    assert refused.value.param == "context_management.edits"
-
-
 def test_old_tool_results_are_cleared_and_the_latest_stay() -> None:
     before = conversation(5)
     after, applied = apply_edits([ClearToolUses(trigger_tokens=100)], before, size)
@@ -95,23 +88,6 @@ def test_old_tool_results_are_cleared_and_the_latest_stay() -> None:
     ]
     saved = size(before) - size(after)
     assert applied == ({"type": TOOLS, "cleared_tool_uses": 2, "cleared_input_tokens": saved},)
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        ClearToolUses(),
-        ClearToolUses(trigger_tokens=None, trigger_uses=5),
-        ClearToolUses(trigger_tokens=1, keep=5),
-        ClearToolUses(trigger_tokens=1, clear_at_least=10**6),
-        ClearToolUses(trigger_tokens=1, exclude=frozenset({"search"})),
-        ClearThinking(keep=1),
-        ClearThinking(keep=None),
-    ],
-)
-def test_an_edit_with_nothing_to_clear_leaves_the_messages_as_they_are(edit: Any) -> None:
-    before = conversation(5)
-    assert apply_edits([edit], before, size) == (before, ())
 
 
 def test_more_tool_calls_than_the_trigger_clear_and_inputs_go_where_told() -> None:

@@ -116,21 +116,6 @@ def test_googles_schema_becomes_json_schema() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"safetySettings": [{"category": "x"}]},
-        {"labels": {"a": "b"}},
-        {"serviceTier": "flex"},
-        {"store": True},
-        {"generationConfig": {"thinkingConfig": {"thinkingBudget": 100, "thinkingLevel": "HIGH"}}},
-        {"cachedContent": ""},
-    ],
-)
-def test_what_changes_nothing_is_accepted(given: dict[str, Any]) -> None:
-    assert parse(**given) == parse()
-
-
 COLLECTED: dict[str, Any] = {
     "responseModalities": ["IMAGE"],
     "speechConfig": {"voice": "v"},
@@ -208,14 +193,6 @@ def test_a_request_to_an_external_model_keeps_what_only_that_model_reads() -> No
     ]
     assert request.tools == [{"type": "function", "function": DECLARED}, {"googleSearch": {}}]
     assert request.stream
-
-
-def test_settings_for_limits_go_by_the_names_of_chat() -> None:
-    given = {"maxOutputTokens": 9, "candidateCount": 2, "temperature": 0.5, "topP": 0.9}
-    assert generate_content.external_settings({"generationConfig": given}) == {
-        "max_tokens": 9, "n": 2, "temperature": 0.5, "top_p": 0.9,
-    }  # fmt: skip
-    assert generate_content.external_settings({"generationConfig": 1}) == {}
 
 
 def test_the_tokens_of_a_request_within_are_counted() -> None:

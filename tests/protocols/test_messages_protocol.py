@@ -99,20 +99,6 @@ def test_documents_and_search_results_are_text(in_a_result: bool) -> None:
     assert message["content"] == text
 
 
-def test_citations_are_collected_by_path() -> None:
-    cited = {**RESULT, "citations": {"enabled": True}}
-    result = {
-        "type": "tool_result",
-        "tool_use_id": "toolu_1",
-        "content": [{**RESULT, "citations": {"enabled": False}}, cited],
-    }
-    request = parse(messages=[{"role": "user", "content": [result, cited]}])
-    assert request.unsupported == {
-        "messages[0].content[0].content[1].citations": {"enabled": True},
-        "messages[0].content[1].citations": {"enabled": True},
-    }
-
-
 NO_EFFECT: dict[str, Any] = {
     "metadata": {"user_id": "u"},
     "service_tier": "auto",
@@ -154,45 +140,6 @@ def test_what_changes_nothing_is_accepted(name: str) -> None:
     assert parse(**{name: NO_EFFECT[name]}) == parse(**{name: None}) == parse()
 
 
-@pytest.mark.parametrize("name", NOT_OURS)
-def test_what_only_anthropics_service_could_do_is_collected(name: str) -> None:
-    assert parse(**{name: NOT_OURS[name]}).unsupported == {name: NOT_OURS[name]}
-
-
-OTHER_APIS: dict[str, tuple[Any, Any]] = {
-    "n": (2, 1),
-    "seed": (3, None),
-    "stop": (["x"], []),
-    "logprobs": (True, False),
-    "logit_bias": ({"5": 1}, {}),
-    "presence_penalty": (0.5, 0),
-    "repetition_penalty": (1.1, 1.0),
-    "min_tokens": (2, 0),
-    "bad_words": (["no"], []),
-    "response_format": ({"type": "json_object"}, {"type": "text"}),
-    "guided_choice": (["a"], None),
-}
-"""Fields of other APIs, each with a value that would change the response, and one that would not."""
-
-
-@pytest.mark.parametrize("name", OTHER_APIS)
-def test_fields_of_other_apis_that_would_change_the_response_are_collected(name: str) -> None:
-    changes, neutral = OTHER_APIS[name]
-    assert parse(**{name: changes}).unsupported == {name: changes}
-    assert parse(**{name: neutral}) == parse()
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_would_continue_something_at_anthropic_is_refused(name: str) -> None:
-    assert list(parse(**{name: REFUSED[name]}).refused) == [name]
-
-
-def test_tools_that_anthropic_runs_are_collected_by_path() -> None:
-    search = {"type": "web_search_20250305", "name": "web_search"}
-    request = parse(tools=[search, TOOL])
-    assert (request.tools, request.unsupported) == ([FUNCTION], {"tools[0]": search})
-
-
 def test_a_request_to_an_external_model_keeps_what_only_that_model_reads() -> None:
     given = [
         {"role": "user", "content": [{"type": "text", "text": "what?"}, IMAGE]},
@@ -218,3 +165,13 @@ message = st.fixed_dictionaries(
         "content": st.lists(block, max_size=2) | anything(),
     }
 )
+
+
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_what_only_anthropics_service_could_do_is_collected(name: str) -> None:
+    assert parse(**{name: NOT_OURS[name]}).unsupported == {name: NOT_OURS[name]}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_continue_something_at_anthropic_is_refused(name: str) -> None:
+    assert list(parse(**{name: REFUSED[name]}).refused) == [name]

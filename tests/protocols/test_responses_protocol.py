@@ -149,22 +149,6 @@ def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> No
     assert parse(**{name: COLLECTED[name]}).unsupported == {name: COLLECTED[name]}
 
 
-def test_tools_that_are_no_functions_are_collected_by_path() -> None:
-    request = parse(tools=[{"type": "web_search"}, TOOL])
-    assert request.tools is not None
-    assert (len(request.tools), request.unsupported) == (1, {"tools[0]": {"type": "web_search"}})
-
-
-@pytest.mark.parametrize("name", NOT_OURS)
-def test_what_only_openais_service_could_do_is_collected(name: str) -> None:
-    assert parse(**{name: NOT_OURS[name]}).unsupported == {name: NOT_OURS[name]}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_would_make_it_another_response_is_refused(name: str) -> None:
-    assert list(parse(**{name: REFUSED[name]}).refused) == [name]
-
-
 def test_a_request_to_an_external_model_keeps_what_only_that_model_reads() -> None:
     search, asked = {"type": "web_search_call", "id": "ws_1"}, {"role": "user", "content": [IMAGE]}
     data = {"model": "o", "input": [asked, search, IMAGE], "tools": [{"type": "web_search"}], "background": True}
@@ -185,3 +169,13 @@ item = st.fixed_dictionaries(
     {"type": st.sampled_from(TYPES), "role": st.sampled_from(["user", "assistant"])},
     optional=dict.fromkeys(("content", "output", "summary", *NAMES[5:]), anything(NAMES)),
 )
+
+
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_what_only_openais_service_could_do_is_collected(name: str) -> None:
+    assert parse(**{name: NOT_OURS[name]}).unsupported == {name: NOT_OURS[name]}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_make_it_another_response_is_refused(name: str) -> None:
+    assert list(parse(**{name: REFUSED[name]}).refused) == [name]

@@ -174,11 +174,6 @@ def test_every_syntax_is_read(template: str, text: str, calls: list[tuple[str, s
     assert parsed(CompletionParser(template), text, "", NAMED).tool_calls == tuple(calls)
 
 
-def test_a_bare_object_that_names_no_tool_is_text() -> None:
-    text = '{"name": "Ada", "parameters": {}} is an object'
-    assert parsed(CompletionParser(BARE), text, "", NAMED) == ParsedCompletion(text)
-
-
 def test_text_after_a_call_is_content() -> None:
     assert parsed(CompletionParser(HERMES), f"one {CALL}\n two") == ParsedCompletion(
         "onetwo", None, (("f", '{"a": 1}'),)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from attempts import SECOND, Conversation, tool, tool_span, user
+from attempts import SECOND, Conversation, tool, user
 
 from agentlightning.tracing.air import BUILT_IN
 from agentlightning.tracing.tool_uses import call_steps
@@ -57,14 +57,6 @@ def test_arguments_are_checked_against_the_tool_of_the_prompt(name: str, argumen
     attempt.call(user("?"), asks=[("a", name, arguments)])
     assert scores("valid_arguments", attempt) == [share]
     assert scores("invalid_arguments", attempt) == [1.0 - share]
-
-
-def test_arguments_for_tools_that_are_not_recorded_can_only_be_no_object() -> None:
-    attempt = Conversation()
-    attempt.call(user("?"), asks=[("a", "weather", OSLO)], tools=None)
-    attempt.call(user("?"), asks=[("b", "weather", OSLO), ("c", "weather", "{")], parent=None, tools=[])
-    assert scores("valid_arguments", attempt) == [None, 0.0]
-    assert scores("invalid_arguments", attempt) == [None, 1.0]
 
 
 def test_asking_again_for_what_failed_is_a_retry_and_asking_for_something_else_is_none() -> None:
@@ -121,13 +113,3 @@ def test_calls_beyond_the_budget_count() -> None:
     attempt.call(user("more"), text="c")
     assert scores("calls", attempt, budget=2) == [0.0, 0.0, 1.0]
     assert scores("calls", attempt, budget=3) == [0.0, 0.0, 0.0]
-
-
-def test_tools_of_which_spans_tell_alone_count_for_the_rules() -> None:
-    attempt = Conversation()
-    attempt.call(user("?"), text="select 1")
-    attempt.call(user("?"), text="select 1")
-    spans = [tool_span("sql", at, number=at, failed=True, call_arguments="select 1") for at in (3, 6)]
-    assert scores("tool_error", attempt, *spans) == [1.0, 1.0]
-    assert scores("retry", attempt, *spans) == [0.0, 1.0]
-    assert scores("valid_arguments", attempt, *spans) == [None, None]

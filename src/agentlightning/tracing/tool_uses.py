@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -170,7 +170,6 @@ class _Steps:
         self.steps: list[CallStep] = []
         self._by_call: dict[str, CallStep] = {}
         self._by_id: defaultdict[str, list[tuple[CallStep, ToolExecution]]] = defaultdict(list)
-        self._by_answer: defaultdict[bytes, list[CallStep]] = defaultdict(list)
         for call in calls:
             if call.finish_reason == ABANDONED:
                 continue
@@ -182,33 +181,20 @@ class _Steps:
                     self._by_id[name_id].append((step, use))
             self.steps.append(step)
             self._by_call[call.id] = step
-            self._by_answer[_answer_key(call.completion)].append(step)
 
     # --- what later calls' messages say -----------------------------------------------------------------------------
 
     def read_messages(self, step: CallStep, user_replies: bool) -> None:
-        """Take in what this call's prompt says of earlier calls."""
+        """Take in what this call's prompt says of earlier calls. Results in a history that could not be continued, and was
+        sent again whole, are found by the ids of their calls."""
         parent = self._by_call.get(step.call.parent_id or "")
-        current = parent
-        _goes_on(parent, step)
-        keys = [_answer_key(message) for message in step.call.messages if message.get("role") == "assistant"]
-        left, again = Counter(keys), iter(keys)
+        if parent is not None and (parent.next_ns is None or step.call.started_ns < parent.next_ns):
+            parent.next_ns = step.call.started_ns
         for message in step.call.messages:
-            role = message.get("role")
-            if role == "assistant":  # a history that could not be continued, sent again whole
-                key = next(again)
-                current = self._earlier(key, left[key], step)
-                left[key] -= 1
-                _goes_on(current, step)
-            elif role == "tool":
-                self._result(current, message, step)
-            elif role == "user" and user_replies and current is not None:
-                self._reply(current, message)
-
-    def _earlier(self, key: bytes, back: int, step: CallStep) -> CallStep | None:
-        """The call before `step` that gave this completion, the `back`-th from the last: equal ones keep their order."""
-        before = [one for one in self._by_answer.get(key, ()) if _before(one, step)]
-        return before[-back] if back <= len(before) else None
+            if message.get("role") == "tool":
+                self._result(parent, message, step)
+            elif message.get("role") == "user" and user_replies and parent is not None:
+                self._reply(parent, message)
 
     def _result(self, current: CallStep | None, message: JSON, step: CallStep) -> None:
         name = message.get("tool_call_id")
@@ -290,12 +276,6 @@ def _last(found: Sequence[CallStep], before_ns: int) -> CallStep | None:
     return found[at - 1] if at else None
 
 
-def _goes_on(one: CallStep | None, step: CallStep) -> None:
-    """Note that `step` is a next call of the one's conversation: the first to begin counts."""
-    if one is not None and (one.next_ns is None or step.call.started_ns < one.next_ns):
-        one.next_ns = step.call.started_ns
-
-
 def _waits(use: ToolExecution, told: ToolUse) -> bool:
     """Whether a span may be the first to tell of this use."""
     return use.asked and not use.seen and use.name == told.name
@@ -312,12 +292,6 @@ def _is_one(inner: ToolUse, outer: ToolUse, called: Sequence[CallStep]) -> bool:
 def _before(one: CallStep, step: CallStep) -> bool:
     """Whether the one's completion can be in the other's prompt."""
     return one is not step and one.call.finished_ns <= step.call.started_ns
-
-
-def _answer_key(answer: JSON) -> bytes:
-    """Equal for a completion and for what an agent repeats of it."""
-    asked = [(name, canonical(arguments)) for _, name, arguments in parse_tool_calls(answer)]
-    return orjson.dumps([content_text(answer.get("content")), asked])
 
 
 # --- agents -----------------------------------------------------------------------------------------------------------
