@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlightning.adapters.compaction import compactions
 from agentlightning.adapters.sequences import merge
-from agentlightning.adapters.trajectories import trajectories
+from agentlightning.adapters.trajectories import compactions, trajectories
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit.grouped_gae import grouped_gae
 from agentlightning.algorithms.credit.keys import observation_key

@@ -12,8 +12,13 @@ constrained. Pure; knows no request's wire format and no engine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import resource
+import signal
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +27,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from agentlightning.errors import EngineError, InputError, MissingExtraError
+from agentlightning.errors import AgentLightningError, EngineError, InputError, MissingExtraError
 from agentlightning.records import JSON
 from agentlightning.rendering.completion_parser import CLOSE, OPEN, Syntax
 
@@ -478,3 +483,67 @@ class Grammars:
                 ) from cause
             self._loaded = known
         return self._loaded
+
+
+# --- checks in a process of their own -----------------------------------------------------------------------------------
+
+MAX_CPU_S = 2.0
+MAX_BYTES = 4 << 30
+"""Of address space."""
+STACK_BYTES = 2 << 20
+STEPS = 3
+"""Tokens after which a grammar is taken for one that can be followed."""
+TOO_LONG = signal.SIGPROF
+
+
+def main() -> None:
+    """`python -m agentlightning.rendering.grammar`: a grammar's text as a line of JSON in, null or a sentence out.
+
+    In a process of its own: a check that hangs, eats memory or overflows the stack ends nothing else. The stack is a fraction
+    of that of the threads that compile the grammar later, so that what passes here passes there.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(ValueError, OSError):  # a system without it, or a lower limit of its own
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    threading.stack_size(STACK_BYTES)
+    for line in sys.stdin.buffer:
+        said: list[str | None] = []
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+        thread = threading.Thread(target=lambda lark=json.loads(line), to=said: to.append(refusal(lark)))
+        thread.start()
+        thread.join()
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        sys.stdout.write(json.dumps(said[0]) + "\n")
+        sys.stdout.flush()
+
+
+def refusal(lark: str) -> str | None:
+    """The reason why no completion can be decoded under the grammar; None where there is none."""
+    try:
+        check_grammar({"lark": lark}, "")
+    except AgentLightningError as error:
+        return str(error).removeprefix(": ")
+    return _first_steps(lark)
+
+
+def _first_steps(lark: str) -> str | None:
+    """Follows the grammar over bytes: what allows nothing, or takes too much for a token, shows at its beginning."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    tokenizer = LLTokenizer("byte")
+    special = re.sub(r"<\[\d+\]>", "<[256]>", lark)  # of the model's vocabulary, which this tokenizer lacks
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(special), log_level=0, limits=parser_limits())
+    for _ in range(STEPS):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        for end in tokenizer.eos_tokens:
+            mask &= ~(1 << end)
+        if matcher.is_error():
+            return f"no completion can follow the grammar: {matcher.get_error().split(chr(10))[0][:200]}"
+        if not mask:
+            return None
+        matcher.consume_token(mask.bit_length() - 1)
+    return None
+
+
+if __name__ == "__main__":
+    main()

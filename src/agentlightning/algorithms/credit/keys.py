@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from agentlightning.adapters.compaction import summary_texts
+from agentlightning.adapters.trajectories import summary_texts
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.runtime.code_loader import load_function
 from agentlightning.training_types import Trajectory, Transition

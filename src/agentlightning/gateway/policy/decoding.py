@@ -27,8 +27,7 @@ from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import ApiError, CompletionRequest, short
 from agentlightning.records import JSON, Call, Sampling, prefill_of
-from agentlightning.rendering.grammar import GrammarError, make_grammar
-from agentlightning.rendering.grammar_check import MAX_CPU_S, TOO_LONG
+from agentlightning.rendering.grammar import MAX_CPU_S, TOO_LONG, GrammarError, make_grammar
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.runtime.children import inheritable
 
@@ -362,7 +361,7 @@ def _busy(field: str) -> ApiError:
 
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "agentlightning.rendering.grammar_check"],
+        [sys.executable, "-m", "agentlightning.rendering.grammar"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
