@@ -499,8 +499,8 @@ TOO_LONG = signal.SIGPROF
 def main() -> None:
     """`python -m agentlightning.rendering.grammar`: a grammar's text as a line of JSON in, null or a sentence out.
 
-    In a process of its own: a check that hangs, eats memory or overflows the stack ends nothing else. The stack is a fraction
-    of that of the threads that compile the grammar later, so that what passes here passes there.
+    In a process of its own: a check that hangs, eats memory or overflows the stack ends nothing else. The stack is a
+    fraction of that of the threads that compile the grammar later, so that what passes here passes there.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(ValueError, OSError):  # a system without it, or a lower limit of its own

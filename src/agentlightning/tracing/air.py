@@ -254,7 +254,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
 
 
 def fits(value: Any, schema: Any) -> bool:
-    """Whether `value` is valid under `schema`; everything is under one that is malformed or refers elsewhere.
+    """True where `value` is valid under `schema`; everything is under one that is malformed or refers elsewhere.
 
     >>> fits({"city": "Oslo"}, {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
     True

@@ -364,7 +364,7 @@ def write_response(rejected: int, message: str) -> bytes:
 
 
 def read_response(body: bytes) -> tuple[int, str]:
-    """How many spans a collector rejects, and why; nothing where the body is no answer of one."""
+    """The number of spans that a collector rejects, and why; nothing where the body is no answer of one."""
     from google.protobuf.message import DecodeError
 
     try:

@@ -184,7 +184,7 @@ class _SizeLimit:
         return value
 
     def more(self) -> bool:
-        """Whether another item fits."""
+        """True where another item fits."""
         self.left -= 8
         self.cut = self.cut or self.left <= 0
         return self.left > 0

@@ -1,4 +1,4 @@
-"""What the spans of an attempt say of its calls: the tools that each call led to, and its agent where it named none.
+"""Tool uses and agents of the calls of an attempt: the tools that each call led to, and its agent where it named none.
 
 AIR drives it over the whole record of one attempt. What a tool gave stands in the messages of a later call, in a span, in
 both, or in neither; what stands in both is one use. A span is somebody else's data: nothing here raises on it.
@@ -141,7 +141,7 @@ def parse_tool_calls(answer: JSON) -> Iterator[tuple[str | None, str, str]]:
 
 
 def says_error(text: str, pattern: re.Pattern[str] | None = None) -> bool:
-    """Whether a tool's result tells that the tool failed.
+    """True where a tool's result tells that the tool failed.
 
     >>> says_error("ValueError: no such city"), says_error('{"isError": true}'), says_error("Error rates fell")
     (True, True, False)
@@ -277,20 +277,20 @@ def _last(found: Sequence[CallStep], before_ns: int) -> CallStep | None:
 
 
 def _waits(use: ToolExecution, told: ToolUse) -> bool:
-    """Whether a span may be the first to tell of this use."""
+    """True where a span may be the first to tell of this use."""
     return use.asked and not use.seen and use.name == told.name
 
 
 def _is_one(inner: ToolUse, outer: ToolUse, called: Sequence[CallStep]) -> bool:
-    """Whether two spans, one within the other, tell of one use. Not where a call within the outer one led to the inner one:
-    an agent that is a tool may call itself."""
+    """True where two spans, one within the other, tell of one use. Not where a call within the outer one led to the inner
+    one: an agent that is a tool may call itself."""
     if inner.name != outer.name or (inner.call_id and outer.call_id and inner.call_id != outer.call_id):
         return False
     return _last(called, inner.started_ns) is None
 
 
 def _before(one: CallStep, step: CallStep) -> bool:
-    """Whether the one's completion can be in the other's prompt."""
+    """True where the one's completion can be in the other's prompt."""
     return one is not step and one.call.finished_ns <= step.call.started_ns
 
 
