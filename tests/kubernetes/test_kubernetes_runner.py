@@ -15,9 +15,8 @@ import build
 from agentlightning.config.agent import KubernetesJob
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.kubernetes.cluster import Cluster, ClusterError
-from agentlightning.kubernetes.job import JobTemplate, attempt_of, job_name
+from agentlightning.kubernetes.job import JobTemplate, Running, Waiting, attempt_of, job_name
 from agentlightning.kubernetes.runner import KubernetesRunner
-from agentlightning.kubernetes.state import Running, Waiting
 from agentlightning.records import JSON, Claim
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.command import MAX_RECORDED_BYTES, CommandFailed

@@ -19,17 +19,22 @@ from agentlightning.config.agent import AGENT_CONTAINER, KubernetesJob
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.kubernetes.cluster import RESYNC_S, Cluster, ClusterError, FollowedObjects
 from agentlightning.kubernetes.job import (
+    Exited,
     JobTemplate,
+    Lost,
+    Running,
+    State,
+    Waiting,
     attempt_of,
     dropped,
     job_name,
     lease_in,
     run_labels,
     secret_manifest,
+    state_of,
     worker_labels,
 )
 from agentlightning.kubernetes.lightkube_cluster import LightkubeCluster
-from agentlightning.kubernetes.state import Exited, Lost, Running, State, Waiting, state_of
 from agentlightning.records import JSON, Claim, Lease, NewRollout
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.command import (

@@ -25,9 +25,10 @@ from agentlightning.records import Claim
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.command import CommandRunner, Program, command_environment
 from agentlightning.runner.sandboxes import CommandAgent, StartedRunner
-from agentlightning.sandbox.filesystem import HOME, INSIDE, etc_files, view_of
 from agentlightning.sandbox.gateway_socket import GatewaySocket, ServerAddress
 from agentlightning.sandbox.kinds import (
+    HOME,
+    INSIDE,
     MAX_PROCESSES,
     MEGABYTE,
     Box,
@@ -35,6 +36,8 @@ from agentlightning.sandbox.kinds import (
     container_command,
     container_program,
     end_container,
+    etc_files,
+    view_of,
 )
 from agentlightning.sandbox.limits import Cgroup, Cgroups, rlimits
 from agentlightning.store.base import LightningStore
