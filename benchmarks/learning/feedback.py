@@ -26,7 +26,7 @@ from agentlightning.runtime.children import listen
 
 OLD, NEW = ("city", "job"), ("pet", "boss")
 SESSIONS, TRAIN_STEPS, UPDATES, CONCURRENCY = 300, 2, 40, 24
-START_S = 90.0
+START_S = 600.0
 AGENT = """
 [agent]
 run = "agentlightning.demo.lookup:solve"

@@ -109,7 +109,6 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> N
         (["--tasks", "broken.jsonl"], ["broken.jsonl, line 2: not JSON"]),
         (["--model", "."], ["not a transformers model folder (it has no config.json)"]),
         (["--resume", "nobody"], ["nobody: no such run in runs"]),
-        (["--store", "mysql://here"], ["expected memory://, sqlite:///path", "mysql"]),
     ],
 )
 def test_a_wrong_setting_task_or_model_is_refused_before_anything_starts(
@@ -120,6 +119,10 @@ def test_a_wrong_setting_task_or_model_is_refused_before_anything_starts(
     refused_at_once(invoke("train", *file, *arguments), *words)
     assert sorted(project.path.iterdir()) == before
     assert project.processes() == []
+
+
+def test_a_store_of_an_unknown_kind_is_refused(invoke: Callable[..., Result]) -> None:
+    refused_at_once(invoke("runs", "list", "--store", "mysql://here"), "expected memory://, sqlite:///path", "mysql")
 
 
 def test_a_file_that_is_not_there_is_refused(folder: Folder) -> None:
