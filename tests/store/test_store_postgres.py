@@ -12,7 +12,7 @@ from invariants import violations
 from postgres_server import PostgresServer
 from store_samples import a_call, a_run, a_worker, claimed, some
 
-from agentlightning.errors import ConfigError, ConflictError, InputError, StoreError
+from agentlightning.errors import ConfigError, InputError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
 
@@ -131,16 +131,6 @@ def test_a_url_that_names_no_database_is_refused(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_store(url)
     assert "secret" not in str(caught.value)
-
-
-async def test_one_that_is_wrong_fails_alone(store: LightningStore) -> None:
-    run_id = await a_run(store)
-    outcomes = await asyncio.gather(
-        *[store.create_run("again", {}, run_id=run_id) for _ in range(3)],
-        *[store.enqueue(some(run_id, 1, group_id=str(number))) for number in range(5)],
-        return_exceptions=True,
-    )
-    assert [type(outcome) for outcome in outcomes] == [ConflictError] * 3 + [list] * 5
 
 
 # --- several at once ------------------------------------------------------------------------------------------------------

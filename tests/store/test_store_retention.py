@@ -95,21 +95,6 @@ async def test_a_deleted_run_leaves_nothing_and_others_are_not_touched(store: Li
     assert await store.delete_runs([]) == 0
 
 
-async def test_a_run_of_a_deleted_ones_name_begins_anew(store: LightningStore) -> None:
-    for _ in range(2):
-        run = await store.create_run("again", {}, run_id="again")
-        [resource] = await store.put_resources([Resource(run_id="again", name="default", kind="policy", value={})])
-        assert resource.version == 1
-        [rollout] = await store.enqueue(some(run.id, 1))
-        [claim] = await store.claim(a_worker(run.id))
-        assert claim.rollout.id == rollout.id
-        await store.finish([ending(claim)])
-        [done] = await store.wait(run.id, timeout_s=0)
-        assert done.finished_seq == 1
-        assert [resource.version for resource in await store.wait_resources(run.id, {}, timeout_s=0)] == [1]
-        await store.delete_runs(["again"])
-
-
 async def test_whoever_writes_to_a_deleted_run_hears_that_it_is_gone(store: LightningStore) -> None:
     claims = await full_run(store)
     claim, run_id = claims[0], claims[0].rollout.run_id
