@@ -31,7 +31,7 @@ def flat(advantages: list[list[float]]) -> list[float]:
 
 def of(rule: str, rewards: list[float]) -> list[float]:
     """Advantages of one group of one-call rollouts under uniform credit, the batch's part included."""
-    values = ADVANTAGES[rule]([[reward] for reward in rewards], rewards, True)
+    values = ADVANTAGES[rule]([[reward] for reward in rewards], rewards)
     return flat(whole(rule, values))
 
 
@@ -47,7 +47,7 @@ def test_grpo_of_one_success_in_four() -> None:
 
 
 def test_grpo_without_the_deviation_subtracts_the_mean() -> None:
-    assert grpo([[1.0], [0.0], [0.0], [0.0]], [1.0, 0.0, 0.0, 0.0], False) == [[0.75], [-0.25], [-0.25], [-0.25]]
+    assert grpo([[1.0], [0.0], [0.0], [0.0]], [1.0, 0.0, 0.0, 0.0], divide=False) == [[0.75], [-0.25], [-0.25], [-0.25]]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_maxrl_refuses_negative_rewards() -> None:
 @pytest.mark.parametrize("reward", [0.0, 0.1, 0.7, 1.0, 3.3])
 @pytest.mark.parametrize("size", [1, 3, 7, 8])
 def test_a_group_of_equal_rewards_has_advantages_of_exactly_zero(rule: str, reward: float, size: int) -> None:
-    assert ADVANTAGES[rule]([[reward, reward]] * size, [reward] * size, True) == [[0.0, 0.0]] * size
+    assert ADVANTAGES[rule]([[reward, reward]] * size, [reward] * size) == [[0.0, 0.0]] * size
 
 
 def test_a_batch_of_equal_rewards_has_advantages_of_exactly_zero() -> None:
@@ -119,7 +119,7 @@ def test_a_batch_of_equal_rewards_has_advantages_of_exactly_zero() -> None:
 @pytest.mark.parametrize("rule", sorted(set(ADVANTAGES) - set(WHITENED)))
 def test_a_rollout_with_more_calls_weighs_no_more(rule: str) -> None:
     def advantages(calls: int) -> list[list[float]]:
-        return ADVANTAGES[rule]([[1.0] * calls, [0.0], [0.25]], [1.0, 0.0, 0.25], True)
+        return ADVANTAGES[rule]([[1.0] * calls, [0.0], [0.25]], [1.0, 0.0, 0.25])
 
     few, many = advantages(1), advantages(9)
     assert many[0] == pytest.approx(few[0] * 9)
@@ -128,7 +128,7 @@ def test_a_rollout_with_more_calls_weighs_no_more(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", sorted(set(ADVANTAGES) - {"reinforce", "reinforce_pp"}))
 def test_a_call_without_a_share_is_compared_with_nothing(rule: str) -> None:
-    [[left_out, counted], _] = ADVANTAGES[rule]([[0.0, 1.0], [0.0]], [1.0, 0.0], True, [[0.0, 1.0], [1.0]])
+    [[left_out, counted], _] = ADVANTAGES[rule]([[0.0, 1.0], [0.0]], [1.0, 0.0], [[0.0, 1.0], [1.0]])
     assert left_out == 0.0
     assert counted > 0
 
@@ -178,14 +178,14 @@ def test_rloo_is_dr_grpo_stretched_by_the_size_of_the_group(values: list[float])
 def test_grpo_agrees_with_numpy(rewards: list[float]) -> None:
     values = np.array(rewards)
     expected = (values - values.mean()) / (values.std(ddof=1) + 1e-4)
-    got = ADVANTAGES["grpo"]([[reward] for reward in rewards], rewards, True)
+    got = ADVANTAGES["grpo"]([[reward] for reward in rewards], rewards)
     np.testing.assert_allclose(np.array(got)[:, 0], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_reinforce_is_the_credit_itself() -> None:
-    assert reinforce([[0.2, 0.7]], [1.0], True, [[0.0, 1.0]]) == [[0.2, 0.7]]
+    assert reinforce([[0.2, 0.7]], [1.0], [[0.0, 1.0]]) == [[0.2, 0.7]]
 
 
 def test_what_a_rule_says_of_calls_is_not_blown_up_where_all_rollouts_earned_the_same() -> None:
     # the deviation of the rewards is 0 there, and says nothing of how the calls differ
-    assert grpo([[0.25, -0.25], [0.0, 0.0]], [1.0, 1.0], True, [[0.0, 0.0], [0.0, 0.0]]) == [[0.25, -0.25], [0.0, 0.0]]
+    assert grpo([[0.25, -0.25], [0.0, 0.0]], [1.0, 1.0], [[0.0, 0.0], [0.0, 0.0]]) == [[0.25, -0.25], [0.0, 0.0]]

@@ -64,7 +64,7 @@ TOKEN_REWARDS, VALUES = [0.0, 0.0, 0.5, 0.0, 1.0], [0.1, 0.2, 0.3, 0.4, 0.5]
 
 
 def ours(rule: str, groups: list[list[float]], lengths: list[int]) -> list[Any]:
-    values = [row for rewards in groups for row in ADVANTAGES[rule]([[reward] for reward in rewards], rewards, True)]
+    values = [row for rewards in groups for row in ADVANTAGES[rule]([[reward] for reward in rewards], rewards)]
     if rule in WHITENED:
         return [value for row in whiten_batch(values, [[length] for length in lengths]) for value in row]
     return [value for row in values for value in row]

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithms.advantage import Grpo
 from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.credit.tree import RolloutTree
 from agentlightning.algorithms.critic import Gae
@@ -31,7 +30,6 @@ GROUP_SIZE = 4
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {},
-    "grpo, unscaled": {"advantage": Grpo(normalize_std=False)},
     "dr_grpo": {"advantage": "dr_grpo", "aggregation": FixedLength(length=64)},
     "rloo": {"advantage": "rloo"},
     "reinforce": {"advantage": "reinforce", "loss": "reinforce", "minibatches": 1},

@@ -1,12 +1,10 @@
 """Advantage estimators: the credits of a group to advantages, how much better than its group each call did.
 
 Statistics of a group are taken over rollouts, never over rows: a rollout with more calls must not weigh more. Those of
-REINFORCE++ are over the tokens of a step, as its paper has them. LightningRL drives it; the rules that need a critic are in
-`critic.py`. Knows nothing of losses.
+REINFORCE++ are over the tokens of a step. The rules that need a critic are in `critic.py`.
 
 A rule gets one credit per rollout and transition, one reward per rollout to take statistics of, and by `shares` how
-much of the baseline each credit is compared with (None: all of it). A call that a credit rule leaves out has credit 0
-and share 0.
+much of the baseline each credit is compared with (None: all). A call that a credit rule leaves out has credit and share 0.
 """
 
 from __future__ import annotations
@@ -15,9 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
 
-from agentlightning.algorithms.settings import AlgorithmPart
 from agentlightning.errors import RewardError
 
 PerToken = float | list[float]
@@ -25,15 +21,7 @@ PerToken = float | list[float]
 Credits = Sequence[Sequence[float]]
 """One number per rollout and transition."""
 AdvantageRule = Callable[..., list[list[float]]]
-"""(credits, reward by rollout, divide by the deviation?, shares) -> advantage by rollout and transition."""
-
-
-class Grpo(AlgorithmPart):
-    """Rewards compared within the group of a task; see `grpo`."""
-
-    type: Literal["grpo"] = "grpo"
-    normalize_std: bool = True
-    """Divide by the group's standard deviation."""
+"""(credits, reward by rollout, shares) -> advantage by rollout and transition."""
 
 
 EPSILON = 1e-4
@@ -43,39 +31,35 @@ WHITEN_EPSILON = 1e-8
 
 
 def grpo(
-    credits: Credits, rewards: Sequence[float], normalize_std: bool = True, shares: Credits | None = None
+    credits: Credits, rewards: Sequence[float], shares: Credits | None = None, *, divide: bool = True
 ) -> list[list[float]]:
     """(credit - mean of the rewards) / (standard deviation of the rewards + 1e-4), over the rollouts of one group.
 
     Shao et al. 2024, "DeepSeekMath" (arXiv 2402.03300), section 4.1.2, outcome supervision: Â = (r - mean(r)) / std(r).
     The paper leaves open which deviation; this is the sample one (n - 1), as in torch.std and so in TRL and verl. Rewards
     [1, 0, 0, 0] have mean 0.25 and sample deviation 0.5: advantages [1.5, -0.5, -0.5, -0.5] (less by the epsilon).
-    Without `normalize_std` the division is left out (Liu et al. 2025, "Dr. GRPO", arXiv 2503.20783): [0.75, -0.25, …].
+    Without `divide` the division is left out (Liu et al. 2025, "Dr. GRPO", arXiv 2503.20783): [0.75, -0.25, …].
 
     A group of one, or of equal rewards, has advantages of exactly 0 under uniform credit: `statistics` sums exactly.
     Nothing is divided there: what another credit rule says of calls in such a group would become ten thousand times itself.
     """
     scale = 1.0
-    if normalize_std:
+    if divide:
         deviation = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
         scale = deviation + EPSILON if deviation else 1.0
     return _compare(credits, [statistics.mean(rewards)] * len(rewards), scale, shares)
 
 
-def dr_grpo(
-    credits: Credits, rewards: Sequence[float], normalize_std: bool = True, shares: Credits | None = None
-) -> list[list[float]]:
+def dr_grpo(credits: Credits, rewards: Sequence[float], shares: Credits | None = None) -> list[list[float]]:
     """`grpo` without division, which favours tasks that are nearly solved or hopeless: [1, 0, 0, 0] -> [0.75, -0.25, …].
 
     Liu et al. 2025, "Understanding R1-Zero-Like Training" (arXiv 2503.20783), section 3.2, "GRPO done right". Its
     other half, a constant length in place of each completion's own, is the aggregation fixed_length.
     """
-    return grpo(credits, rewards, False, shares)
+    return grpo(credits, rewards, shares, divide=False)
 
 
-def rloo(
-    credits: Credits, rewards: Sequence[float], normalize_std: bool = True, shares: Credits | None = None
-) -> list[list[float]]:
+def rloo(credits: Credits, rewards: Sequence[float], shares: Credits | None = None) -> list[list[float]]:
     """credit - mean reward of the group's *other* rollouts: a baseline that does not contain the rollout itself.
 
     Ahmadian et al. 2024, "Back to Basics" (arXiv 2402.14740), equation 8 (Kool et al. 2019). [1, 0, 0, 0] has baselines
@@ -89,9 +73,7 @@ def rloo(
     return _compare(credits, [mean + (mean - reward) / others for reward in rewards], 1.0, shares)
 
 
-def reinforce(
-    credits: Credits, rewards: Sequence[float], normalize_std: bool = True, shares: Credits | None = None
-) -> list[list[float]]:
+def reinforce(credits: Credits, rewards: Sequence[float], shares: Credits | None = None) -> list[list[float]]:
     """The credit itself, without a baseline: [1, 0, 0, 0] -> [1, 0, 0, 0].
 
     Williams 1992, "Simple statistical gradient-following algorithms for connectionist reinforcement learning",
@@ -101,7 +83,7 @@ def reinforce(
 
 
 def reinforce_pp_baseline(
-    credits: Credits, rewards: Sequence[float], normalize_std: bool = True, shares: Credits | None = None
+    credits: Credits, rewards: Sequence[float], shares: Credits | None = None
 ) -> list[list[float]]:
     """credit - mean of the group; LightningRL then normalises over all tokens of the step (`whiten_batch`).
 
@@ -109,12 +91,10 @@ def reinforce_pp_baseline(
     deviation for all groups, so that no task weighs more because its rewards hardly differ. The mean over tokens that is
     subtracted then is not 0 where completions differ in length.
     """
-    return grpo(credits, rewards, False, shares)
+    return grpo(credits, rewards, shares, divide=False)
 
 
-def maxrl(
-    credits: Credits, rewards: Sequence[float], normalize_std: bool = True, shares: Credits | None = None
-) -> list[list[float]]:
+def maxrl(credits: Credits, rewards: Sequence[float], shares: Credits | None = None) -> list[list[float]]:
     """(credit - mean of the rewards) / mean of the rewards: [1, 0, 0, 0] -> [3, -1, -1, -1].
 
     Tajwar et al. 2026, "Maximum Likelihood Reinforcement Learning" (arXiv 2602.02710): the gradient of the log of the

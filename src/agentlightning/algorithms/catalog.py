@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from agentlightning.algorithms.advantage import Grpo
 from agentlightning.algorithms.credit import CREDIT
 from agentlightning.algorithms.credit.rule import Rule
 from agentlightning.algorithms.critic import Gae
@@ -74,7 +73,7 @@ SOURCES: Mapping[PluginKind, Mapping[str, str]] = MappingProxyType(
     }
 )
 """Source of every built-in part."""
-TABLES = {kind.model_fields["type"].default: kind for kind in (Grpo, Gae, PpoClip, Gspo, Cispo, FixedLength)}
+TABLES = {kind.model_fields["type"].default: kind for kind in (Gae, PpoClip, Gspo, Cispo, FixedLength)}
 """Built-in parts with settings, by name."""
 CLASSES = (LightningRL, SFT, RFT, Distill, DPO, KTO, *PROMPT_ALGORITHMS.values())
 

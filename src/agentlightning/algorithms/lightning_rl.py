@@ -19,7 +19,7 @@ from typing import Annotated, Any, cast
 from pydantic import NonNegativeFloat, PositiveInt
 
 from agentlightning.adapters.sequences import Aggregation, merge, spread, token_weights, until_last_signal
-from agentlightning.algorithms.advantage import ADVANTAGES, ALONE, WHITENED, Grpo, PerToken, rewards_to_go, whiten_batch
+from agentlightning.algorithms.advantage import ADVANTAGES, ALONE, WHITENED, PerToken, rewards_to_go, whiten_batch
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule
 from agentlightning.algorithms.credit.rule import Credit, CreditRule
 from agentlightning.algorithms.credit.tree import Independent, RolloutTree, trees_of
@@ -95,7 +95,7 @@ class LightningRL:
     credit: Annotated[NamedPart | str | Rule | CreditRule, Shorthand("type")] = "uniform"
     """Credit rule: a name in `credit.CREDIT`, ``file.py:name``, or the rule or function itself; a table holds its
     settings."""
-    advantage: Annotated[Grpo | Gae | NamedPart | str, PartChoice()] = "grpo"
+    advantage: Annotated[NamedPart | Gae | str, PartChoice()] = "grpo"
     """A name in `advantage.ADVANTAGES`, gae (a critic estimates what each call and token added), or a plug-in
     ``(groups, credits, *, settings)``; see `plugins.plugin_advantages`."""
     reward_weights: Mapping[str, float] | None = None
@@ -138,13 +138,8 @@ class LightningRL:
     def rule_settings(self) -> dict[str, Any]:
         """All settings of the credit rule. A tree's part of an advantage is divided by deviations if the group's part is."""
         if self.tree is not None:
-            return {"normalize_std": self.divides}
+            return {"divide": name_of(self.advantage) == "grpo"}
         return self.rule.settings(self.credit.settings if isinstance(self.credit, NamedPart) else {})
-
-    @property
-    def divides(self) -> bool:
-        """True where advantages are divided by the deviation of their group."""
-        return isinstance(self.advantage, Grpo) and self.advantage.normalize_std
 
     @property
     def tree(self) -> RolloutTree | None:
@@ -369,7 +364,7 @@ class LightningRL:
         shares = None
         if any(credit.shares is not None for credit in credits):
             shares = [[1.0] * len(credit.values) if credit.shares is None else credit.shares for credit in credits]
-        return ADVANTAGES[name_of(self.advantage)]([credit.values for credit in credits], scores, self.divides, shares)
+        return ADVANTAGES[name_of(self.advantage)]([credit.values for credit in credits], scores, shares)
 
     def _with_bonus(self, trajectory: Trajectory, credit: Credit, values: Sequence[PerToken]) -> list[PerToken]:
         solved = self.solved_bonus * trajectory.reward

@@ -1,9 +1,8 @@
 """Offline training: imitation of recorded rollouts, and preferences among them.
 
-The offline trainer drives it: candidates (recorded rollouts, by numbers and names alone) in, examples out. Pure: the same
-candidates give the same examples in the same order, so that a resumed run has the batches that it had. A completion is a
-whole rollout: all that the model wrote in it, over all its calls; everything else is context. Engines compute the losses
-(engines/losses.py); the same formulas stand here over plain numbers, for held-out examples, which need no gradient.
+Candidates (recorded rollouts, by numbers and names alone) in, examples out. Pure: the same candidates give the same examples
+in the same order. A completion is a whole rollout: all that the model wrote in it. Engines compute the losses
+(engines/losses.py); the same formulas stand here over plain numbers, for held-out examples.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class OfflineAlgorithm:
         raise NotImplementedError
 
     def is_held_out(self, task: str) -> bool:
-        """True where this task's examples are held out: decided by its content, so that a second run holds out the same."""
+        """True if this task's examples are held out: decided by its content, so that every run holds out the same."""
         place = int.from_bytes(blake2b(task.encode(), digest_size=6).digest()) / 2**48
         return place < self.held_out
 
@@ -134,8 +133,7 @@ class RFT(SupervisedAlgorithm):
 class Distill(SupervisedAlgorithm):
     """Distillation: imitate what a stronger model answered, rendered as this model's template writes it.
 
-    Kim and Rush (2016), Sequence-Level Knowledge Distillation, equation 6 (the teacher's samples in place of its
-    distribution): its text is enough, so that any model behind any API can be the teacher.
+    Kim and Rush (2016), Sequence-Level Knowledge Distillation, equation 6, with the teacher's samples.
     """
 
     name: ClassVar[str] = "distill"

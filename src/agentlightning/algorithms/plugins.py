@@ -1,8 +1,7 @@
 """Plug-ins of LightningRL besides credit rules: advantages and aggregations that it calls, losses that the learner calls.
 
 Each is a function whose keyword-only arguments are its settings, checked before anything starts; whatever it returns is
-checked before anything is trained on it. `code_loader` finds it: ``file.py:name``, ``package.module:name``, or an entry
-point.
+checked before anything is trained on it.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ def plugin_settings(kind: FunctionKind, name: str, given: Mapping[str, Any]) -> 
 
 
 def check_part(kind: FunctionKind, part: object, built_in: Collection[str]) -> None:
-    """ConfigError where a part without a table of its own is neither built in nor code, or has a setting that it does not
-    know."""
+    """ConfigError if a part without a table is neither built in nor code, or has a setting that it does not know."""
     if not isinstance(part, NamedPart):
         return
     if part.type not in built_in:

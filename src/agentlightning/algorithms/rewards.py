@@ -1,8 +1,7 @@
 """Reward of a rollout: named rewards weighed into one number, the treatment of a missing one, and a step's statistics.
 
-LightningRL applies it before credit. A reward is not known where the rollout has none, where it is no finite number,
-or where it came after the rollout had finished (the adapter leaves those out, so that a step that is executed again
-is the same step).
+A reward is not known if the rollout has none, if it is no finite number, or if it came after the rollout had finished (the
+adapter leaves those out, so that a step that is executed again is the same step).
 """
 
 from __future__ import annotations

@@ -43,27 +43,17 @@ class NamedPart(AlgorithmPart):
 
 
 class PartChoice(Tagged):
-    """Annotation of a setting that is one of several parts: ``Annotated[PpoClip | Gspo | NamedPart | str, PartChoice()]``.
+    """Annotation of a setting that is one of several parts: ``Annotated[PpoClip | Gspo | NamedPart | str, PartChoice()]``. A
+    function stands for the part that it is; with `NamedPart` in the union any other name is taken."""
 
-    A bare name or a function stands for the part with its defaults. With `NamedPart` in the union any other name is taken.
-    """
+    def __init__(self) -> None:
+        super().__init__(NamedPart)
 
-    def kinds(self, union: Any) -> dict[str, type[BaseModel]]:
-        """The tables of the annotated union by their `type`; for "" the one of further names."""
-        tables = [kind for kind in get_args(union) if isinstance(kind, type) and issubclass(kind, AlgorithmPart)]
-        return {kind.model_fields["type"].default if kind is not NamedPart else "": kind for kind in tables}
-
-    def kind_of(self, union: Any, value: Any) -> str | None:
-        """The `type` of a value; "" where it has no table of its own."""
-        kinds = self.kinds(union)
-        tag = value.get("type", next(iter(kinds))) if isinstance(value, dict) else getattr(value, "type", None)
-        return tag if tag in kinds or "" not in kinds or not isinstance(tag, str) else ""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        choices = {tag: handler.generate_schema(kind) for tag, kind in self.kinds(source).items()}
-        union = core_schema.tagged_union_schema(choices, lambda value: self.kind_of(source, value))
-        schema = core_schema.no_info_before_validator_function(_as_part, union)
-        return core_schema.nullable_schema(schema) if type(None) in get_args(source) else schema
+    def as_table(self, value: Any) -> Any:
+        """A name or a function as a table; a table whose `type` is a function with its name."""
+        if isinstance(value, Mapping):
+            return {**value, "type": code_name(value["type"])} if "type" in value else dict(value)
+        return value if isinstance(value, BaseModel | bool | int | float | list) else {"type": code_name(value)}
 
 
 class Shorthand:
@@ -78,13 +68,6 @@ class Shorthand:
 
         table = handler.generate_schema(get_args(source)[0])
         return core_schema.no_info_before_validator_function(as_table, table)
-
-
-def _as_part(value: Any) -> Any:
-    """A name or a function as a table; a table whose `type` is a function with its name."""
-    if isinstance(value, Mapping):
-        return {**value, "type": code_name(value["type"])} if "type" in value else dict(value)
-    return value if isinstance(value, BaseModel | bool | int | float | list) else {"type": code_name(value)}
 
 
 def name_of(part: object) -> str:
@@ -116,10 +99,7 @@ def _table_of(kind: type[DataclassInstance], where: str) -> type[BaseModel]:
 
 
 def check_settings(settings: DataclassInstance, where: str = "algorithm") -> None:
-    """Check the fields of a frozen dataclass as it is made; a list that stands for a tuple becomes one, and so on.
-
-    ConfigError, a sentence for each that is wrong.
-    """
+    """Check the fields of a frozen dataclass as it is made; a list for a tuple becomes one. ConfigError."""
     given = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}
     checked = parse_settings(_table_of(type(settings), where), given, where, ".")
     for name in given:
@@ -127,8 +107,8 @@ def check_settings(settings: DataclassInstance, where: str = "algorithm") -> Non
 
 
 def function_settings(function: Callable[..., Any], given: Mapping[str, Any], setting: str) -> dict[str, Any]:
-    """`given` checked against the keyword-only arguments of a function, which are its settings; those left out have their
-    defaults. ConfigError for an unknown or a wrong one. `setting` names the part, such as loss."""
+    """`given` checked against the keyword-only arguments of a function, which are its settings. ConfigError. `setting` names
+    the part, such as loss."""
     taken = {name: one for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY}
     annotations = {name: one.annotation for name, one in taken.items() if one.annotation is not one.empty}
     # Of these alone: other annotations may name what is imported for type checkers only.

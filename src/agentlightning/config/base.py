@@ -82,30 +82,33 @@ class Tagged:
     """Annotation of a setting that is one of several tables, told apart by `type`: ``Annotated[AdamW | Muon, Tagged()]``.
 
     Each table declares ``type: Literal["muon"] = "muon"``. A bare name, ``optimizer = "muon"``, is the table with its
-    defaults; a table without `type` is the first one. `other` is the table of every further name, such as a plug-in's.
+    defaults; a table without `type` is the first one. `other` is the table of every further name, such as a plug-in's. What
+    is no table in the union is for Python's type checker alone; None may be one of the choices.
     """
 
     def __init__(self, other: type[BaseModel] | None = None) -> None:
         self._other = other
 
     def kinds(self, union: Any) -> dict[str, type[BaseModel]]:
-        """The tables of the annotated union by their `type`."""
-        return {kind.model_fields["type"].default: kind for kind in get_args(union) if kind is not self._other}
+        """The tables of the annotated union by their `type`; for "" `other`."""
+        tables = [kind for kind in get_args(union) if isinstance(kind, type) and issubclass(kind, Table)]
+        return {"" if kind is self._other else kind.model_fields["type"].default: kind for kind in tables}
 
     def kind_of(self, union: Any, value: Any) -> str | None:
-        """The `type` that a value has; "" stands for `other`."""
+        """The `type` of a value; "" if it has no table of its own."""
         kinds = self.kinds(union)
         tag = value.get("type", next(iter(kinds))) if isinstance(value, dict) else getattr(value, "type", None)
-        return tag if self._other is None or tag in kinds or not isinstance(tag, str) else ""
+        return tag if tag in kinds or "" not in kinds or not isinstance(tag, str) else ""
+
+    def as_table(self, value: Any) -> Any:
+        """A bare name as a table."""
+        return {"type": value} if isinstance(value, str) else value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         choices = {tag: handler.generate_schema(kind) for tag, kind in self.kinds(source).items()}
-        if self._other is not None:
-            choices[""] = handler.generate_schema(self._other)
         union = core_schema.tagged_union_schema(choices, lambda value: self.kind_of(source, value))
-        return core_schema.no_info_before_validator_function(
-            lambda value: {"type": value} if isinstance(value, str) else value, union
-        )
+        schema = core_schema.no_info_before_validator_function(self.as_table, union)
+        return core_schema.nullable_schema(schema) if type(None) in get_args(source) else schema
 
 
 def parse_settings(kind: type[T], table: dict[str, Any], where: str, separator: str = ": ") -> T:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.advantage import Grpo
 from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.credit.decisive import decisive, decisiveness
 from agentlightning.algorithms.credit.keys import answer_key
@@ -56,7 +55,7 @@ def test_actions_that_never_repeat_tell_nothing_and_leave_uniform_credit() -> No
 
 
 def test_a_plan_trains_the_call_that_decides_more() -> None:
-    algorithm = LightningRL(credit="decisive", minibatches=1, advantage=Grpo(normalize_std=False))
+    algorithm = LightningRL(credit="decisive", minibatches=1, advantage="dr_grpo")
     [rows] = algorithm.plan([FIRST], seed=0).minibatches
     first = {row.rollout_id: row.advantages[-1] for row in rows if row.calls[0].endswith("/0")}
     assert first == pytest.approx({"a0": 0.95, "a1": 0.95, "a2": -0.95, "a3": -0.95})  # 1.9 × 0.5

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.advantage import Grpo, grpo
+from agentlightning.algorithms.advantage import grpo
 from agentlightning.algorithms.credit.tree import RolloutTree, tree, trees_of
 from agentlightning.training_types import Trajectory
 
 TREE = LightningRL(group_size=3, minibatches=1, rollouts=RolloutTree(roots=1))
-PLAIN = replace(TREE, advantage=Grpo(normalize_std=False))
+PLAIN = replace(TREE, advantage="dr_grpo")
 
 
 def fork(name: str, of: Trajectory, calls: int, reward: float, actions: str) -> Trajectory:

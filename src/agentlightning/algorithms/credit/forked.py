@@ -1,12 +1,9 @@
 """Forked credit: the value of a state is the mean return of rollouts that were put back into it and went on from there.
 
 After VinePPO (Kazemnejad et al. 2024, arXiv 2410.01679), whose Monte-Carlo estimate takes the place of a critic: V(s) is
-the mean return of auxiliary rollouts from s, and a step's advantage r + V(s') - V(s). We differ: a state is that of an agent
-before one of its calls, which a fork brings back; only the states around some chosen calls are forked; the rollout's own
-return counts among those of its states; values are drawn to the group's mean return; the first state has that mean itself,
-since all rollouts of a group began in it.
-
-`chosen_calls` says around which calls to fork; `trainer/credit_inputs.py` samples; `forked` is the rule over the returns.
+the mean return of auxiliary rollouts from s, and a step's advantage r + V(s') - V(s). We differ: only the states around some
+chosen calls are forked; the rollout's own return counts among those of its states; values are drawn to the group's mean
+return, which is the value of the first state. `trainer/credit_inputs.py` samples; `forked` is the rule over the returns.
 """
 
 from __future__ import annotations

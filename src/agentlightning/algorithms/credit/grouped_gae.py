@@ -3,8 +3,7 @@
 After GAGPO (Zhu et al. 2026, "Generalized Advantage Grouped Policy Optimization", arXiv 2605.13217): a non-parametric value
 of each state, the mean discounted return of the group's calls made in it, then TD errors and GAE over calls (Schulman et al.
 2016, arXiv 1506.02438, equations 11 and 16). We differ: a state that one rollout alone has seen has the value of its place,
-the mean over the group's t-th calls, since its own return as its value would leave no error; and the group's normalisation
-is the advantage rule's, the ratio the loss's.
+the mean over the group's t-th calls, since its own return as its value would leave no error.
 """
 
 from __future__ import annotations

@@ -2,11 +2,8 @@
 
 After RULER (OpenPipe 2025, "Relative Universal LLM-Elicited Rewards", in ART) and LLM-as-a-judge (Zheng et al. 2023,
 arXiv 2306.05685): a group's trajectories are scored against each other, from 0 to 1, in one request that holds what
-they have in common once. Only differences within a group mean anything, which is all that an advantage needs.
-
-`judge_groups` asks, through a client and a cache that are handed in; `judge` is the rule over the scores it returned.
-Replies are cached by the content of the request, before they are used: after a crash nothing is asked, or paid,
-again.
+they have in common once. `judge_groups` asks, through a client and a cache that are handed in; `judge` is the rule over its
+scores. Replies are cached by the content of the request before they are used: after a crash nothing is paid again.
 """
 
 from __future__ import annotations
@@ -71,8 +68,7 @@ def judge(
 ) -> list[list[Credit]]:
     """The score for each transition: of two rollouts with scores 0.9 and 0.1 the calls get 0.9 and 0.1.
 
-    The settings are for whoever asks: `url` is the judge's, up to its /v1, `key_env` names the environment variable with
-    its key.
+    The settings are for `judge_groups`: `url` is the judge's, up to its /v1, `key_env` names the variable with its key.
     """
     scores = evidence.scores
     return [

@@ -24,11 +24,9 @@ def prompt_key(transition: Transition) -> Hashable:
 
 
 def observation_key(transition: Transition) -> Hashable:
-    """Hash of the agent, the task and the last observation: what its conversation began with, and what it was told since the
-    call before, whatever was said in between. Texts are compared without regard to white space, tool calls without their
-    ids; calls that are recorded without messages are compared by tokens. Of a conversation's first call all of the prompt
-    counts; of one that goes on from a summary, what the first conversation did not begin with, without the summary's text:
-    the state is the one that was compacted, however it was told."""
+    """Hash of the agent, the conversation's first messages, and those since the call before. Texts are compared without
+    white space, tool calls without their ids, calls recorded without messages by tokens. After a compaction the state is
+    the one that was compacted, without the summary's text."""
     first = transition.origin
     parts: list[Any] = [first] if first is transition else [first, transition]
     shown = [_normalised(part.messages) if first.messages else part.suffix_ids for part in parts]

@@ -3,12 +3,9 @@
 Return decomposition by least squares: Efroni, Merlis & Mannor 2021, "Reinforcement Learning with Trajectory Feedback"
 (arXiv 2008.06036), section 3: ŵ = (ΦᵀΦ + λI)^-1 Φᵀ R, where a row of Φ is the sum of the features of a trajectory's
 calls. As in Arjona-Medina et al. 2019, "RUDDER" (arXiv 1806.07857), section 3, a call's credit is the change of the
-predicted return from before the call to the prompt of the next one, so that what a prompt reveals is credited to the call
-that led there; and what the head leaves unexplained is spread evenly, so that a rollout's credits add up to its reward
-(return equivalence). Everything is relative to the group: rewards and features less their means.
-
-It has no state and no randomness: the head is fitted to the groups of each step, so that a step that is executed again gets
-the same credit.
+predicted return from before the call to the prompt of the next one; what the head leaves unexplained is spread evenly, so
+that a rollout's credits add up to its reward. Everything is relative to the group. The head is fitted to the groups of each
+step, without state or randomness: a step that is executed again gets the same credit.
 """
 
 from __future__ import annotations
@@ -210,10 +207,8 @@ def _tokens(name: bytes, ids: Sequence[int]) -> Part:
 
 
 def _hashed(parts: Sequence[Part]) -> Features:
-    """Feature hashing with signs (Weinberger et al. 2009): features that share a column cancel on average.
-
-    A part's name is hashed once, and its ids are mixed with that (splitmix64, Steele et al. 2014).
-    """
+    """Feature hashing with signs (Weinberger et al. 2009): features that share a column cancel on average. A part's name is
+    hashed once, and its ids are mixed with that (splitmix64, Steele et al. 2014)."""
     numpy = _numpy()
     where, what = [], []
     for name, ids, value in parts:

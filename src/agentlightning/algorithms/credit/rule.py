@@ -1,7 +1,6 @@
 """The interface of a credit rule: a function with settings, called for a trajectory, for a group, or once for a whole step.
 
-The rules of this folder and a user's own are made here, by `credit_rule`; LightningRL drives them through `Rule.credits`.
-Knows nothing of what a rule does; whatever it returns is checked before anything is trained on it.
+Rules are made here, by `credit_rule`; LightningRL drives them through `Rule.credits`, which checks whatever they return.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ Each = Literal["trajectory", "group", "step"]
 HISTORY = 4
 """Earlier steps that a rule of `needs` "history" is given where it has no setting of that name."""
 SCORE_DIGITS = 10
-"""Decimals of a score that are compared: step rewards that add up to 0, as shaping ones do, leave rounding errors, which
-would be all that equal rewards differ by, and what advantages are divided by."""
+"""Decimals of a score that are compared: step rewards that add up to 0 leave rounding errors, which advantages would be
+divided by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +31,7 @@ class Credit:
     values: list[float]
     """The reward of each call, in units of the rollout's reward."""
     shares: list[float] | None = None
-    """The share of its group's baseline that each call is compared with: 0 for a value that is a difference already. None:
-    1."""
+    """The share of its group's baseline that each call is compared with: 0 for a difference already. None: 1."""
     bonus: list[float] | None = None
     """Added to the advantage as it is."""
     score: float | None = None
@@ -48,8 +46,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The inputs of a rule besides the groups of the step. The same evidence gives the same credit: steps are
-    executed again."""
+    """The inputs of a rule besides the groups of the step. The same evidence gives the same credit."""
 
     history: Sequence[Sequence[Trajectory]] = ()
     """Groups of earlier steps, oldest first."""
@@ -98,8 +95,7 @@ class Rule:
     def credits(
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence, settings: Mapping[str, Any]
     ) -> list[list[Credit]]:
-        """Runs the rule. ConfigError where the rule returns something else than one finite number per
-        transition."""
+        """Runs the rule. ConfigError if it returns something else than one finite number per transition."""
         with boundary(f"credit rule {self.name!r}"):
             if self.each == "step":
                 returned = self.function(groups, evidence, **settings)

@@ -31,10 +31,7 @@ class Independent(AlgorithmPart):
 
 class RolloutTree(AlgorithmPart):
     """Rollouts of a group that are sampled as trees: some begin it, the others are forked from them and share the calls
-    before that place. M roots, and in each of L rounds N forks in each tree, make M × (1 + L × N) rollouts.
-
-    The trainer samples by these numbers; calls get the credit `tree`.
-    """
+    before that place. M roots, and in each of L rounds N forks in each tree, make M × (1 + L × N) rollouts."""
 
     type: Literal["tree"] = "tree"
     roots: PositiveInt = 2
@@ -70,7 +67,7 @@ class RolloutTree(AlgorithmPart):
 
 
 @credit_rule("tree", each="group", reads_steps=False)
-def tree(group: Sequence[Trajectory], *, normalize_std: bool = True) -> list[Credit]:
+def tree(group: Sequence[Trajectory], *, divide: bool = True) -> list[Credit]:
     """The mean return of the rollouts that share the call, which the advantage compares with the group, plus the same
     number's comparison with its tree: (value - mean) / (deviation + 1e-4) over the returns of the tree.
 
@@ -89,7 +86,7 @@ def tree(group: Sequence[Trajectory], *, normalize_std: bool = True) -> list[Cre
     found = [Credit(values=[]) for _ in group]
     for members in _trees(paths):
         rewards = [group[place].reward for place in members]
-        within = grpo([values[place] for place in members], rewards, normalize_std)
+        within = grpo([values[place] for place in members], rewards, divide=divide)
         for place, bonus in zip(members, within, strict=True):
             found[place] = Credit(values=values[place], bonus=bonus)
     return found
