@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -12,9 +11,8 @@ from gateway_house import SERVER_KEY, House, path
 from hypothesis import strategies as st
 
 from agentlightning.gateway.app import App
-from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.proxy import UNKNOWN_ROUTE
-from agentlightning.records import Claim, Finish, Resource
+from agentlightning.records import Claim, Resource
 
 HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -87,14 +85,6 @@ async def test_calls_of_a_finished_attempt_are_refused_at_once(house: House) -> 
 
 def lease(claim: Claim) -> dict[str, Any]:
     return {"rollout_id": claim.lease.rollout_id, "attempt": claim.lease.attempt, "token": claim.lease.token}
-
-
-@pytest.mark.parametrize("where", ["/r/none/1/v1", "/r/01a1fb87-102d-74c1-aedc-82b9b8a4466d/1/v1", "/r/x/0/v1"])
-async def test_an_unknown_attempt_is_named_where_no_key_is_needed(house: House, where: str) -> None:
-    keyless = App(house.store)
-    reply = await house.http(keyless).post(f"{where}/chat/completions", json=HI)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_attempt")
-    await keyless.close()
 
 
 # --- wrong routes -----------------------------------------------------------------------------------------------------
@@ -213,14 +203,6 @@ async def test_a_policy_that_moved_is_followed(house: House) -> None:
     assert (await http.post(url, json=HI)).status_code == 200
 
 
-async def test_a_run_without_a_policy_says_so(house: House) -> None:
-    empty = House(house.store, house.engine, house.renderer, house.folder)
-    empty.run_id = (await house.store.create_run("no policy", {})).id
-    claim = await empty.claim()
-    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_policy")
-
-
 async def test_a_prompt_that_is_too_long_names_both_lengths(house: House) -> None:
     claim = await house.claim()
     message = "the prompt has 600 tokens, and the context of the model 512"
@@ -313,20 +295,3 @@ requests = st.one_of(
     anything,
     st.fixed_dictionaries({"messages": st.lists(message, max_size=3)}, optional=dict.fromkeys(FIELDS, anything)),
 )
-
-
-def test_a_chunked_body_is_put_together() -> None:
-    parts = [{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.request", "body": b"b"}]
-
-    async def receive() -> dict[str, Any]:
-        return parts.pop(0)
-
-    incoming = AgentRequest({"method": "POST", "path": "/v1/x", "headers": []}, receive)
-    assert asyncio.run(incoming.body()) == b"ab"
-
-
-async def test_a_lost_attempt_may_not_call_any_more(house: House) -> None:
-    claim = await house.claim()
-    await house.store.finish([Finish(lease=claim.lease, state="failed", error="x")])
-    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
-    assert reply.status_code == 410

@@ -84,18 +84,6 @@ async def test_another_picture_in_the_history_is_another_conversation(sighted: H
     assert two.fork_cause is not None
 
 
-async def test_a_gateway_that_was_restarted_continues_a_prompt_with_pictures(sighted: House) -> None:
-    claim = await sighted.claim()
-    messages = [user(chat_image(RED), "what is it ?")]
-    await post(sighted, claim, "chat/completions", {"messages": messages})
-    sighted.app = sighted.gateway()
-    messages += [{"role": "assistant", "content": "red"}, user("and that ?")]
-    await post(sighted, claim, "chat/completions", {"messages": messages})
-    one, two = await sighted.store.calls([claim.rollout.id])
-    assert (two.parent_id, two.images) == (one.id, [])
-    assert len(sighted.engine.requests[1]["content_parts"]) == 1
-
-
 ANTHROPIC = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": uri(RED).partition(",")[2]},
@@ -230,15 +218,6 @@ async def test_a_request_of_too_many_pixels_is_refused_before_one_is_decoded(sig
         await sighted.openai(claim).chat.completions.create(model="policy", messages=[user(*pictures)])
 
 
-async def test_a_conversation_that_is_continued_by_id_has_a_bounded_number_of_pictures(sighted: House) -> None:
-    claim = await sighted.claim()
-    shown = {"type": "input_image", "image_url": uri(RED)}
-    asked: dict[str, Any] = {"input": [{"role": "user", "content": [shown] * 33}]}
-    first = await post(sighted, claim, "responses", asked)
-    found = await post(sighted, claim, "responses", {**asked, "previous_response_id": first["id"]}, status=400)
-    assert found["error"]["message"].startswith("input: expected at most 64 images in all")
-
-
 @pytest.mark.parametrize("what", REFUSALS)
 async def test_what_is_no_picture_is_refused_by_field_and_nothing_is_fetched(sighted: House, what: str) -> None:
     part, field, said = REFUSALS[what]
@@ -246,11 +225,6 @@ async def test_what_is_no_picture_is_refused_by_field_and_nothing_is_fetched(sig
     assert error["param"] == field
     assert said in error["message"]
     assert not sighted.engine.requests
-
-
-async def test_a_request_has_a_bounded_number_of_pictures(sighted: House) -> None:
-    error = await refused(sighted, await sighted.claim(), *[chat_image(RED)] * 65)
-    assert "at most 64 images in one request, got 65" in error["message"]
 
 
 async def test_a_text_that_holds_the_placeholder_itself_is_refused(sighted: House) -> None:

@@ -27,7 +27,6 @@ from agentlightning.records import Call, Sampling, VersionSpan
 from agentlightning.runtime.children import listen
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
-from agentlightning.trainer.supervisor import Supervisor
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -60,16 +59,6 @@ def values(text: bytes | str) -> dict[str, float]:
     }
 
 
-def test_a_recorded_call_is_counted_with_its_tokens_its_time_and_its_version() -> None:
-    metrics = GatewayMetrics()
-    metrics.record(a_call())
-    seen = values(metrics.text())
-    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'recorded')]"] == 1
-    assert (seen["agl_prompt_tokens_total[]"], seen["agl_sampled_tokens_total[]"]) == (2, 3)
-    assert (seen["agl_call_seconds_count[]"], seen["agl_call_seconds_sum[]"]) == (1, 0.3)
-    assert seen["agl_policy_version[('policy', 'default'), ('run', 'run')]"] == 7
-
-
 def test_forks_are_counted_by_cause_with_what_they_leave_as_context() -> None:
     metrics = GatewayMetrics()
     metrics.record(a_call(fork_cause="history_cut", untrained_tokens=40))
@@ -84,17 +73,6 @@ def test_forks_are_counted_by_cause_with_what_they_leave_as_context() -> None:
     assert seen["agl_calls_total[('protocol', 'messages'), ('result', 'refused')]"] == 1
     assert seen["agl_external_calls_total[('model', 'judge'), ('result', 'failed')]"] == 1
     assert seen["agl_first_token_seconds_count[]"] == 1
-
-
-def test_engines_are_shown_as_they_are_when_somebody_looks() -> None:
-    metrics = GatewayMetrics()
-    engines = [("http://a", "up", 3), ("http://b", "down", 0)]
-    metrics.watch_engines(lambda: engines)
-    seen = values(metrics.text())
-    assert seen["agl_engine_state[('state', 'up'), ('url', 'http://a')]"] == 1
-    assert seen["agl_engine_calls_in_flight[('url', 'http://a')]"] == 3
-    engines.clear()
-    assert not any(name.startswith(("agl_engine_state", "agl_engine_calls")) for name in values(metrics.text()))
 
 
 def test_versions_of_old_runs_are_shown_no_longer() -> None:
@@ -287,37 +265,3 @@ async def test_a_server_that_is_told_to_end_finishes_its_stream_and_refuses_new_
     async with open_store(f"sqlite:///{tmp_path}/agl.db") as store:
         (call,) = await store.calls([claim.rollout.id])
         assert call.finish_reason == "stop"
-
-
-@pytest.mark.slow
-async def test_a_supervisor_gives_its_server_the_time_that_a_stream_takes(tmp_path: Path, house: House) -> None:
-    supervisor = Supervisor(tmp_path, f"sqlite:///{tmp_path}/agl.db", SERVER_KEY)
-    url = await supervisor.start_server()
-    house.engine.gate = asyncio.Event()
-    async with LightningStoreClient(url, SERVER_KEY) as store, httpx.AsyncClient(base_url=url, timeout=60) as http:
-        remote = House(store, house.engine, house.renderer, house.folder)
-        remote.run_id = (await store.create_run("ending", {})).id
-        await remote.serve_policy()
-        claim = await remote.claim()
-        response, events = await begin_stream(http, "/v1/chat/completions", claim.key)
-        stopping = asyncio.create_task(supervisor.stop())
-        await asyncio.sleep(12)  # longer than workers get, shorter than the server's grace period
-        house.engine.gate.set()
-        assert "data: [DONE]" in [line async for line in events]
-        await response.aclose()
-        await stopping
-    async with open_store(f"sqlite:///{tmp_path}/agl.db") as store:
-        assert len(await store.calls([claim.rollout.id])) == 1
-
-
-async def test_calls_that_take_longer_than_the_grace_period_are_ended(house: House) -> None:
-    house.engine.gate = asyncio.Event()
-    claim = await house.claim()
-    async with listening(house, grace_s=0.2) as (host, port, server), httpx.AsyncClient(timeout=60) as http:
-        url = f"http://{host}:{port}/v1/chat/completions"
-        _, events = await begin_stream(http, url, claim.key)
-        server.should_exit = True
-        with pytest.raises(httpx.TransportError):
-            _ = [line async for line in events]
-        house.engine.gate.set()
-    assert all(call.finish_reason != "stop" for call in await house.store.calls([claim.rollout.id]))

@@ -11,7 +11,6 @@ from gateway_house import END, House, path
 from scripted_engine import ScriptedEngine
 from toy_model import TEXTS, write_tokenizer
 
-from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.records import Call, Resource
 from agentlightning.rendering.renderer import Renderer
 
@@ -117,18 +116,3 @@ async def test_the_name_that_an_agent_gives_itself_is_recorded_with_its_calls(ho
     await said(house, claim, "policy", "hello", agent=" ")
     await said(house, claim, "policy", "there", agent="x" * 300)
     assert [call.agent for call in await calls_of(house, claim)] == ["writer", None, "x" * 200]
-
-
-async def test_calls_of_a_policy_that_other_gateways_took_are_read_when_it_is_first_asked_here(
-    house: House, critic: ScriptedEngine
-) -> None:
-    claim = await house.claim()
-    await said(house, claim, "critic", "hi")
-    attempts = AttemptCache(house.store)
-    attempts.expect([claim])
-    attempt = await attempts.running((claim.rollout.id, claim.lease.attempt))
-    await attempts.conversation(attempt, house.renderer, "default")
-    attempts.learn(await calls_of(house, claim))
-    renderer = await renderer_of(house, "critic")
-    (call,) = await calls_of(house, claim)
-    assert call.id in await attempts.conversation(attempt, renderer, "critic")

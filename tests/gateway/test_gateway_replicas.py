@@ -238,13 +238,3 @@ async def test_the_next_attempt_of_a_rollout_ends_the_one_before(house: House) -
     assert await known(attempts, second)
     with pytest.raises(ApiError, match="is over"):
         await known(attempts, first)
-
-
-async def test_a_gateway_that_only_heard_external_models_keeps_its_graph_for_the_policy(house: House) -> None:
-    (claim,) = await claimed(house, 1)
-    attempts = AttemptCache(house.store)
-    attempts.expect([claim])
-    attempt = await known(attempts, claim)
-    conversation = await attempts.conversation(attempt, None)
-    assert await attempts.conversation(attempt, house.renderer) is conversation
-    assert conversation.renderer is house.renderer

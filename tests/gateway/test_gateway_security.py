@@ -385,24 +385,6 @@ def test_commands_of_the_user_find_the_key_of_a_server_on_this_machine(tmp_path:
         server.close()
 
 
-def test_a_server_that_ends_takes_its_place_away_and_another_gets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    keys = {name: tmp_path / name for name in ("one", "other")}
-    made = {name: load_or_create_key(path) for name, path in keys.items()}
-    url = "http://127.0.0.1:8088"
-    with published("127.0.0.1", 8088, keys["one"]):
-        assert find_key(url) == made["one"]
-        with published("127.0.0.2", 8088, keys["other"]):  # of another address with this port: clients are told the key
-            assert find_key(url) == made["one"]
-    assert find_key(url) is None
-    with published("127.0.0.1", 8088, keys["other"]):
-        assert find_key(url) == made["other"]
-        for other in ("http://127.0.0.1:8089", "http://10.0.0.1:8088", "http://evil.example.com:8088", "sqlite:///x"):
-            assert find_key(other) is None
-
-
 def test_a_key_goes_to_the_address_of_its_server_and_to_no_other_with_that_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,20 +163,6 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
     return folder / "own.pem", folder / "own.key"
 
 
-async def test_a_store_client_verifies_by_the_environment_and_shows_its_certificate(
-    house: House, pems: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(pems / "ca.pem"))
-    async with served(house, tls=tls(pems, client_ca=True)) as place:
-        monkeypatch.setenv("AGL_TLS_CLIENT_CERT", str(pems / "worker.pem"))
-        with pytest.raises(ConfigError, match="AGL_TLS_CLIENT_CERT, AGL_TLS_CLIENT_KEY: expected both"):
-            async with LightningStoreClient(f"https://{place}", SERVER_KEY):
-                pass
-        monkeypatch.setenv("AGL_TLS_CLIENT_KEY", str(pems / "worker.key"))
-        async with LightningStoreClient(f"https://{place}", SERVER_KEY) as store:
-            assert [run.id for run in await store.runs()] == [house.run_id]
-
-
 @pytest.mark.parametrize(
     ("scheme", "variables", "todo"),
     [

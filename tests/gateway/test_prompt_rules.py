@@ -86,16 +86,6 @@ async def test_the_system_prompt_of_a_named_agent_is_replaced_in_every_protocol(
     assert NEW in house.renderer.decode(call.suffix_ids)
 
 
-async def test_an_agent_that_no_rule_names_keeps_its_prompt(house: House) -> None:
-    await ruled(house)
-    house.say("hello")
-    made = await claim(house)
-    for agent in (None, "reader", "agl.judge"):
-        await post(house, made, "v1/chat/completions", chat("Old.", f"hi {agent}"), agent)
-    assert [call.messages[0]["content"] for call in await calls(house, made)] == ["Old."] * 3
-    assert [call.request_fields for call in await calls(house, made)] == [{}] * 3
-
-
 async def test_calls_continue_exactly_even_where_the_agent_changes_its_own_prompt(house: House) -> None:
     await ruled(house, [{"template": "system", "agents": ["*"]}])
     house.say("one", "two", "three")

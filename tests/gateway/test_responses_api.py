@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gateway_house import House, path
-from openai import AsyncOpenAI, NotFoundError
+from gateway_house import House
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.responses import Response
 
 from agentlightning.records import Claim
@@ -44,6 +44,12 @@ async def test_a_stored_response_is_fetched_from_a_gateway_that_was_started_agai
     assert (await again.responses.retrieve(first.id)).to_dict() == first.to_dict()
 
 
+async def test_a_fetched_response_has_nothing_further_to_include(client: AsyncOpenAI) -> None:
+    first = await made(client)
+    with pytest.raises(BadRequestError, match=r"include.*: a stored response is returned as its request asked"):
+        await client.responses.retrieve(first.id, include=["message.output_text.logprobs"])
+
+
 @pytest.mark.parametrize("store", [None, True])
 async def test_a_response_is_continued_by_its_id_where_it_is_stored(client: AsyncOpenAI, store: bool | None) -> None:
     first = await made(client, **({} if store is None else {"store": store}))
@@ -62,25 +68,6 @@ async def test_a_response_that_was_not_to_be_stored_is_not_found(client: AsyncOp
         ):
             with pytest.raises(NotFoundError):
                 await attempt
-
-
-async def test_a_response_without_input_continues_the_one_before(client: AsyncOpenAI, run: Claim, house: House) -> None:
-    first = await made(client)
-    given = {"model": "policy", "previous_response_id": first.id}
-    second, counted = [
-        await house.http().post(f"{path(run)}/v1/{route}", json=given)
-        for route in ("responses", "responses/input_tokens")
-    ]
-    assert second.json()["usage"]["input_tokens"] == counted.json()["input_tokens"]
-    one, two = await house.store.calls([run.rollout.id])
-    assert (two.parent_id, two.fork_cause) == (one.id, None)
-
-
-async def test_the_input_of_a_response_is_counted_before_it_is_made(client: AsyncOpenAI) -> None:
-    counted = await client.responses.input_tokens.count(model="policy", input="Hi", instructions="Be brief.")
-    first = await made(client, instructions="Be brief.")
-    assert first.usage is not None
-    assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
 
 
 # --- item references ----------------------------------------------------------------------------------------------------

@@ -58,25 +58,51 @@ async def test_streamed_chunks_have_the_same_ids_the_prompts_only_first(house: H
     assert "".join(chunk["choices"][0]["delta"]["content"] or "" for chunk in chunks) == "It is "
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_completions_have_ids_in_their_choices(house: House, stream: bool) -> None:
+@pytest.mark.parametrize("protocol", ["chat", "completions"])
+async def test_prompt_logprobs_have_a_table_for_every_token_but_the_first(house: House, protocol: str) -> None:
     claim = await house.claim()
-    asked = {**IDS, "return_tokens_as_token_ids": True}
-    answer: Any = await house.openai(claim).completions.create(
-        model="policy", prompt="The weather is", logprobs=1, stream=stream, extra_body=asked
-    )
-    chunks = [chunk async for chunk in answer] if stream else [answer]
+    if protocol == "chat":
+        tables = (await chat(house, claim, prompt_logprobs=1))["prompt_logprobs"]
+    else:
+        answer = await house.http().post(
+            f"{path(claim)}/v1/completions", json={"model": "policy", "prompt": "The weather is", "prompt_logprobs": 1}
+        )
+        tables = answer.json()["choices"][0]["prompt_logprobs"]
     call = await the_call(house, claim)
-    assert chunks[0].choices[0].prompt_token_ids == call.suffix_ids
-    assert [index for chunk in chunks for index in chunk.choices[0].token_ids] == call.sampled_ids
-    named = [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens]
-    assert named == [f"token_id:{index}" for index in call.sampled_ids]
+    assert tables[0] is None
+    text = house.renderer.token_text
+    assert tables[1:] == [
+        {
+            str(index): {"logprob": -0.5, "rank": 2, "decoded_token": text(index)},
+            str(index + 1): {"logprob": -0.25, "rank": 1, "decoded_token": text(index + 1)},
+        }
+        for index in call.suffix_ids[1:]
+    ]
+
+
+async def test_prompt_logprobs_are_asked_for_once_however_many_samples(house: House) -> None:
+    await chat(house, await house.claim(), n=3, prompt_logprobs=0)
+    asked = sorted("prompt_logprobs" in request["sampling_params"] for request in house.engine.requests)
+    assert asked == [False, False, True]
+
+
+async def test_an_engine_that_gives_no_prompt_logprobs_is_named(house: House) -> None:
+    house.engine.raw = (
+        '{"choices": [{"token_ids": [2], "logprobs": {"content": [{"logprob": -1}]}, "finish_reason": "stop"}]}'
+    )
+    answer = await house.http().post(
+        f"{path(await house.claim())}/v1/chat/completions",
+        json={"model": "policy", "messages": QUESTION, "prompt_logprobs": 1},
+    )
+    assert answer.status_code == 502
+    assert "was asked for prompt_logprobs of" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
     "asked",
     [
         {"top_logprobs": -1, "logprobs": True},
+        {"prompt_logprobs": 1, "stream": True},
         {"return_token_ids": "yes"},
     ],
 )
@@ -87,19 +113,11 @@ async def test_what_cannot_be_given_is_refused_by_name(house: House, asked: dict
     assert refused.value.param == next(iter(asked))
 
 
-async def test_the_whole_vocabulary_is_refused_with_the_bound(house: House) -> None:
-    body = {"model": "policy", "prompt": "hi", "logprobs": -1}
-    answer = await house.http().post(f"{path(await house.claim())}/v1/completions", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == ("logprobs: expected a whole number from 0 to 20, got -1")
-
-
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("bad_words", ["no"]),
-        ("prompt_logprobs", 1),
         ("request_id", "r"),
         ("return_prompt_text", True),
         ("thinking_token_budget", 9),
@@ -120,14 +138,6 @@ async def test_vllms_fields_that_are_not_served_are_refused_by_name(
     )
     assert answer.status_code == 400
     assert name in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("name", ["return_token_ids", "return_tokens_as_token_ids"])
-async def test_protocols_without_a_place_for_ids_refuse_them(house: House, name: str) -> None:
-    claim = await house.claim()
-    asked = {name: True}
-    answer = await house.http().post(f"{path(claim)}/v1/responses", json={"model": "policy", "input": "hi", **asked})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -38,12 +38,25 @@ async def both(house: VllmHouse, claim: Claim, route: str, asked: dict[str, Any]
     return own.text, ours.text
 
 
-async def test_chat_has_the_same_ids_and_names(vllm_house: VllmHouse) -> None:
+def same_tables(own: list[Any], ours: list[Any]) -> None:
+    """The same tokens at every place of the prompt, with the same ranks and texts."""
+    assert own[0] is ours[0] is None
+    for theirs, mine in zip(own[1:], ours[1:], strict=True):
+        assert list(theirs) == list(mine)
+        for index, entry in theirs.items():
+            assert entry["rank"] == mine[index]["rank"]
+            # A part of a character has a text only where vLLM finds the rest of it in the tokens before.
+            assert mine[index]["decoded_token"] in ("", entry["decoded_token"])
+            assert mine[index]["logprob"] == pytest.approx(entry["logprob"], abs=1e-4)
+
+
+async def test_chat_has_the_same_ids_names_and_prompt_logprobs(vllm_house: VllmHouse) -> None:
     claim = await vllm_house.claim(sampling=GREEDY)
-    answers = await both(vllm_house, claim, "chat/completions", CHAT)
+    answers = await both(vllm_house, claim, "chat/completions", {**CHAT, "prompt_logprobs": 2})
     own, ours = map(json.loads, answers)
     assert ours["prompt_token_ids"] == own["prompt_token_ids"]
     assert ours["choices"][0]["token_ids"] == own["choices"][0]["token_ids"]
+    same_tables(own["prompt_logprobs"], ours["prompt_logprobs"])
     listed = [[entry["token"] for entry in body["choices"][0]["logprobs"]["content"]] for body in (own, ours)]
     assert listed[0] == listed[1]
     tops = [
@@ -53,13 +66,14 @@ async def test_chat_has_the_same_ids_and_names(vllm_house: VllmHouse) -> None:
     assert tops[0] == tops[1]
 
 
-async def test_completions_have_the_same_ids_and_names(vllm_house: VllmHouse) -> None:
+async def test_completions_have_the_same_ids_names_and_prompt_logprobs(vllm_house: VllmHouse) -> None:
     claim = await vllm_house.claim(sampling=GREEDY)
-    own, ours = map(json.loads, await both(vllm_house, claim, "completions", TEXT))
+    own, ours = map(json.loads, await both(vllm_house, claim, "completions", {**TEXT, "prompt_logprobs": 0}))
     theirs, mine = own["choices"][0], ours["choices"][0]
     for name in ("prompt_token_ids", "token_ids"):
         assert mine[name] == theirs[name]
     assert mine["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
+    same_tables(theirs["prompt_logprobs"], mine["prompt_logprobs"])
 
 
 @pytest.mark.parametrize(("route", "asked"), [("chat/completions", CHAT), ("completions", TEXT)])

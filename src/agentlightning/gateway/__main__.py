@@ -18,8 +18,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from agentlightning.errors import AgentLightningError, ConfigError, GatewayError, printable
 from agentlightning.gateway import log
@@ -29,7 +28,6 @@ from agentlightning.gateway.server_settings import ServerSettings, add_options, 
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.runtime.children import end_with_parent, hide_memory, keep_files_private, listen
 from agentlightning.runtime.watchdog import ChildHeartbeat, beat_to_parent
-from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
 from agentlightning.store.retention import KEEP_ALL, Keep, keep_pruned
@@ -70,7 +68,9 @@ def run(arguments: Sequence[str] | None = None) -> None:
     raise_file_limit()
     keep = Keep(days=options.keep_days, bytes=options.keep_bytes, record_days=options.keep_record_days)
     settings = read_options(options)  # before anybody is kept waiting by a server that ends at once
-    serve(store_url, _listener(options), given, keep, settings, beat_to_parent())
+    fd, host = options.fd, options.host
+    listener = _listen(host, options.port, "--port") if fd is None else socket.socket(fileno=fd)
+    serve(store_url, listener, given, keep, settings, beat_to_parent())
 
 
 def serve(
@@ -82,33 +82,28 @@ def serve(
     heartbeat: ChildHeartbeat | None = None,
 ) -> None:
     """Serve on a bound socket until a signal. `given_key` guards /api and opens a store of another server; without it a key
-    is made, and the store's found if it is of this machine. What is more than `keep` is deleted, once an hour."""
-    _run_until_signal(_watched(_serve(store_url, listener, given_key, keep, settings or ServerSettings()), heartbeat))
-
-
-def _run_until_signal(serving: Coroutine[Any, Any, None]) -> None:
+    is made, and the store's found if it is of this machine. Data beyond `keep` is deleted, once an hour."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)  # uvicorn raises it again once it has stopped; the store must still be closed then
+
+    async def serving() -> None:
+        beating = None if heartbeat is None else asyncio.create_task(heartbeat.follow_loop())
+        try:
+            await _serve(store_url, listener, given_key, keep, settings or ServerSettings())
+        finally:
+            if beating is not None:
+                beating.cancel()
+
     if sys.platform == "win32":
-        asyncio.run(serving)
+        asyncio.run(serving())
     else:
         import uvloop
 
-        uvloop.run(serving)
+        uvloop.run(serving())
 
 
 def _end(number: int, frame: object) -> None:
     raise SystemExit(0)
-
-
-async def _watched(serving: Coroutine[Any, Any, None], heartbeat: ChildHeartbeat | None) -> None:
-    """Serve, and tell the parent that the event loop turns."""
-    beating = None if heartbeat is None else asyncio.create_task(heartbeat.follow_loop())
-    try:
-        await serving
-    finally:
-        if beating is not None:
-            beating.cancel()
 
 
 async def _serve(
@@ -120,15 +115,21 @@ async def _serve(
 ) -> None:
     with ServerLock(store_url) as lock, contextlib.ExitStack() as stack:
         async with open_store(store_url, given_key) as store:
-            await _check(store)
-            tls = settings.tls is not None
-            server_key = given_key or stack.enter_context(made_key(store_url, tls, *listener.getsockname()[:2]))
+            if isinstance(
+                store, LightningStoreClient
+            ):  # it must be there and accept the key before anybody relies on it
+                await store.signing_secret()
+            address, port = listener.getsockname()[:2]
+            server_key = given_key or stack.enter_context(made_key(store_url, settings.tls is not None, address, port))
             sockets = [listener]
             if settings.metrics_port is not None:
-                sockets.append(_listen(str(listener.getsockname()[0]), settings.metrics_port, "--metrics-port"))
+                sockets.append(_listen(str(address), settings.metrics_port, "--metrics-port"))
             app = App(store, server_key, settings=settings, on_stop=lock.ending)
-            _spare_collections()
-            logging.getLogger("agentlightning.gateway").info("serving on %s port %s", *listener.getsockname()[:2])
+            # Calls leave hardly any cycles of garbage: looks for them, of 5 ms each, took a tenth of a call's time.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(5_000, 20, 100)
+            logging.getLogger("agentlightning.gateway").info("serving on %s port %s", address, port)
             if keep != KEEP_ALL:
                 app.background.start("pruning", lambda: keep_pruned(store, keep))
             await UvicornServer(app, settings=settings).serve(sockets=sockets)
@@ -149,29 +150,6 @@ def made_key(store_url: str, tls: bool, address: str, port: int) -> Iterator[str
             f"/api wants the key in {path}: {finding if is_loopback(here) else 'take it'} as {KEY_VARIABLE}\n"
         )
         yield key
-
-
-def _spare_collections() -> None:
-    """Look for cycles of garbage less often, and never in what was there at the start: a tenth of the time of a call.
-
-    Calls leave hardly any cycles and thousands of objects each, which reference counts free. A look at 5,000 objects stops
-    all calls for about 5 ms.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(5_000, 20, 100)
-
-
-async def _check(store: LightningStore) -> None:
-    """A store of another server must be there and accept the key before anybody relies on this gateway."""
-    if isinstance(store, LightningStoreClient):
-        await store.signing_secret()
-
-
-def _listener(options: argparse.Namespace) -> socket.socket:
-    if options.fd is not None:
-        return socket.socket(fileno=options.fd)
-    return _listen(options.host, options.port, "--port")
 
 
 def _listen(host: str, port: int, option: str) -> socket.socket:

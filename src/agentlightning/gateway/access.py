@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 Headers = Iterable[tuple[bytes, bytes]]
 Arguments = dict[str, Any]
 
-MAX_CACHED_ROLLOUTS = 65_536
+MAX_CACHED_ROLLOUTS = 8192
 """Rollouts whose runs are remembered."""
 
 
@@ -90,12 +90,13 @@ def _run(given: Arguments) -> Touched:
     return Touched(runs=[given["run_id"]])
 
 
-def _all_runs(_: Arguments) -> Touched:
-    return Touched(runs=[None])
-
-
 def _rollouts(given: Arguments) -> Touched:
     return Touched(rollouts=given["rollout_ids"])
+
+
+def _within(name: str) -> Callable[[Arguments], Touched]:
+    """The run of the argument of this name."""
+    return lambda given: Touched(runs=[given[name].run_id])
 
 
 def _model(given: Arguments) -> Touched:
@@ -105,7 +106,7 @@ def _model(given: Arguments) -> Touched:
 
 
 def _each(name: str, rollouts: bool = False) -> Callable[[Arguments], Touched]:
-    """Records, each of which names its run, and perhaps its rollout."""
+    """The run of each record, and its rollout."""
 
     def touched(given: Arguments) -> Touched:
         records = given[name]
@@ -125,6 +126,10 @@ def _finished(given: Arguments) -> Touched:
     )
 
 
+def _heartbeat(given: Arguments) -> Touched:
+    return Touched(runs=[given["worker"].run_id], rollouts={lease.rollout_id for lease in given["leases"]})
+
+
 def _created_token(given: Arguments) -> str | None:
     return None if given["role"] == "worker" else "role: a trainer makes tokens for workers of its run only"
 
@@ -137,22 +142,18 @@ RULES: Mapping[str, MethodRule] = {
     "update_run": _rule("trainer", _run),
     "runs": _rule(_ALL_READ, lambda given: Touched(runs=given["ids"]), "ids"),
     "enqueue": _rule("trainer", _each("rollouts")),
-    "claim": _rule("trainer worker", lambda given: Touched(runs=[given["worker"].run_id])),
-    "heartbeat": _rule(
-        "trainer worker",
-        lambda given: Touched(runs=[given["worker"].run_id], rollouts={lease.rollout_id for lease in given["leases"]}),
-    ),
+    "claim": _rule("trainer worker", _within("worker")),
+    "heartbeat": _rule("trainer worker", _heartbeat),
     "finish": _rule("trainer worker", _finished),
     "cancel": _rule("trainer", _rollouts),
-    "rollouts": _rule(_ALL_READ, lambda given: Touched(runs=[given["query"].run_id]), "query"),
-    "summaries": _rule(_ALL_READ, lambda given: Touched(runs=[given["query"].run_id]), "query"),
+    "rollouts": _rule(_ALL_READ, _within("query"), "query"),
+    "summaries": _rule(_ALL_READ, _within("query"), "query"),
     "count": _rule(_READ, _run),
     "attempts": _rule(_ALL_READ, _rollouts),
     "wait": _rule(_READ, _run),
     "workers": _rule(_READ, _run, "run_id"),
-    "append_calls": _rule(
-        "trainer", _each("calls", rollouts=True)
-    ),  # a worker that could would forge what is trained on
+    # A worker that could append calls would forge what is trained on.
+    "append_calls": _rule("trainer", _each("calls", rollouts=True)),
     "put_files": _rule(
         "trainer",
         lambda given: Touched(
@@ -179,7 +180,7 @@ RULES: Mapping[str, MethodRule] = {
     "close_step": _rule("trainer", _run),
     "steps": _rule(_READ, _run),
     "reopen_steps": _rule("trainer", _run),
-    "put_checkpoint": _rule("trainer", lambda given: Touched(runs=[given["checkpoint"].run_id])),
+    "put_checkpoint": _rule("trainer", _within("checkpoint")),
     "checkpoints": _rule(_READ, _run),
     "record_credit": _rule("trainer", _each("credits", rollouts=True)),
     "credit": _rule(_READ, _rollouts),
@@ -190,8 +191,8 @@ RULES: Mapping[str, MethodRule] = {
     "audit": _rule(_READ, _run, "run_id"),
     "put_model": _rule("trainer", _model),
     "models": _rule(_READ, _run, "run_id"),
-    "aliases": _rule("reader", _all_runs),
-    "wait_aliases": _rule("reader", _all_runs),
+    "aliases": _rule("reader", lambda _: Touched(runs=[None])),
+    "wait_aliases": _rule("reader", lambda _: Touched(runs=[None])),
 }
 """By method of the store. Left to admins: drop_records, delete_runs, expire_leases, mark_delivered, open_session,
 find_token, put_alias, signing_secret. Clients may call none: they ask the served model (sessions/)."""
@@ -297,10 +298,10 @@ class Authentication:
         self._store = store
         self.server_key = server_key
         self._now_ns = now_ns
-        self._tokens: TTLCache[str, Token | None] = TTLCache(MAX_CACHED_TOKENS, TOKEN_AGE_S, time.monotonic)
-        """By the hash of their secret; None where the store has none."""
-        self._reading: dict[str, asyncio.Future[Token | None]] = {}
-        """Reads under way: a crowd of requests with one token costs one."""
+        self._tokens: TTLCache[str, asyncio.Future[Token | None]] = TTLCache(
+            MAX_CACHED_TOKENS, TOKEN_AGE_S, time.monotonic
+        )
+        """Reads by the hash of the secret, done or under way: a crowd of requests with one token costs one."""
 
     async def caller(self, headers: Headers) -> Caller:
         """The caller of a request with these headers. Raises ServerKeyError."""
@@ -326,32 +327,19 @@ class Authentication:
     def forget(self) -> None:
         """A token was revoked, or got its run, through this server: each is read again when it comes next."""
         self._tokens.clear()
-        self._reading.clear()
 
     async def _valid(self, secret: str) -> Token:
         secret_hash = hash_of(secret)
-        token = self._tokens[secret_hash] if secret_hash in self._tokens else await self._read(secret_hash)
+        reading = self._tokens.get(secret_hash)
+        if reading is None or (reading.done() and (reading.cancelled() or reading.exception() is not None)):
+            reading = self._tokens[secret_hash] = asyncio.ensure_future(self._store.find_token(secret_hash))
+        token = await asyncio.shield(reading)
         if token is None:
             raise ServerKeyError(f"token: unknown to this server; {_WANTED}")
         if (ended := token.ended(self._now_ns())) is not None:
             when_ns = token.revoked_ns or token.expires_ns or 0
             when = f"{datetime.fromtimestamp(when_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
             raise ServerKeyError(f"token {token.id}: {ended} at {when}; have another made: agl tokens create")
-        return token
-
-    async def _read(self, secret_hash: str) -> Token | None:
-        reading = self._reading.get(secret_hash)
-        if reading is None:
-            reading = self._reading[secret_hash] = asyncio.ensure_future(self._store.find_token(secret_hash))
-        try:
-            token = await asyncio.shield(reading)
-        finally:
-            # A read that `forget` disowned is not remembered: it may have begun before the change.
-            current = self._reading.get(secret_hash) is reading
-            if current and reading.done():
-                del self._reading[secret_hash]
-        if current:
-            self._tokens[secret_hash] = token
         return token
 
 

@@ -125,7 +125,7 @@ class App:
             stopping=self._stopping,
             hooks=ApiHooks(
                 on_claim=self._attempts.expect,
-                on_end=self._attempts.forget,
+                on_end=self._ended,
                 on_calls=self._learn,
                 on_resources=self._watcher.forget,
             ),
@@ -182,6 +182,11 @@ class App:
         """Another gateway recorded these through this server."""
         self._attempts.learn(calls)
         self._limits.learn(calls)
+
+    def _ended(self, rollout_ids: set[str]) -> None:
+        """The attempts of these rollouts have ended."""
+        self._attempts.forget(rollout_ids)
+        self._limits.forget(rollout_ids)
 
     def _changed(self, run_id: str) -> None:
         """A run has new resources, or is not in use any more."""

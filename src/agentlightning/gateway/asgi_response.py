@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -36,6 +36,9 @@ SUBAGENT_HEADERS = (b"x-claude-code-agent-type", b"x-openai-subagent")
 
 SUBAGENT_ID_HEADER = b"x-claude-code-agent-id"
 """Header with Claude Code's id of the sub-agent, new for each: the name where its type is not sent."""
+
+AGENT_MARKS = frozenset((AGENT_HEADER, b"baggage", *SUBAGENT_HEADERS, SUBAGENT_ID_HEADER))
+"""Headers that may name the agent."""
 
 MAX_AGENT_CHARS = 200
 
@@ -68,78 +71,52 @@ class AgentRequest:
 
     __slots__ = (
         "_body", "_host", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_json", "is_retry",
-        "key", "length", "method", "model", "named", "path", "prompt", "query", "query_values", "route", "session",
+        "key", "length", "method", "model", "named", "path", "prompt", "query", "route", "session", "size",
         "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
         self._scheme: str = scope.get("scheme", "http")
-        self._host = ""
         self._body: bytes | None = None
-        self.length = 0
-        """Bytes of the body, as far as the request tells."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.client: str | None = scope["client"][0] if scope.get("client") else None
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         """The headers as received; names are in lower case."""
-        self.key: str | None = None
-        self.idempotency_key: str | None = None
-        self.is_retry = False
-        self.is_json = True
+        given = dict(self.headers)
+        if b"x-forwarded-for" in given or b"forwarded" in given:
+            self.client = ""  # through a proxy: no program of this machine, which needs no key
+        self._host = given.get(b"host", b"").decode("latin-1")
+        length = given.get(b"content-length", b"")
+        self.length = int(length) if length.isdigit() else 0
+        """Bytes of the body, as far as the request tells."""
+        self.size = 0
+        """Bytes of the body that was read."""
+        self.is_json = not given.get(b"content-type", b"").startswith((b"multipart/", b"application/x-"))
         """False where the request says that its body is something else."""
-        self.agent: str | None = None
-        """The name that the sub-agent behind the request gives itself, or that its trace's baggage gives it."""
+        self.is_retry = given.get(b"x-stainless-retry-count", b"0") != b"0"
+        idempotency_key, session = given.get(b"idempotency-key"), given.get(SESSION_HEADER, b"")
+        self.idempotency_key = None if idempotency_key is None else idempotency_key.decode("latin-1")
+        self.session = session.decode("latin-1").strip() or None
+        """The id that the request gives its session."""
+        self.traceparent = given.get(b"traceparent", b"")
+        self.agent = None if AGENT_MARKS.isdisjoint(given) else _agent(given, self.headers)
+        """The name of the sub-agent behind the request, by itself or by its trace's baggage."""
         self.prompt: JSON = {}
         """The system prompt that a rule put into the request: template, version, and the text that it replaced."""
-        self.session: str | None = None
-        """The id that the request gives its session."""
-        self.traceparent = b""
-        baggage = subagent = subagent_id = b""
-        for name, value in self.headers:
-            if name == b"authorization":
-                scheme, _, credentials = value.decode("latin-1").partition(" ")
-                if scheme.lower() == "bearer":
-                    self.key = credentials.strip()
-            elif name in (b"x-api-key", b"x-goog-api-key"):
-                self.key = self.key or value.decode("latin-1").strip()
-            elif name == b"x-stainless-retry-count":
-                self.is_retry = value != b"0"
-            elif name == b"idempotency-key":
-                self.idempotency_key = value.decode("latin-1")
-            elif name == AGENT_HEADER:
-                self.agent = value[:MAX_AGENT_CHARS].decode("latin-1").strip() or None
-            elif name == SESSION_HEADER:
-                self.session = value.decode("latin-1").strip() or None
-            elif name in SUBAGENT_HEADERS:
-                subagent = value
-            elif name == SUBAGENT_ID_HEADER:
-                subagent_id = value
-            elif name == b"traceparent":
-                self.traceparent = value
-            elif name == b"baggage":
-                baggage = value if not baggage else baggage + b"," + value
-            elif name == b"content-type":
-                self.is_json = not value.startswith((b"multipart/", b"application/x-"))
-            elif name == b"content-length":
-                self.length = int(value) if value.isdigit() else 0
-            elif name in (b"x-forwarded-for", b"forwarded"):
-                self.client = ""  # through a proxy, whoever it is: no program of this machine, which needs no key
-            elif name == b"host":
-                self._host = value.decode("latin-1")
-        if baggage and self.agent is None:
-            self.agent = baggage_agent(baggage)
-        if (subagent or subagent_id) and self.agent is None:
-            self.agent = shown_name((subagent or subagent_id).decode("latin-1"))
         self.named, rest = _split(self.path)
         self.model, self.route = _route(rest)
         """The model where the path names it, and what comes after /v1/ (None where the path is not of that form)."""
         query: bytes = scope.get("query_string", b"")
-        self.query_values = parse_qsl(query.decode("latin-1")) if query else []
-        """All names and values of the query; a list has its name several times."""
-        self.query = dict(self.query_values)
-        if self.key is None and self.model is not None:
+        self.query = dict(parse_qsl(query.decode("latin-1"))) if query else {}
+        self.key: str | None = None
+        scheme, _, credentials = given.get(b"authorization", b"").decode("latin-1").partition(" ")
+        if scheme.lower() == "bearer":
+            self.key = credentials.strip()
+        elif key := given.get(b"x-api-key") or given.get(b"x-goog-api-key"):
+            self.key = key.decode("latin-1").strip()
+        elif self.model is not None:
             self.key = self.query.get("key")
 
     async def body(self, take: Callable[[int], None] | None = None) -> bytes:
@@ -149,6 +126,7 @@ class AgentRequest:
             raise too_large(MAX_BODY_BYTES)
         if self._body is None:
             self._body = await read_body(self._receive, MAX_BODY_BYTES, BODY_TIMEOUT_S, take)
+            self.size = len(self._body)
         elif take is not None:
             take(len(self._body))
         return self._body
@@ -345,6 +323,16 @@ def _route(rest: str) -> tuple[str | None, str | None]:
     if rest.startswith("/v1beta/"):
         return None, rest[1:]
     return None, rest[4:] if rest.startswith("/v1/") and len(rest) > 4 else None
+
+
+def _agent(given: Mapping[bytes, bytes], headers: list[tuple[bytes, bytes]]) -> str | None:
+    """The name of the agent: of its own header, of baggage, or of the headers of coding agents."""
+    if name := given.get(AGENT_HEADER, b"")[:MAX_AGENT_CHARS].decode("latin-1").strip():
+        return name
+    if name := baggage_agent(b",".join(value for header, value in headers if header == b"baggage")) or "":
+        return name
+    found = next((given[header] for header in (*SUBAGENT_HEADERS, SUBAGENT_ID_HEADER) if given.get(header)), b"")
+    return shown_name(found.decode("latin-1"))
 
 
 def parent_span(traceparent: bytes, rollout_id: str, attempt: int) -> str | None:

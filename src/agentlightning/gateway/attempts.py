@@ -1,7 +1,7 @@
 """Running attempts: whose a request is, the conversations of an attempt, what a fork replays, refusals, and expired leases.
 
-Driven by the proxy for every request, so that keys are cached for good (a signature does not change) and attempts until this
-server sees them end, or for a few seconds where another server may end them. Knows nothing of messages.
+Driven by the proxy for every request, so that attempts are cached until this server sees them end, or for a few seconds
+where another server may end them. Knows nothing of messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ATTEMPT_AGE_S = 60.0
 SHARED_ATTEMPT_AGE_S = 5.0
 """The same where other servers share the store."""
 MAX_ATTEMPTS = 16_384
-"""Cached attempts, and keys: as many as a server has connections."""
+"""Cached attempts: as many as a server has connections."""
 MAX_READ_STATES = 256
 """States of rollouts per query."""
 MAX_CACHE_BYTES = 256 * 1024 * 1024
@@ -164,7 +164,7 @@ class _Attempts(LRUCache[str, TrackedAttempt]):
 
 
 class AttemptCache:
-    """Identities and running attempts, at most `limit` of each, with conversations of at most `max_bytes`.
+    """Running attempts, at most `limit`, with conversations of at most `max_bytes`.
 
     `shared`: other gateways record calls in the same store without telling this one. `keyless`: the server has no key, and
     callers of this machine need none either.
@@ -185,7 +185,6 @@ class AttemptCache:
         self._age_s = SHARED_ATTEMPT_AGE_S if shared else ATTEMPT_AGE_S
         self._max_bytes = max_bytes
         self._secret: bytes | None = None
-        self._keys: LRUCache[str, tuple[str, int]] = LRUCache(limit)
         self._attempts = _Attempts(limit)
         self._rewarding: LRUCache[str, bool] = LRUCache(limit)
         self._states: Coalescer[str, Rollout | None] = Coalescer(self._read_states, max_items=MAX_READ_STATES)
@@ -211,9 +210,11 @@ class AttemptCache:
                 )
             caller.set(named)
             return named
-        owner = self._keys.get(key)
+        if self._secret is None:
+            self._secret = await self._store.signing_secret()
+        owner = verify_key(self._secret, key)  # cheaper than a cache of all keys that ever called
         if owner is None:
-            owner = await self._verify(key)
+            raise _unauthorized("the key was not made by this server's store")
         caller.set(owner)
         if named is not None and named != owner:
             raise ApiError(
@@ -259,7 +260,6 @@ class AttemptCache:
             rollout, number = claim.rollout, claim.lease.attempt
             self._attempts.pop(rollout.id, None)
             self._attempts[rollout.id] = TrackedAttempt(rollout, number, now, complete=not self._shared)
-            self._keys[claim.key] = rollout.id, number
 
     def adopt(self, rollout: Rollout, number: int) -> TrackedAttempt:
         """The running attempt of a session that was read just now; what is known of its calls stays known."""
@@ -363,15 +363,6 @@ class AttemptCache:
         found = await self._store.rollouts(RolloutQuery(ids=sorted(set(rollout_ids))))
         by_id = {rollout.id: rollout for rollout in found}
         return [by_id.get(rollout_id) for rollout_id in rollout_ids]
-
-    async def _verify(self, key: str) -> tuple[str, int]:
-        if self._secret is None:
-            self._secret = await self._store.signing_secret()
-        owner = verify_key(self._secret, key)
-        if owner is None:
-            raise _unauthorized("the key was not made by this server's store")
-        self._keys[key] = owner
-        return owner
 
     async def _build(self, attempt: TrackedAttempt, renderer: Renderer | None, policy: str) -> Conversation:
         if policy in attempt.conversations or "" in attempt.conversations:

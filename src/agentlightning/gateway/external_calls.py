@@ -1,11 +1,9 @@
 """ExternalCalls: calls for models that are not trained: a judge, a user simulator, an embedding, a hosted policy.
 
-Driven by the proxy, which asks first whether a model name belongs to an external model of the run. The request goes out in
-its own protocol as it came, with the server's key in place of the attempt's; the answer comes back as it is, byte for byte,
-and its last bytes wait until the call is recorded. What is recorded has no tokens and is never trained on. A call that
-fails leaves a span; where limits count tokens, one that may cost something is recorded as well, since totals are those of
-the record. It knows no engine and no template, and of HTTP only the agent's side (external_client.py has the
-other).
+Driven by the proxy. The request goes out in its own protocol as it came, with the server's key in place of the attempt's;
+the answer comes back byte for byte, and its last bytes wait until the call is recorded. The record has no tokens and is
+never trained on. A call that fails leaves a span; where limits count tokens, one that may cost something is recorded as
+well. Knows no engine and no template.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from uuid_utils import uuid7
 
 from agentlightning.gateway.asgi_response import AgentResponse, end_within
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
-from agentlightning.gateway.call_job import AgentCall, CallJob
 from agentlightning.gateway.external_client import (
     Exchange,
     ExternalClient,
@@ -32,7 +29,7 @@ from agentlightning.gateway.external_client import (
 )
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.recorded import recorded_answer
-from agentlightning.gateway.policy.response_decoder import send_recorded
+from agentlightning.gateway.policy.response_decoder import AgentCall, CallJob, send_recorded
 from agentlightning.protocols import generate_content
 from agentlightning.protocols.base import ApiError, CompletionRequest
 from agentlightning.records import ABANDONED, JSON, Call, Sampling, Span
@@ -142,7 +139,6 @@ class ExternalCalls:
         except BaseException:
             replay.give_back(found)
             raise
-        self._learn(job, call)
         answer = recorded_answer([call], call.id, None)
         assert answer is not None
         await send_recorded(job.call, request, answer)
@@ -173,6 +169,7 @@ class ExternalCalls:
         response = await self._send_with_deadline(job, exchange)
         if response is None:
             await self._record(job, exchange, ABANDONED)
+            self._metrics.external(job.external.name, "abandoned")
         elif response.failure is None:
             await self._record(job, exchange, exchange.reader.finish_reason)
             await _deliver(job.call.reply, response)
@@ -222,34 +219,23 @@ class ExternalCalls:
     # --- what is kept -----------------------------------------------------------------------------------------------
 
     async def _record(self, job: _ExternalJob, exchange: Exchange, finish_reason: str) -> None:
-        """Make the call durable, then let later requests continue it."""
-        call = await self._append(job, exchange, finish_reason)
-        if finish_reason == ABANDONED:
-            self._metrics.external(job.external.name, "abandoned")
-            return
-        self._learn(job, call)
-
-    def _learn(self, job: _ExternalJob, call: Call) -> None:
-        self._metrics.external(job.external.name, "recorded" if call.replayed_id is None else "replayed")
-        job.conversation.record(job.plan, call.id, [], call.completion)
-        job.recorded = True
+        """Make the call durable, then let later requests continue it unless it was abandoned."""
+        used = _usage(exchange, finish_reason == ABANDONED, job.call.admission.counts_tokens)
+        await self._keep(job, job.record(exchange.reader.message, finish_reason, usage=used))
 
     async def _charge(self, job: _ExternalJob, exchange: Exchange) -> None:
-        """Record a call that failed where limits count its tokens and it may cost something."""
+        """Record a call that failed after the external model had begun to answer, where limits count its tokens."""
         if job.call.admission.counts_tokens and exchange.answered:
-            await self._append(job, exchange, ABANDONED)
-
-    async def _append(self, job: _ExternalJob, exchange: Exchange, finish_reason: str) -> Call:
-        """Write the record and count it."""
-        used = _usage(exchange, finish_reason == ABANDONED, job.call.admission.counts_tokens)
-        call = job.record(exchange.reader.message, finish_reason, usage=used)
-        await self._keep(job, call)
-        return call
+            await self._record(job, exchange, ABANDONED)
 
     async def _keep(self, job: _ExternalJob, call: Call) -> None:
         await self._store.append_calls([call])
         job.call.admission.record([call])
         self._metrics.record(call)
+        if call.finish_reason != ABANDONED:
+            self._metrics.external(job.external.name, "recorded" if call.replayed_id is None else "replayed")
+            job.conversation.record(job.plan, call.id, [], call.completion)
+            job.recorded = True
 
     async def _leave_span(self, job: _ExternalJob, status: int | None, error: str) -> None:
         """The trace of a call that was not answered; `status` where the external model gave one."""

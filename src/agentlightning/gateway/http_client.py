@@ -122,7 +122,8 @@ class HttpClient:
     def release(self, connection: HttpResponse) -> None:
         """Keep a connection for the next request, or close it where the response was not read to its end."""
         self._busy.discard(connection)
-        if not connection.reusable:
+        fits = connection.buffered <= MAX_BUFFERED  # else reading is paused
+        if not (connection.complete and connection.keeps_alive and fits) or connection.transport.is_closing():
             connection.transport.abort()
             return
         connection.idle_since = time.monotonic()
@@ -167,8 +168,8 @@ class HttpResponse(asyncio.Protocol):
         self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._lost: OSError | None = None
-        self._complete = True
-        self._keeps_alive = False
+        self.complete = True
+        self.keeps_alive = False
         self.status = 0
         self.headers: dict[str, str] = {}
         """By their names in lower case."""
@@ -180,9 +181,9 @@ class HttpResponse(asyncio.Protocol):
         self.has_head = False
         self.head_bytes = 0
         self._parts: list[bytes] = []
-        self._buffered = 0
+        self.buffered = 0
         self._waits_for_end = False
-        self._complete = False
+        self.complete = False
         self.transport.writelines(data)
 
     async def __aenter__(self) -> Self:
@@ -191,17 +192,11 @@ class HttpResponse(asyncio.Protocol):
     async def __aexit__(self, *_: object) -> None:
         self._client.release(self)
 
-    @property
-    def reusable(self) -> bool:
-        """True where the response was complete and another request may follow; beyond MAX_BUFFERED reading is paused."""
-        fits = self._buffered <= MAX_BUFFERED
-        return self._complete and self._keeps_alive and fits and not self.transport.is_closing()
-
     async def read(self) -> bytes:
         """The whole body. Raises OSError where it ends early, EngineError where it is too large."""
         if "content-encoding" not in self.headers:
             body = await self._receive(True)
-            if self._complete and not self._parts:
+            if self.complete and not self._parts:
                 return body
         else:
             body = b""
@@ -231,13 +226,13 @@ class HttpResponse(asyncio.Protocol):
         """The part of the body that has arrived, once there is something, or as much of the whole body as may be buffered;
         nothing at its end. Raises OSError."""
         self._waits_for_end = whole
-        while not self._complete and (not self._parts or (whole and self._buffered <= MAX_BUFFERED)):
+        while not self.complete and (not self._parts or (whole and self.buffered <= MAX_BUFFERED)):
             await self.wait()
         self._waits_for_end = False
         parts, self._parts = self._parts, []
-        if self._buffered > MAX_BUFFERED:
+        if self.buffered > MAX_BUFFERED:
             self.transport.resume_reading()
-        self._buffered = 0
+        self.buffered = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def wait(self) -> None:
@@ -264,15 +259,15 @@ class HttpResponse(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as cause:
             self._lost = ConnectionError(f"the response is not HTTP: {cause}")
             self.transport.abort()
-        wakes = self._complete or not self._waits_for_end or self._buffered > MAX_BUFFERED or self._lost is not None
+        wakes = self.complete or not self._waits_for_end or self.buffered > MAX_BUFFERED or self._lost is not None
         if wakes and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         delimited = "content-length" in self.headers or "transfer-encoding" in self.headers
         if self.has_head and not delimited and exc is None:
-            self._complete = True  # the end of the connection is the end of the body
-        self._keeps_alive = False
+            self.complete = True  # the end of the connection is the end of the body
+        self.keeps_alive = False
         self._lost = self._lost or (exc if isinstance(exc, OSError) else ConnectionError(CONNECTION_LOST))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -280,7 +275,7 @@ class HttpResponse(asyncio.Protocol):
     # --- by the parser ----------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if self._complete:  # it would be taken for the answer to the next request, or for a part of the last
+        if self.complete:  # it would be taken for the answer to the next request, or for a part of the last
             raise httptools.HttpParserError("there was no request for it")
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -289,17 +284,17 @@ class HttpResponse(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         self.has_head = self.status >= 200
-        self._keeps_alive = self._parser.should_keep_alive()
+        self.keeps_alive = self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
-        self._buffered += len(body)
-        if self._buffered > MAX_BUFFERED:
+        self.buffered += len(body)
+        if self.buffered > MAX_BUFFERED:
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
         if self.has_head:
-            self._complete = True
+            self.complete = True
         else:  # 100 Continue, say: the response is still to come
             self.headers = {}
 

@@ -313,6 +313,12 @@ class CallLimits:
         admission.take(-length)
         return admission
 
+    def forget(self, rollout_ids: Iterable[str]) -> None:
+        """These rollouts' attempts have ended; those beyond the third are forgotten when others come."""
+        for rollout_id in rollout_ids:
+            for number in (1, 2, 3):
+                self._attempts.drop((rollout_id, number))
+
     def learn(self, calls: Iterable[Call]) -> None:
         """Another gateway recorded these through this server."""
         for call in calls:
@@ -374,6 +380,10 @@ class LastUsed(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         return self._alive.get(key)
+
+    def drop(self, key: K) -> None:
+        """Forget the value of a key, unless a request under way holds it."""
+        self._recent.pop(key, None)
 
     def use(self, key: K) -> V:
         """The value of a key, a new one where none is known."""

@@ -1,10 +1,8 @@
 """Prometheus metrics of a server: the gateway's numbers and the store's, in one registry per app, so that two apps in a
 process do not add up.
 
-Driven by the proxy and the application; refuses to know what a call is beyond the record of it, and of a store more than its
-method `statistics`. A call that is recorded costs two or three microseconds: the children of every
-label are bound once. What changes seldom (engines, runs) is read when somebody looks; writes are counted once a commit, from
-the thread that makes it.
+Driven by the proxy and the application. What changes seldom (engines, runs) is read at a scrape; writes are counted once a
+commit, from the thread that makes it.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from cachetools import LRUCache
@@ -47,41 +46,24 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self._calls = Counter(
-            "agl_calls", "Model calls by wire format and result", ["protocol", "result"], registry=registry
+        counter, gauge, histogram = (partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram))
+        self._calls = counter("agl_calls", "Model calls by wire format and result", ["protocol", "result"])
+        self._external = counter("agl_external_calls", "Calls to external models", ["model", "result"])
+        self._forks = counter("agl_forks", "Prompts that do not continue a call, by cause", ["cause"])
+        self._versions = gauge("agl_policy_version", "Policy version that sampled last", ["run", "policy"])
+        self._seconds = histogram("agl_call_seconds", "Time from a request to its recorded answer", buckets=BUCKETS_S)
+        self.first_token = histogram(
+            "agl_first_token_seconds", "Time from a request to its first token", buckets=FIRST_TOKEN_S
         )
-        self._external = Counter(
-            "agl_external_calls", "Calls to external models", ["model", "result"], registry=registry
-        )
-        self._forks = Counter(
-            "agl_forks", "Prompts that do not continue a call, by cause", ["cause"], registry=registry
-        )
-        self._versions = Gauge(
-            "agl_policy_version", "Policy version that sampled last", ["run", "policy"], registry=registry
-        )
-        self._seconds = Histogram(
-            "agl_call_seconds", "Time from a request to its recorded answer", buckets=BUCKETS_S, registry=registry
-        )
-        self.first_token = Histogram(
-            "agl_first_token_seconds",
-            "Time from a request to its first token",
-            buckets=FIRST_TOKEN_S,
-            registry=registry,
-        )
-        self._prompt_tokens = Counter("agl_prompt_tokens", "Tokens of prompts", registry=registry)
-        self._sampled_tokens = Counter("agl_sampled_tokens", "Tokens sampled", registry=registry)
-        self._untrained_tokens = Counter(
-            "agl_untrained_tokens", "Sampled tokens that forks left as context only", registry=registry
-        )
-        self.in_flight = Gauge("agl_calls_in_flight", "Model calls being answered", registry=registry)
-        self.paused = Gauge("agl_calls_paused", "Model calls waiting for an engine", registry=registry)
-        self.hangs = Counter("agl_engine_hangs", "Times that an engine answered nothing any more", registry=registry)
-        self._spans = Counter("agl_spans", "Spans that were recorded", registry=registry)
-        self._broken_spans = Counter(
-            "agl_broken_spans",
-            "Spans that were mended, or of which nothing is left, by cause",
-            ["cause"],
-            registry=registry,
+        self._prompt_tokens = counter("agl_prompt_tokens", "Tokens of prompts")
+        self._sampled_tokens = counter("agl_sampled_tokens", "Tokens sampled")
+        self._untrained_tokens = counter("agl_untrained_tokens", "Sampled tokens that forks left as context only")
+        self.in_flight = gauge("agl_calls_in_flight", "Model calls being answered")
+        self.paused = gauge("agl_calls_paused", "Model calls waiting for an engine")
+        self.hangs = counter("agl_engine_hangs", "Times that an engine answered nothing any more")
+        self._spans = counter("agl_spans", "Spans that were recorded")
+        self._broken_spans = counter(
+            "agl_broken_spans", "Spans that were mended, or of which nothing is left, by cause", ["cause"]
         )
         self._by_result: dict[tuple[str, str], Counter] = {}
         self._last_versions: LRUCache[tuple[str, str], int] = LRUCache(MAX_POLICIES)

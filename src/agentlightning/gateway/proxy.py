@@ -2,7 +2,7 @@
 
 Driven by the ASGI app for paths under ``/r/{rollout}/{attempt}/v1`` (Google's protocol: ``…/v1beta``) and, with a key,
 under ``/v1``. It finds who calls and which model is meant, and puts whatever goes wrong into the shape of the protocol in
-use. A call of the policy goes to policy/calls.py, one of a configured external model to external/calls.py, traces to
+use. A call of the policy goes to policy/calls.py, one of a configured external model to external_calls.py, traces to
 otlp.py, which answers in OTLP's own terms.
 """
 
@@ -27,13 +27,14 @@ from agentlightning.errors import AgentLightningError, ConfigError, EngineError,
 from agentlightning.gateway.access import Authentication
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt, gateway_span, record_refusal
-from agentlightning.gateway.call_job import AgentCall
 from agentlightning.gateway.external_calls import ExternalCalls
+from agentlightning.gateway.external_client import ExternalModel
 from agentlightning.gateway.limits import CallLimits, LimitReachedError
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
+from agentlightning.gateway.policy.response_decoder import AgentCall
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols import (
     chat,
@@ -239,8 +240,12 @@ class Proxy:
         if incoming.model is not None:
             data = generate_content.with_route(data, incoming.model, _google_stream(incoming))
         model = data.get("model")
-        known = self._external.directory.models(attempt.rollout.run_id, call.resources)
-        external = known.find(model) if (known.exact or known.patterns) and isinstance(model, str) else None
+        external: ExternalModel | None = None
+        for resource in call.resources:
+            if resource.kind == "external":
+                known = self._external.directory.models(attempt.rollout.run_id, call.resources)
+                external = known.find(model) if isinstance(model, str) else None
+                break
         if external is None:
             if call.wire.NAME == responses.NAME:
                 data = await self._calls.stored.dereference(attempt, data)
@@ -255,9 +260,10 @@ class Proxy:
         if get and (named := _named_model(route)) is not None:
             await self._models(call, named)
         elif get and route.startswith("responses/"):
-            if incoming.query_values:
-                name = incoming.query_values[0][0]
-                raise ApiError(f"{name}: GET responses/ID takes no parameters; leave it out", param=name)
+            for name in incoming.query:
+                if name.removesuffix("[]") in ("include", "stream", "starting_after"):
+                    sentence = f"{name}: a stored response is returned as its request asked; leave it out"
+                    raise ApiError(sentence, param=name, code="unsupported_value")
             await reply.whole(200, await self._calls.stored.fetch(call, route.removeprefix("responses/")))
         elif incoming.method != "POST" or route not in OTHER_POSTS:
             await self._unknown(attempt, incoming)

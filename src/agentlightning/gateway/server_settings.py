@@ -1,7 +1,6 @@
-"""ServerSettings: what the operator of a server decides about it, from the options of ``agl serve``.
+"""ServerSettings: the operator's decisions about a server, from the options of ``agl serve``.
 
-Made by the server process, which reads the options, and by AgentLightningServer, which has the defaults. What would have no
-effect, or cannot be used, is refused here, before anything listens. Knows no route.
+What cannot be used is refused here, before anything listens. Knows no route.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.connection_limit import allowed_connections
@@ -58,28 +57,24 @@ class ServerSettings:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the server process, by the names that `agl serve` has for them."""
     limits = ServerLimits()
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--max-parallel-requests",
         type=int,
         default=limits.max_parallel_requests,
         help="requests of one attempt at a time",
     )
-    parser.add_argument(
-        "--max-request-bytes", type=int, default=limits.max_request_bytes, help="bytes of these requests together"
-    )
-    parser.add_argument(
-        "--external-key", action="append", default=[], metavar="VARIABLE=HOST", help="may be sent there; repeatable"
-    )
-    parser.add_argument("--max-connections", type=int, help="connections; default: as many as there are files for")
-    parser.add_argument("--tls-cert", type=Path, help="certificate (PEM)")
-    parser.add_argument("--tls-key", type=Path, help="its key (PEM)")
-    parser.add_argument("--tls-client-ca", type=Path, help="roots of the client certificates that /api asks for (PEM)")
-    parser.add_argument(
-        "--trusted-proxy", action="append", default=[], help="address or network of a proxy; repeatable"
-    )
-    parser.add_argument("--metrics-port", type=int, help="port of /metrics, which then wants no key")
-    parser.add_argument("--lease-s", type=float, default=LEASE_S, help="seconds of the leases that workers ask for")
-    parser.add_argument("--clients", help="module:name of the part that answers holders of clients' tokens")
+    add("--max-request-bytes", type=int, default=limits.max_request_bytes, help="bytes of these requests together")
+    repeated: Any = {"action": "append", "default": []}
+    add("--external-key", metavar="VARIABLE=HOST", help="may be sent there; repeatable", **repeated)
+    add("--max-connections", type=int, help="connections; default: as many as there are files for")
+    add("--tls-cert", type=Path, help="certificate (PEM)")
+    add("--tls-key", type=Path, help="its key (PEM)")
+    add("--tls-client-ca", type=Path, help="roots of the client certificates that /api asks for (PEM)")
+    add("--trusted-proxy", help="address or network of a proxy; repeatable", **repeated)
+    add("--metrics-port", type=int, help="port of /metrics, which then wants no key")
+    add("--lease-s", type=float, default=LEASE_S, help="seconds of the leases that workers ask for")
+    add("--clients", help="module:name of the part that answers holders of clients' tokens")
 
 
 def read_options(options: argparse.Namespace) -> ServerSettings:

@@ -84,6 +84,8 @@ class CompletionRequest:
     """Chat Completions only: the text that each choice begins with (`echo`)."""
     tokens_as_ids: bool = False
     """Log-probabilities name tokens ``token_id:17`` in place of their texts (return_tokens_as_token_ids)."""
+    prompt_logprobs: int | None = None
+    """Number of alternatives to list with each token of the prompt; None: no log-probabilities of the prompt."""
     planned_ids: list[int] | None = None
     """The prompt's ids, filled in by the gateway once they are known, where the response is to have them."""
     cached_tokens: int = 0
@@ -190,18 +192,26 @@ class Completion:
     """Reports of the request's context edits, as Anthropic writes them."""
     prompt_ids: tuple[int, ...] | None = None
     """The prompt's ids, where the request asks for them."""
+    prompt_logprobs: list[JSON | None] | None = None
+    """By token of the prompt a table of {logprob, rank, decoded_token} by id, None for the first; if asked for."""
     completed_s: int | None = None
     """Unix time at which its last token was sampled."""
 
     @property
     def sampled_tokens(self) -> int:
         """Sampled tokens of all choices."""
-        return sum([choice.sampled_tokens for choice in self.choices])
+        total = 0
+        for choice in self.choices:
+            total += choice.sampled_tokens
+        return total
 
     @property
     def reasoning_tokens(self) -> int:
         """Reasoning tokens of all choices."""
-        return sum([choice.reasoning_tokens for choice in self.choices])
+        total = 0
+        for choice in self.choices:
+            total += choice.reasoning_tokens
+        return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from agentlightning.protocols.base import (
     CompletionRequest,
     Delta,
     EventStream,
+    RequestImage,
     TokenLogprob,
     ToolDelta,
     assistant_message,
@@ -98,14 +99,15 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         raise expected("a list of at least one message", data.get("messages"), "messages")
     tools, other_tools = _tools(asked.tools)
     parse_tools, tool_call = tool_choice(data.get("tool_choice"), tools)
-    messages, images = take_images(
-        [
-            message
-            if len(message) == 2 and message.get("role") in ROLES and isinstance(message.get("content"), str)
-            else _message(message, f"messages[{index}]")  # most are plain: nothing else can be wrong with them
-            for index, message in enumerate(asked.messages)
-        ]
-    )
+    messages: list[JSON] = []
+    images: tuple[RequestImage, ...] = ()
+    plain = True
+    for index, message in enumerate(asked.messages):
+        if not (len(message) == 2 and message.get("role") in ROLES and isinstance(message.get("content"), str)):
+            message, plain = _message(message, f"messages[{index}]"), False
+        messages.append(message)  # most are plain: nothing else can be wrong with them
+    if not plain:
+        messages, images = take_images(messages)
     continues, generation_prompt = _continuation(asked)
     messages = fields.begun(messages) if continues else messages
     reasoning = asked.reasoning or {}
@@ -434,10 +436,13 @@ class _ChatEvents(openai_shapes.ChunkStream):
             said.append({"reasoning": delta.reasoning, "reasoning_content": delta.reasoning})
         if delta.content or ((delta.logprobs or delta.token_ids) and not said and not delta.tools):
             said.append({"content": delta.content})
-        said += ({"tool_calls": [_tool_delta(tool)]} for tool in delta.tools)
+        for tool in delta.tools:
+            said.append({"tool_calls": [_tool_delta(tool)]})
         if delta.last and (delta.tools or not said):
             said.append({})
-        parts: list[JSON] = [{"delta": one} for one in said]
+        parts: list[JSON] = []
+        for one in said:
+            parts.append({"delta": one})
         if delta.logprobs:
             parts[0]["logprobs"] = _logprobs(self._request, delta.logprobs)
         if delta.token_ids:
@@ -474,9 +479,12 @@ def _logprobs(request: CompletionRequest, tokens: tuple[TokenLogprob, ...] | Non
 
 
 def _prompt_details(request: CompletionRequest, completion: Completion) -> JSON:
-    if request.return_token_ids is None:
-        return {}
-    return {"prompt_token_ids": completion.prompt_ids if request.return_token_ids else None}
+    found: JSON = {}
+    if request.return_token_ids is not None:
+        found["prompt_token_ids"] = completion.prompt_ids if request.return_token_ids else None
+    if request.prompt_logprobs is not None:
+        found["prompt_logprobs"] = completion.prompt_logprobs
+    return found
 
 
 def _model(name: str, created_s: int) -> JSON:

@@ -96,7 +96,7 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
             "finish_reason": choice.finish_reason,
             **ids,
             "token_ids": choice.token_ids if request.return_token_ids else None,
-            "prompt_logprobs": None,
+            "prompt_logprobs": completion.prompt_logprobs,
         }
         for index, choice in enumerate(completion.choices)
     ]

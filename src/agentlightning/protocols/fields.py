@@ -85,6 +85,7 @@ class IdsRequest(SampledRequest, kw_only=True):
     stop_token_ids: TokenIds = None
     return_token_ids: Flag = None
     return_tokens_as_token_ids: Flag = None
+    prompt_logprobs: Alternatives = None
     stream_options: Record = None
     response_format: Record = None
     echo: Flag = None
@@ -110,7 +111,7 @@ ENGINE_PARAMS: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,), "logprob_token_ids": ([],), "prompt_embeds": ("", []), "kv_transfer_params": ({},),
     "ec_transfer_params": ({},), "mm_processor_kwargs": ({},), "vllm_xargs": ({},), "repetition_detection": ({},),
     "thinking_token_budget": (-1,), "watermarking": (False,), "stop_regex": ("", []), "lora_path": ("", []),
-    "prompt_logprobs": (),
+    
     "top_n_sigma": (0, -1), "mirostat": (0,), "dynatemp_range": (0,), "xtc_probability": (0,), "dry_multiplier": (0,),
 }  # fmt: skip
 """Sampling fields that the OpenAI APIs and the engines behind them (vLLM, SGLang, llama.cpp) take in common and that nobody
@@ -122,7 +123,7 @@ CHOICE_PARAMS: Mapping[str, tuple[Any, ...]] = {
 """Fields of Chat Completions and Completions: for the protocols that say these things otherwise, or not at all."""
 
 TOKEN_PARAMS: Mapping[str, tuple[Any, ...]] = {
-    "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "stop_token_ids": ([],),
+    "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "prompt_logprobs": (), "stop_token_ids": ([],),
 }  # fmt: skip
 """Fields in which vLLM's clients speak of ids: for the protocols that have no place for them."""
 
@@ -260,11 +261,17 @@ def forced(data: JSON) -> JSON:
 
 
 def token_options(asked: IdsRequest) -> dict[str, Any]:
-    """The fields of a CompletionRequest that ask for ids, as vLLM takes them."""
+    """The fields of a CompletionRequest that ask for ids, and for log-probabilities of the prompt, as vLLM takes them."""
+    if asked.prompt_logprobs is not None and asked.stream:
+        raise ApiError(
+            'prompt_logprobs: not available where "stream" is true, as with vLLM; ask for them without streaming',
+            param="prompt_logprobs",
+        )
     return {
         "stop_ids": bounded(asked.stop_token_ids, "stop_token_ids", MAX_STOPS),
         "return_token_ids": asked.return_token_ids,
         "tokens_as_ids": bool(asked.return_tokens_as_token_ids),
+        "prompt_logprobs": asked.prompt_logprobs,
     }
 
 

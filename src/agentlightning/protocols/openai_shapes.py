@@ -109,20 +109,20 @@ class ChunkStream(ABC):
     def chunk(self, index: int, part: JSON, finish_reason: str | None = None, **more: Any) -> bytes:
         """A chunk with this part of a choice, and with what else it has."""
         choice = {"index": index, **part, "logprobs": part.get("logprobs"), "finish_reason": finish_reason}
-        return sse_event({**self._frame, "choices": [choice], **self._counts(), **more})
+        counts = {} if self._sampled is None else self._counts(self._sampled)
+        return sse_event({**self._frame, "choices": [choice], **counts, **more})
 
     def _chunks(self, index: int, delta: Delta, finish_reason: str | None = None) -> list[bytes]:
         if self._sampled is not None:
             self._sampled[index] = delta.sampled_tokens
         parts = self.parts(index, delta)
-        return [
-            self.chunk(index, part, finish_reason if at == len(parts) else None) for at, part in enumerate(parts, 1)
-        ]
+        chunks = []
+        for at, part in enumerate(parts, 1):
+            chunks.append(self.chunk(index, part, finish_reason if at == len(parts) else None))
+        return chunks
 
-    def _counts(self) -> JSON:
-        if self._sampled is None:
-            return {}
-        tokens = sum(self._sampled.values())
+    def _counts(self, sampled: dict[int, int]) -> JSON:
+        tokens = sum(sampled.values())
         counts = {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": tokens,

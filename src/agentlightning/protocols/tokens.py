@@ -46,7 +46,7 @@ class ScoringRequest(Struct):
 
 FIELDS = frozenset(
     {
-        "model", "prompt_ids", "n", "max_tokens", "stop", "stop_token_ids", "seed", "stream",
+        "model", "prompt_ids", "n", "max_tokens", "stop", "stop_token_ids", "seed", "stream", "prompt_logprobs",
         "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
         "logit_bias", "structured_outputs", *fields.ENGINE_PARAMS,
     }
@@ -89,6 +89,8 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
         "choices": [_choice(index, choice) for index, choice in enumerate(completion.choices)],
         "usage": openai_shapes.usage(completion),
     }
+    if request.prompt_logprobs is not None:
+        told["prompt_logprobs"] = completion.prompt_logprobs
     return orjson.dumps(told)
 
 

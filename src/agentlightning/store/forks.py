@@ -1,7 +1,7 @@
 """Forks: rollouts that continue a recorded one after some of its calls.
 
 A fork's agent starts from the beginning. The gateway answers its first calls from the record, where they are the recorded
-ones, and samples from then on (gateway/replay.py): so any agent comes back into a state in which it was.
+ones, and samples from then on (gateway/attempts.py): so any agent comes back into a state in which it was.
 """
 
 from __future__ import annotations

@@ -46,25 +46,6 @@ async def test_the_last_refusal_is_handed_to_the_agent_as_it_is(house: House, ex
     assert (span.attributes["model"], span.attributes["external"]) == ("gpt-5", "judge")
 
 
-@pytest.mark.parametrize(("status", "headers"), [(400, {}), (401, {}), (404, {}), (429, {"retry-after": "3600"})])
-async def test_refusals_that_another_try_does_not_change_are_handed_on_at_once(
-    house: House, external: ExternalServer, claim: Claim, status: int, headers: dict[str, str]
-) -> None:
-    external.refusals = [web.json_response({"error": {"message": "no"}}, status=status, headers=headers)]
-    assert (await post(house, claim)).status_code == status
-    assert len(external.requests) == 1
-
-
-async def test_an_external_model_that_is_not_there_is_named(house: House) -> None:
-    await serve(house, "judge", url="http://127.0.0.1:9/v1", models=["gpt-5"], max_retries=0)
-    claim = await house.claim()
-    reply = await post(house, claim, model="gpt-5")
-    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "external_unreachable")
-    assert "external model 'judge' cannot be reached" in reply.json()["error"]["message"]
-    (span,) = await failures(house, claim)
-    assert span.attributes["status"] is None
-
-
 async def test_a_redirect_is_an_error(house: House, external: ExternalServer, claim: Claim) -> None:
     external.refusals = [web.Response(status=307, headers={"location": f"{external.url}/elsewhere"})]
     reply = await post(house, claim)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
 from agentlightning.errors import EngineError
-from agentlightning.gateway.policy.engine_client import SampledTokens, body, read_answer
+from agentlightning.gateway.policy.engine_client import SampledTokens, read_answer
 from agentlightning.gateway.policy.engine_router import SLACK, Balancer, pause, resume
 from agentlightning.records import Sampling, VersionSpan
 
@@ -201,15 +201,6 @@ async def test_a_busy_engine_is_asked_again_when_it_says_so(house: House) -> Non
         assert (await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)).status_code == 200
 
 
-@pytest.mark.parametrize("field", ["api", "logprobs", "unsupported_params"])
-async def test_a_policy_with_a_word_that_means_nothing_is_refused(house: House, field: str) -> None:
-    await house.serve_policy(**{field: "nonsense"})
-    claim = await house.claim()
-    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
-    assert reply.status_code == 502
-    assert field in reply.json()["error"]["message"]
-
-
 NAMES = ["choices", "logprobs", "content", "token_ids", "logprob", "finish_reason", "weight_versions"]
 anything = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=4)),
@@ -226,19 +217,6 @@ def test_whatever_an_engine_says_is_read_or_an_error_of_the_engine(data: Any, ap
     except EngineError:
         return
     assert len(sampled.ids) == len(sampled.logprobs)
-
-
-def test_a_request_keeps_its_parameters_in_either_form() -> None:
-    request = {
-        "request_id": "x",
-        "token_ids": [1],
-        "stream": False,
-        "sampling_params": {"temperature": 0.5, "stop": []},
-    }
-    assert body(request, "generate", "m")["sampling_params"]["temperature"] == 0.5
-    completions = body(request, "completions", "m")
-    assert (completions["prompt"], completions["temperature"], completions["model"]) == ([1], 0.5, "m")
-    assert "stop" not in completions
 
 
 # --- what it may not do ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -22,7 +22,6 @@ from uuid_utils import uuid7
 from agentlightning.errors import EngineError
 from agentlightning.gateway.asgi_response import end_within
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
-from agentlightning.gateway.call_job import AgentCall
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.decoding import (
     GrammarChecker,
@@ -30,8 +29,8 @@ from agentlightning.gateway.policy.decoding import (
     ignored_header,
     recorded,
     request_digest,
-    sampling_of,
     trained_cut,
+    unsupported_error,
     with_forced,
 )
 from agentlightning.gateway.policy.engine_client import PromptLogprob
@@ -45,6 +44,7 @@ from agentlightning.gateway.policy.recorded import (
     replayed_choices,
 )
 from agentlightning.gateway.policy.response_decoder import (
+    AgentCall,
     PolicyJob,
     ResponseDecoder,
     StreamedResponse,
@@ -61,11 +61,11 @@ from agentlightning.protocols.base import (
     assistant_message,
 )
 from agentlightning.protocols.prompt_edits import apply_edits
-from agentlightning.records import ABANDONED, JSON, TEMPLATE_KWARGS, Call
+from agentlightning.records import ABANDONED, JSON, TEMPLATE_KWARGS, Call, Sampling
 from agentlightning.rendering.call_chain import chain_messages
 from agentlightning.rendering.conversation import Conversation, PromptPlan, prompt_hash
-from agentlightning.rendering.graph import Digest, RequestView
-from agentlightning.rendering.renderer import check_text
+from agentlightning.rendering.graph import RequestView
+from agentlightning.rendering.renderer import MAX_TEXT, Renderer, check_text
 from agentlightning.store.base import LightningStore
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,18 @@ GRACE_S = 10.0
 
 DEADLINE_S = 600.0
 """Time limit of one call, in seconds."""
+
+
+@dataclass(slots=True)
+class _Understood:
+    """A request with all its messages, the policy that it means, the graph that it belongs to, and its images."""
+
+    request: CompletionRequest
+    policy: Policy
+    conversation: Conversation
+    view: RequestView
+    images: CallImages
+    applied_edits: tuple[JSON, ...] = ()
 
 
 class PolicyCalls:
@@ -121,46 +133,83 @@ class PolicyCalls:
         """Answer one request. Raises ApiError, RenderError and the errors of the store and of engines."""
         started_ns = time.time_ns()
         attempt, incoming, reply = call.attempt, call.request, call.reply
-        request, policy, conversation, view, images = await self._understood(call, data)
-        applied_edits: tuple[JSON, ...] = ()
-        if request.context_edits:
-            view, applied_edits = _edited(conversation, request, view)
-        request, sampling, overridden_params, dropped = sampling_of(request, policy, attempt)
+        asked = await self._understood(call, data)
+        policy, conversation = asked.policy, asked.conversation
+        if asked.request.context_edits:
+            asked.view, asked.applied_edits = _edited(conversation, asked.request, asked.view)
+        request, sampling, overridden_params, dropped = sampling_of(asked.request, policy, attempt)
         if dropped:
             reply.ignored = ignored_header(dropped)
+        asked.request = request
         digest = request_digest(request) if request.grammar or request.logits else ""
-        request_hash = view.request_hash if request.prompt is None else prompt_hash(request.prompt)
+        request_hash = asked.view.request_hash if request.prompt is None else prompt_hash(request.prompt)
         if incoming.is_retry or incoming.idempotency_key is not None:
             await self._attempts.refresh(attempt)
             found = await self._retries.find(call, policy.alias, conversation, request, request_hash, digest)
             if found is not None:
                 self._metrics.call(call.wire.NAME, "replayed")
-                found = replace(found, applied_edits=applied_edits, model=found.model or policy.model)
+                found = replace(found, applied_edits=asked.applied_edits, model=found.model or policy.model)
                 await send_recorded(call, request, await self._echoed(call, policy, request, found))
                 return
         if request.max_tokens == 0:
             found = await self._echoed(call, policy, request, _prompt_alone(policy, request))
             await send_recorded(call, request, found)
             return
-        plan = conversation.plan(view) if request.prompt is None else conversation.plan_prompt(request.prompt)
+        job = await self._job(call, asked, sampling, overridden_params, digest)
+        job.started_ns = started_ns
+        reply.request_id = job.id
+        pending = self._retries.begin(call, policy.alias, request_hash, digest)
+        self._metrics.in_flight.inc()
         try:
-            decoding: JSON = {}
+            await self._run(job, pending)
+        except ApiError as refusal:
+            if request.truncates and refusal.code == "context_length_exceeded":
+                raise _would_truncate(len(job.plan.prompt_ids), refusal) from refusal
+            raise
+        finally:
+            self._metrics.in_flight.dec()
+            self._retries.end(pending)
+
+    async def count(self, call: AgentCall, data: JSON) -> tuple[int, int | None]:
+        """The number of tokens in the prompt of a request, and before its context edits, where it has some."""
+        asked = await self._understood(call, data)
+        edited, _ = _edited(asked.conversation, asked.request, asked.view)
+        tokens = _count(asked.conversation, asked.request, edited)
+        return tokens, _count(asked.conversation, asked.request, asked.view) if asked.request.context_edits else None
+
+    async def _job(
+        self, call: AgentCall, asked: _Understood, sampling: Sampling, overridden_params: JSON, digest: str
+    ) -> PolicyJob:
+        """The call with its exact prompt and its decoders, within the limits. Raises ApiError and RenderError."""
+        request, policy, attempt, conversation = asked.request, asked.policy, call.attempt, asked.conversation
+        plan = _planned(conversation, request, asked.view)
+        decoding: JSON = {}
+        replayed: list[Call] = []
+        try:
             if request.grammar or request.logits:
                 decoding = await decoding_of(
                     request, policy, plan.prompt_text, self._grammars, attempt, overridden_params
                 )
             call.admission.begin()
-            recorded_choices: list[Call] = []
             if attempt.rollout.fork is not None:
                 replay = await self._attempts.replay(attempt)
-                recorded_choices = replayed_choices(replay, policy, plan, view, digest, request, sampling.max_tokens)
+                replayed = replayed_choices(replay, policy, plan, asked.view, digest, request, sampling.max_tokens)
         except BaseException:
             conversation.withdraw(plan)
             raise
         if decoding or sampling.top_p < 1 or policy.renderer.images:
             decoding = recorded(decoding, digest, trained_cut(attempt, sampling), read_placeholder(policy))
-        seeds = [_seed(policy, attempt, plan, request, index) for index in range(request.n)]
-        job = PolicyJob(
+        seeds, decoders = [], []
+        for index in range(request.n):
+            seeds.append(_seed(policy, attempt, plan, request, index))
+            name = f"call_{seeds[-1]:016x}"
+            tools = replayed[index].completion.get("tool_calls") if replayed else None
+            if tools and "id" in tools[0]:  # the agent repeats it in its next request; a fork's answer has none yet
+                name = str(tools[0]["id"]).removesuffix("0")
+            decoders.append(ResponseDecoder(policy.renderer, request, plan.prompt_text, name))
+        if request.return_token_ids or request.repeats_prompt:
+            request = replace(request, planned_ids=plan.prompt_ids)
+        return PolicyJob(
             id=str(uuid7()),
             call=call,
             request=request,
@@ -169,28 +218,17 @@ class PolicyCalls:
             plan=plan,
             sampling=sampling,
             overridden_params=overridden_params,
-            applied_edits=applied_edits,
+            applied_edits=asked.applied_edits,
             decoding=decoding,
-            started_ns=started_ns,
+            started_ns=0,
             seeds=seeds,
-            images=images,
-            replayed=recorded_choices,
-            decoders=_decoders(policy, request, plan, seeds, recorded_choices),
+            images=asked.images,
+            replayed=replayed,
+            decoders=decoders,
         )
-        await self._complete(job, request_hash, digest)
 
-    async def count(self, call: AgentCall, data: JSON) -> tuple[int, int | None]:
-        """The number of tokens in the prompt of a request, and before its context edits, where it has some."""
-        request, _, conversation, view, _ = await self._understood(call, data)
-        edited, _ = _edited(conversation, request, view)
-        tokens = _count(conversation, request, edited)
-        return tokens, _count(conversation, request, view) if request.context_edits else None
-
-    async def _understood(
-        self, call: AgentCall, data: JSON
-    ) -> tuple[CompletionRequest, Policy, Conversation, RequestView, CallImages]:
-        """The request with all its messages, the policy that it means, the graph that it belongs to, its view of it, and the
-        images of the messages."""
+    async def _understood(self, call: AgentCall, data: JSON) -> _Understood:
+        """The request with all that it refers to."""
         attempt = call.attempt
         request = call.wire.parse(data)
         policy = await self._engine_router.policy(attempt.rollout, request.model, call.resources)
@@ -206,10 +244,13 @@ class PolicyCalls:
                 )
             request = replace(request, messages=_after(chain_messages(before), request.messages))
         # Before anything is made of them: a chain is longer than the request that names it.
-        check_text(request.messages, request.tools)
+        if request.previous_id is not None or call.request.size > MAX_TEXT:
+            check_text(request.messages, request.tools)
         images = CallImages()
-        if any(isinstance(message.get("content"), list) for message in request.messages):
-            images = await read_images(request, policy, self._store, self._decoding, call)
+        for message in request.messages:
+            if isinstance(message.get("content"), list):
+                images = await read_images(request, policy, self._store, self._decoding, call)
+                break
         if request.template_kwargs:
             request = _with_read_variables(request, policy)
         view = RequestView.of(
@@ -217,27 +258,9 @@ class PolicyCalls:
         )
         if not attempt.complete and conversation.lacks_answer(view):
             await self._attempts.refresh(attempt)
-        return request, policy, conversation, view, images
+        return _Understood(request, policy, conversation, view, images)
 
     # --- one call, step by step -------------------------------------------------------------------------------------
-
-    async def _complete(self, job: PolicyJob, request_hash: Digest, digest: str) -> None:
-        """Make the call where its retries find it."""
-        request, prompt_ids = job.request, job.plan.prompt_ids
-        if request.return_token_ids or request.repeats_prompt:
-            job.request = replace(request, planned_ids=prompt_ids)
-        job.call.reply.request_id = job.id
-        pending = self._retries.begin(job.call, job.alias, request_hash, digest)
-        self._metrics.in_flight.inc()
-        try:
-            await self._run(job, pending)
-        except ApiError as refusal:
-            if request.truncates and refusal.code == "context_length_exceeded":
-                raise _would_truncate(len(prompt_ids), refusal) from refusal
-            raise
-        finally:
-            self._metrics.in_flight.dec()
-            self._retries.end(pending)
 
     async def _run(self, job: PolicyJob, pending: PendingCall) -> None:
         stream = StreamedResponse(job, self._metrics) if job.request.stream else None
@@ -249,7 +272,14 @@ class PolicyCalls:
                     echo = await self._echo(job.call, job.policy, job.request, job.plan.prompt_ids)
                     for index in range(job.request.n):
                         await stream.more(index, echo)
-                await self._sample(job, stream)
+                if len(job.seeds) == 1 and stream is None and not job.replayed:
+                    request = job.engine_request(0)
+                    sampled = await self._engine_router.generate(job.policy, request, job.call.affinity)
+                    job.decoders[0].sampled = sampled
+                    if sampled.prompt_ids is not None:
+                        check_prompt(job.plan, sampled)
+                else:
+                    await self._sample(job, stream)
             rest = [decoder.finish() for decoder in job.decoders]
             job.finished_ns = time.time_ns()
             completion = _completion(job)
@@ -292,9 +322,6 @@ class PolicyCalls:
         end_within(timeout, self._grace_s)
 
     async def _sample(self, job: PolicyJob, stream: StreamedResponse | None) -> None:
-        if len(job.seeds) == 1:
-            await self._sample_one(job, 0, stream)
-            return
         try:
             async with asyncio.TaskGroup() as group:
                 for index in range(len(job.seeds)):
@@ -306,6 +333,11 @@ class PolicyCalls:
         decoder = job.decoders[index]
         if job.replayed:
             decoder.sampled = recorded_tokens(job.replayed[index])
+            if index == 0 and (alternatives := job.request.prompt_logprobs) is not None:  # which no record keeps
+                ids = job.plan.prompt_ids
+                decoder.sampled.prompt_logprobs = await self._engine_scores(
+                    job.policy, ids, alternatives, job.call.affinity
+                )
             if stream is not None:
                 await stream.more(index, decoder.feed(decoder.sampled.ids))
             return
@@ -314,7 +346,7 @@ class PolicyCalls:
             decoder.sampled = await self._engine_router.generate(job.policy, request, affinity)
             if decoder.sampled.prompt_ids is not None:
                 check_prompt(job.plan, decoder.sampled)
-            return  # `finish` reads it at once, which costs a fraction of reading token by token
+            return  # `finish` decodes it at once, which costs a fraction of decoding token by token
         async for ids in self._engine_router.stream(job.policy, request, decoder.sampled, affinity):
             if decoder.sampled.prompt_ids is not None:
                 check_prompt(job.plan, decoder.sampled)
@@ -384,7 +416,11 @@ class PolicyCalls:
     async def _echoed(
         self, call: AgentCall, policy: Policy, request: CompletionRequest, found: Completion
     ) -> Completion:
-        """A completion with its prompt before each choice, where the request asks for that."""
+        """A completion with its prompt before each choice, and with log-probabilities of the prompt, which no record keeps,
+        where the request asks for them."""
+        if (alternatives := request.prompt_logprobs) is not None and found.prompt_ids and found.prompt_logprobs is None:
+            scored = await self._scored(call, policy, list(found.prompt_ids), alternatives)
+            found = replace(found, prompt_logprobs=_prompt_table(scored, policy.renderer))
         if not request.repeats_prompt:
             return found
         echo = await self._echo(call, policy, request, list(found.prompt_ids or ()))
@@ -403,12 +439,17 @@ class PolicyCalls:
     async def _scored(
         self, call: AgentCall, policy: Policy, ids: list[int], alternatives: int
     ) -> list[dict[int, PromptLogprob] | None]:
-        """By token of a prompt the log-probabilities of itself and its alternatives, None for the first.
-
-        The one token that engines insist on sampling is dropped. It is a call by the limits. Raises ApiError where one is
-        reached, EngineError where the engine does not give one entry per token.
-        """
+        """By token of a prompt the log-probabilities of itself and its alternatives, None for the first. It is a call by the
+        limits. Raises ApiError where one is reached."""
         call.admission.begin()
+        found = await self._engine_scores(policy, ids, alternatives, call.affinity)
+        call.admission.count_prompt(len(ids))
+        return found
+
+    async def _engine_scores(
+        self, policy: Policy, ids: list[int], alternatives: int, affinity: str
+    ) -> list[dict[int, PromptLogprob] | None]:
+        """The same, uncounted. The one token that engines insist on sampling is dropped."""
         request = {
             "request_id": str(uuid7()),
             "model": policy.alias,
@@ -416,12 +457,7 @@ class PolicyCalls:
             "stream": False,
             "sampling_params": {"temperature": 0.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": alternatives},
         }
-        found = (await self._engine_router.generate(policy, request, call.affinity)).prompt_logprobs
-        if found is None or len(found) != len(ids):
-            got = "none" if found is None else str(len(found))
-            raise EngineError(f"the engine was asked for prompt_logprobs of {len(ids)} tokens and gave {got}")
-        call.admission.count_prompt(len(ids))
-        return found
+        return _checked((await self._engine_router.generate(policy, request, affinity)).prompt_logprobs, len(ids))
 
 
 def _prompt_alone(policy: Policy, request: CompletionRequest) -> Completion:
@@ -500,16 +536,33 @@ def _seed(policy: Policy, attempt: TrackedAttempt, plan: PromptPlan, request: Co
     return int.from_bytes(blake2b(place, digest_size=8).digest(), "big") >> 1
 
 
-def _decoders(
-    policy: Policy, request: CompletionRequest, plan: PromptPlan, seeds: list[int], replayed: list[Call]
-) -> list[ResponseDecoder]:
-    """A decoder for each choice. Tool calls of a replayed one keep their ids: the agent repeats them in its next request.
-    Those of an answer that was given have none yet."""
-    names = [f"call_{seed:016x}" for seed in seeds]
-    for index, call in enumerate(replayed):
-        if (tool_calls := call.completion.get("tool_calls")) and "id" in tool_calls[0]:
-            names[index] = str(tool_calls[0]["id"]).removesuffix("0")
-    return [ResponseDecoder(policy.renderer, request, plan.prompt_text, name) for name in names]
+def _checked(found: list[dict[int, PromptLogprob] | None] | None, count: int) -> list[dict[int, PromptLogprob] | None]:
+    """Raises EngineError where the engine did not give one entry per token."""
+    if found is None or len(found) != count:
+        got = "none" if found is None else str(len(found))
+        raise EngineError(f"the engine was asked for prompt_logprobs of {count} tokens and gave {got}")
+    return found
+
+
+def _prompt_table(found: list[dict[int, PromptLogprob] | None], renderer: Renderer) -> list[JSON | None]:
+    """For each token of the prompt the table of {logprob, rank, decoded_token} by id; None for the first."""
+
+    def text(index: int) -> str:
+        shown = renderer.token_text(index)
+        return "" if shown.endswith("\N{REPLACEMENT CHARACTER}") else shown  # a part of a character, as vLLM has it
+
+    return [
+        table
+        and {
+            str(index): {
+                "logprob": max(score.logprob, MIN_LOGPROB),
+                "rank": score.rank,
+                "decoded_token": text(index),
+            }
+            for index, score in table.items()
+        }
+        for table in found
+    ]
 
 
 def _completion(job: PolicyJob) -> Completion:
@@ -524,6 +577,11 @@ def _completion(job: PolicyJob) -> Completion:
         applied_edits=job.applied_edits,
         cached_tokens=len(plan.prompt_ids) - len(plan.suffix_ids),
         prompt_ids=tuple(plan.prompt_ids) if shows_ids else None,
+        prompt_logprobs=None
+        if request.prompt_logprobs is None
+        else _prompt_table(
+            _checked(job.decoders[0].sampled.prompt_logprobs, len(plan.prompt_ids)), job.policy.renderer
+        ),
         completed_s=job.finished_ns // 10**9,
     )
 
@@ -540,3 +598,40 @@ def _records(job: PolicyJob, choices: Sequence[Choice], finish_reason: str | Non
         )
         calls.append(replace(call, replayed_id=job.replayed[index].id) if job.replayed else call)
     return calls
+
+
+def sampling_of(
+    request: CompletionRequest, policy: Policy, attempt: TrackedAttempt
+) -> tuple[CompletionRequest, Sampling, JSON, list[str]]:
+    """The sampling parameters of a request, by the rollout and `agent.unsupported_params`, the parameters that were
+    overridden, and the names of those among them that were dropped.
+
+    What the agent asks for never reaches the engine where it would make recorded log-probabilities wrong.
+    """
+    given = attempt.rollout.sampling
+    unsupported = dict(request.unsupported)
+    if request.seed is not None and policy.seed is None:
+        unsupported["seed"] = request.seed
+    if request.one_tool_call and request.parse_tools and policy.renderer.parser.tool_end is None:
+        unsupported["parallel_tool_calls"] = False
+    drops = policy.unsupported_params == "drop"
+    if request.refused or (unsupported and not drops):
+        raise unsupported_error({} if drops else unsupported, request.refused)
+    reason = None
+    if attempt.rollout.mode == "train" and (given.top_p < 1 or policy.logprobs == "raw"):
+        reason = policy.check_sampling(given.temperature, given.top_p)
+    if reason is not None:
+        raise ApiError(
+            f"the rollout's sampling: {reason}", status=409, type="server_error", code="sampling_not_trainable"
+        )
+    most = given.max_tokens
+    if most is None or (request.max_tokens is not None and request.max_tokens < most):
+        most = request.max_tokens
+    sampling = Sampling(temperature=given.temperature, top_p=given.top_p, max_tokens=most)
+    forced: JSON = {}
+    if request.forced:
+        applied = {"temperature": given.temperature, "top_p": given.top_p}
+        forced = {name: value for name, value in request.forced.items() if value != applied.get(name)}
+    if "seed" in unsupported:
+        request = replace(request, seed=None)
+    return request, sampling, {**forced, **request.not_applied, **unsupported}, list(unsupported)

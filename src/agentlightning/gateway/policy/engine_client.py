@@ -84,7 +84,8 @@ class SampledTokens:
                 ]
             return
         content = logprobs.content or []
-        self.logprobs += [token.logprob for token in content]
+        for token in content:
+            self.logprobs.append(token.logprob)
         if content and content[0].top_logprobs:
             self.top += [
                 [

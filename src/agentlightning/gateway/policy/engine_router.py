@@ -147,7 +147,7 @@ one is late although its answer is there."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
-    """When engines are probed."""
+    """Timing of health probes."""
 
     after_s: float = 30.0
     """Seconds without a byte from it, while a call waits."""

@@ -13,10 +13,9 @@ import base64
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from agentlightning.errors import EngineError, InputError, ModelError
-from agentlightning.gateway.call_job import AgentCall
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.protocols.base import ApiError, CompletionRequest
@@ -27,6 +26,9 @@ from agentlightning.rendering.graph import image_hashes, normal
 from agentlightning.rendering.images import MAX_REQUEST_PIXELS, pixel_count
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
+
+if TYPE_CHECKING:
+    from agentlightning.gateway.policy.response_decoder import AgentCall
 
 MAX_REQUEST_IMAGE_BYTES = 40 << 20
 """Of all images of a request, each as often as it is shown: the sampler takes bodies of 64 MiB, in base64."""

@@ -16,10 +16,9 @@ from hashlib import blake2b
 from cachetools import LRUCache
 
 from agentlightning.gateway.attempts import AttemptReplay, TrackedAttempt
-from agentlightning.gateway.call_job import AgentCall
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
-from agentlightning.gateway.policy.response_decoder import ResponseDecoder, shown_ids, token_logprob
+from agentlightning.gateway.policy.response_decoder import AgentCall, ResponseDecoder, shown_ids, token_logprob
 from agentlightning.protocols import responses
 from agentlightning.protocols.base import (
     ApiError,
@@ -60,15 +59,12 @@ class PendingCall:
         """A retry waits for it already."""
         self.call_id: str | None = None
         """Id of its recorded completion, and no more of it: thousands of these are kept."""
-        self._ended = asyncio.Event()
-
-    def end(self) -> None:
-        """Note that it was answered, or never will be."""
-        self._ended.set()
+        self.ended = asyncio.Event()
+        """It was answered, or never will be."""
 
     async def wait(self) -> str | None:
         """Id of the completion, once it is recorded; None where the call failed."""
-        await self._ended.wait()
+        await self.ended.wait()
         return self.call_id
 
 
@@ -93,7 +89,7 @@ class SdkRetries:
 
     def end(self, pending: PendingCall) -> None:
         """The call was answered or failed."""
-        pending.end()
+        pending.ended.set()
         others = self._pending[pending.place]
         others.remove(pending)
         if not others:
@@ -193,7 +189,9 @@ def recorded_answer(
     if call is None or call.finish_reason == ABANDONED or not call.history_hash:  # without one its texts are not kept
         return None
     ordered = [call, *(found[f"{first}.{index}"] for index in range(1, len(found)))]
-    asks = request is not None and (request.return_token_ids or request.repeats_prompt)
+    asks = request is not None and (
+        request.return_token_ids or request.repeats_prompt or request.prompt_logprobs is not None
+    )
     chain = call_chain(call, {one.id: one for one in calls}) if asks else []
     return Completion(
         call_id=first,

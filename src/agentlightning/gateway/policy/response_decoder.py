@@ -1,8 +1,9 @@
-"""ResponseDecoder: one sampled completion, from ids to what the agent may see of it.
+"""Calls under way and their responses: `AgentCall`, `CallJob` with its record, and ResponseDecoder, which turns one sampled
+completion from ids into what the agent may see of it.
 
-Driven by policy/calls.py for streamed and whole completions alike, so that both are the same text. It holds back what a stop
-string could still cut and leaves the reading of reasoning and tool calls to the model's parser. Knows no wire format and no
-engine.
+Driven by policy/calls.py for streamed and whole completions alike, so that both are the same text, and by external_calls.py.
+The decoder holds back what a stop string could still cut and leaves the reading of reasoning and tool calls to the model's
+parser. Knows no wire format and no engine.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
-from agentlightning.gateway.call_job import AgentCall, CallJob
+from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, parent_span
+from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.decoding import engine_params
 from agentlightning.gateway.policy.engine_client import SampledTokens
@@ -25,12 +29,124 @@ from agentlightning.protocols.base import (
     TokenLogprob,
     ToolCall,
     ToolDelta,
+    WireFormat,
     replayed,
 )
-from agentlightning.records import JSON, Call, prefill_of
+from agentlightning.protocols.response_items import FOLDS
+from agentlightning.records import ABANDONED, JSON, SYSTEM_PROMPT, TEMPLATE_KWARGS, Call, Resource, Sampling, prefill_of
 from agentlightning.rendering.completion_parser import Piece, held_back
+from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.model_folder import token_bytes
 from agentlightning.rendering.renderer import Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCall:
+    """One request of an agent: who asks, in which protocol, within which limits, and where the response goes."""
+
+    wire: WireFormat
+    attempt: TrackedAttempt
+    admission: Admission
+    request: AgentRequest
+    reply: AgentResponse
+    resources: list[Resource]
+    """The run's."""
+
+    @property
+    def affinity(self) -> str:
+        """Name of the attempt, by which an engine with its prefix is found again."""
+        return f"{self.attempt.rollout.id}/{self.attempt.number}"
+
+
+@dataclass(slots=True, kw_only=True)
+class CallJob:
+    """One call under way."""
+
+    id: str
+    call: AgentCall
+    request: CompletionRequest
+    sampling: Sampling
+    conversation: Conversation
+    plan: PromptPlan
+    started_ns: int
+    overridden_params: JSON = field(default_factory=dict)
+    decoding: JSON = field(default_factory=dict)
+    finished_ns: int = 0
+    """Time at which the last token was sampled; 0 where the record's own time is meant."""
+    gone: bool = False
+    """The agent has disconnected."""
+
+    @property
+    def alias(self) -> str:
+        """Alias of the policy that samples; '' where an external model answers."""
+        return ""
+
+    def call_id(self, index: int) -> str:
+        """The id under which choice `index` is recorded."""
+        return f"{self.id}.{index}" if index else self.id
+
+    def record(
+        self,
+        completion: JSON,
+        finish_reason: str,
+        *,
+        index: int = 0,
+        sampled: SampledTokens | None = None,
+        usage: JSON | None = None,
+    ) -> Call:
+        """The record of choice `index`; without `sampled` it has no tokens."""
+        plan, attempt, incoming = self.plan, self.call.attempt, self.call.request
+        rollout = attempt.rollout
+        sampled = sampled or SampledTokens()
+        return Call(
+            id=f"{self.id}.{index}" if index else self.id,
+            run_id=rollout.run_id,
+            rollout_id=rollout.id,
+            attempt=attempt.number,
+            parent_id=plan.parent.call_id if plan.parent is not None else None,
+            suffix_ids=plan.suffix_ids,
+            sampled_ids=sampled.ids,
+            logprobs=sampled.logprobs,
+            versions=sampled.versions,
+            prompt_tokens=len(plan.prompt_ids),
+            policy=self.alias,
+            model=self.request.model,
+            protocol=self.call.wire.NAME,
+            sampling=self.sampling,
+            history_hash=self.conversation.history_hash(plan, completion).hex(),
+            request_hash=plan.request_hash.hex(),
+            messages=plan.messages,
+            completion=completion,
+            tools=self.request.tools if plan.parent is None else None,
+            fork_cause=plan.fork_cause,
+            untrained_tokens=plan.untrained_tokens,
+            overridden_params=self.overridden_params,
+            decoding=self.decoding,
+            usage=usage or {},
+            agent=incoming.agent,
+            finish_reason=finish_reason,
+            started_ns=self.started_ns,
+            finished_ns=self.finished_ns or time.time_ns(),
+            span_id=parent_span(incoming.traceparent, rollout.id, attempt.number) if incoming.traceparent else None,
+            delivered=not self.gone and finish_reason != ABANDONED,
+            request_fields=self._request_fields(),
+            images=list(plan.images),
+        )
+
+    def _request_fields(self) -> JSON:
+        kept: JSON = {}
+        for name, value in self.request.echo.items():
+            if value if name == FOLDS else not name.startswith("_"):
+                kept[name] = value
+        if self.plan.parent is None and self.request.template_kwargs:
+            kept[TEMPLATE_KWARGS] = self.request.template_kwargs
+        if prompt := self.call.request.prompt:
+            replaced, seen = prompt["replaced"], self.call.attempt.replaced_prompts
+            own = blake2b(replaced.encode(errors="replace"), digest_size=16).digest()
+            known = self.plan.parent is not None and own in seen
+            seen.add(own)
+            kept[SYSTEM_PROMPT] = {name: value for name, value in prompt.items() if name != "replaced" or not known}
+        return kept
 
 
 class ResponseDecoder:
@@ -87,7 +203,8 @@ class ResponseDecoder:
         piece = Piece()
         if self._stopped is None:
             before = len(self._decoded)
-            self._decoded += self._text.feed(self._body(list(ids)))
+            ends = ids and (ids[-1] in self._renderer.end_ids or ids[-1] in self._request.stop_ids)
+            self._decoded += self._text.feed(self._body(list(ids)) if ends else list(ids))
             piece = self._release(before, last=False)
         if self.sampled.finish_reason is None:
             return self._take(piece)
@@ -110,10 +227,9 @@ class ResponseDecoder:
 
     def choice(self) -> Choice:
         """The finished completion; only after `finish`."""
-        calls = tuple(
-            ToolCall(id=f"{self._tool_ids}{index}", name=name, arguments="".join(parts))
-            for index, (name, parts) in enumerate(self._calls)
-        )
+        calls: tuple[ToolCall, ...] = ()
+        for index, (name, parts) in enumerate(self._calls):
+            calls += (ToolCall(id=f"{self._tool_ids}{index}", name=name, arguments="".join(parts)),)
         content = "".join(self._content)
         reasoning = "".join(self._reasoning) or None
         limited = self.sampled.finish_reason == "length"
@@ -124,7 +240,7 @@ class ResponseDecoder:
             finish_reason="length" if limited else "tool_calls" if calls else "stop",
             stop=self._stopped if self._stopped in self._request.stop else None,
             sampled_tokens=len(self.sampled.ids),
-            reasoning_tokens=self._renderer.reasoning_size(self.sampled.ids, reasoning),
+            reasoning_tokens=self._renderer.reasoning_size(self.sampled.ids, reasoning) if reasoning else 0,
             logprobs=self._logprobs(0) if self._request.logprobs else None,
             token_ids=tuple(self.sampled.ids),
         )
@@ -162,7 +278,10 @@ class ResponseDecoder:
     def _take(self, *pieces: Piece) -> Delta:
         """Keep what the pieces say, and say it."""
         tools: list[ToolDelta] = []
+        content = reasoning = ""
         for piece in pieces:
+            content += piece.content
+            reasoning += piece.reasoning
             # Where the agent wants no tool call (tool_choice: none) one that is sampled all the same is no text either.
             for tool in piece.tools if self._request.parse_tools else ():
                 if tool.name is not None:
@@ -170,8 +289,6 @@ class ResponseDecoder:
                 self._calls[tool.index][1].append(tool.arguments)
                 call_id = f"{self._tool_ids}{tool.index}" if tool.name is not None else None
                 tools.append(ToolDelta(index=tool.index, arguments=tool.arguments, id=call_id, name=tool.name))
-        content = "".join(piece.content for piece in pieces)
-        reasoning = "".join(piece.reasoning for piece in pieces)
         if content:
             self._content.append(content)
         if reasoning:
@@ -185,13 +302,11 @@ class ResponseDecoder:
             reasoning=reasoning,
             tools=tuple(tools),
             logprobs=logprobs,
-            token_ids=self._new_ids(),
+            token_ids=self._new_ids() if self._request.return_token_ids else (),
             sampled_tokens=len(self.sampled.ids),
         )
 
     def _new_ids(self) -> tuple[int, ...]:
-        if not self._request.return_token_ids:
-            return ()
         ids = tuple(self.sampled.ids[self._ids :])
         self._ids += len(ids)
         return ids
@@ -255,6 +370,8 @@ class PolicyJob(CallJob):
             "stop_token_ids": self.decoders[index].stop_ids,
             **(engine_params(self.decoding) if self.decoding else {}),
         }
+        if self.request.prompt_logprobs is not None and index == 0:
+            parameters["prompt_logprobs"] = self.request.prompt_logprobs
         if self.policy.seed is not None:
             parameters["seed"] = self.seeds[index]
         if self.sampling.max_tokens is not None:
@@ -284,11 +401,12 @@ class StreamedResponse:
 
     async def more(self, index: int, delta: Delta) -> None:
         """Send what a choice adds. The opening is rendered first: events are numbered as they are made."""
-        if not _says(delta):
+        if not (delta.content or delta.reasoning or delta.tools or delta.logprobs or delta.token_ids):
             return
         if not self._reply.started:
             await self._start()
-        await self._reply.more(self._events.delta(index, delta))
+        events = self._events.delta(index, delta)
+        await self._reply.send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def last(self, rest: list[Delta], answer: Completion) -> None:
         """Send what was held back, and the end."""
