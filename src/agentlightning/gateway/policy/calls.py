@@ -552,8 +552,9 @@ def _prompt_table(found: list[dict[int, PromptLogprob] | None], renderer: Render
         return "" if shown.endswith("\N{REPLACEMENT CHARACTER}") else shown  # a part of a character, as vLLM has it
 
     return [
-        table
-        and {
+        None
+        if table is None
+        else {
             str(index): {
                 "logprob": max(score.logprob, MIN_LOGPROB),
                 "rank": score.rank,
