@@ -104,7 +104,7 @@ def seal(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What a sealed folder lacks, in words; None where it is as it was written, or has no manifest."""
+    """Describes what a sealed folder lacks; None if it is as it was written or has no manifest."""
     try:
         files = orjson.loads((folder / MANIFEST).read_bytes())["files"]
         for name, expected in sorted(files.items()):

@@ -327,8 +327,8 @@ def weights_folders(work_dir: Path) -> list[Path]:
 
 
 def weights_place(work_dir: Path) -> tuple[Path, str]:
-    """Where weights are published (shared memory, if there is any, is everybody's), and how the name of theirs begins: by it
-    what a killed run left is found."""
+    """Returns the folder that weights are published in (shared memory, if there is any), and the prefix of this run's names,
+    by which the files of a killed run are found."""
     name = hashlib.sha256(str(work_dir.resolve()).encode()).hexdigest()[:16]
     shared = Path("/dev/shm")
     return (shared if shared.is_dir() else work_dir), f"agentlightning-{name}-"
