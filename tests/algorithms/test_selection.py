@@ -151,3 +151,14 @@ def test_a_critic_is_asked_for_own_calls_alone() -> None:
     group = [trajectory("a0", 1.0, "yn")]
     [[row]] = algorithm.plan([group], seed=0, values={"a0/0": [0.25]}).minibatches
     assert row.advantages[-1] == pytest.approx(0.75)
+
+
+def test_leave_one_out_credit_compares_with_rollouts_in_which_the_policy_is_absent() -> None:
+    named = [
+        replace(one, transitions=[replace(each, agent="ny"[each.trained]) for each in one.transitions])
+        for one in (trajectory("a0", 1.0, "ny"), trajectory("a1", 0.0, "n"))
+    ]
+    with_both = LightningRL(minibatches=1, credit="counterfactual").plan([named], seed=0)
+    alone = LightningRL(minibatches=1, credit="counterfactual").plan([named[:1]], seed=0)
+    assert with_both.outcomes["a0"] == "trained"
+    assert alone.outcomes["a0"] == "zero_variance"

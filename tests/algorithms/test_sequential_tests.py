@@ -174,3 +174,52 @@ def test_results_beside_0_to_1_and_shifts_without_room_are_refused() -> None:
         MeanDifferenceTest().record(a=1.5)
     with pytest.raises(ValueError, match="shift: expected a number"):
         MeanDifferenceTest(0.5)
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(3, 0), (7, 2), (10, 10), (2, 9)])
+def test_the_wealth_is_the_mean_over_bets(wins: int, losses: int) -> None:
+    steps = 20_000
+    probabilities = [0.5 + (place + 0.5) / (2 * steps) for place in range(steps)]
+    pairs = wins + losses
+    integral = sum(2**pairs * p**wins * (1 - p) ** losses for p in probabilities) / steps
+    assert sign_test_wealth(wins, losses) == pytest.approx(integral, rel=1e-6)
+
+
+def test_a_block_of_three_and_one_by_hand() -> None:
+    wealth = Fraction(0)
+    for effect in map(Fraction, EFFECTS):
+        a, b = Fraction(1, 2) + effect / 2, Fraction(1, 2) - effect / 2
+        null = (3 * a + b) / 4
+        wealth += a / null * (a / null) * ((1 - a) / (1 - null)) * ((1 - b) / (1 - null))
+    test = fed(0, ("a", 1), ("a", 1), ("a", 0))
+    assert test.wealth == 1.0  # of one stream alone there is nothing to say
+    test.record(b=0)
+    assert test.wealth == pytest.approx(float(wealth / len(EFFECTS)), rel=1e-12)
+
+
+def test_a_second_pair_is_bet_on_with_what_the_first_one_taught() -> None:
+    # After (1, 1) the means are 3/4 and 3/4: a guess of 3/4 and 3/4 under the condition that they differ by e.
+    first = fed(0, ("a", 1), ("b", 1))
+    assert first.wealth == pytest.approx(sum(1 - e * e for e in EFFECTS) / len(EFFECTS))
+    wealth = 0.0
+    for effect in EFFECTS:
+        a, b = nearest_means((0.75, 0.75), (2, 2), effect)
+        null = (a + b) / 2
+        wealth += (1 - effect * effect) * (a / null) * (1 - b) / (1 - null)
+    first.record(a=1, b=0)
+    assert first.wealth == pytest.approx(wealth / len(EFFECTS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("means", [(0.75, 0.75), (0.6, 0.75)])
+def test_streams_within_the_hypothesis_seldom_raise_an_alarm(means: tuple[float, float]) -> None:
+    shift = means[0] - means[1]
+    alarms = [first_alarm(seed, means, 0.5, 400, shift) for seed in range(200)]
+    assert sum(one is not None for one in alarms) <= 18  # 10 expected at most, plus 2.6 standard deviations
+
+
+def test_a_long_certain_difference_stays_within_a_float() -> None:
+    test = MeanDifferenceTest()
+    for _ in range(3000):
+        test.record(a=1, b=0)
+    assert 1e200 < test.wealth < float("inf")

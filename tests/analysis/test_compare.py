@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from agentlightning.analysis.compare import (
     compare_runs,
     near_best_step,
+    paired_difference,
     run_figures,
 )
 from agentlightning.analysis.run_settings import differing, flat_settings
@@ -154,3 +155,19 @@ async def test_the_command_prints_tables_and_json(tmp_path: object) -> None:
     as_json = ["runs", "compare", "slow", "fast", "--json", "--store", url]
     found = orjson.loads((await asyncio.to_thread(CliRunner().invoke, app, as_json)).output)
     assert found["differences"][0]["difference"]["n"] == 4
+
+
+async def test_only_tasks_that_both_evaluated_last_are_paired(store: LightningStore) -> None:
+    await evaluated(store, "one", 1e-5, 0, (0.0, 0.0, 0.0, 0.0))
+    await store.create_run("two", record(), "two")
+    await add_rollouts(store, "two", 5, [Earned(group="b", reward=1.0), Earned(group="z", reward=0.0)], "eval")
+    await log(store, "two", {HELD_OUT: {5: 0.5}})
+    (difference,) = (await compare_runs(store, ["one", "two"])).differences
+    assert (difference.tasks, difference.difference) == (1, None)
+
+
+def test_the_difference_of_three_tasks_is_worked_by_hand() -> None:
+    found = paired_difference("b", "a", {"x": 1.0, "y": 0.5, "only": 1.0}, {"x": 0.0, "y": 0.5})
+    assert found.tasks == 2
+    assert found.difference is not None
+    assert (found.difference.value, found.difference.low, found.difference.high) == (0.5, 0.0, 1.0)

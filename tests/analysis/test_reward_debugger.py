@@ -222,3 +222,24 @@ async def test_the_commands_explain_and_try(tmp_path: Path) -> None:
     assert "reward_weights: None -> {'reward': 2.0}" in await agl(
         "what-if", "run", "--step", "1", "--weights", "reward=2"
     )
+
+
+async def test_another_advantage_is_that_of_the_algorithm_itself(store: LightningStore) -> None:
+    await made(store)
+    found = await changed(store, advantage="rloo")
+    assert [one.advantage_after for one in found.calls[:4]] == pytest.approx([1.0, 1.0, -1 / 3, -1 / 3])
+    assert found.turned == 0.0
+
+
+async def test_other_weights_make_other_rewards(store: LightningStore) -> None:
+    earned = [Earned(group="a", replica=n, reward=float(n), named={"style": float(3 - n)}) for n in range(4)]
+    await made(store, earned)
+    found = await changed(store, weights={"style": 1.0})
+    assert list(found.rewards.values()) == [(0.0, 3.0), (1.0, 2.0), (2.0, 1.0), (3.0, 0.0)]
+    assert found.turned == 1.0
+
+
+async def test_a_rule_that_reads_earlier_steps_gets_them(store: LightningStore) -> None:
+    await made(store)
+    found = await changed(store, credit="decisive")
+    assert {one.advantage_after is not None for one in found.calls} == {True}

@@ -287,3 +287,15 @@ def test_of_several_policies_one_is_exported_by_its_name(folder: Path) -> None:
         assert str(refusal).endswith("expected black, white")
     assert agl("models", "export", "run", "--to", "model", "--policy", "white", *where).exit_code == 0
     assert [(file.name, file.read_text()) for file in (folder / "model").iterdir()] == [("config.json", "white")]
+
+
+def test_a_run_without_rollouts_says_so_and_an_unknown_run_too() -> None:
+    store = filled(nothing)
+    assert agl("rollouts", "list", "run", "--store", store).stdout == "no rollout matches\n"
+    assert isinstance(agl("rollouts", "list", "other", "--store", store).exception, NotFoundError)
+
+
+def test_a_function_in_a_folder_with_a_blank_in_its_name_is_a_function(folder: Path) -> None:
+    (folder / "my agents").mkdir()
+    (folder / "my agents" / "agent.py").write_text("")
+    assert agent_setting("my agents/agent.py:solve") == "agent.run"

@@ -99,7 +99,7 @@ def test_without_an_algorithm_the_ones_that_learn_from_the_record_are_listed() -
 
 
 def test_record_and_check_need_tasks() -> None:
-    (Path("offline.toml")).write_text('[model]\npath = "m"\n[data]\nfrom_run = "RUN"\n[algorithm]\nname = "sft"\n')
+    (Path("offline.toml")).write_text('[model]\npath = "m"\n[data]\nfrom_run = "RUN"\n[algorithm]\ntype = "sft"\n')
     for command in ("record", "check"):
         done = agl(command, "offline.toml")
         assert isinstance(done.exception, ConfigError), command

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from agentlightning.errors import ConfigError, NotFoundError, RewardError
+from agentlightning.errors import ConfigError, DataError, NotFoundError, RewardError
 from build import agl
 
 ASK = {"role": "user", "content": "1+1?"}
@@ -182,3 +182,18 @@ def test_a_word_that_is_none_of_an_options_own_is_refused_with_these(
     refused = agl("rollouts", *words)
     assert refused.exit_code == 2
     assert all(word in refused.output for word in ("'csv'", *known))
+
+
+def test_a_run_that_is_not_there_is_named() -> None:
+    recorded()
+    for words in (
+        ("rewards", "rescore", "X", "--with", "score.py:exact"),
+        ("rollouts", "export", "X", "--to", "x"),
+    ):
+        assert isinstance(agl(*words).exception, NotFoundError)
+
+
+def test_a_field_of_tasks_that_no_row_has_is_an_error() -> None:
+    error = agl("record", "--traces", "rows.jsonl", "--task-fields", "gold,answre").exception
+    assert isinstance(error, DataError)
+    assert str(error) == "--task-fields: no row of rows.jsonl has a field 'answre'"

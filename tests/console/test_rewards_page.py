@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,16 @@ async def test_sub_agents_stand_as_they_did_after_the_shown_call(reader: Reader)
     first, last = [Parsed(await replay_page(reader, {"rollout": [best.id], "call": [str(n)]})) for n in (0, 1)]
     assert "planner1 of 24" in first.text
     assert "planner2 of 220" in last.text
+
+
+async def test_credit_that_does_not_fit_its_call_leaves_the_pages_as_they_are(reader: Reader) -> None:
+    one = await a_rollout(reader)
+    kept = await reader.store.credit([one.id])
+    wrong = [replace(each, advantage=1e308, token_advantages=[1.0], token_ratios=[1e308] * 99) for each in kept]
+    await reader.store.record_credit(wrong)
+
+    for color in ("advantage", "ratio"):
+        assert (
+            "sampled tokens" in check_harmless(await replay_page(reader, {"rollout": [one.id], "color": [color]})).text
+        )
+    assert "+1e+308" in (await shown(reader, view="explain", rollout=one.id)).text

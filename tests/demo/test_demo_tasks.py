@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentlightning.demo import lookup, sql, tasks
 from agentlightning.demo.tasks import DemoTask
+from agentlightning.errors import InputError
 
 TASKS = [pytest.param(tasks.load(name), id=name) for name in tasks.NAMES]
 
@@ -136,3 +137,8 @@ def test_what_names_no_fact_finds_none(corpus: int, wanted: str):
 def _schema(number: int) -> str:
     with closing(sql.database(number)) as company:
         return sql.execute(company, ".schema")
+
+
+def test_an_unknown_task_is_refused_with_the_names_there_are():
+    with pytest.raises(InputError, match="'chess' is not a demo task; expected one of sql, lookup"):
+        tasks.load("chess")

@@ -298,3 +298,12 @@ def test_workers_whose_attempts_are_jobs_may_make_them_and_no_more(tmp_path: Pat
     assert policies["agl-agent"]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "agl-agent"}}
     assert rule["to"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "agl-server"}}}]
     assert "[kubernetes]" in files["agent.Dockerfile"]
+
+
+def test_a_run_is_either_resumed_or_named(config_file: Path) -> None:
+    for words, why in (
+        (["--run", "bot", "--resume", "bot"], "give --run or --resume, not both"),
+        (["--run", "a/b"], "expected letters, digits"),
+    ):
+        done = CliRunner().invoke(app, ["train", str(config_file), *words])
+        assert why in str(done.exception)

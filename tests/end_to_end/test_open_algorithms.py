@@ -39,7 +39,8 @@ async def test_a_run_with_plug_ins_and_a_schedule_survives_its_death_and_its_rol
         file.write("# an edit between kill and resume\n")
     assert await training.ended(training.resume()) == 0, training.output
     assert (
-        f"note: algorithm.loss: {folder.path / EXAMPLE.name} was changed after this run had started" in training.output
+        f"note: algorithm.loss.type: {folder.path / EXAMPLE.name} was changed after this run had started"
+        in training.output
     )
     await training.check()
     entries = training.metric("train/schedule_entry")
@@ -54,8 +55,8 @@ async def test_a_run_with_plug_ins_and_a_schedule_survives_its_death_and_its_rol
     folder.write(
         "both.toml",
         config[0]
-        + f'from_run = "{training.run_id}"\n[algorithm]\nname = "rft"\nheld_out = 0.2\n[[algorithm.schedule]]\n'
-        f'from_step = 3\nname = "lightning_rl"\ngroup_size = {GROUP}\nminibatches = 2\n' + rest,
+        + f'from_run = "{training.run_id}"\n[algorithm]\ntype = "rft"\nheld_out = 0.2\n[[algorithm.schedule]]\n'
+        f'from_step = 3\ntype = "lightning_rl"\ngroup_size = {GROUP}\nminibatches = 2\n' + rest,
     )
     again = folder.start("train", "both.toml", "--store", training.store, "--runs", str(folder.path / "both"))
     out, err = again.communicate(timeout=300)

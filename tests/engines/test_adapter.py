@@ -18,6 +18,7 @@ from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.learner import Learner
 from agentlightning.errors import ModelError
 from agentlightning.testing.engine_contract import sequence
+from agentlightning.trainer.checkpoint import export_policy
 from agentlightning.training_types import Loss, TrainingSequence
 from build import engine_setup, learner_setup
 
@@ -149,3 +150,11 @@ async def test_an_engine_trains_an_adapter_and_serves_it(llama: Path, tmp_path: 
         assert (await answer.json())["choices"][0]["token_ids"] == [40, 41, 42, 1]
     assert (await engine.reference_logprobs([row()]))[0] == pytest.approx(before, abs=1e-4)
     await engine.close()
+
+
+def test_a_checkpoint_with_an_adapter_is_exported_whole(llama: Path, tmp_path: Path) -> None:
+    learned(llama).save(tmp_path / "saved")
+    export_policy(tmp_path / "saved", tmp_path / "policy")
+    assert (tmp_path / "policy" / "adapter" / "adapter_config.json").is_file()
+    assert not (tmp_path / "policy" / "learner.pt").exists()
+    assert torch.equal(logits(tmp_path / "policy"), logits(tmp_path / "saved"))

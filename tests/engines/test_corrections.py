@@ -220,3 +220,29 @@ def test_metrics_name_the_masked_share_the_mean_weight_and_the_kl() -> None:
     assert metrics["importance"] == pytest.approx(sum(min(r, 2.0) for r in ratios) / 9)
     assert metrics["ref_kl"] > 0
     assert not {"masked_share", "importance", "ref_kl"} & losses.summary(Loss(), [report], 9).keys()
+
+
+def test_cispo_cuts_the_ratio_and_keeps_the_gradient() -> None:
+    now = torch.tensor([-0.5], requires_grad=True)
+    value = losses.cispo(now, t(-0.5 - math.log(1.5)), t(2.0), 1.0, 0.28)
+    assert value.item() == pytest.approx(1.28)
+    assert torch.autograd.grad(value.sum(), now)[0].item() == pytest.approx(-2.56)
+
+
+def test_a_call_is_masked_by_the_mean_of_its_log_ratios_not_by_their_sum() -> None:
+    """Log ratios [0.3, 0.3, 0.3 | 0.5]: the first call's product is 2.5, its geometric mean 1.35; the second's is 1.65."""
+    known = Tokens(-t(0.3, 0.3, 0.3, 0.5), torch.ones(4), torch.ones(4), calls=torch.tensor([0, 0, 0, 1]))
+    known = replace(known, ratios=losses.call_ratios(torch.zeros(4), known))
+    kept, _ = losses.corrections(Loss(ratio_mask="call", ratio_mask_high=1.5), torch.zeros(4), known)
+    assert kept is not None
+    assert kept.tolist() == [True, True, True, False]
+
+
+def test_two_masks_leave_out_what_either_does() -> None:
+    """Log(policy / sampler) [-0.5, 0.9, -0.1] in calls of one, all bad examples: drifted, out of bounds, neither."""
+    known = Tokens(-t(-0.5, 0.9, -0.1), -torch.ones(3), torch.ones(3), calls=torch.arange(3))
+    known = replace(known, ratios=losses.call_ratios(torch.zeros(3), known))
+    loss = Loss(ratio_mask="token", ratio_mask_high=2.0, off_policy_kl=0.3)
+    kept, _ = losses.corrections(loss, torch.zeros(3), known)
+    assert kept is not None
+    assert kept.tolist() == [False, False, True]

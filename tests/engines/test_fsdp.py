@@ -258,3 +258,32 @@ def test_an_error_of_one_rank_is_an_error_of_all_and_they_go_on(llama: Path, tmp
         with pytest.raises(EngineError, match="cannot be written"):
             ranks.save(tmp_path / "file" / "checkpoint")
         assert updates(ranks) == pytest.approx(updates(Learner(llama)), rel=1e-5)
+
+
+@pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
+def test_with_fewer_sequences_than_ranks_the_others_go_along(llama: Path, tmp_path: Path, packing: Any) -> None:
+    options = learner_setup(packing=packing, critic=2.0)
+    row = replace(batch(1)[0], returns=[1.0] * len(batch(1)[0].tokens))
+    alone = Learner(llama, options)
+    with group(llama, options, count=3) as ranks:
+        for rows in ([row], [row, row], [sequence([3, 4, 5], [])], []):
+            loss = Loss(name="reinforce", value=0.1)
+            assert ranks.forward_backward(rows, loss) == pytest.approx(alone.forward_backward(rows, loss), rel=1e-5)
+            assert ranks.logprobs(rows) == [pytest.approx(found, abs=1e-5) for found in alone.logprobs(rows)]
+            assert norms(ranks.optim_step(1e-3, 1.0)) == pytest.approx(norms(alone.optim_step(1e-3, 1.0)), rel=1e-4)
+        assert_same(weights(ranks, tmp_path / "ranks"), weights(alone, tmp_path / "alone"))
+
+
+@pytest.mark.parametrize("lora", [None, 4])
+def test_bfloat16_computes_close_to_float32_and_keeps_float32(llama: Path, tmp_path: Path, lora: int | None) -> None:
+    settings: dict[str, Any] = {"gradient_checkpointing": True, "reference": True, "lora_rank": lora}
+    options = learner_setup(dtype="bfloat16", **settings)
+    alone = Learner(llama, learner_setup(**settings))
+    with group(llama, options) as ranks:
+        ranks.reference_logprobs(batch())
+        assert updates(ranks) == pytest.approx(updates(alone), rel=0.05)
+        ranks.save(tmp_path / "ranks")
+    kept = tmp_path / "ranks" / ("adapter/adapter_model.safetensors" if lora else "model.safetensors")
+    for value in load_file(kept).values():
+        assert value.dtype == torch.float32
+        assert not torch.equal(value, value.bfloat16().float())

@@ -226,3 +226,34 @@ def test_a_loss_of_one_s_own_trains_as_the_built_in_one_does(
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
     for name, gradient in found[0][1].items():
         torch.testing.assert_close(found[1][1][name], gradient)
+
+
+def test_clipping_and_weights_scale_what_they_say(llama: Path) -> None:
+    one, half = Learner(llama), Learner(llama)
+    sequences = batch()
+    one.forward_backward(sequences, SFT)
+    half.forward_backward(
+        [
+            sequence(s.tokens, list(s.segments), temperature=s.temperature, weights=[w / 2 for w in s.weights])
+            for s in sequences
+        ],
+        SFT,
+    )
+    assert half.optim_step(1e-3, 1.0)["grad_norm"] == pytest.approx(
+        one.optim_step(1e-3, 1.0)["grad_norm"] / 2, rel=1e-4
+    )
+
+
+def test_bfloat16_computes_close_to_float32_with_float32_weights(llama: Path) -> None:
+    exact, rough = Learner(llama), Learner(llama, learner_setup(dtype="bfloat16"))
+    sequences = batch()
+    assert rough.forward_backward(sequences, SFT)["nll"] == pytest.approx(
+        exact.forward_backward(sequences, SFT)["nll"], rel=0.05
+    )
+    assert all(p.dtype == torch.float32 for p in rough.model.parameters())
+
+
+def test_sequences_without_sampled_tokens_add_nothing(llama: Path) -> None:
+    learner = Learner(llama)
+    assert learner.forward_backward([sequence([3, 4, 5], [])], SFT) == {"loss": 0.0, "tokens": 0.0}
+    assert learner.logprobs([sequence([3], [])]) == [[0.0]]

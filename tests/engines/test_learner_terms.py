@@ -215,3 +215,17 @@ def test_kto_agrees_with_the_engines_loss(mismatched: list[float]) -> None:
     found = preference_values(loss, CHOSEN, REJECTED, mismatched)
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
     assert found["margin"] == pytest.approx(expected["margin"], abs=1e-5)
+
+
+def test_the_losses_of_preferences_by_hand() -> None:
+    assert preferences.dpo(torch.tensor([1.0]), torch.tensor([-1.0]), 0.5).item() == pytest.approx(0.313262, abs=1e-6)
+    wanted = torch.tensor([True, False])
+    found = preferences.kto(torch.tensor([1.0, 1.0]), wanted, torch.tensor(0.0), 1.0, 1.0, 2.0)
+    assert found.tolist() == pytest.approx([0.268941, 2 * 0.731059], abs=1e-6)
+    baselines = [preferences.kto_baseline(torch.tensor(values)).item() for values in ([0.5, -0.1], [-1.0, 0.0], [])]
+    assert baselines == pytest.approx([0.2, 0.0, 0.0])
+
+
+def test_answers_of_one_kind_have_a_loss_and_no_margin() -> None:
+    loss = PreferenceLoss(name="kto", beta=1.0)
+    assert preference_values(loss, [0.0], []) == {"loss": 0.5}

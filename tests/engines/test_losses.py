@@ -80,3 +80,39 @@ def test_in_the_mean_k1_and_k2_have_the_gradient_of_the_kl_and_k3_that_of_the_ot
     (of_reward,) = torch.autograd.grad(in_reward, logits, retain_graph=True)
     (kl,) = torch.autograd.grad((now.exp() * (now - reference)).sum(), logits)
     torch.testing.assert_close(of_reward, kl)
+
+
+def test_clipped_tokens_have_no_gradient_and_the_rest_have_that_of_the_plain_ratio() -> None:
+    logprobs = torch.log(t(1.5, 0.5, 1.1)).requires_grad_()
+    losses.ppo_clip(logprobs, torch.zeros(3), t(1.0, -1.0, -2.0), 0.2, 0.28).sum().backward()
+    assert logprobs.grad is not None
+    torch.testing.assert_close(logprobs.grad, t(0.0, 0.0, 2.2))
+
+
+def test_on_the_sampler_s_own_policy_the_gradient_is_the_policy_gradient() -> None:
+    logprobs = torch.randn(7).requires_grad_()
+    advantages = torch.randn(7)
+    losses.ppo_clip(logprobs, logprobs.detach(), advantages, 0.2, 0.28).sum().backward()
+    assert logprobs.grad is not None
+    torch.testing.assert_close(logprobs.grad, -advantages)
+
+
+def test_k3_is_zero_for_equal_policies_and_positive_on_both_sides() -> None:
+    found = losses.kl_k3(torch.log(t(1.0, 2.0, 0.5)), torch.zeros(3))
+    torch.testing.assert_close(found, t(0.0, 1.0 - math.log(2), -0.5 + math.log(2)))
+
+
+def test_sft_is_the_negative_log_probability_of_the_token() -> None:
+    distributions = torch.log_softmax(torch.randn(2, 3), -1)
+    tokens = Tokens(torch.zeros(2), torch.zeros(2), t(1.0, 0.5))
+    total, _ = losses.token_loss(Loss(name="sft"), distributions, torch.tensor([2, 0]), tokens)
+    torch.testing.assert_close(total, -distributions[0, 2] - 0.5 * distributions[1, 0])
+
+
+def test_reinforce_is_minus_advantage_times_logprob_and_its_gradient_minus_the_advantage() -> None:
+    logprobs = t(-0.5, -1.0, -2.0).requires_grad_()
+    values = losses.reinforce(logprobs, t(2.0, -1.0, 0.0))
+    assert values.tolist() == [1.0, -1.0, 0.0]
+    values.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [-2.0, 1.0, 0.0]

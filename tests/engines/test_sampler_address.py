@@ -78,3 +78,20 @@ def test_the_server_of_a_run_sends_the_key_to_the_port_of_each_of_its_samplers()
     allowed = external_keys(key_arguments(parse_config(table, "settings"))[1::2])
     assert allowed.refusal("A_SAMPLER_KEY", ["http://10.1.2.3:9000", "http://10.1.2.3:9001"]) is None
     assert allowed.refusal("A_SAMPLER_KEY", ["http://10.1.2.3:9002"]) is not None
+
+
+@pytest.mark.parametrize(
+    "url", ["sampler:9000", "http://", "http://sampler:99999", "http://[::1", "http://me:word@sampler"]
+)
+def test_what_gateways_are_told_is_the_url_of_a_server_without_a_password(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"advertise\.0: expected http\(s\)://HOST:PORT without user"):
+        EngineConfig(listen="0.0.0.0:9000", advertise=(url,), key_env="A_SAMPLER_KEY")
+
+
+def test_a_key_that_no_header_carries_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("schlüssel", "two\nlines"):
+        monkeypatch.setenv("A_SAMPLER_KEY", key)
+        with pytest.raises(ConfigError, match=r"engine\.key_env: the key in A_SAMPLER_KEY has characters"):
+            SamplerAddress.of(EngineConfig(key_env="A_SAMPLER_KEY"))
+    with pytest.raises(ConfigError, match=r"key_env: a variable of Agent Lightning's own"):
+        EngineConfig(key_env="AGL_SERVER_KEY")

@@ -11,10 +11,12 @@ from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.local.sampler import create_app, open_sampler
+from agentlightning.engines.sampler_address import asks_for
 from agentlightning.runtime.children import listen, start_child, stop_child
 
 Client = TestClient[Any, Any]
@@ -239,3 +241,31 @@ async def test_with_a_key_for_sampling_its_holder_alone_samples_and_everybody_se
         given = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere", "weight_version": "1"}}
         sampling = {"Authorization": "Bearer of-the-gateways"}
         assert (await client.post("/collective_rpc", json=given, headers=sampling)).status == 401
+
+
+async def test_the_end_token_and_stop_tokens_end_an_answer_and_are_part_of_it(client: Client) -> None:
+    (free,) = (await generate(client, max_tokens=12, seed=2))["choices"]
+    wanted = free["token_ids"][3]
+    (choice,) = (await generate(client, max_tokens=12, seed=2, stop_token_ids=[wanted]))["choices"]
+    assert choice["token_ids"] == free["token_ids"][: free["token_ids"].index(wanted) + 1]
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_answers_end_where_the_context_does(client: Client) -> None:
+    (choice,) = (await generate(client, token_ids=[7] * 250, max_tokens=1000, seed=3))["choices"]
+    assert len(choice["token_ids"]) <= 6
+
+
+async def test_other_orders_than_a_reload_are_refused(client: Client) -> None:
+    order = {"method": "sleep", "kwargs": {}}
+    async with client.post("/collective_rpc", json=order, headers=ENGINE) as answer:
+        assert answer.status == 400
+
+
+async def test_bytes_of_no_text_are_a_wrong_key() -> None:
+    app = web.Application(middlewares=asks_for("of-the-gateways"))
+    async with TestServer(app) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: sampler\r\nauthorization: Bearer \xff\r\nconnection: close\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+        writer.close()

@@ -222,3 +222,42 @@ def test_scores_are_the_models_log_softmax_also_of_prompts_read_in_pieces(
         assert [(index, rank) for index, _, rank in top] == [
             (int(index), rank) for rank, index in enumerate(row.topk(2).indices, 1)
         ]
+
+
+def test_what_was_kept_of_old_weights_is_not_used_under_new_ones(llama: Path, other_llama: Path) -> None:
+    running = scheduler(open_decoder(llama))
+    first = SamplingRequest(prompt=[4, 5, 6], max_tokens=10, seed=3)
+    drain(running, [first])
+    running.load(other_llama, "1")
+    second = SamplingRequest(prompt=first.prompt + first.sampled + [9], max_tokens=8, seed=4)
+    drain(running, [second])
+    assert_same(second, alone(open_decoder(other_llama), second))
+
+
+def test_a_cancelled_request_frees_its_row_and_harms_nobody(llama: Path) -> None:
+    decoder = open_decoder(llama)
+    running = scheduler(decoder)
+    crowd = requests(6)
+    for request in crowd:
+        running.submit(request)
+    running.turn()
+    crowd[0].cancelled = True
+    running.turn()
+    assert running.counts[0] <= 5
+    drain(running, [])
+    assert crowd[0].finish is None or len(crowd[0].sampled) <= 2
+    for request in crowd[1:]:
+        assert_same(request, alone(decoder, request))
+
+
+def test_a_scored_prompt_gives_the_tokens_that_it_gives_unscored(llama: Path) -> None:
+    decoder = open_decoder(llama)
+    crowd = requests(12)
+    for request in crowd[::3]:
+        request.prompt_alternatives = 1
+    drain(scheduler(decoder), crowd)
+    for request in crowd:
+        assert_same(request, alone(decoder, request))
+        assert (request.prompt_scores is None) == (request.prompt_alternatives is None)
+        if request.prompt_scores is not None:
+            assert [scores[0][0] for scores in request.prompt_scores] == request.prompt[1:]

@@ -24,7 +24,7 @@ from agentlightning.errors import EngineError, InputError
 from agentlightning.records import JSON
 from agentlightning.rendering.grammar import Grammars, structured_outputs
 from agentlightning.testing.engine_contract import sequence
-from agentlightning.training_types import Loss, TrainingSequence, Transition
+from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence, Transition
 from build import learner_setup
 
 SCHEMA = {
@@ -301,3 +301,81 @@ def test_penalties_and_cuts_by_hand() -> None:
     # at temperature .5 the second has e^-2 = .135 of the likeliest's probability
     [by_share] = adjusted(logits, [LogitRule(logits={"min_p": 0.15})], [0.5]).tolist()
     assert [value > -1e9 for value in by_share] == [True, False, False, False, False]
+
+
+def test_a_row_of_forced_tokens_alone_trains_nothing(sampler: Sampler, folder: Path) -> None:
+    params = {"structured_outputs": {"choice": ["It is sunny, 21 degrees."]}}
+    ids, logprobs = sampled(sampler, 1, **params)
+    assert logprobs == [0.0] * len(ids)
+    learner = Learner(folder, learner_setup())
+    learner.forward_backward([row([(PROMPT, ids, logprobs, decoding(params))])], Loss(name="reinforce"))
+    assert all(not p.grad.any() for p in learner.model.parameters() if p.grad is not None)
+
+
+def test_the_nucleus_is_that_of_the_tokens_that_top_k_left() -> None:
+    logits = torch.tensor([[2.0, 1.0, -1.0, 0.0, 0.5]])  # probabilities .56, .21, .03, .08, .13
+    [cut] = adjusted(logits, [LogitRule(logits={"top_p": 0.7})], [1.0]).tolist()
+    assert [value > -1e9 for value in cut] == [True, True, False, False, False]
+    # of two tokens the first has .73; a token that was sampled stays in, and counts
+    rule = LogitRule(logits={"top_p": 0.7, "top_k": 2}, target=1)
+    [cut] = adjusted(logits, [rule], [1.0]).tolist()
+    assert ([value > -1e9 for value in cut], rule.cut) == ([True, True, False, False, False], True)
+
+
+def test_each_token_is_cut_as_if_it_were_alone() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(40, 200)
+    given = [{"top_k": 3}, {"min_p": 0.1}, {"top_p": 0.6}, CUTS, {"top_k": 500}]
+    kinds = [given[at % len(given)] for at in range(40)]
+    temperatures = [0.5 + at / 40 for at in range(40)]
+    together = adjusted(logits, [LogitRule(logits=one, target=7) for one in kinds], temperatures)
+    for at, (kind, temperature) in enumerate(zip(kinds, temperatures, strict=True)):
+        [alone] = adjusted(logits[at : at + 1], [LogitRule(logits=kind, target=7)], [temperature])
+        assert torch.equal(together[at], alone)
+
+
+def test_imitation_is_of_the_distribution_under_the_grammar(sampler: Sampler, folder: Path) -> None:
+    ids, logprobs = sampled(sampler, 1, **GRAMMAR)
+    metrics = Learner(folder, learner_setup()).forward_backward(
+        [row([(PROMPT, ids, logprobs, decoding(GRAMMAR))])], Loss(name="sft")
+    )
+    assert metrics["loss"] == pytest.approx(-sum(logprobs), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_preferences_are_between_completions_under_their_grammars(sampler: Sampler, folder: Path, name: Any) -> None:
+    learner = Learner(folder, learner_setup(reference=True))
+    rows = [row([(PROMPT, *sampled(sampler, seed, **GRAMMAR), decoding(GRAMMAR))]) for seed in (1, 2)]
+    learner.forward_backward(rows[:1], Loss(name="sft"))
+    learner.optim_step(1e-2, 1.0)
+    before, now = learner.reference_logprobs(rows), learner.logprobs(rows)
+    ratios = [sum(new[4:]) - sum(old[4:]) for new, old in zip(now, before, strict=True)]
+    assert ratios[0] > 0.1
+    chosen, rejected = (replace(one, ref_logprobs=values) for one, values in zip(rows, before, strict=True))
+    if name == "dpo":
+        examples = [Preference(chosen=[chosen], rejected=[rejected])]
+        expected = -math.log(sigmoid(0.1 * (ratios[0] - ratios[1])))
+    else:  # without mismatched completions the baseline is 0
+        examples = [Preference(chosen=[chosen]), Preference(rejected=[rejected])]
+        expected = 1 - sigmoid(0.1 * ratios[0]) + 1 - sigmoid(-0.1 * ratios[1])
+    loss = learner.forward_backward_preferences(examples, PreferenceLoss(name=name, beta=0.1))["loss"]
+    assert loss == pytest.approx(expected, abs=1e-4)
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+def test_unmerged_rows_have_the_gradient_of_merged_ones(sampler: Sampler, folder: Path) -> None:
+    first = sampled(sampler, 1, **GRAMMAR)
+    second = sampled(sampler, 2, [*PROMPT, *first[0], 60], **GRAMMAR)
+    applied = decoding(GRAMMAR)
+    merged = row([(PROMPT, *first, applied), ([60], *second, applied)])
+    apart = [row([(PROMPT, *first, applied)]), row([([*PROMPT, *first[0], 60], *second, applied)])]
+    apart = [replace(one, advantages=[float(m) for m in one.mask]) for one in apart]
+    gradients = []
+    for rows in ([merged], apart):
+        learner = Learner(folder, learner_setup())
+        learner.forward_backward(rows, Loss())
+        gradients.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))
+    assert torch.allclose(*gradients, atol=1e-5)

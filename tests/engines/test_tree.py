@@ -208,3 +208,17 @@ def test_a_model_or_a_setting_that_does_not_fit_is_refused_at_start(build: Calla
         Learner(build("GPT2"), learner_setup(packing="prefix_tree"))
     with pytest.raises(ModelError, match="sliding window"):
         Learner(build("Mistral", sliding_window=8), learner_setup(packing="prefix_tree"))
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+def test_other_models_of_the_shape_agree(build: Callable[..., Path], family: str) -> None:
+    assert_same(*learners(build(family)), branching(random.Random(3)), Loss())
+
+
+def test_one_mask_for_the_whole_tree_attends_as_the_runs_do() -> None:
+    inputs = heads(8)
+    outs = [attended(how, inputs) for how in ("runs", "mask")]
+    torch.testing.assert_close(*outs)
+    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in outs]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)

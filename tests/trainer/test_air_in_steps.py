@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 from test_policy_update import TalkingEngine, config, trajectory
 
 import build
-from agentlightning.adapters.trajectories import trajectories
+from agentlightning.adapters.trajectories import JUDGE, trajectories
 from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.rewards import RewardPolicy, shaped_air
 from agentlightning.errors import ConfigError
-from agentlightning.records import Call, Reward, Rollout
+from agentlightning.records import Call, Consumed, Reward, Rollout, Step
+from agentlightning.trainer.load_trajectories import AirTally
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.schedules import algorithms_of, check_air
@@ -123,3 +126,78 @@ def test_an_advantage_of_one_s_own_may_read_step_rewards(tmp_path: Path) -> None
     file.write_text(STEP_READER)
     own = LightningRL(advantage=f"{file}:earned")
     check_air(config(air={"rules": RULES}), [own])
+
+
+def test_other_step_rewards_stay_what_they_are() -> None:
+    both = marked(trajectory("a0", 1.0), -0.5, 0)
+    first = replace(both.transitions[0], reward=0.5, rewards={"format": 1.0, "air.tool_error": -0.5})
+    [[shaped]] = shaped_air([[replace(both, transitions=[first, both.transitions[1]])]])
+    assert [one.rewards for one in shaped.transitions] == [
+        {"format": 1.0, "air.tool_error": -0.5},
+        {"air.tool_error": 0.5},
+    ]
+    assert [one.reward for one in shaped.transitions] == [0.5, 0.5]
+
+
+class OneStepBefore:
+    """A store with one closed step, whose one rollout has a reward of AIR on its call."""
+
+    async def steps(self, run_id: str, after: int, limit: int) -> list[Step]:
+        assert (after, limit) == (0, 1)
+        return [Step(run_id=run_id, step=1, state="closed", consumed=[Consumed(rollout_id="one", outcome="trained")])]
+
+    async def rollouts(self, query: Any) -> list[Rollout]:
+        return [rollout("one", "g", 1.0)]
+
+    async def calls(self, ids: Any) -> list[Call]:
+        return [CALL]
+
+    async def rewards(self, ids: Any) -> list[Reward]:
+        return [said(rollout("one", "g", 1.0), -0.5)]
+
+
+async def test_a_credit_rule_that_looks_back_sees_differences_of_a_potential_too(tmp_path: Path) -> None:
+    rule = tmp_path / "rule.py"
+    rule.write_text(
+        "from agentlightning.algorithms.credit import credit_rule\n\n"
+        "@credit_rule('back', each='step', needs=('history',))\n"
+        "def back(groups, evidence, *, history: int = 1):\n"
+        "    earlier = evidence.history[0][0].transitions[0].reward\n"
+        "    return [[[one.reward * earlier] * len(one.transitions) for one in group] for group in groups]\n"
+    )
+    algorithm = LightningRL(credit=f"{rule}:back", advantage="reinforce", minibatches=1)
+    looking = replace(planner({"rules": RULES}, algorithm), store=OneStepBefore())  # type: ignore[arg-type]
+    plan, _ = await looking.plan_policy("default", 2, [PLAIN])
+    found = [row.advantages for ofone in plan.minibatches for row in ofone if row.rollout_id == "a0"]
+    assert not any(one for row in found for one in row)  # the last call's reward is given back at the end: 0
+
+
+def test_reward_weights_leave_airs_own_weights_alone_unless_they_name_its_rules() -> None:
+    one = marked(replace(trajectory("a0", 1.0), rewards={"answer": 0.5}), -0.5, 0)
+    for weights, step in (({"answer": 2.0}, -0.5), ({"answer": 2.0, "air.tool_error": 0.0}, 0.0)):
+        [[[weighed]], _] = RewardPolicy(weights=weights).settle([[one]])
+        assert (weighed.reward, weighed.transitions[0].reward) == (1.0, step)
+
+
+def test_a_step_says_how_often_each_rule_spoke_and_what_it_gave_a_call() -> None:
+    good, bad = rollout("good", "g", 1.0), rollout("bad", "g", 0.0, attempt=2)
+    tally = AirTally(RULES)
+    tally.add([good], calls(2), [said(good, 0.25, "tool_success")])
+    tally.add([bad], calls(2), [said(bad, -0.5, attempt=2), said(bad, -0.5, attempt=2, call="d"), said(bad, -0.5)])
+    assert tally.metrics() == {
+        "air/tool_error/reward_mean": -0.25,
+        "air/tool_error/share": 0.5,
+        "air/tool_success/reward_mean": 0.0625,
+        "air/tool_success/share": 0.25,
+    }
+
+
+def test_rewards_of_others_calls_of_judges_and_rewards_that_are_no_number_are_not_airs() -> None:
+    good, bad, unknown = (rollout(name, "g", own) for name, own in (("a", 1.0), ("b", 0.0), ("c", math.nan)))
+    tally = AirTally({"tool_error": -1.0})
+    told = [said(bad, -0.25), said(unknown, -0.5), replace(said(good, -0.75), source="emitted")]
+    tally.add([good, bad, unknown], [CALL, CALL, CALL, replace(CALL, agent=JUDGE)], told)
+    assert tally.metrics() == {
+        "air/tool_error/reward_mean": -0.25,
+        "air/tool_error/share": pytest.approx(2 / 3),
+    }

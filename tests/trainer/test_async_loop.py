@@ -22,10 +22,11 @@ from loop_doubles import (
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config.run import parse_config
-from agentlightning.errors import ConfigError, LearnerLostError
-from agentlightning.records import Claim, Rollout
+from agentlightning.errors import AgentError, ConfigError, LearnerLostError
+from agentlightning.records import Claim, NewRollout, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.training_types import Loss
 
 SIZE = TASKS * GROUP
@@ -266,3 +267,121 @@ def test_a_setting_that_would_be_ignored_is_refused(settings: dict[str, Any], se
     table = {"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}, "trainer": settings}
     with pytest.raises(ConfigError, match=sentence):
         parse_config(table)
+
+
+async def test_in_the_order_of_finishing_a_slow_group_is_learned_from_later(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    gate = Gate(lambda rollout: rollout.group_id == "train:1:0")
+
+    class Opens(RememberingEngine):
+        async def publish(self, version: int, policy: str = "default") -> None:
+            if version == 2:
+                gate.opened.set()
+            await super().publish(version, policy)
+
+    engine = Opens()
+    async with agents(store, gate=gate):
+        await loop(store, engine, tmp_path, val=[], max_staleness=2, batch_order="first_finished").run(resume=False)
+    slow = next(rollout for rollout in await trained(store) if rollout.group_id == "train:1:0")
+    first, *others = await store.steps("run")
+    assert slow.id not in {one.rollout_id for one in first.consumed}
+    assert slow.id in {one.rollout_id for step in others for one in step.consumed}
+    await check(store, engine)
+
+
+async def test_dynamic_sampling_makes_do_with_what_it_has_after_ten_times_as_many_groups(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    engine = RememberingEngine()
+    algorithm = LightningRL(group_size=GROUP, minibatches=1, dynamic_sampling=True)
+    async with agents(store, reward_of=lambda claim: 0.0):
+        await loop(store, engine, tmp_path, val=[], algorithm=algorithm).run(resume=False)
+    assert await outcomes(store) == [{"zero_variance": 10 * SIZE}] * STEPS
+    await check(store, engine)
+
+
+async def test_a_learner_lost_before_the_list_of_its_step_is_written_costs_no_rollout(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    class Valuing(RememberingEngine):
+        lost = False
+
+        async def values(self, sequences: Any, policy: str = "default") -> list[list[float]]:
+            if not self.lost:
+                self.lost = True
+                raise LearnerLostError("the learner ended during values")
+            return [[0.0] * len(row.tokens) for row in sequences]
+
+    engine, algorithm = Valuing(), LightningRL(group_size=GROUP, minibatches=1, advantage="gae")
+    async with agents(store):
+        await loop(store, engine, tmp_path, val=[], algorithm=algorithm, max_staleness=1).run(resume=False)
+    assert engine.lost
+    await check(store, engine)
+
+
+async def test_a_collector_keeps_what_was_watched_for_and_nothing_else(store: LightningStore) -> None:
+    new = [NewRollout(run_id="run", task={}, group_id=name) for name in ("mine", "other's", "nobody's")]
+    collector = RolloutCollector(store, "run")
+    await collector.begin()
+    (others, nobodys) = await store.enqueue(new[1:])
+    collector.watch([others.id])
+    async with agents(store, calls=0):
+        (mine,) = await collector.collect(new[:1])
+        while not (heard := collector.fetch([others.id, nobodys.id])):
+            await collector.wait_finished(1)
+    assert mine.state == "succeeded"
+    assert set(heard) == {others.id}
+    assert collector.fetch([others.id]) == {}
+
+
+async def test_a_group_that_failed_is_not_replaced_while_its_step_may_come_to_something(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    await store.enqueue(
+        [NewRollout(run_id="run", task={}, group_id="train:1:0", replica=replica, step=1) for replica in range(GROUP)]
+    )
+    async with agents(store, broken=True):
+        while any(rollout.state != "failed" for rollout in await trained(store)):
+            await store.wait("run", timeout_s=0.01)
+    async with agents(store):
+        await loop(store, RememberingEngine(), tmp_path, val=[]).run(resume=False)
+    assert [sum(each.values()) for each in await outcomes(store)] == [SIZE] * STEPS
+
+
+async def test_the_last_step_puts_away_what_an_earlier_process_had_queued_beyond_it(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    more = [
+        NewRollout(run_id="run", task={"n": 0}, group_id=f"train:{step}:{place}", replica=replica, step=step)
+        for step in range(1, STEPS + 2)
+        for place in range(TASKS)
+        for replica in range(GROUP)
+    ]
+    # Agents may be faster than the trainer: they have a policy to call, and nothing that they do becomes stale.
+    await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={})])
+    await store.enqueue(more)
+    engine = RememberingEngine()
+    async with agents(store):
+        await loop(store, engine, tmp_path, val=[], max_staleness=STEPS).run(resume=False)
+    assert [each["overprovisioned"] for each in await outcomes(store)] == [0] * (STEPS - 1) + [SIZE]
+    await check(store, engine)
+
+
+@pytest.mark.parametrize("order", ["fifo", "first_finished"])
+async def test_what_ran_ahead_and_failed_with_the_step_that_ended_the_run_is_put_away_by_resume(
+    store: LightningStore, tmp_path: Path, order: str
+) -> None:
+    settings: dict[str, Any] = {"val": [], "max_staleness": 1, "batch_order": order}
+    async with agents(store, broken=True):
+        with pytest.raises(AgentError):
+            await loop(store, RememberingEngine(), tmp_path, **settings).run(resume=False)
+        while any(rollout.state != "failed" for rollout in await trained(store)):
+            await store.wait("run", timeout_s=0.01)
+    engine = RememberingEngine()
+    async with agents(store):
+        assert await loop(store, engine, tmp_path, **settings).run(resume=True) == STEPS
+    first, *others = await outcomes(store)
+    assert first["invalid"] == 2 * SIZE
+    assert all(each["trained"] + each["zero_variance"] == SIZE for each in (first, *others))
+    await check(store, engine)

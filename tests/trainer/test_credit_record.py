@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -140,3 +141,16 @@ async def test_only_the_latest_steps_keep_their_credit(
     async with agents(store):
         await run.run(resume=False)
     assert {one.step for one in await recorded(store)} == steps
+
+
+def test_a_second_epoch_changes_nothing() -> None:
+    once, twice = (plan_of(trajectory("a", 1.0), trajectory("b", 0.0), epochs=epochs) for epochs in (1, 2))
+    assert len(twice.minibatches) == 2
+    assert credit_of(once, {}) == credit_of(twice, {})
+
+
+def test_a_number_that_is_not_finite_leaves_its_call_out() -> None:
+    plan = plan_of(trajectory("a", 1.0), trajectory("b", 0.0))
+    broken = replace(plan, calls=[replace(plan.calls[0], credit=math.nan), *plan.calls[1:]])
+    assert plan.calls[0].call.call_id not in credit_of(broken, {})
+    assert len(credit_of(broken, {})) == 3

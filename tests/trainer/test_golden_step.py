@@ -56,6 +56,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gigpo": {"credit": "gigpo"},
     "grouped_gae": {"credit": {"type": "grouped_gae", "lam": 0.9}},
     "counterfactual": {"credit": "counterfactual"},
+    "decisive": {"credit": "decisive"},
     "learned": {"credit": "learned"},
     "judge": {"credit": "judge"},
     "forked": {"credit": "forked"},
@@ -136,10 +137,23 @@ def in_trees(groups: list[list[Trajectory]]) -> list[list[Trajectory]]:
     ]
 
 
+def decided(groups: list[list[Trajectory]]) -> list[list[Trajectory]]:
+    """Each rollout's first call samples one thing if the rollout succeeds and another if it fails."""
+    return [[_decided(one) for one in group] for group in groups]
+
+
+def _decided(one: Trajectory) -> Trajectory:
+    first, *rest = one.transitions
+    sampled = [10 + (one.reward >= 0.5)] * 2
+    decisive = dataclasses.replace(first, sampled_ids=sampled, logprobs=first.logprobs[:2], decoding={})
+    return dataclasses.replace(one, transitions=linked([decisive, *rest]))
+
+
 def plan_of(settings: dict[str, Any], seed: int) -> UpdatePlan:
     algorithm = LightningRL(group_size=GROUP_SIZE, **settings)
     groups = groups_of(seed, settings.get("agents"))
     groups = in_trees(groups) if algorithm.tree is not None else groups
+    groups = decided(groups) if settings.get("credit") == "decisive" else groups
     dice = random.Random(seed)
     rollouts = [one for group in groups for one in group]
     numbers = {

@@ -189,3 +189,20 @@ def test_a_fingerprint_changes_with_code_and_data_and_not_with_the_store(tmp_pat
 def test_the_licence_is_that_of_the_models_card(tmp_path: Path, name: str, text: str, licence: str | None) -> None:
     (tmp_path / name).write_text(text)
     assert licence_of(str(tmp_path)) == licence
+
+
+async def test_weights_at_a_url_are_named_by_it(store: LightningStore, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    run = Training(store, tmp_path, trainer={"checkpoint_url": f"file://{tmp_path}/shared"})
+    [version] = await run.step(10)
+    assert version.weights["url"] == f"file://{tmp_path}/shared/run/step-000010"
+
+
+async def test_kept_copies_at_a_url_stay_too(store: LightningStore, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    run = Training(store, tmp_path, trainer={"keep_checkpoints": 1, "checkpoint_url": f"file://{tmp_path}/shared"})
+    await run.step(10)
+    await store.describe_model("run", 10, pinned=True)
+    for step in (20, 30):
+        await run.step(step)
+    assert sorted(path.name for path in (tmp_path / "shared" / "run").iterdir()) == ["step-000010", "step-000030"]

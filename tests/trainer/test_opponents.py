@@ -17,7 +17,7 @@ from agentlightning.records import Checkpoint, Resource, VersionSpan
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.loop import RLLoop
-from agentlightning.trainer.policies import Opponents, opponent_configs, policy_configs
+from agentlightning.trainer.policies import Opponents, opponent_configs, policy_configs, with_models
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.scheduler import PublishedVersions, Staleness
 from agentlightning.training_types import Trajectory
@@ -207,3 +207,44 @@ def test_versions_of_opponents_make_no_rollout_stale() -> None:
     staleness = Staleness(versions=versions, step=4, bound=0, policies=("default",))
     assert staleness.of(trajectory) == 0
     assert staleness.sort([[trajectory]])[2]["mixed_versions"] == 0.0
+
+
+def test_only_what_is_trained_gets_a_checkpoints_weights() -> None:
+    config = configured({"player": {}, "old": {"snapshot_of": "player"}, "first": {"frozen": True}})
+    found = with_models(config, {"": Path("c")})
+    assert [one.model.path for one in policy_configs(found).values()] == ["c"]
+    assert {alias: one.model.path for alias, one in opponent_configs(found).items()} == {"old": "c", "first": "m"}
+
+
+def test_the_runs_model_may_be_left_out_where_only_a_snapshot_has_none() -> None:
+    policies = {"player": {"model": "p"}, "old": {"snapshot_of": "player"}}
+    table = {name: LEAST[name] for name in ("agent", "data")} | {"policies": policies}
+    assert opponent_configs(parse_config(table))["old"].model.path == "p"
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"frozen": True, "snapshot_of": "player"}, r"policies\.it: frozen conflicts with snapshot_of"),
+        ({"frozen": True, "learning_rate": 0.1}, r"policies\.it\.learning_rate: has no effect with frozen"),
+        ({"frozen": True, "window": 2}, r"policies\.it\.window: has no effect with frozen"),
+        (
+            {"snapshot_of": "player", "algorithm": {"kl": 0.1}},
+            r"policies\.it\.algorithm: has no effect with snapshot_of",
+        ),
+        ({"snapshot_of": "player", "model": "x"}, r"policies\.it\.model: has no effect with snapshot_of"),
+        ({"snapshot_of": "it"}, r"policies\.it\.snapshot_of: expected a policy that is trained \(player\), got 'it'"),
+        (
+            {"snapshot_of": "player", "window": 3},
+            r"policies\.it\.window: expected at most trainer\.keep_checkpoints, 2",
+        ),
+        ({"window": 2}, r"policies\.it\.window: has no effect without snapshot_of"),
+        (
+            {"snapshot_of": "player", "engine": {"lora_rank": 4}},
+            r"policies\.it\.engine\.lora_rank: has no effect on a policy",
+        ),
+    ],
+)
+def test_settings_of_an_opponent_that_would_do_nothing_are_errors(own: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        opponent_configs(configured({"player": {}, "it": own}))

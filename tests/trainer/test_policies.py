@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,15 +26,17 @@ from loop_doubles import (
 
 import build
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.config.file import load_config
 from agentlightning.config.run import Config, parse_config
 from agentlightning.engines.base import Engine, PolicyEngines
 from agentlightning.errors import ConfigError, LearnerLostError, NoCallsError
 from agentlightning.records import Claim, Finish, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.checkpoint import RunFolder, policies_in
+from agentlightning.trainer.checkpoint_files import last_checkpoint
 from agentlightning.trainer.loop import RLLoop
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
-from agentlightning.trainer.policies import TrainedPolicy, check_groups, policy_configs, with_models
+from agentlightning.trainer.policies import ScheduledAlgorithm, TrainedPolicy, check_groups, policy_configs, with_models
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.trainer.step import joint_outcomes
@@ -365,3 +368,62 @@ async def test_agents_that_nobody_is_stop_the_run_with_the_names_that_there_are(
             NoCallsError, match=r"with agents = \['writer'\].*agents and models of its calls: black, white"
         ):
             await game(store, Game().engine, tmp_path, **own).run(resume=False)
+
+
+def test_the_runs_model_may_be_left_out_and_is_an_error_where_no_policy_uses_it() -> None:
+    both = {"white": {"model": "w"}, "black": {"model": "b"}}
+    found = policy_configs(parse_config({name: LEAST[name] for name in ("agent", "data")} | {"policies": both}))
+    assert [one.model.path for one in found.values()] == ["w", "b"]
+    with pytest.raises(ConfigError, match=r"model\.path: has no effect"):
+        configured(policies=both)
+    read_again = parse_config(parse_config(LEAST | {"model": {}, "policies": both}).model_dump(mode="json"))
+    assert policy_configs(read_again) == found
+
+
+def test_no_upstream_may_have_the_name_of_a_policy() -> None:
+    upstream = {"url": "https://host/v1", "models": ["bl*"]}
+    with pytest.raises(ConfigError, match="would take the calls of the policy 'black'"):
+        configured(policies={"white": {}, "black": {}}, external={"judge": upstream})
+
+
+def test_paths_of_policies_and_predicates_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "which.py").write_text("")
+    (tmp_path / "w").mkdir()
+    (tmp_path / "run.toml").write_text(
+        '[agent]\nrun = "a.py:f"\n[data]\ntrain = "t"\n[algorithm]\nagents = ["writer", "which.py:short"]\n'
+        '[policies.white]\nmodel = "w"\nalgorithm = { agents = ["which.py:long"] }\n'
+    )
+    read = load_config(tmp_path / "run.toml")
+    assert read.algorithm["agents"] == ["writer", f"{tmp_path}/which.py:short"]
+    assert read.policies["white"].algorithm["agents"] == [f"{tmp_path}/which.py:long"]
+    assert read.policies["white"].model == f"{tmp_path}/w"
+
+
+async def test_each_policy_has_a_schedule_of_its_own_and_says_so(store: LightningStore, tmp_path: Path) -> None:
+    progress = Noting()
+    made = game(store, Game().engine, tmp_path, progress=progress)
+    black = made.policies["black"]
+    parts = [
+        ScheduledAlgorithm(from_step=first, config=black.config, algorithm=algorithm)
+        for first, algorithm in ((1, black.algorithm), (2, dataclasses.replace(black.algorithm, advantage="rloo")))
+    ]
+    made.policies = dict(made.policies) | {"black": dataclasses.replace(black, schedule=parts)}
+    made.planner = dataclasses.replace(made.planner, policies=made.policies)
+    async with agents(store):
+        await made.run(resume=False)
+    rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "step"]
+    assert [row["policies/black/train/schedule_entry"] for row in rows] == [0.0, 1.0, 1.0]
+    assert not any("policies/white/train/schedule_entry" in row or "train/schedule_entry" in row for row in rows)
+    assert [note for note in progress.notes if "schedule" in note] == [
+        "step 2: from here on by policies.black.algorithm.schedule[1]"
+    ]
+
+
+async def test_a_checkpoint_holds_every_policy(store: LightningStore, tmp_path: Path) -> None:
+    async with agents(store):
+        await game(store, Game().engine, tmp_path).run(resume=False)
+    checkpoint = await last_checkpoint(store, RunFolder(tmp_path, "run"))
+    assert checkpoint is not None
+    folder = Path(checkpoint.path)
+    assert policies_in(folder) == {"black": folder / "black", "white": folder / "white"}
+    assert RunFolder(tmp_path, "run").has_checkpoint()

@@ -164,3 +164,10 @@ async def test_what_would_stop_training_stops_the_check_of_an_agent(tmp_path: Pa
     with pytest.raises(ConfigError, match="algorithm: dual_clip: expected a number above"):
         await check_agent(wrong, RunFolder(tmp_path, "run"), Silent(), 1)
     assert not (tmp_path / "run").exists()
+
+
+async def test_nothing_is_asked_that_the_loss_does_not_need() -> None:
+    engine = TalkingEngine()
+    algorithm = LightningRL(minibatches=1)
+    await update(engine, algorithm)
+    assert [verb for verb, _ in engine.asked] == ["forward_backward", "optim_step"]

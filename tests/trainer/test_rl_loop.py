@@ -19,6 +19,7 @@ from agentlightning.algorithms.settings import NamedPart
 from agentlightning.errors import AgentError, ConflictError, LearnerLostError, NoCallsError
 from agentlightning.records import Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.trainer.loop import RLLoop
 from agentlightning.training_types import Trajectory
 
 
@@ -291,3 +292,21 @@ async def test_an_evaluation_that_came_to_nothing_is_made_again_by_resume(
         assert await loop(store, RememberingEngine(), tmp_path).run(resume=True) == STEPS
     greedy = await store.rollouts(RolloutQuery(run_id="run", mode="eval", step=0))
     assert [one.replica for one in greedy if one.group_id.startswith("eval:0:greedy")] == [0, 1, 2]
+
+
+async def test_where_failures_count_as_zero_a_step_tried_again_samples_no_more_than_it_needs(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    algorithm = LightningRL(group_size=GROUP, minibatches=1, dynamic_sampling=True)
+
+    def made() -> RLLoop:
+        return loop(store, RememberingEngine(), tmp_path, val=[], algorithm=algorithm, on_failure="zero")
+
+    async with agents(store, broken=True):
+        with pytest.raises(AgentError):
+            await made().run(resume=False)
+    async with agents(store, reward_of=lambda claim: float(claim.rollout.replica)):
+        assert await made().run(resume=True) == STEPS
+    first, *others = await store.steps("run")
+    assert len(first.consumed) == 2 * TASKS * GROUP  # those that failed, and as many in their place
+    assert {len(step.consumed) for step in others} == {TASKS * GROUP}

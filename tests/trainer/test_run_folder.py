@@ -200,3 +200,13 @@ def test_a_file_that_was_edited_between_two_starts_of_a_run_is_named_once(tmp_pa
     assert [sentence.partition(":")[0] for sentence in changed] == sorted(set(files) - {"data.train"})
     assert all(f"{code} was changed after this run had started" in sentence for sentence in changed)
     assert folder.changed_files(files) == []
+
+
+def test_a_run_finds_its_store_from_any_working_directory(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path, "run")
+    folder.create(config)
+    monkeypatch.chdir("/")
+    assert folder.config().store.url == f"sqlite:///{tmp_path}/runs/agl.db"

@@ -221,3 +221,14 @@ def test_a_policy_leaves_the_schedule_of_the_run_by_an_empty_one() -> None:
     assert schedules(schedule=[{"from_step": 2, "kl": 0.1}]) == {"white": 2, "black": 1}
     with pytest.raises(ConfigError, match=r"policies\.black\.algorithm\.schedule: \[\] has no effect"):
         schedules()
+
+
+def test_an_entry_without_settings_returns_to_the_algorithm() -> None:
+    first, second, third = scheduled({"from_step": 2, "kl": 0.1}, {"from_step": 3}, entropy=0.1)
+    assert third.algorithm == first.algorithm != second.algorithm
+
+
+def test_an_entry_of_another_name_has_none_of_the_algorithm_s_settings() -> None:
+    first, second = scheduled({"from_step": 3, "type": "sft"}, data={"from_run": "r"}, advantage="rloo")
+    assert first.config.algorithm["advantage"] == "rloo"
+    assert second.config.algorithm == {"type": "sft"}

@@ -55,3 +55,14 @@ def test_what_is_older_than_the_bound_leaves_its_group_and_is_counted() -> None:
     assert [[one.rollout_id for one in group] for group in groups] == [["a", "b"]]
     assert stale == ["c", "d"]
     assert metrics == {"staleness_mean": 0.5, "staleness_max": 1.0, "mixed_versions": 0.5, "stale": 2.0}
+
+
+def test_versions_published_again_after_a_crash_count_by_their_step() -> None:
+    staleness = Staleness(versions=weights(0, 1, 2, 1, 2), step=3, bound=1)
+    assert [staleness.of(rollout("r", [version])) for version in (1, 2, 3, 4, 5)] == [2, 1, 0, 1, 0]
+
+
+def test_what_began_before_the_oldest_weights_that_count_were_served_began_too_early() -> None:
+    staleness = Staleness(versions=weights(0, 1, 2, 3), step=4, bound=1)  # those of step 2, served from second 3 on
+    assert staleness.began_too_early(2_999_999_999)
+    assert not staleness.began_too_early(3_000_000_000)

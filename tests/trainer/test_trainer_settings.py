@@ -170,3 +170,14 @@ def test_a_run_that_is_not_there_is_not_resumed(tmp_path: Path) -> None:
 def test_before_anything_was_trained_nothing_is_exported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="call fit first"):
         Trainer("org/model", runs=tmp_path).export(tmp_path / "model")
+
+
+def test_a_home_folder_is_looked_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(model.parent))
+    Processes(config("~/model"), RunFolder(model.parent / "runs", "run"))
+
+
+def test_an_object_of_another_table_is_refused(tmp_path: Path) -> None:
+    trainer = Trainer("org/model", settings={"engine": TrainerConfig(grad_clip=0.5)}, runs=tmp_path)
+    with pytest.raises(ConfigError, match=r"engine\.grad_clip: no such setting"):
+        trainer.fit("a.py:f", train_dataset=[{"n": 1}])

@@ -194,3 +194,35 @@ def test_settings_of_the_run_that_do_not_go_with_trees_are_refused_by_name(
     whole["algorithm"] = {"rollouts": "tree"} | tables.pop("algorithm", {})
     with pytest.raises(ConfigError, match=sentence):
         schedules_of(parse_config(whole | tables))
+
+
+async def whole_group(store: LightningStore, calls: list[int], failed: int) -> list[Rollout]:
+    """A group of two trees, with the number of calls and the one that fails by replica."""
+    await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={"model": "m"})])
+    new = WANTED[:2]
+    while new:
+        await store.enqueue(new)
+        for claim in await store.claim(WORKER, limit=10):
+            replica = claim.rollout.replica
+            await answer(store, claim, calls[replica], 1.0, failed=replica == failed)
+        [group] = (await rollouts_by_group(store)).values()
+        new = await a_sampler(store).next_round(group, WANTED)
+    return group
+
+
+async def test_a_tree_grows_when_its_own_rollouts_have_finished(store: LightningStore) -> None:
+    await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={"model": "m"})])
+    await store.enqueue(WANTED[:2])
+    [claim] = await store.claim(WORKER, limit=1)
+    await answer(store, claim, 2, 1.0)
+    [group] = (await rollouts_by_group(store)).values()
+    tree = claim.rollout.replica
+    assert [one.replica for one in await a_sampler(store).next_round(group, WANTED)] == [2 + 2 * tree]
+
+
+async def test_trees_without_a_call_to_fork_after_go_on_with_independent_rollouts(store: LightningStore) -> None:
+    members = await whole_group(store, [1, 3, 2, 1, 3, 3], failed=1)
+    *found, last = shape(members)
+    assert found == [None, None, None, (2, 1), None]  # one call of replica 0, and replica 1 failed
+    assert last is not None
+    assert last[0] == 4

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import CREDIT, Credit, Evidence
+from agentlightning.algorithms.credit.step_rewards import returns_to_go
 from agentlightning.training_types import Trajectory
 
 
@@ -220,3 +221,20 @@ def test_at_its_limit_a_rule_is_uniform_credit(name: str, settings: dict[str, An
     group = [trajectory("a", 1.0, "xyz"), trajectory("b", 0.0, "x"), trajectory("c", 0.5, "yy")]
     for one, other in zip(advantages(name, group, **settings), advantages("uniform", group), strict=True):
         assert one == pytest.approx(other)
+
+
+def test_returns_to_go_are_discounted_once_a_call() -> None:
+    assert returns_to_go(trajectory("a", 1.0, "xyz", steps=[0.5, 0.0, 0.0]), 0.5) == [0.75, 0.5, 1.0]
+
+
+def test_gigpo_adds_nothing_to_a_call_that_nobody_else_made() -> None:
+    group = [trajectory("a", 1.0, "12", states="su"), trajectory("b", 0.0, "34", states="sv")]
+    assert [(one.bonus or [])[1] for one in credit("gigpo", group)] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", BY_ROLLOUT)
+def test_what_a_rollout_earned_does_not_grow_with_its_calls(name: str) -> None:
+    """One agent of few words and one of many, with equal rewards: neither moves the other's baseline by its length."""
+    short = [trajectory("a", 1.0, "x"), trajectory("b", 0.0, "y")]
+    long = [trajectory("a", 1.0, "xzzz"), trajectory("b", 0.0, "y")]
+    assert trained(name, long)[1] == pytest.approx(trained(name, short)[1])

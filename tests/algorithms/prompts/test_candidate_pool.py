@@ -52,3 +52,11 @@ def test_a_dominated_candidate_is_not_on_the_front_though_it_is_best_on_a_task()
     made = pool((1.0, 0.0), (0.0, 1.0), (1.0, 0.5))
     assert made.front() == {0: {2}, 1: {1}}
     assert made.front_counts() == {1: 1, 2: 1}
+
+
+def test_the_mean_is_over_all_validation_tasks_or_there_is_none() -> None:
+    made = CandidatePool(candidate(0), 2)
+    made.record(0, [RolloutScore(task=1, reward=1.0)])
+    assert made.mean(0) is None
+    made.record(0, [RolloutScore(task=0, reward=0.0)])
+    assert made.mean(0) == 0.5

@@ -196,3 +196,30 @@ def test_a_wrong_setting_is_an_error_that_names_it(
 ) -> None:
     with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
         kind(**settings)  # type: ignore[arg-type]
+
+
+@every_search
+async def test_it_finds_them_through_noise(kind: type[RacedSearch]) -> None:
+    run = LiteralRun(noisy, sizes=(40, 40))
+    result = await bounded(kind, max_proposals=400, patience=200).search(run, seed=0)
+    good = sum(sentence in result.best.texts["system"] for sentence in GOOD)
+    assert good + ("creative" not in result.best.texts["system"]) >= 3
+
+
+@every_search
+async def test_a_budget_of_rollouts_may_end_at_every_number_of_them(kind: type[RacedSearch]) -> None:
+    for rollouts in range(0, 130, 3):
+        run = LiteralRun(rollouts=rollouts)
+        result = await kind().search(run, seed=1)
+        assert run.spent <= rollouts
+        assert result.reason == f"The budget of {rollouts} rollouts is spent."
+        assert (result.mean is None) == (rollouts < 16)
+
+
+@every_search
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 2), (5, 7)])
+async def test_few_tasks_are_enough(kind: type[RacedSearch], sizes: tuple[int, int]) -> None:
+    run = LiteralRun(sizes=sizes)
+    result = await bounded(kind, max_proposals=300, patience=100).search(run, seed=0)
+    assert result.mean is not None
+    assert result.mean > 0

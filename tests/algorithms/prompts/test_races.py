@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
@@ -111,3 +112,15 @@ def test_a_race_that_is_resumed_goes_on_with_what_it_counted_and_one_that_is_hop
     short = run(race(), [1.0, 0.0, 0.0, 0.0])
     short.resume()
     assert short.accepted is False
+
+
+def test_a_race_wants_no_more_rollouts_than_its_bound() -> None:
+    for seed in range(200):
+        source = random.Random(seed)
+        one, asked = race(order=7), 0
+        while (wanted := one.wanted()) is not None:
+            asked += sum(len(request.tasks) for request in wanted)
+            size = len(wanted[0].tasks)
+            one.record(scores([0.0] * size), scores(source.choices([1.0, 0.0, -1.0], [0.3, 0.5, 0.2], k=size)))
+        assert asked <= 2 * racing.MAX_RACE_TASKS
+        assert one.accepted is not None

@@ -65,3 +65,15 @@ def test_a_request_has_the_text_the_rollouts_and_what_was_tried_and_no_more_than
     assert "2 earlier ones are left out." in prompt
     assert "text 1\n" not in prompt
     assert "Better on 7 tasks, worse on 0, equal on 4:\n```\ntext 7\n```" in prompt
+
+
+@pytest.mark.parametrize("count", [1, 4, 40])
+def test_rollouts_are_bounded_and_say_what_is_cut(count: int) -> None:
+    text = rollouts_text([trace(steps="x" * 100_000, feedback="y" * 100_000)] * count)
+    assert len(text) <= reflection.MAX_ROLLOUTS_CHARACTERS + 100 * count
+    assert "characters cut]" in text
+
+
+def test_a_line_that_is_almost_a_fence_is_read_in_linear_time() -> None:
+    """Twice the length took four times as long: a megabyte of spaces held the process for hours."""
+    assert new_text("```" + " " * 1_000_000 + "!\n```\na\n```") == "a"

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import strategies as st
 
 from agentlightning.adapters.trajectories import named_rewards, trajectories
-from agentlightning.records import RetryPolicy, Rollout, Sampling
+from agentlightning.errors import NotFoundError
+from agentlightning.records import Finish, NewRollout, RetryPolicy, Reward, Rollout, Sampling, WorkerStatus
 from agentlightning.runner.scoring import FunctionScorer, Score, read_score
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -146,3 +147,73 @@ def test_pairs_that_the_new_rewards_do_not_tell_apart_count_half() -> None:
 
 
 FEW = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+
+
+async def test_a_function_that_fails_on_some_rollouts_is_told_with_them(store: LightningStore) -> None:
+    def score(task: Any, result: Any) -> float:
+        return 1 / int(result.answer)
+
+    done = await rescored(store, score)
+    assert [one.problem.splitlines()[0] if one.problem else "" for one in done.found][1:] == [""] * 3
+    assert "division by zero" in done.found[0].problem
+    assert (compare(done.found).failed, compare(done.found).scored) == (1, 3)
+
+
+async def test_nothing_is_kept_unless_it_is_asked_for(store: LightningStore) -> None:
+    before = await records(store)
+    await rescored(store, lambda task, result: 0.25)
+    assert await records(store) == before
+
+
+async def test_what_was_kept_is_never_changed(store: LightningStore) -> None:
+    await rescored(store, lambda task, result: 0.25, limit=2, keep_as="strict")
+    await rescored(store, lambda task, result: 0.75, keep_as="strict")
+    values = [one.value for one in await records(store) if one.name == "strict"]
+    assert sorted(values) == [0.25, 0.25, 0.75, 0.75]
+
+
+async def test_two_that_keep_at_the_same_time_keep_once(store: LightningStore) -> None:
+    await asyncio.gather(
+        *(
+            rescored(store, lambda task, result, value=value: {"reward": value, "steps": [value]}, keep_as="strict")
+            for value in (0.25, 0.75)
+        )
+    )
+    told = [one for one in await records(store) if one.source == "rescored"]
+    assert sorted(one.call_id is None for one in told) == [False] * 4 + [True] * 4
+
+
+async def test_a_step_reward_of_the_same_name_is_not_taken_for_what_was_written(store: LightningStore) -> None:
+    [rollout, *_] = await store.rollouts(RolloutQuery(run_id="run"))
+    [call] = await store.calls([rollout.id])
+    own = Reward(
+        id="own",
+        run_id="run",
+        rollout_id=rollout.id,
+        attempt=1,
+        value=1.0,
+        name="strict",
+        call_id=call.id,
+        source="emitted",
+    )
+    await store.record_rewards([own])
+    done = await rescored(store, lambda task, result: 0.25, keep_as="strict")
+    assert [one.stood for one in done.found] == [False] * 4
+
+
+async def test_the_rollouts_can_be_chosen(store: LightningStore) -> None:
+    assert len((await rescored(store, lambda task, result: 0, limit=3)).found) == 3
+    assert len((await rescored(store, lambda task, result: 0, mode="train", step=0)).found) == 4
+    with pytest.raises(NotFoundError, match="no rollout that succeeded matches"):
+        await rescored(store, lambda task, result: 0, mode="eval")
+    nobody = Rescoring(store=store, run_id="other", scorer=FunctionScorer(print, ThreadPoolExecutor(1)))
+    with pytest.raises(NotFoundError, match="no such run"):
+        await nobody.score()
+
+
+async def test_a_rollout_that_did_not_succeed_is_not_scored(store: LightningStore) -> None:
+    await store.enqueue([NewRollout(run_id="run", task={}, group_id="late", replica=0)])
+    [claim] = await store.claim(WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0), limit=1)
+    await store.finish([Finish(lease=claim.lease, state="failed", error="no")])
+    assert (await store.rollouts(RolloutQuery(ids=[claim.rollout.id])))[0].state == "failed"
+    assert claim.rollout.id not in [one.rollout.id for one in (await rescored(store, lambda task, result: 0)).found]

@@ -71,3 +71,20 @@ def test_every_epoch_visits_each_task_once(count: int, per_step: int, seed: int)
     places = [position for step in range(1, count + 1) for position in order.step(step)]
     epochs = [places[start : start + count] for start in range(0, len(places) - count + 1, count)]
     assert all(Counter(epoch) == Counter(range(count)) for epoch in epochs)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("t.csv", b"q\n\xff\n"), ("t.jsonl", b"\xff"), ("t.jsonl.gz", b"no gzip")]
+)
+def test_a_file_of_other_bytes_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"reading .*{name} failed: "):
+        load_tasks(str(tmp_path / name))
+
+
+@given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 9))
+def test_a_step_is_the_same_whoever_asks_for_it(count: int, per_step: int, step: int) -> None:
+    asked_in_order = TaskOrder(count, per_step, 3)
+    for earlier in range(1, step):
+        asked_in_order.step(earlier)
+    assert asked_in_order.step(step) == TaskOrder(count, per_step, 3).step(step)

@@ -217,3 +217,26 @@ def test_a_variable_without_a_url_is_refused_before_anything_starts(monkeypatch:
 @pytest.mark.parametrize("name", ["queue_without_workers", "queue_old", "disk_filling", "run_silent"])
 def test_the_page_of_alerts_has_every_alarm_of_the_load(name: str) -> None:
     assert f"| `{name}` |" in (Path(__file__).parents[3] / "docs" / "console.md").read_text()
+
+
+async def test_an_alarm_is_reported_with_its_step_once_while_it_lasts(
+    store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    watched, notes = logger(store, tmp_path)
+    reported: list[tuple[int, str]] = []
+    watched.on_alarm = lambda step, alarm: reported.append((step, alarm.name))
+
+    for step in range(1, 6):
+        await watched.record(step, "step", {"policy/kl": 0.9})
+
+    assert reported == [(3, "ratio_exploding")]
+    assert len(notes.notes) == 1
+
+
+@pytest.mark.parametrize("url", ["http://localhost:70000/hook", "http://localhost:x/hook", "http://[::1/hook"])
+def test_a_url_that_no_host_can_have_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("HOOK", url)
+    with pytest.raises(ConfigError, match=r"expected the variable HOOK to hold an http\(s\) URL$"):
+        sender(AlertsConfig(webhook_env="HOOK"), unheard)

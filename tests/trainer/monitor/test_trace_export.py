@@ -18,6 +18,7 @@ from agentlightning.records import Finish, NewRollout, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.tracing.otlp import write_response
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.senders import TraceExport
 
@@ -138,3 +139,27 @@ async def test_the_command_sends_a_run_afterwards(receiver: Receiver, tmp_path: 
     given[2] = "unknown"
     failed = await asyncio.to_thread(CliRunner().invoke, app, [*given, receiver.url])
     assert isinstance(failed.exception, NotFoundError)
+
+
+async def test_an_export_that_cannot_note_how_far_it_came_is_told_of(receiver: Receiver, tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store:
+        run_id = (await store.create_run("traced", {}, "r")).id
+        folder = a_folder(tmp_path)
+        (folder.path / "traces_exported").mkdir()
+        notes: list[str] = []
+        async with TraceExport(receiver.url, folder, store, notes.append):
+            await finish(store, run_id, "a", 1)
+            await receiver.came.wait()
+        [note] = notes
+        assert "traces are no longer exported" in note
+
+
+async def test_spans_that_a_collector_takes_and_rejects_are_told_of_once(receiver: Receiver, tmp_path: Path) -> None:
+    receiver.body = write_response(1, "too old")
+    async with InMemoryLightningStore() as store:
+        run_id = (await store.create_run("traced", {}, "r")).id
+        notes: list[str] = []
+        async with TraceExport(receiver.url, a_folder(tmp_path), store, notes.append):
+            sent = await finish(store, run_id, "a", 17)
+        assert receiver.rollouts == sent
+        assert notes == [f"traces: {receiver.url} takes them and rejects some spans: too old"]

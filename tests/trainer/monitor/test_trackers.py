@@ -1,6 +1,7 @@
 """TrackerProcesses: each row reaches them once, whatever ends in between; and the real ones, in processes of their own."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -285,3 +286,44 @@ asyncio.run(main())
     assert read_tensorboard(folder) == [(1, 0.5), (2, 0.25)]
     (file,) = (folder.path / "tensorboard").iterdir()
     assert f".{done.stdout.strip()}." in file.name  # it was that one that sent both
+
+
+def test_half_a_line_is_sent_once_it_is_whole(tmp_path: Path) -> None:
+    whole = row(1, loss=1.0)
+    box, tracker = outbox(tmp_path), Remembering([])
+    append(tmp_path, whole[:10])
+    box.send(tracker)
+    assert tracker.got == []
+    append(tmp_path, whole[10:])
+    box.send(tracker)
+    assert [step for step, _ in tracker.got] == [1]
+
+
+def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    tracker = Remembering([])
+    append(tmp_path, row(1, loss=float("nan"), kl=0.1))
+    feed(lambda: tracker, outbox(tmp_path), [], unheard)
+    assert tracker.got == [(1, {"policy/kl": 0.1})]
+
+
+def test_a_tracker_that_never_opens_ends_quietly_with_its_run(tmp_path: Path) -> None:
+    def refuse() -> Remembering:
+        raise RuntimeError("no API key")
+
+    told: list[str] = []
+    append(tmp_path, row(1, loss=1.0))
+    feed(refuse, outbox(tmp_path), ["", "", "finished"], told.append)
+    assert len(told) == 1
+    assert not (tmp_path / "sent").exists()
+
+
+async def test_only_one_process_feeds_a_tracker_of_a_run(folder: RunFolder) -> None:
+    """The one of a trainer that was killed may still be sending when the run is resumed."""
+    heard = asyncio.Event()
+    (folder.path / "tensorboard").write_text("a file where its folder should be")
+    append(folder.path, row(1, loss=1.0))
+    async with TrackerProcesses(folder, ["tensorboard"], lambda text: heard.set()):
+        async with asyncio.timeout(60):
+            await heard.wait()
+        with (folder.path / "trackers" / "tensorboard.lock").open("rb") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

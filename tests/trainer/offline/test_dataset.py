@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from record_doubles import SOURCE, TASKS, dataset, record, recorded_with
+from record_doubles import GROUP, SOURCE, TASKS, dataset, record, recorded_with
 
-from agentlightning.algorithms.offline import RFT, SFT, Distill, OfflineAlgorithm
+from agentlightning.algorithms.offline import DPO, RFT, SFT, Distill, OfflineAlgorithm
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.records import NewRollout
 from agentlightning.store.base import LightningStore
@@ -125,3 +125,40 @@ async def test_a_record_that_was_pruned_meanwhile_is_an_error_that_says_so(
 def test_the_models_context_bounds_rows(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 64}}))
     assert max_row_tokens(tmp_path) == 64
+
+
+async def test_pairs_are_of_one_task_and_the_better_is_wanted(store: LightningStore, folder: RunFolder) -> None:
+    ids = await record(store)
+    found = await dataset(store, DPO(), folder).examples()
+    assert len(found) == TASKS * GROUP // 2
+    place = {name: (number // GROUP, number % GROUP % 2) for number, name in enumerate(ids)}
+    for example in found:
+        assert place[str(example.wanted)][0] == place[str(example.unwanted)][0]
+        assert (place[str(example.wanted)][1], place[str(example.unwanted)][1]) == (1, 0)
+
+
+async def test_the_same_tokenizer_in_another_folder_is_taken(
+    store: LightningStore, folder: RunFolder, tmp_path: Path
+) -> None:
+    await record(store)
+    await recorded_with(store, tokenizer(tmp_path / "theirs", a=0, b=1))
+    tokenizer(folder.path, a=0, b=1)
+    notes: list[str] = []
+    assert await dataset(store, SFT(), folder, notes).examples()
+    assert notes == []
+
+
+async def test_a_tokenizer_that_is_gone_is_told(store: LightningStore, folder: RunFolder, tmp_path: Path) -> None:
+    await record(store)
+    await recorded_with(store, tmp_path / "gone")
+    notes: list[str] = []
+    assert await dataset(store, SFT(), folder, notes).examples()
+    assert notes == ["source: cannot check that it was recorded with the tokenizer of this model"]
+
+
+async def test_a_record_without_a_call_of_the_agents_is_an_error(store: LightningStore, folder: RunFolder) -> None:
+    await record(store, calls=[{"agent": "writer"}])
+    notes: list[str] = []
+    with pytest.raises(DataError, match="no finished training rollout"):
+        await dataset(store, DPO(agents=["reader"]), folder, notes).examples()
+    assert notes == ["48 recorded rollouts cannot be learned from: 48 × no call is of reader"]

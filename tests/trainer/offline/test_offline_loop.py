@@ -9,7 +9,7 @@ from loop_doubles import EVERY, Countdown, Crash, Crashing, agents
 from record_doubles import STEPS, ComparingEngine, loop, record
 
 from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, OfflineAlgorithm
-from agentlightning.errors import LearnerLostError
+from agentlightning.errors import DataError, LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.training_types import PreferenceLoss
@@ -180,3 +180,46 @@ async def test_metrics_of_steps_that_a_crash_undid_are_marked(store: LightningSt
     found = await store.metrics("run", "train/loss")
     assert {metric.step for metric in found if metric.abandoned} == {3}
     assert [metric.step for metric in found if not metric.abandoned] == [1, 2, 3, 4, 5]
+
+
+@BY_NAME
+async def test_the_source_run_is_left_as_it_was(
+    store: LightningStore, tmp_path: Path, algorithm: OfflineAlgorithm
+) -> None:
+    before = await store.rollouts(RolloutQuery(run_id="source"))
+    await finished(store, tmp_path, algorithm)
+    assert await store.rollouts(RolloutQuery(run_id="source")) == before
+    assert await store.rollouts(RolloutQuery(run_id="run")) == []
+
+
+async def test_every_example_is_learned_from_once_an_epoch(store: LightningStore, tmp_path: Path) -> None:
+    engine = ComparingEngine()
+    whole = loop(store, engine, tmp_path, SFT(held_out=0.0))
+    trainer = whole.config.trainer.model_copy(update={"steps": 12})
+    whole.config = whole.config.model_copy(update={"trainer": trainer})
+    await whole.run(resume=False)
+    ids = [rollout.id for rollout in await store.rollouts(RolloutQuery(run_id="source"))]
+    assert sorted(engine.learned) == sorted(ids)
+
+
+async def test_evaluation_rollouts_of_the_source_are_never_learned_from(store: LightningStore, tmp_path: Path) -> None:
+    evaluated = set(await record(store, mode="eval", tasks=4))
+    engine = await finished(store, tmp_path, SFT())
+    assert not evaluated & set(engine.learned)
+
+
+async def test_a_stop_ends_after_the_step_with_a_checkpoint(store: LightningStore, tmp_path: Path) -> None:
+    stopped = loop(store, ComparingEngine(), tmp_path, SFT())
+    stopped.stopping = True
+    assert await stopped.run(resume=False) == 0
+    assert [each.step for each in await store.checkpoints("run")] == [0]
+    assert await loop(store, ComparingEngine(), tmp_path, SFT()).run(resume=True) == STEPS
+
+
+async def test_a_record_that_is_wholly_held_out_is_an_error(store: LightningStore, tmp_path: Path) -> None:
+    class Everything(SFT):
+        def is_held_out(self, task: str) -> bool:
+            return True
+
+    with pytest.raises(DataError, match=r"all 48 examples are held out; lower algorithm\.held_out"):
+        await loop(store, ComparingEngine(), tmp_path, Everything()).run(resume=False)

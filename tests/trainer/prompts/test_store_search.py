@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 from loop_doubles import EVERY, Countdown, Crash, Crashing
-from search_doubles import RUN, START, WORDS, GreedySearch, Writer, config, prompted_agents, searching
+from search_doubles import RUN, START, WORDS, GreedySearch, Writer, config, prompted_agents, searching, text_of
 
 from agentlightning.algorithms.prompts import GEPA
 from agentlightning.algorithms.prompts.search import ScoreRequest, SearchResult
 from agentlightning.errors import AgentError, BudgetSpentError, EngineError, InputError
-from agentlightning.records import Rollout
+from agentlightning.prompts.templates import Template
+from agentlightning.records import Finish, NewRollout, Rollout
+from agentlightning.runner.attempt import status_here
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.store.templates import read_candidates, validation_rewards
+from agentlightning.store.templates import add_version, promote_candidate, read_candidates, validation_rewards
+from agentlightning.trainer.prompts.optimization import searched
 
 BEST = f"{START} verify cite plan"
 
@@ -236,3 +239,84 @@ async def test_a_model_that_answers_nonsense_ends_the_search_with_what_it_starte
             found = await GEPA(minibatch=2).search(search, 0)
     assert (found.best.number, found.mean, len(writer.prompts)) == (0, 0.0, 20)
     assert "(patience)" in found.reason
+
+
+async def test_every_rollout_has_the_versions_of_its_candidate(tmp_path: Path) -> None:
+    templates = {"system": START, "other": "Be kind."}
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        async with searching(store, tmp_path, Writer(store), config(templates, templates=["system"])) as search:
+            child = await search.propose({"system": f"{START} plan"}, [search.seed], "test")
+            await search.evaluate(
+                [ScoreRequest(candidate=one, split="val", tasks=(1,)) for one in (search.seed, child)]
+            )
+        first, second = await all_rollouts(store)
+        texts = [await text_of(store, rollout) for rollout in (first, second)]
+    assert texts == [START, f"{START} plan"]
+    assert (first.prompts, second.prompts) == ({"system": 1, "other": 1}, {"system": 2, "other": 1})
+
+
+async def test_versions_name_their_parent_versions(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store:
+        async with searching(store, tmp_path, Writer(store)) as search:
+            one = await search.propose({"system": f"{START} a"}, [search.seed], "test")
+            two = await search.propose({"system": f"{START} b"}, [search.seed], "test")
+            await search.propose({"system": f"{START} c"}, [one, two], "gepa merge")
+        [merged] = await store.resources(RUN, "system", version=4)
+    assert (merged.parent, merged.value["parents"], merged.value["source"]) == (2, [2, 3], "gepa merge")
+
+
+async def test_a_text_of_no_template_is_refused(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, searching(store, tmp_path, Writer(store)) as search:
+        with pytest.raises(InputError, match=r"user: expected a text of system"):
+            await search.propose({"user": "x"}, [search.seed], "test")
+
+
+async def test_replicas_of_a_task_are_rollouts_of_their_own(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        async with searching(store, tmp_path, Writer(store)) as search:
+            wanted = [ScoreRequest(candidate=search.seed, split="val", tasks=(0,), replica=one) for one in (0, 1)]
+            [[first], [second]] = await search.evaluate(wanted)
+        assert first.rollout_id != second.rollout_id
+
+
+async def test_the_budget_of_a_search_that_is_run_again_ends_it_where_it_did(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        first = await whole_search(store, tmp_path, Writer(store), max_tokens=100)
+        again = await whole_search(store, tmp_path, Writer(store), max_tokens=100)
+    assert first == again
+
+
+async def test_equal_requests_with_other_numbers_are_asked_again(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, searching(store, tmp_path, writer := Writer(store)) as search:
+        for number in (0, 1, 0):
+            assert await search.ask("0 |text", "edit", number) == "text verify"
+    assert len(writer.prompts) == 2
+
+
+async def test_a_refusal_is_not_tried_again(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store:
+        writer = Writer(store, refuse=[401, 401])
+        async with searching(store, tmp_path, writer) as search:
+            with pytest.raises(EngineError, match="401 not now"):
+                await search.ask("0 |text", "edit")
+        assert writer.refuse == [401]
+
+
+async def test_groups_that_somebody_else_named_like_a_searchs_are_none() -> None:
+    async with InMemoryLightningStore() as store:
+        await store.create_run("test", {}, RUN)
+        groups = ("optimize:0:val:1", "optimize:x:val:1", "optimize:0:val:", "optimize:0:val:0:0:0:0", "optimize")
+        await store.enqueue([NewRollout(run_id=RUN, task={}, group_id=group, mode="eval") for group in groups])
+        claims = await store.claim(status_here("worker", RUN, 0), lease_s=60.0, limit=len(groups))
+        await store.finish([Finish(lease=claim.lease, state="succeeded") for claim in claims])
+        assert await validation_rewards(store, RUN) == {0: {1: 0.0}}
+
+
+async def test_a_version_that_somebody_adds_while_a_search_runs_is_mixed_into_nothing(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, prompted_agents(store):
+        async with searching(store, tmp_path, Writer(store)) as search:
+            mine = await add_version(store, RUN, "system", Template.of("Mine: {question}."))
+            found = await searched(GreedySearch(rounds=1), search, 0)
+            await promote_candidate(store, RUN, search.book.versions(found.best.number))
+        rollouts = await all_rollouts(store)
+    assert mine.version not in {rollout.prompts["system"] for rollout in rollouts}
