@@ -4,9 +4,11 @@ import asyncio
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
+from openai import AsyncOpenAI, OpenAI
 
 import build
 from agentlightning.errors import AgentError, InputError, RewardError
@@ -40,6 +42,14 @@ def test_the_llm_of_a_claim_carries_its_identity_in_url_and_key() -> None:
     assert (llm.api_key, llm.sampling.temperature) == ("sk-agl-key", 0.5)
 
 
+async def test_agents_of_one_loop_share_one_client_that_openai_accepts() -> None:
+    llm = an_llm()
+    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
+    assert llm.http_client is llm.http_client
+    assert isinstance(llm.http_client, httpx2.AsyncClient)
+    assert client.timeout.read == 600  # type: ignore[union-attr]
+
+
 def test_a_client_is_closed_with_its_event_loop() -> None:
     llm = an_llm()
 
@@ -51,6 +61,16 @@ def test_a_client_is_closed_with_its_event_loop() -> None:
     assert one is not two
     assert one.is_closed
     assert two.is_closed
+
+
+def test_threads_share_one_client_that_openai_accepts() -> None:
+    llm = an_llm()
+    with ThreadPoolExecutor(4) as threads:
+        clients = list(threads.map(lambda _: llm.sync_http_client, range(8)))
+    OpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=clients[0])
+    assert len(set(map(id, clients))) == 1
+    llm.connections.close()
+    assert clients[0].is_closed
 
 
 async def test_ready_clients_share_the_connection_pool() -> None:
@@ -72,6 +92,11 @@ except Exception as error:
 """
     said = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
     assert said == "llm: Anthropic needs anthropic; install it with: pip install anthropic\n"
+
+
+async def test_shared_clients_ignore_proxy_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    assert an_llm().http_client._mounts == {}
 
 
 def test_rollout_marks_a_callable_and_returns_it() -> None:

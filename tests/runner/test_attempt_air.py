@@ -121,6 +121,17 @@ async def test_a_rule_of_ones_own_that_raises_fails_the_attempt_by_name(bench: B
     assert rollout.error == "air.rules.mine failed: ZeroDivisionError: division by zero"
 
 
+async def test_a_rule_of_ones_own_that_gives_no_number_fails_the_attempt_and_the_worker_goes_on(bench: Bench) -> None:
+    async def solve(task: JSON, llm: LLM) -> float:
+        await agent(bench, llm)
+        return 1.0
+
+    async with bench.worker(solve, air=air(lambda step, earlier: 10**400)):
+        for rollout in await bench.settled(await bench.enqueue({"n": 1}, {"n": 2})):
+            assert rollout.state == "failed"
+            assert str(rollout.error).startswith("air.rules.mine: expected a finite number or None, got 10000")
+
+
 async def test_a_slow_rule_of_ones_own_does_not_hold_up_other_attempts(bench: Bench) -> None:
     quick = asyncio.Event()
 
@@ -141,6 +152,16 @@ async def test_a_slow_rule_of_ones_own_does_not_hold_up_other_attempts(bench: Be
         quick.set()
         [rollout] = await bench.settled([slow])
     assert ("air.mine", 1.0, "air") in await told(bench, rollout)
+
+
+def test_a_rule_of_ones_own_is_found_by_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "rules.py"
+    file.write_text("def mine(step, earlier):\n    return 0.5\n\ndef wrong(step):\n    return 0.5\n")
+    made = load_air({"rules": {"mine": {"weight": 1.0, "run": f"{file}:mine"}}})
+    assert made is not None
+    assert made.own["mine"](None, []) == 0.5  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"expected to be callable as \(step, earlier\)"):
+        load_air({"rules": {"wrong": {"weight": 1.0, "run": f"{file}:wrong"}}})
 
 
 async def test_a_worker_process_reads_the_rules_from_its_run_and_says_what_is_wrong_with_them(

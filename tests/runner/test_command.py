@@ -18,8 +18,10 @@ from agentlightning.errors import ConfigError
 from agentlightning.records import JSON, Claim
 from agentlightning.runner.agent import LLM, llm_for
 from agentlightning.runner.command import (
+    MAX_OUTPUT_BYTES,
     CommandFailed,
     CommandRunner,
+    Tail,
     command_environment,
     printed_reward,
     without_proxy,
@@ -147,6 +149,14 @@ async def test_a_shell_program_finds_its_task_and_model_in_its_environment(start
     assert json.loads(task) == {"q": "1 + 1"}
     assert urls.split() == [f"{root}/v1", "sk-agl-key", root, f"{root}/v1/reward"]
     assert done.reward is None
+
+
+async def test_a_python_program_gives_its_reward_as_its_last_json_line(start: Start, tmp_path: Path) -> None:
+    source = "import json\nprint('thinking', flush=True)\nprint(json.dumps({'reward': 0.5}))\nprint('bye')\n"
+    done = await run(start(python(tmp_path, source)))
+    assert (done.reward, done.reward_source) == (0.5, "output")
+    assert done.printed is not None
+    assert "thinking" in done.printed
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
@@ -281,6 +291,14 @@ def test_a_bad_command_is_named_in_one_sentence(command: str, sentence: str) -> 
 )
 def test_the_printed_reward(text: str, bare_numbers: bool, reward: object) -> None:
     assert printed_reward(text, bare_numbers=bare_numbers) == (reward, None)
+
+
+def test_a_tail_is_bounded_and_keeps_the_end() -> None:
+    tail = Tail()
+    for number in range(100_000):
+        tail.add(b"%d\n" % number)
+    assert len(tail._bytes) <= 2 * MAX_OUTPUT_BYTES
+    assert tail.text(6) == "99999\n"
 
 
 def test_no_proxy_is_extended_not_replaced() -> None:

@@ -12,7 +12,7 @@ import httpx
 import httpx2
 import pytest
 
-from agentlightning.runner.connection_pool import library_of
+from agentlightning.runner.connection_pool import ConnectionPool, http_library, library_of
 
 ROOT = Path(__file__).parents[2]
 APART = ROOT / ".venv-frameworks-openai2"
@@ -100,3 +100,10 @@ def test_the_library_is_the_one_whose_client_the_sdks_own_is(base: type, library
         DefaultAsyncHttpxClient = type("DefaultAsyncHttpxClient", (base,), {})
 
     assert library_of(Sdk) == library
+
+
+def test_sdks_of_one_library_share_a_client() -> None:
+    pool = ConnectionPool()
+    assert http_library("openai") == http_library("anthropic") == http_library() == "httpx2"
+    assert pool.sync_client("openai") is pool.sync_client("anthropic") is pool.sync_client()
+    pool.close()

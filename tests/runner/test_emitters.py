@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextvars import copy_context
 
 import pytest
 from opentelemetry import trace
@@ -142,3 +143,28 @@ def test_messages_objects_and_exceptions_are_spans(spans: InMemorySpanExporter) 
 def test_what_cannot_be_said_is_refused(say: object, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         say()  # type: ignore[operator]
+
+
+class Shy:
+    def __repr__(self) -> str:
+        raise RuntimeError("detached")
+
+
+def test_a_value_that_cannot_be_shown_fails_nothing(spans: InMemorySpanExporter) -> None:
+    @agl.operation
+    def same(value: object) -> object:
+        return value
+
+    shy = Shy()
+    assert same(shy) is shy
+    [span] = spans.get_finished_spans()
+    assert "Shy, whose repr raises RuntimeError" in str((span.attributes or {})["input.value"])
+
+
+def test_an_operation_that_is_left_in_another_context_than_it_was_entered_in_fails_nothing(
+    spans: InMemorySpanExporter,
+) -> None:
+    operation = agl.operation("stream", agent="writer")
+    copy_context().run(operation.__enter__)
+    assert not operation.__exit__(None, None, None)
+    assert [span.name for span in spans.get_finished_spans()] == ["stream"]

@@ -66,3 +66,9 @@ def test_the_cause_behind_a_typed_failure_is_told_too() -> None:
 def test_a_proxy_variable_that_diverts_calls_is_named(environment: dict[str, str], named: str | None) -> None:
     diagnosis = proxy_diagnosis(URL, environment)
     assert (diagnosis is None) if named is None else (diagnosis or "").startswith(f"{named} is set")
+
+
+def test_a_domain_is_exempt_with_its_hosts() -> None:
+    environment = {"HTTPS_PROXY": "http://p:1", "NO_PROXY": ".corp.example"}
+    assert proxy_diagnosis("https://agl.corp.example", environment) is None
+    assert proxy_diagnosis("https://other.example", environment) is not None

@@ -94,6 +94,12 @@ async def test_an_agent_gives_feedback_beside_its_own_reward(bench: Bench) -> No
     assert (done.reward, await read_feedback(bench.store, [done])) == (0.25, ["no source named"])
 
 
+async def test_feedback_of_an_agent_that_is_no_text_fails_the_rollout_with_a_sentence(bench: Bench) -> None:
+    done = await settled(bench, lambda task, llm: {"score": 0.25, "feedback": 3})
+    assert done.state == "failed"
+    assert "the agent's feedback: expected a text, got int 3" in str(done.error)
+
+
 async def test_a_program_prints_feedback_beside_its_reward(bench: Bench, tmp_path: Path) -> None:
     program = tmp_path / "agent.py"
     program.write_text("""print('{"reward": 0.5, "feedback": "half right"}')""")

@@ -23,7 +23,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.runner.command import CommandFailed, CommandRunner
 from agentlightning.runner.sandboxes import CommandAgent, check_sandbox, store_folders
 from agentlightning.sandbox.gateway_socket import MAX_CONNECTIONS, ServerAddress
-from agentlightning.sandbox.kinds import MAX_PROCESSES
+from agentlightning.sandbox.kinds import MAX_PROCESSES, Box, View, container_command
 from agentlightning.sandbox.limits import PREFIX, Cgroups
 from agentlightning.sandbox.runner import SandboxRunner
 
@@ -221,6 +221,15 @@ async def test_an_attempt_that_is_cancelled_while_its_control_group_is_made_leav
     runner.close()
 
 
+@pytest.mark.parametrize(("program", "told"), [("podman", True), ("docker", False)])
+def test_podman_is_told_to_make_nothing_writable_by_itself(tmp_path: Path, program: str, told: bool) -> None:
+    view = View(shown=(), hidden=())
+    box = Box(name="agl-1", folder=tmp_path, view=view, memory_mb=64, image="i", cwd="/", relay=[], environment={})
+    words = container_command(box, program)
+    assert ("--read-only-tmpfs=false" in words) == told  # Docker has no such option, and makes nothing writable
+    assert "/tmp:rw,mode=1777,size=32m" in words
+
+
 async def test_memory_is_bounded_for_all_processes_together(inside: Inside, listener: Listener, tmp_path: Path) -> None:
     source = """
 import os, sys
@@ -283,6 +292,16 @@ async def test_runs_and_the_store_are_left_out_of_what_is_readable(listener: Lis
         a_runner(Bubblewrap(readable=(str(tmp_path),)), "sh", hidden=[tmp_path])
     with pytest.raises(ConfigError, match="which no agent may read"):
         a_runner(Bubblewrap(readable=(str(tmp_path / "runs"),)), "sh", hidden=[tmp_path])
+
+
+async def test_a_folder_of_runs_is_left_out_that_comes_after_the_worker_has_started(
+    listener: Listener, tmp_path: Path
+) -> None:
+    command = f"sh -c 'ls -A {tmp_path} {tmp_path}/runs'"
+    runner = boxed(command, listener.url, tmp_path, hidden=[tmp_path / "runs"])
+    (tmp_path / "runs" / "run-1").mkdir(parents=True)
+    assert str((await run(runner, url=listener.url)).output).split() == [f"{tmp_path}:", "runs", f"{tmp_path}/runs:"]
+    runner.close()
 
 
 @pytest.mark.skipif("AGL_TEST_IMAGE" not in os.environ, reason="AGL_TEST_IMAGE names no image of Podman with python3")

@@ -31,6 +31,13 @@ def test_a_file_finds_its_neighbours_while_it_is_imported_and_when_it_is_called(
     assert load(f"{path}:solve")({}, None) == 3
 
 
+def test_two_files_of_the_same_name_are_two_modules(tmp_path: Path) -> None:
+    one = write(tmp_path, "one/agent.py", "def solve(task, llm):\n    return 1\n")
+    two = write(tmp_path, "two/agent.py", "def solve(task, llm):\n    return 2\n")
+    assert load(f"{one}:solve")({}, None) == 1
+    assert load(f"{two}:solve")({}, None) == 2
+
+
 def test_a_file_of_a_package_may_use_relative_imports(tmp_path: Path) -> None:
     write(tmp_path, "wholepackage/__init__.py", "")
     write(tmp_path, "wholepackage/tools.py", "N = 7\n")
@@ -125,3 +132,10 @@ def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
 
     with file, pytest.raises(ConfigError, match=r"cannot be sent to workers.*put it in a module"):
         agent_spec(solve, tmp_path)
+
+
+def test_what_is_no_agent_and_has_no_name_is_told_which_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "score.py"
+    path.write_text("def exact(task, result): pass\n")
+    with pytest.raises(ConfigError, match=r"reward function .*: add a name, as in .*score\.py:NAME; there are exact"):
+        load(str(path), ("task", "result"), "reward function")

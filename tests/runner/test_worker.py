@@ -62,6 +62,18 @@ async def test_many_rollouts_run_at_a_time(bench: Bench) -> None:
         assert {rollout.state for rollout in await bench.settled(queued)} == {"succeeded"}
 
 
+async def test_as_many_synchronous_agents_run_at_a_time(bench: Bench) -> None:
+    everybody = threading.Barrier(8)
+
+    def solve(task: JSON, llm: LLM) -> float:
+        everybody.wait(60)
+        return 1.0
+
+    queued = await bench.enqueue(*({"n": n} for n in range(16)))
+    async with bench.worker(solve, concurrency=8):
+        assert {rollout.state for rollout in await bench.settled(queued)} == {"succeeded"}
+
+
 def helper_of_the_agent(x: int) -> float:
     return 1 / x
 
@@ -214,6 +226,21 @@ async def test_a_step_reward_of_no_call_fails_the_attempt_alone(bench: Bench) ->
     assert "got no-such-call" in (bad.error or "")
 
 
+async def test_a_synchronous_agent_emits_rewards(bench: Bench) -> None:
+    def solve(task: JSON, llm: LLM) -> None:
+        emit_reward(0.5)
+
+    assert (await one(bench, solve)).reward == 0.5
+
+
+async def test_a_reward_function_sees_the_recorded_calls(bench: Bench) -> None:
+    async def solve(task: JSON, llm: LLM) -> None:
+        await bench.store.append_calls([replace(a_call(llm, "it is 4"), run_id=bench.run_id)])
+
+    done = await one(bench, solve, reward=lambda task, result: len(result.calls) * ("4" in result.answer))
+    assert (done.reward, done.warning) == (1.0, None)
+
+
 @pytest.mark.parametrize("asynchronous", [True, False])
 async def test_a_reward_function_judges_the_output(bench: Bench, asynchronous: bool) -> None:
     async def solve(task: JSON, llm: LLM) -> str:
@@ -240,6 +267,13 @@ async def test_a_reward_function_that_raises_fails_the_attempt_and_says_whose_fa
     done = await one(bench, solve, reward=score)
     assert done.state == "failed"
     assert "the reward function failed: KeyError: 'missing'" in done.error
+
+
+async def test_a_reward_function_that_returns_nothing_is_told_so(bench: Bench) -> None:
+    async def solve(task: JSON, llm: LLM) -> None: ...
+
+    done = await one(bench, solve, reward=lambda task, result: None)
+    assert "the reward function's value: expected a finite number, got NoneType None" in done.error
 
 
 async def test_a_number_returned_beside_a_reward_function_is_a_contradiction(bench: Bench) -> None:

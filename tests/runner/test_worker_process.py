@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from runner_bench import DEADLINE_S, KEY, LEASE_S, SHORT_LEASE, Bench, Server, gone, written
 
@@ -314,6 +315,25 @@ async def test_a_worker_claims_where_it_has_the_labels_that_the_run_asks_for_and
     labelled.worker_process("--agent", spec, "--label", "disk=ssd", "--label", "gpu=no")
     [done] = await labelled.settled([queued])
     assert (done.state, done.attempt) == ("succeeded", 1)
+
+
+async def test_a_worker_of_many_agents_holds_three_connections_at_most(bench: Bench, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    held = await bench.enqueue(*[{"do": "wait", "go": str(go)} for _ in range(20)])
+    spec = bench.file(tmp_path, AGENT)
+    process = bench.worker_process("--agent", spec, "--concurrency", "64", *SHORT_LEASE)
+    await bench.running(20)
+    await bench.settled(await bench.enqueue({}))
+    [before] = await bench.attempts(held[0])
+    deadline = time.monotonic() + DEADLINE_S
+    while (await bench.attempts(held[0]))[0].lease_expires_ns == before.lease_expires_ns:
+        assert time.monotonic() < deadline, "it did not renew its leases"
+        await asyncio.sleep(0.05)
+    port = int(bench.server.url.rpartition(":")[2])
+    connections = psutil.Process(process.pid).net_connections("tcp")
+    assert 1 <= sum(one.raddr != () and one.raddr.port == port for one in connections) <= 3
+    go.touch()
+    assert {rollout.state for rollout in await bench.settled(held)} == {"succeeded"}
 
 
 async def test_a_child_worker_ends_with_its_parent(bench: Bench, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from runner_bench import DEADLINE_S
 
 from agentlightning.records import JSON, Claim, Finish, Lease, NewRollout, RetryPolicy, Rollout, WorkerStatus
 from agentlightning.runner.agent import LLM
+from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner
 from agentlightning.runner.heartbeat import EXIT_REPLACE
@@ -129,6 +131,34 @@ async def test_a_worker_that_starts_again_keeps_the_leases_of_agents_that_outliv
         [claim] = await store.claim(predecessor)
         await store.claim(worker.status())
         assert await store.heartbeat(worker.status(), [claim.lease]) == [outlived]
+
+
+class Failing(Worker):
+    """Fails when its heartbeat looks at what acts for the first time."""
+
+    looks = 0
+
+    @property
+    def acting(self) -> tuple[AttemptContext, ...]:
+        self.looks += 1
+        if self.looks == 1:
+            raise RuntimeError("the first look fails")
+        return super().acting
+
+
+async def idle(task: JSON, llm: LLM) -> float:
+    return 1.0
+
+
+async def test_leases_are_watched_again_after_the_watch_has_failed() -> None:
+    async with InMemoryLightningStore() as store, working(store, idle, kind=Failing) as (worker, _, running):
+        assert isinstance(worker, Failing)
+        deadline = time.monotonic() + DEADLINE_S
+        while worker.looks < 2:
+            assert time.monotonic() < deadline, "it was not watched again"
+            await asyncio.sleep(0.01)
+        worker.stop()
+        assert await running == 0
 
 
 class Away(InMemoryLightningStore):

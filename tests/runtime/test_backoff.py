@@ -31,6 +31,16 @@ def test_clients_that_failed_together_come_back_at_different_times() -> None:
     assert all(one != other for one, other in pairwise(pauses))
 
 
+def test_an_outage_of_any_length_overflows_nothing() -> None:
+    backoff = Backoff(0.1, 2.0, jitter=0.0)
+    assert {backoff.next_s() for _ in range(2000)} >= {2.0}
+
+
+async def test_it_sleeps_until_its_time_is_over() -> None:
+    assert await Backoff(0.0).sleep()
+    assert not await Backoff(1.0, timeout_s=0.0).sleep()
+
+
 def test_more_time_is_granted_to_what_is_known_to_come_back() -> None:
     backoff = Backoff(1.0, 1.0, timeout_s=0.5, jitter=0.0)
     assert backoff.next_s() is None

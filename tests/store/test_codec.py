@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import msgspec
 import pytest
 from store_samples import a_call, a_worker, claimed
 
 from agentlightning.errors import InputError
 from agentlightning.records import Call, Metric, Sampling, VersionSpan
+from agentlightning.store import wire
 from agentlightning.store.base import LightningStore
-from agentlightning.store.codec import METRICS, call_row, decode_calls, encode_calls
+from agentlightning.store.codec import CALLS, METRICS, call_row, decode_calls, encode_calls
 
 
 async def a_full_call(store: LightningStore) -> Call:
@@ -42,6 +44,12 @@ async def test_ids_and_logprobs_take_four_bytes_each(store: LightningStore) -> N
     call = await a_full_call(store)
     longer = replace(call, sampled_ids=[7] * 10_000, logprobs=[-0.5] * 10_000)
     assert 80_000 < len(encode_calls([longer])) < 82_000
+
+
+async def test_a_row_that_lacks_fields_is_bad_input(store: LightningStore) -> None:
+    packed = msgspec.msgpack.encode([CALLS.row(await a_full_call(store))[:5]])
+    with pytest.raises(InputError, match="calls: expected the fields of a call"):
+        wire.decode_arguments("append_calls", wire.encode({"calls": [packed]}, "calls"))
 
 
 async def test_a_call_that_no_store_could_keep_is_named_with_its_field(store: LightningStore) -> None:

@@ -78,6 +78,7 @@ async def test_nothing_is_wrong_with_what_the_methods_wrote(store: LightningStor
     ("damage", "said"),
     [
         ("UPDATE attempts SET state = 'running', finished_ns = NULL WHERE attempt = 1", "but attempt 1 is running"),
+        ("DELETE FROM attempts WHERE attempt = 1", "attempts should be 1 to"),
         (
             "UPDATE rollouts SET finished_seq = 99 WHERE finished_seq = 2",
             "finished in the places [1, 3",
@@ -85,10 +86,19 @@ async def test_nothing_is_wrong_with_what_the_methods_wrote(store: LightningStor
         ("UPDATE runs SET id = 'r2'; UPDATE rollouts SET run_id = 'r2'", "names run"),
         ("DELETE FROM calls WHERE parent_id IS NULL", "which its attempt does not have"),
         ("UPDATE calls SET logprobs = x'00000000'", "1 logprobs for 2 sampled ids"),
+        ("UPDATE calls SET prompt_tokens = 77", "77 prompt tokens, but 3 are recorded"),
         ('UPDATE calls SET versions = \'[{"version":9,"start":0,"end":2}]\'', "version 9 of 'default'"),
+        ('UPDATE calls SET versions = \'[{"version":1,"start":0,"end":1}]\'', "not once which version"),
         ("UPDATE consumption SET rollout_id = 'gone' WHERE step_id = 1", "which does not exist"),
+        (
+            "UPDATE consumption SET rollout_id = (SELECT id FROM rollouts WHERE mode = 'eval') WHERE step_id = 1",
+            "is for evaluation",
+        ),
         ("DELETE FROM consumption WHERE step_id = 2; UPDATE steps SET step = 9 WHERE id = 2", "none between them"),
+        ("UPDATE steps SET version = 2 WHERE version IS NOT NULL", "published version 2, and step 1 before it 2"),
         ("UPDATE rewards SET call_id = 'gone'", "names call gone"),
+        ("UPDATE rollouts SET reward = 17 WHERE reward IS NOT NULL", "reward 17 is none of those recorded"),
+        ("UPDATE checkpoints SET step = 50", "a checkpoint of step 50"),
     ],
 )
 async def test_damage_is_found(tmp_path: Path, clock: Clock, damage: str, said: str) -> None:

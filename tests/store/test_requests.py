@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_samples import a_run, a_worker, claimed, ending, some
+from invariants import violations
+from store_samples import a_call, a_credit, a_reward, a_run, a_span, a_worker, claimed, ending, some
 
 from agentlightning.errors import ConflictError
 from agentlightning.records import Metric, Resource
@@ -66,6 +67,58 @@ async def test_a_request_that_comes_again_gets_what_it_got_and_changes_nothing(
         assert await change(store, run_id) == first
 
 
+@pytest.mark.parametrize("ended", [False, True])
+async def test_what_may_be_repeated_changes_nothing_when_its_answer_was_lost(
+    store: LightningStore, ended: bool
+) -> None:
+    """No outcome is remembered of these: they come again at once, or after the attempt has ended, and it is as if not."""
+    run_id = await a_run(store)
+    new = some(run_id, 3)
+    await store.enqueue(new)
+    [claim] = await store.claim(a_worker(run_id))
+    ids, root = [claim.rollout.id], a_call(claim)
+    child = a_call(claim, parent_id=root.id, prompt_tokens=8)
+    reward, span, credit = a_reward(claim, 0.5, "emitted"), a_span(claim), a_credit(claim, root.id)
+
+    appends: list[Callable[[], Awaitable[Any]]] = [
+        lambda: store.append_calls([root]),
+        lambda: store.append_calls([child]),
+        lambda: store.append_spans([span]),
+        lambda: store.record_rewards([reward]),
+        lambda: store.record_credit([credit]),
+        lambda: store.enqueue(new),
+    ]
+
+    async def append() -> None:
+        for number, each in enumerate(appends):
+            with requested(f"append {number}", b"body"):
+                await each()
+
+    async def state() -> list[Any]:
+        return [
+            await store.calls(ids),
+            await store.spans(ids),
+            await store.rewards(ids),
+            await store.credit(ids),
+            await store.rollouts(RolloutQuery(run_id=run_id)),
+            [(each.run_id, each.calls, each.spans, each.rollouts) for each in await store.sizes([run_id])],
+        ]
+
+    await append()
+    with requested("beat", b"body"):
+        assert await store.heartbeat(a_worker(run_id), [claim.lease]) == [True]
+    if ended:
+        await store.finish([ending(claim, rewards=(a_reward(claim, 1.0),))])
+    before = await state()
+    assert [len(each) for each in before] == [2, 1, 1 + ended, 1, 3, 1]
+    await asyncio.gather(*[append() for _ in range(4)])
+    await asyncio.gather(*[each() for each in appends])  # and without a key, as of a client that has none
+    with requested("beat", b"body"):
+        await store.heartbeat(a_worker(run_id), [claim.lease])
+    assert await state() == before
+    assert await violations(store) == []
+
+
 async def test_a_finish_that_comes_again_is_known_to_have_held(store: LightningStore) -> None:
     [claim] = await claimed(store)
     for _ in range(2):
@@ -97,6 +150,15 @@ async def test_a_repeat_that_asks_for_something_else_is_refused(store: Lightning
     ):
         await store.claim(a_worker(run_id), limit=2)
     assert (await store.count(run_id))["train", "running"] == 1
+
+
+async def test_what_was_not_done_is_not_remembered(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    with requested("early", b"body"):
+        assert await store.claim(a_worker(run_id)) == []
+    await store.enqueue(some(run_id, 1))
+    with requested("early", b"body"):
+        assert len(await store.claim(a_worker(run_id))) == 1
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from store_samples import SECOND, Clock, a_run, a_worker, finished, new_id, some, sql_store
+from store_samples import SECOND, Clock, a_run, a_worker, claimed, ending, finished, new_id, some, sql_store
 
 from agentlightning.errors import ConflictError, InputError, NotFoundError
 from agentlightning.records import Resource
@@ -43,6 +43,15 @@ async def test_several_tokens_are_valid_at_a_time_and_one_is_revoked_once(store:
         await store.revoke_token("tok-0")
 
 
+async def test_tokens_are_listed_by_run(store: LightningStore) -> None:
+    run_id, other = await a_run(store), await a_run(store)
+    mine = await store.create_token("a", "reader", run_id)
+    await store.create_token("b", "reader", other)
+    everything = await store.create_token("c", "reader")
+    assert await store.tokens(run_id) == [mine.token]
+    assert everything.token in await store.tokens()
+
+
 @pytest.mark.parametrize(
     ("name", "role", "run_id", "lifetime_s", "said"),
     [
@@ -60,6 +69,12 @@ async def test_tokens_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=said):
         await store.create_token(name, role, run_id, lifetime_s)  # type: ignore[arg-type]
+
+
+async def test_a_token_of_a_run_that_does_not_exist_is_refused(store: LightningStore) -> None:
+    with pytest.raises(NotFoundError, match="no such run: nowhere"):
+        await store.create_token("a", "worker", "nowhere")
+    assert await store.tokens() == []
 
 
 async def test_tokens_end_with_their_run(store: LightningStore) -> None:
@@ -120,6 +135,33 @@ async def test_the_audit_log_has_what_was_done_and_by_whom(store: LightningStore
     assert {entry.created_ns for entry in entries} == {clock.now_ns}
     [actor] = {entry.actor for entry in entries}
     assert actor == "server key" or actor.startswith("local user ")
+
+
+async def test_the_audit_log_is_read_on_from_a_cursor_and_by_run(store: LightningStore) -> None:
+    runs = [await a_run(store) for _ in range(2)]
+    for state in ("failed", "running", "failed"):
+        for run_id in runs:
+            await store.update_run(run_id, state=state)  # type: ignore[arg-type]
+    everything = await store.audit()
+    assert [entry.run_id for entry in everything] == runs * 3
+    seqs = [entry.seq for entry in everything]
+    assert seqs == sorted(set(seqs))
+    assert await store.audit(after=seqs[1], limit=2) == everything[2:4]
+    assert await store.audit(runs[0], limit=2) == everything[0:4:2]
+    for limit in (0, -1):
+        with pytest.raises(InputError, match=f"limit: expected at least 1, got {limit}"):
+            await store.audit(limit=limit)
+    assert await store.audit(runs[0], after=seqs[2]) == [everything[4]]
+
+
+async def test_what_is_refused_or_changes_nothing_is_not_in_the_audit_log(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    with pytest.raises(ConflictError):
+        await store.drop_records([claim.rollout.id])
+    await store.finish([ending(claim)])
+    assert await store.cancel([claim.rollout.id, new_id()]) == 0
+    await store.update_run(claim.rollout.run_id, state="running")
+    assert await store.audit() == []
 
 
 _COPY = "INTO audit SELECT created_ns, 'nobody', action, subject, run_id, detail, seq FROM audit WHERE true"

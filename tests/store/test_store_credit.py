@@ -34,6 +34,16 @@ async def test_credit_is_read_by_rollout_as_it_was_recorded(store: LightningStor
     assert await store.credit(["nowhere"]) == []
 
 
+async def test_credit_is_read_of_some_calls_alone(store: LightningStore) -> None:
+    first, second = await claimed(store, 2)
+    wanted = [a_credit(first, "b"), a_credit(second, "d")]
+    await store.record_credit([a_credit(first, "a"), a_credit(first, "c"), *wanted])
+    ids = [first.rollout.id, second.rollout.id]
+    found = await store.credit(ids, ["d", "b", "b", "nobody"])
+    assert {one.call_id: one for one in found} == {one.call_id: one for one in wanted}
+    assert await store.credit(ids, []) == []
+
+
 async def test_a_step_that_is_executed_again_replaces_its_credit(store: LightningStore) -> None:
     [claim] = await claimed(store)
     await store.record_credit([a_credit(claim, "a"), a_credit(claim, "b")])
@@ -84,3 +94,10 @@ async def test_credit_of_nobody_and_numbers_that_are_none_are_refused(store: Lig
             await store.record_credit([a_credit(mine[0], "a", **{name: math.nan})])
     assert await store.credit([mine[0].rollout.id]) == []
     await store.record_credit([])
+
+
+async def test_a_few_thousand_calls_are_recorded_at_once(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    credits = [a_credit(claim, f"{number:05}", advantage=float(number)) for number in range(2500)]
+    await store.record_credit(credits)
+    assert await store.credit([claim.rollout.id]) == credits

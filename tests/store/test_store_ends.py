@@ -31,6 +31,12 @@ async def test_failures_are_retried_until_max_attempts(store: LightningStore) ->
     assert attempts[2].output == "printed"
 
 
+async def test_an_end_that_the_policy_does_not_retry_fails_at_once(store: LightningStore) -> None:
+    [claim] = await claimed(store, retry=RetryPolicy(max_attempts=3, retry_on=("timed_out",)))
+    await store.finish([ending(claim, "failed")])
+    assert await states(store, [claim]) == ["failed"]
+
+
 async def test_lost_attempts_use_up_no_attempt_but_have_a_cap(store: LightningStore) -> None:
     [claim] = await claimed(store, retry=RetryPolicy(max_attempts=2, max_lost=3))
     ends = ["lost", "failed", "lost", "lost"]
@@ -84,6 +90,13 @@ async def test_finishes_of_many_callers_are_each_answered(store: LightningStore)
     assert [rollout.finished_seq for rollout in rollouts] == list(range(1, 31))
 
 
+async def test_the_final_reward_is_the_return_value_over_what_was_emitted(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.record_rewards([a_reward(claim, 0.25, "emitted")])
+    await store.finish([ending(claim, rewards=(a_reward(claim, 0.75, "return"),))])
+    assert (await one(store, claim.rollout.id)).reward == 0.75
+
+
 # --- rewards at the end -----------------------------------------------------------------------------------------------
 
 
@@ -95,6 +108,12 @@ async def test_the_last_emitted_reward_without_a_call_is_final(store: LightningS
     await store.record_rewards([a_reward(claim, 0.1, "emitted")])
     await store.finish([ending(claim, rewards=last)])
     assert (await one(store, claim.rollout.id)).reward == 0.2
+
+
+async def test_an_attempt_without_a_reward_has_none(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.finish([ending(claim)])
+    assert (await one(store, claim.rollout.id)).reward is None
 
 
 async def test_contradictory_final_rewards_fail_the_attempt_with_the_sentence(store: LightningStore) -> None:
@@ -128,6 +147,22 @@ async def test_only_rewards_of_the_successful_attempt_count(store: LightningStor
     assert [reward.attempt for reward in await store.rewards([claim.rollout.id])] == [1]
 
 
+async def test_rewards_that_come_with_a_finish_belong_to_its_lease(store: LightningStore) -> None:
+    mine, other = await claimed(store, 2)
+    await store.finish([ending(mine, rewards=(a_reward(other, 1.0),))])
+    assert [reward.rollout_id for reward in await store.rewards([mine.rollout.id, other.rollout.id])] == [
+        mine.rollout.id
+    ]
+
+
+async def test_calls_are_counted_when_an_attempt_finishes(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.append_calls([a_call(claim), a_call(claim)])
+    await store.finish([ending(claim)])
+    rollout = await one(store, claim.rollout.id)
+    assert (rollout.calls, rollout.warning) == (2, None)
+
+
 # --- attempts without a call ------------------------------------------------------------------------------------------
 
 
@@ -142,6 +177,22 @@ async def test_an_attempt_without_a_call_is_named_with_the_likely_cause(store: L
     assert "did not use the base URL" in warnings[0]
     assert "HTTP_PROXY is set" in warnings[1]
     assert "/chat/completions" in warnings[2]
+
+
+async def test_a_failed_attempt_without_a_call_is_named_too_but_not_a_lost_one(store: LightningStore) -> None:
+    failed, lost = await claimed(store, 2)
+    await store.finish([ending(failed, "failed", error="404"), ending(lost, "lost")])
+    assert (await one(store, failed.rollout.id)).warning is not None
+    assert (await one(store, lost.rollout.id)).warning is None
+
+
+async def test_a_span_that_only_looks_like_one_about_broken_spans_ends_nothing(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.append_calls([a_call(claim)])
+    for attributes in ({"resource.service.name": "agent"}, {"resource.service.name": "agent", "cycle": 1}):
+        await store.append_spans([a_span(claim, BROKEN_SPANS, attributes=attributes)])
+    await store.finish([ending(claim)])
+    assert (await one(store, claim.rollout.id)).warning == broken_warning({"cycle": 1})
 
 
 async def test_what_was_wrong_with_spans_is_summed_by_cause_into_the_warning(store: LightningStore) -> None:

@@ -110,6 +110,17 @@ async def test_parquet_holds_the_same_records(store: LightningStore, tmp_path: P
                     assert same == line[name], (kind, name)
 
 
+async def test_a_run_without_anything_is_written_too(store: LightningStore, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    run_id = await a_run(store)
+    for name in ("jsonl", "parquet"):
+        counts = await export_run(store, run_id, tmp_path / name, name)  # type: ignore[arg-type]
+        assert set(counts.values()) == {0}
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == sorted(
+            ["run.json", *(f"{kind}.{name}" for kind in KINDS)]
+        )
+
+
 async def test_an_archived_run_is_in_the_files_and_no_longer_in_the_store(
     store: LightningStore, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import sqlite3
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from invariants import violations
-from store_samples import Clock, a_call, a_run, claimed, some, sql_store
+from store_samples import Clock, a_call, a_run, a_worker, claimed, some, sql_store
 
 from agentlightning.errors import StoreError
 from agentlightning.records import Call
 from agentlightning.store.base import LightningStore
+from agentlightning.store.sql.store import database_at
 
 
 def store_at(path: object, options: str = "") -> LightningStore:
@@ -105,6 +107,18 @@ async def test_a_full_disk_loses_nothing_acknowledged_and_the_store_lives_on(tmp
         assert await violations(store) == []
 
 
+def test_sqlites_own_word_for_a_full_disk_is_understood() -> None:
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import DBAPIError
+
+    with create_engine("sqlite://").connect() as connection:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1")
+        with pytest.raises(DBAPIError) as caught:
+            connection.exec_driver_sql("CREATE TABLE t (x)")
+    error = database_at("sqlite:////some/agl.db").explain(caught.value)
+    assert str(error).startswith("/some/agl.db: the disk is full; free some space")
+
+
 async def test_a_verb_of_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
     store = store_at(tmp_path / "agl.db")
     with pytest.raises(StoreError, match="not open"):
@@ -115,6 +129,28 @@ async def test_a_verb_of_a_store_that_is_not_open_says_so(tmp_path: Path) -> Non
     await store.close()
     with pytest.raises(StoreError, match="not open"):
         await store.create_run("late", {})
+
+
+async def test_closing_finishes_what_was_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "agl.db"
+    async with store_at(path) as store:
+        run_id = await a_run(store)
+        accepted = [asyncio.create_task(store.enqueue(some(run_id, 5, group_id=str(n)))) for n in range(10)]
+        await asyncio.sleep(0)
+    assert [len(rollouts) for rollouts in await asyncio.gather(*accepted)] == [5] * 10
+    async with store_at(path) as store:
+        assert await store.count(run_id) == {("train", "queued"): 50}
+
+
+async def test_a_file_is_there_again_with_its_secret_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "agl.db"
+    async with store_at(path) as store:
+        secret = await store.signing_secret()
+        claims = await claimed(store, 2)
+    async with store_at(path) as store:
+        assert await store.signing_secret() == secret
+        assert len(secret) == 32
+        assert await store.heartbeat(a_worker(claims[0].rollout.run_id), [claims[0].lease]) == [True]
 
 
 async def test_evaluation_rollouts_cannot_be_consumed_even_by_hand(tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ def test_a_key_with_any_other_character_is_none(position: int, character: str) -
     assert forged == key or verify_key(SECRET, forged) is None or position == len(key) - 1
 
 
+@given(st.text(max_size=80))
+def test_any_text_is_judged_without_an_error(text: str) -> None:
+    assert verify_key(SECRET, text) is None
+    assert verify_key(SECRET, "sk-agl-" + text) is None
+
+
 async def test_a_claims_key_is_signed_with_the_stores_secret() -> None:
     from store_samples import claimed
 
@@ -63,6 +69,12 @@ async def test_a_file_that_is_named_as_a_uri_is_the_same_file(tmp_path: Path) ->
     assert key_path(url) == tmp_path / "agl.db.server-key"
     with ServerLock(url):
         assert (tmp_path / "agl.db.server-lock").exists()
+
+
+@pytest.mark.parametrize("url", ["mysql://x", "runs/agl.db", "", "sqlite://", "sqlite:///:memory:", "sqlite:x"])
+def test_any_other_url_is_a_setting_that_says_what_was_expected(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"memory://.*sqlite:///path"):
+        open_store(url)
 
 
 def test_an_unknown_scheme_is_told_with_all_known_ones_and_without_its_password() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_samples import Clock, a_run
+from invariants import violations
+from store_samples import Clock, a_run, sql_store
 
 from agentlightning.errors import ConflictError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore
@@ -252,6 +256,15 @@ async def test_versions_of_a_deleted_run_stay_as_entries_without_weights(store: 
     assert (await registered(store, 5))[0].number == 25
 
 
+async def test_many_versions_are_read_in_order(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    versions = [a_version(run_id, step, metrics={}) for step in range(501, 0, -1)]
+    await asyncio.gather(*map(store.register_model, versions))
+    found = await store.models("support")
+    assert [each.number for each in found] == sorted(each.number for each in found)
+    assert {each.step for each in found} == set(range(1, 502))
+
+
 @pytest.mark.parametrize(
     ("text", "name", "number", "alias"),
     [
@@ -280,3 +293,16 @@ def test_no_two_versions_of_a_name_have_one_number(registrations: list[tuple[int
             numbers[run, step] = next_number(list(numbers.values()), max(own, default=None), step)
     assert len(set(numbers.values())) == len(numbers)
     assert all(number >= 0 for number in numbers.values())
+
+
+async def test_an_alias_of_weights_that_are_gone_is_a_violation(tmp_path: Path, clock: Clock) -> None:
+    async with sql_store(f"sqlite:///{tmp_path}/agl.db", clock) as store:
+        await registered(store, 10, 20)
+        await store.set_alias("support", "best", 10, {})
+        await store.set_alias("support", "best", 20, {})
+        assert await violations(store) == []
+    with contextlib.closing(sqlite3.connect(tmp_path / "agl.db")) as connection:
+        connection.execute("UPDATE model_versions SET deleted = 1 WHERE number = 10")
+        connection.commit()
+    async with sql_store(f"sqlite:///{tmp_path}/agl.db", clock) as store:
+        assert await violations(store) == ["alias support@best names version 10, whose weights were deleted"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import pytest
 from store_samples import Clock, a_call, a_run, a_span, a_worker, claimed, ending, some
@@ -32,6 +33,12 @@ async def test_versions_later_than_those_known_are_returned_at_once(store: Light
     assert found == (await store.resources(run_id, "default"))[0]
 
 
+async def test_waiting_for_a_version_that_does_not_come_ends_with_nothing(store: LightningStore) -> None:
+    run_id, other = await a_run(store), await a_run(store)
+    await store.put_resources([a_policy(run_id), a_policy(other, "another")])
+    assert await store.wait_resources(run_id, {"default": 1}, timeout_s=0.05) == []
+
+
 async def test_a_new_version_wakes_those_who_wait_for_it(store: LightningStore) -> None:
     run_id = await a_run(store)
     await store.put_resources([a_policy(run_id)])
@@ -57,6 +64,16 @@ async def test_metrics_are_followed_in_the_order_of_their_arrival(store: Lightni
     assert [metric.step for metric in await store.follow_metrics(run_id, after=seqs[0], limit=1)] == [1]
     assert await store.follow_metrics(run_id, after=seqs[2], timeout_s=0.05) == []
     assert sorted(metric.seq for metric in await store.metrics(run_id)) == seqs
+
+
+async def test_a_new_metric_wakes_those_who_follow(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    await store.log_metrics([a_metric(run_id, 1)])
+    [first] = await store.follow_metrics(run_id)
+    waiting = asyncio.create_task(store.follow_metrics(run_id, after=first.seq, timeout_s=30))
+    await store.runs()
+    await store.log_metrics([a_metric(run_id, 2)])
+    assert [metric.step for metric in await waiting] == [2]
 
 
 async def test_whoever_follows_portion_by_portion_misses_nothing_and_sees_nothing_twice(store: LightningStore) -> None:
@@ -108,6 +125,20 @@ async def test_statistics_say_what_goes_on_in_each_running_run(store: LightningS
     assert (await store.statistics())[0].workers == 1
 
 
+async def test_runs_that_ended_have_no_statistics(store: LightningStore) -> None:
+    run_ids = [await a_run(store), await a_run(store)]
+    await store.update_run(run_ids[0], "finished")
+    assert [number.run_id for number in await store.statistics()] == run_ids[1:]
+
+
+async def test_statistics_of_one_run_are_those_of_no_other(store: LightningStore) -> None:
+    run_ids = [await a_run(store), await a_run(store)]
+    await store.enqueue(some(run_ids[0], 2, group_id="g"))
+    assert [(one.run_id, one.queued) for one in await store.statistics(run_ids[0])] == [(run_ids[0], 2)]
+    await store.update_run(run_ids[0], "finished")
+    assert await store.statistics(run_ids[0]) == await store.statistics("nowhere") == []
+
+
 async def test_sizes_count_what_a_run_holds(store: LightningStore) -> None:
     empty = await a_run(store)
     claims = await claimed(store, 3)
@@ -125,6 +156,13 @@ async def test_sizes_count_what_a_run_holds(store: LightningStore) -> None:
     assert sizes[0].bytes - before.bytes > 10_000
     assert (sizes[1].rollouts, sizes[1].calls, sizes[1].spans, sizes[1].bytes) == (0, 0, 0, 0)
     assert await store.sizes(["nowhere"]) == []
+
+
+async def test_a_waiter_costs_nothing_while_nothing_comes(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    began = time.process_time()
+    await asyncio.gather(store.wait_resources(run_id, {}, timeout_s=1.5), store.follow_metrics(run_id, timeout_s=1.5))
+    assert time.process_time() - began < 1.0  # to ask takes some hundredths of a second, to ask all the time all of it
 
 
 async def test_waiting_for_finished_rollouts_brings_a_bounded_number_at_a_time(store: LightningStore) -> None:

@@ -114,6 +114,10 @@ async def test_every_call_that_was_acknowledged_survives_a_sigkill(tmp_path: Pat
     assert {line.strip() for line in acknowledged} <= recorded
 
 
+async def test_processes_that_share_a_store_never_claim_a_rollout_twice(urls: list[str]) -> None:
+    await never_twice(urls, rollouts=400, processes=3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "urls",

@@ -37,12 +37,22 @@ RUNS = [
 ]
 
 
+def test_runs_that_did_not_change_for_long_go_unless_they_are_running() -> None:
+    assert chosen(RUNS, Keep(days=25)) == ["r1", "r3"]
+    assert chosen(RUNS, Keep(days=60)) == []
+    assert chosen(RUNS, Keep()) == []
+
+
 def test_the_longest_unchanged_go_until_the_others_fit() -> None:
     held = {"r1": 10, "r2": 10, "r3": 10, "r4": 10, "r5": 10}
     assert chosen(RUNS, Keep(bytes=50), **held) == []
     assert chosen(RUNS, Keep(bytes=49), **held) == ["r1"]
     assert chosen(RUNS, Keep(bytes=25), **held) == ["r1", "r3", "r4"]
     assert chosen(RUNS, Keep(bytes=0), **held) == ["r1", "r3", "r4", "r5"]
+
+
+def test_what_goes_by_age_counts_for_the_size() -> None:
+    assert chosen(RUNS, Keep(days=45, bytes=40), r1=10, r2=10, r3=10, r4=10, r5=10) == ["r1"]
 
 
 async def test_old_runs_are_deleted_and_others_stay(store: LightningStore, clock: Clock) -> None:

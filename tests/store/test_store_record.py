@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from dataclasses import replace
 
 import pytest
-from store_samples import Clock, a_call, a_reward, a_run, a_span, a_worker, claimed, ending, one
+from store_samples import Clock, a_call, a_reward, a_run, a_span, a_worker, claimed, ending, new_id, one
 
 from agentlightning.errors import ConflictError, InputError, NotFoundError, RewardError
 from agentlightning.records import Checkpoint, Metric, Resource, RetryPolicy, VersionSpan
@@ -99,6 +100,12 @@ async def test_a_call_of_no_attempt_is_refused_and_harms_no_other(store: Lightni
     assert len(await store.calls([claim.rollout.id])) == 10
 
 
+async def test_a_call_whose_parent_is_not_recorded_is_refused(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    with pytest.raises(NotFoundError, match="parent"):
+        await store.append_calls([a_call(claim, parent_id=new_id())])
+
+
 async def test_a_parent_of_another_rollout_is_refused_and_hinders_no_deletion(store: LightningStore) -> None:
     [theirs] = await claimed(store)
     [mine, other] = await claimed(store, 2)
@@ -152,6 +159,21 @@ async def test_a_span_comes_back_with_all_that_opentelemetry_says_of_it(store: L
     assert await store.spans([claim.rollout.id]) == [span]
 
 
+async def test_spans_come_by_rollout_and_start(store: LightningStore) -> None:
+    a, b = await claimed(store, 2)
+    spans = [a_span(b, started_ns=1), a_span(a, started_ns=3, attributes={"x": [1, None]}), a_span(a, started_ns=2)]
+    await store.append_spans(spans)
+    assert await store.spans([b.rollout.id, a.rollout.id]) == [spans[2], spans[1], spans[0]]
+
+
+async def test_appending_nothing_is_nothing(store: LightningStore) -> None:
+    await store.append_calls([])
+    await store.append_spans([])
+    await store.record_rewards([])
+    await store.log_metrics([])
+    assert await store.calls([]) == []
+
+
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +199,22 @@ async def test_a_reward_that_is_no_finite_number_is_refused(store: LightningStor
     assert await store.rewards([claim.rollout.id]) == []
 
 
+async def test_a_reward_after_the_finish_is_kept_and_changes_nothing(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.finish([ending(claim, rewards=(a_reward(claim, 1.0),))])
+    await store.record_rewards([a_reward(claim, 0.0, "posted")])
+    assert len(await store.rewards([claim.rollout.id])) == 2
+    assert [rollout.reward for rollout in await store.wait(claim.rollout.run_id)] == [1.0]
+
+
+async def test_a_reward_of_no_attempt_or_call_is_refused(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    with pytest.raises(NotFoundError, match="no attempt 7"):
+        await store.record_rewards([a_reward(claim, 1.0, attempt=7)])
+    with pytest.raises(NotFoundError, match="not recorded"):
+        await store.record_rewards([a_reward(claim, 1.0, call_id="unknown")])
+
+
 async def test_a_reward_for_a_call_of_another_rollout_is_refused_and_hinders_no_deletion(
     store: LightningStore,
 ) -> None:
@@ -194,6 +232,17 @@ async def test_a_reward_for_a_call_of_another_rollout_is_refused_and_hinders_no_
     await store.finish([ending(theirs)])
     assert await store.drop_records([theirs.rollout.id]) == 1
     assert await store.delete_runs([theirs.rollout.run_id]) == 1
+
+
+async def test_a_reward_names_a_call_of_an_earlier_attempt_of_its_rollout(store: LightningStore) -> None:
+    [first] = await claimed(store, retry=RetryPolicy(max_attempts=2))
+    call = a_call(first)
+    await store.append_calls([call])
+    await store.finish([ending(first, "failed")])
+    [second] = await store.claim(a_worker(first.rollout.run_id))
+    await store.record_rewards([a_reward(second, 0.5, "emitted", call_id=call.id)])
+    [reward] = await store.rewards([first.rollout.id])
+    assert (reward.attempt, reward.call_id) == (2, call.id)
 
 
 # --- resources --------------------------------------------------------------------------------------------------------
@@ -257,6 +306,13 @@ async def test_metrics_come_by_step_name_and_time(store: LightningStore, clock: 
         await store.log_metrics([Metric(run_id="nowhere", step=1, name="x", value=1)])
 
 
+async def test_a_metric_that_is_no_finite_number_is_kept_as_nan(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    await store.log_metrics([Metric(run_id=run_id, step=1, name="loss", value=float("inf"))])
+    [metric] = await store.metrics(run_id)
+    assert math.isnan(metric.value)
+
+
 async def test_a_number_that_no_database_holds_is_bad_input(store: LightningStore) -> None:
     run_id = await a_run(store)
     with pytest.raises(InputError, match="64 bits"):
@@ -277,6 +333,11 @@ async def test_runs_are_listed_newest_first_with_readable_sortable_ids(store: Li
     assert await store.runs() == made[::-1]
     assert await store.runs(limit=1) == made[2:]
     assert await store.runs(ids=[made[0].id, "unknown"]) == made[:1]
+
+
+async def test_runs_made_in_the_same_moment_have_ids_of_their_own(store: LightningStore) -> None:
+    runs = await asyncio.gather(*[store.create_run("same", {}) for _ in range(5)])
+    assert len({run.id for run in runs}) == 5
 
 
 async def test_a_run_id_that_exists_is_a_conflict_and_a_bad_one_bad_input(store: LightningStore) -> None:
@@ -308,3 +369,11 @@ async def test_a_checkpoint_replaces_the_earlier_one_of_its_step(store: Lightnin
     ]
     with pytest.raises(NotFoundError, match="nowhere"):
         await store.put_checkpoint(Checkpoint(run_id="nowhere", step=1, path="/c", version=1))
+
+
+async def test_a_checkpoint_of_a_negative_step_is_refused(store: LightningStore) -> None:
+    """It would come before all others, and the oldest are deleted."""
+    run_id = await a_run(store)
+    with pytest.raises(ConflictError, match=r"step -1 .* 0 or more"):
+        await store.put_checkpoint(Checkpoint(run_id=run_id, step=-1, path="/c", version=1))
+    assert await store.checkpoints(run_id) == []

@@ -70,6 +70,20 @@ async def test_dropped_records_leave_state_rewards_and_outcome(store: LightningS
     assert (await store.sizes([claims[0].rollout.run_id]))[0].calls == 2
 
 
+async def test_records_of_every_attempt_are_dropped_and_dropping_again_drops_nothing(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.append_calls([a_call(claim)])
+    await store.finish([ending(claim, "lost")])
+    [again] = await store.claim(a_worker(claim.rollout.run_id))
+    await store.append_calls([a_call(again), a_call(again)])
+    await store.finish([ending(again)])
+    assert await store.drop_records([claim.rollout.id, claim.rollout.id]) == 3
+    assert await store.drop_records([claim.rollout.id]) == 0
+    assert await store.calls([claim.rollout.id], attempt=1) == []
+    assert await store.drop_records([new_id()]) == 0
+    assert await store.drop_records([]) == 0
+
+
 async def test_records_of_live_rollouts_are_kept_and_so_are_those_named_with_them(store: LightningStore) -> None:
     claims = await finished(store, 1)
     run_id = claims[0].rollout.run_id
@@ -95,6 +109,33 @@ async def test_a_deleted_run_leaves_nothing_and_others_are_not_touched(store: Li
     assert await store.delete_runs([]) == 0
 
 
+async def test_a_large_run_is_deleted_too(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    await store.enqueue(some(run_id, 1234))
+    claims = await store.claim(a_worker(run_id), limit=500)
+    await store.append_calls([a_call(claim) for claim in claims])
+    await store.finish([ending(claim) for claim in claims[:400]])
+    assert await store.delete_runs([run_id]) == 1
+    assert await store.rollouts(RolloutQuery(run_id=run_id)) == []
+    assert await store.attempts([claim.rollout.id for claim in claims]) == []
+    assert await store.runs() == []
+
+
+async def test_a_run_of_a_deleted_ones_name_begins_anew(store: LightningStore) -> None:
+    for _ in range(2):
+        run = await store.create_run("again", {}, run_id="again")
+        [resource] = await store.put_resources([Resource(run_id="again", name="default", kind="policy", value={})])
+        assert resource.version == 1
+        [rollout] = await store.enqueue(some(run.id, 1))
+        [claim] = await store.claim(a_worker(run.id))
+        assert claim.rollout.id == rollout.id
+        await store.finish([ending(claim)])
+        [done] = await store.wait(run.id, timeout_s=0)
+        assert done.finished_seq == 1
+        assert [resource.version for resource in await store.wait_resources(run.id, {}, timeout_s=0)] == [1]
+        await store.delete_runs(["again"])
+
+
 async def test_whoever_writes_to_a_deleted_run_hears_that_it_is_gone(store: LightningStore) -> None:
     claims = await full_run(store)
     claim, run_id = claims[0], claims[0].rollout.run_id
@@ -117,6 +158,22 @@ async def test_whoever_writes_to_a_deleted_run_hears_that_it_is_gone(store: Ligh
         await store.open_step(run_id, 2, [])
     assert await store.finish([ending(claim)]) == [False]
     assert await store.cancel([claim.rollout.id]) == 0
+
+
+async def test_whoever_waits_for_a_run_hears_that_it_is_deleted(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    waiting = [
+        asyncio.create_task(store.claim(a_worker(run_id), wait_s=60)),
+        asyncio.create_task(store.wait(run_id, timeout_s=60)),
+        asyncio.create_task(store.wait_resources(run_id, {}, timeout_s=60)),
+        asyncio.create_task(store.follow_metrics(run_id, timeout_s=60)),
+    ]
+    while not await store.workers(run_id):
+        pass
+    await store.delete_runs([run_id])
+    for task in waiting:
+        with pytest.raises(NotFoundError):
+            await task
 
 
 async def test_a_run_is_deleted_while_others_write_to_it(store: LightningStore) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from store_samples import Clock, a_call, a_reward, a_run, a_worker, claimed, ending, one, some
+from store_samples import Clock, a_call, a_reward, a_run, a_worker, claimed, ending, finished, one, some
 
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.records import Fork, Lease, Resource, RetryPolicy, Rollout, Sampling
@@ -30,6 +30,12 @@ async def test_a_worker_without_the_labels_that_a_run_asks_for_is_given_none_of_
     assert await store.workers(run_id) == []
     [claim] = await store.claim(a_worker(run_id), labels={"gpu": "no", "disk": "ssd"})
     assert claim.rollout.run_id == run_id
+
+
+async def test_a_run_that_asks_for_no_label_takes_workers_with_any(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    await store.enqueue(some(run_id, 1))
+    assert len(await store.claim(a_worker(run_id), labels={"gpu": "yes"})) == 1
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------
@@ -81,6 +87,16 @@ async def test_a_rollout_keeps_the_versions_that_it_was_enqueued_with(store: Lig
     assert claim.rollout.prompts == {"system": 1, "tools": 1}
 
 
+async def test_rollouts_of_a_run_without_templates_have_none_after_one_is_added(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    await store.enqueue(some(run_id, 1, retry=RetryPolicy(max_attempts=2)))
+    [first] = await store.claim(a_worker(run_id))
+    await store.put_resources([a_template(run_id)])
+    await store.finish([ending(first, "failed")])
+    [second] = await store.claim(a_worker(run_id))
+    assert (first.rollout.prompts, second.rollout.prompts) == ({}, {})
+
+
 async def test_a_version_that_does_not_exist_is_refused_when_it_is_enqueued(store: LightningStore) -> None:
     run_id = await a_run(store)
     await store.put_resources([a_template(run_id), Resource(run_id=run_id, name="default", kind="policy", value={})])
@@ -114,11 +130,26 @@ async def test_enqueueing_again_returns_what_exists_unchanged(store: LightningSt
     assert len(await store.rollouts(RolloutQuery(run_id=run_id))) == 3
 
 
+async def test_concurrent_enqueues_of_the_same_rollouts_make_them_once(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    results = await asyncio.gather(*[store.enqueue(some(run_id, 4)) for _ in range(8)])
+    assert all(result == results[0] for result in results)
+    assert await store.count(run_id) == {("train", "queued"): 4}
+
+
 async def test_enqueueing_into_no_run_is_not_found_and_writes_nothing(store: LightningStore) -> None:
     run_id = await a_run(store)
     with pytest.raises(NotFoundError, match="nowhere"):
         await store.enqueue([*some(run_id, 1), *some("nowhere", 1)])
     assert await store.count(run_id) == {}
+
+
+async def test_a_task_that_is_not_json_is_bad_input(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    [new] = some(run_id, 1)
+    new.task["number"] = object()
+    with pytest.raises(InputError, match="JSON"):
+        await store.enqueue([new])
 
 
 async def test_rollouts_are_found_by_every_field_of_the_query(store: LightningStore) -> None:
@@ -168,6 +199,30 @@ async def test_higher_priorities_are_claimed_first_then_first_come_first_served(
     ]
 
 
+async def test_a_worker_claims_only_from_its_run(store: LightningStore) -> None:
+    run_id, other = await a_run(store), await a_run(store)
+    await store.enqueue(some(run_id, 1))
+    assert await store.claim(a_worker(other)) == []
+    with pytest.raises(NotFoundError, match="nowhere"):
+        await store.claim(a_worker("nowhere"))
+    with pytest.raises(InputError, match="limit"):
+        await store.claim(a_worker(run_id), limit=0)
+
+
+async def test_no_rollout_is_claimed_twice_by_many_claimers(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    await store.enqueue(some(run_id, 60))
+
+    async def claim_all(number: int) -> list[str]:
+        mine: list[str] = []
+        while claims := await store.claim(a_worker(run_id, f"w{number}"), limit=1 + number % 3):
+            mine += [claim.rollout.id for claim in claims]
+        return mine
+
+    taken = [rollout_id for mine in await asyncio.gather(*map(claim_all, range(8))) for rollout_id in mine]
+    assert len(taken) == len(set(taken)) == 60
+
+
 async def test_a_waiting_claim_is_woken_by_an_enqueue(store: LightningStore) -> None:
     run_id = await a_run(store)
     async with asyncio.timeout(DEADLINE_S):
@@ -175,6 +230,21 @@ async def test_a_waiting_claim_is_woken_by_an_enqueue(store: LightningStore) -> 
         await asyncio.sleep(0)
         await store.enqueue(some(run_id, 1))
         assert len(await waiting) == 1
+
+
+async def test_a_claim_that_waited_in_vain_is_empty(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    assert await store.claim(a_worker(run_id), wait_s=0.01) == []
+
+
+async def test_a_waiting_claim_is_woken_by_a_retry(store: LightningStore) -> None:
+    [claim] = await claimed(store, retry=RetryPolicy(max_attempts=2))
+    async with asyncio.timeout(DEADLINE_S):
+        waiting = asyncio.create_task(store.claim(a_worker(claim.rollout.run_id), wait_s=60))
+        await asyncio.sleep(0)
+        await store.finish([ending(claim, "failed")])
+        [again] = await waiting
+    assert (again.rollout.id, again.lease.attempt) == (claim.rollout.id, 2)
 
 
 async def test_claiming_and_beating_record_the_worker(store: LightningStore, clock: Clock) -> None:
@@ -215,6 +285,18 @@ async def test_leases_are_left_alone_by_a_search_that_comes_too_late(store: Ligh
     assert await store.heartbeat(a_worker(claim.rollout.run_id), [claim.lease]) == [True]
 
 
+async def test_heartbeats_keep_a_lease(store: LightningStore, clock: Clock) -> None:
+    [claim] = await claimed(store)
+    worker = a_worker(claim.rollout.run_id)
+    for _ in range(4):
+        clock.advance(20)
+        assert await store.heartbeat(worker, [claim.lease]) == [True]
+        assert await store.expire_leases() == 0
+    clock.advance(31)
+    assert await store.expire_leases() == 1
+    assert await store.heartbeat(worker, [claim.lease]) == [False]
+
+
 async def test_heartbeats_answer_for_each_lease(store: LightningStore) -> None:
     claims = await claimed(store, 4)
     await store.finish([ending(claims[0])])
@@ -245,6 +327,12 @@ async def test_finishing_twice_finishes_once(store: LightningStore) -> None:
     assert (await one(store, claim.rollout.id)).state == "succeeded"
 
 
+async def test_a_lease_that_ran_out_but_was_not_given_up_still_finishes(store: LightningStore, clock: Clock) -> None:
+    [claim] = await claimed(store)
+    clock.advance(100)
+    assert await store.finish([ending(claim)]) == [True]
+
+
 # --- wait -------------------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +356,16 @@ async def test_wait_returns_as_soon_as_there_are_enough(store: LightningStore) -
             assert not waiting.done()
             await store.finish([ending(claim)])
         assert len(await waiting) == 3
+
+
+async def test_wait_returns_what_there_is_after_its_timeout(store: LightningStore) -> None:
+    claims = await finished(store, 2)
+    assert len(await store.wait(claims[0].rollout.run_id, at_least=3, timeout_s=0.01)) == 2
+
+
+async def test_waiting_for_no_run_is_not_found(store: LightningStore) -> None:
+    with pytest.raises(NotFoundError, match="nowhere"):
+        await store.wait("nowhere", timeout_s=0.01)
 
 
 async def test_a_wait_is_woken_when_a_lost_rollout_fails_for_good(store: LightningStore, clock: Clock) -> None:

@@ -14,6 +14,7 @@ from agentlightning.errors import NotFoundError, RewardError
 from agentlightning.records import Claim, NewRollout, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.store.summaries import SummaryQuery
+from agentlightning.store.tokens import session_token
 
 
 def a_session(run_id: str, name: str = "one", **fields: Any) -> NewRollout:
@@ -77,6 +78,13 @@ async def test_a_session_whose_lease_runs_out_has_succeeded_with_its_reward(
     assert await violations(store) == []
 
 
+async def test_other_attempts_are_still_lost(store: LightningStore, clock: Clock) -> None:
+    [claim] = await claimed(store)
+    clock.advance(31)
+    assert await store.expire_leases() == 1
+    assert (await one(store, claim.rollout.id)).lost == 1
+
+
 async def test_after_its_end_a_session_begins_anew(store: LightningStore) -> None:
     claim = await opened(store)
     assert await store.finish([ending(claim)]) == [True]
@@ -84,6 +92,12 @@ async def test_after_its_end_a_session_begins_anew(store: LightningStore) -> Non
     assert later.rollout.id != claim.rollout.id
     assert (later.rollout.replica, later.rollout.step, later.rollout.attempt) == (1, 7, 1)
     assert await store.finish([ending(claim)]) == [False]
+
+
+async def test_any_gateway_may_finish_a_session(store: LightningStore) -> None:
+    claim = await opened(store)
+    if (secret := await store.signing_secret()) is not None:
+        assert claim.lease.token == session_token(secret, claim.rollout.id)
 
 
 async def test_a_session_pins_the_newest_prompt_templates(store: LightningStore) -> None:
@@ -124,3 +138,10 @@ async def test_feedback_of_what_is_no_session_is_refused(store: LightningStore) 
     with pytest.raises(RewardError, match="expected a finite number"):
         await store.record_feedback([a_reward(session, math.nan, "posted")])
     assert await store.rewards([claim.rollout.id, session.rollout.id]) == []
+
+
+async def test_a_session_needs_a_run_and_its_prompts(store: LightningStore) -> None:
+    with pytest.raises(NotFoundError, match="no such run: nowhere"):
+        await store.open_session(a_session("nowhere"), 60.0)
+    with pytest.raises(NotFoundError, match="has no prompt template 'system' of version 3"):
+        await store.open_session(a_session(await a_run(store), prompts={"system": 3}), 60.0)

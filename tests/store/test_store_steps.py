@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from store_samples import claimed, finished
+from store_samples import a_run, a_worker, claimed, ending, finished, some
 
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.records import Claim, Consumed, ConsumedInputs, Metric, Outcome
@@ -19,6 +20,15 @@ def eaten(claims: Sequence[Claim], outcome: Outcome = "trained") -> list[Consume
 
 async def outcomes(store: LightningStore, run_id: str) -> list[Outcome | None]:
     return [rollout.outcome for rollout in await store.rollouts(RolloutQuery(run_id=run_id))]
+
+
+async def test_steps_are_read_in_portions(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    for number in range(1, 6):
+        await store.open_step(run_id, number, [])
+    assert [step.step for step in await store.steps(run_id, after=2, limit=2)] == [3, 4]
+    assert [step.step for step in await store.steps(run_id, limit=1)] == [1]
+    assert await store.steps(run_id, after=5) == []
 
 
 async def test_an_open_step_keeps_its_list_in_order_and_sets_outcomes(store: LightningStore) -> None:
@@ -69,6 +79,16 @@ async def test_a_rollout_is_consumed_by_one_step_only(store: LightningStore) -> 
     assert (await outcomes(store, run_id))[2] is None
 
 
+async def test_concurrent_steps_never_share_a_rollout(store: LightningStore) -> None:
+    claims = await finished(store, 3)
+    run_id = claims[0].rollout.run_id
+    results = await asyncio.gather(
+        *[store.open_step(run_id, step, eaten(claims)) for step in range(1, 6)], return_exceptions=True
+    )
+    assert sum(not isinstance(result, Exception) for result in results) == 1
+    assert len(await store.steps(run_id)) == 1
+
+
 async def test_only_finished_training_rollouts_of_the_run_can_be_consumed(store: LightningStore) -> None:
     done = await finished(store)
     run_id = done[0].rollout.run_id
@@ -96,6 +116,15 @@ async def test_only_finished_training_rollouts_of_the_run_can_be_consumed(store:
     assert await outcomes(store, run_id) == [None]
 
 
+async def test_failed_and_cancelled_rollouts_are_finished_and_get_outcomes(store: LightningStore) -> None:
+    claims = await claimed(store, 2)
+    run_id = claims[0].rollout.run_id
+    await store.finish([ending(claims[0], "failed")])
+    await store.cancel([claims[1].rollout.id])
+    await store.open_step(run_id, 1, [*eaten(claims[:1], "invalid"), *eaten(claims[1:], "overprovisioned")])
+    assert await outcomes(store, run_id) == ["invalid", "overprovisioned"]
+
+
 async def test_reopening_gives_back_the_lists_of_later_steps_in_order(store: LightningStore) -> None:
     claims = await finished(store, 4)
     run_id = claims[0].rollout.run_id
@@ -116,6 +145,21 @@ async def test_reopening_gives_back_the_lists_of_later_steps_in_order(store: Lig
     assert await store.open_step(run_id, 2, reopened[0].consumed) == reopened[0]
     assert (await store.close_step(run_id, 2, 9)).version == 9
     assert [step.state for step in await store.steps(run_id)] == ["closed", "closed", "open", "open"]
+
+
+async def test_steps_of_runs_are_apart(store: LightningStore) -> None:
+    a, b = await finished(store), await finished(store)
+    await store.open_step(a[0].rollout.run_id, 1, eaten(a))
+    await store.open_step(b[0].rollout.run_id, 1, eaten(b))
+    assert [step.step for step in await store.reopen_steps(a[0].rollout.run_id, after=0)] == [1]
+    assert [step.consumed for step in await store.steps(b[0].rollout.run_id)] == [eaten(b)]
+
+
+async def test_a_step_may_consume_nothing(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    await store.enqueue(some(run_id, 1))
+    assert await store.claim(a_worker(run_id))
+    assert (await store.open_step(run_id, 1, [])).consumed == []
 
 
 async def test_a_step_keeps_the_records_that_it_learns_from(store: LightningStore) -> None:

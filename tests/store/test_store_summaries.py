@@ -126,6 +126,18 @@ async def test_an_outcome_is_in_the_summary_once_a_step_has_consumed_the_rollout
     assert await violations(store) == []
 
 
+async def test_rollouts_of_one_task_have_its_key_in_common_whatever_their_step(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    tasks = [{"a": 1, "b": "x"}, {"b": "x", "a": 1}, {"a": 2, "b": "x"}]
+    await store.enqueue([NewRollout(run_id=run_id, task=each, group_id=str(n), step=n) for n, each in enumerate(tasks)])
+    claims = await store.claim(a_worker(run_id), limit=3)
+    await store.finish([ending(claim) for claim in claims])
+    first, same, other = [await summary(store, claim.rollout.id) for claim in claims]
+    assert first.task_key == same.task_key != other.task_key
+    rows = (await store.summaries(SummaryQuery(run_id=run_id, where=f"task_key = '{first.task_key}'"))).rows
+    assert {row.step for row in rows} == {0, 1}
+
+
 async def test_a_filter_finds_what_matches_in_the_order_asked_for(store: LightningStore, clock: Clock) -> None:
     run_id = await a_run(store)
     await store.enqueue([replace(each, step=each.replica * 10) for each in some(run_id, 8)])
@@ -149,6 +161,33 @@ async def test_a_filter_finds_what_matches_in_the_order_asked_for(store: Lightni
     assert [row.replica for row in newest.rows] == [7, 6]
 
 
+async def test_a_page_goes_on_where_the_last_ended_however_many_finish_meanwhile(
+    store: LightningStore, clock: Clock
+) -> None:
+    run_id = await a_run(store)
+    await store.enqueue(some(run_id, 6))
+    claims = await store.claim(a_worker(run_id), limit=6)
+    for claim in claims[:4]:
+        clock.advance(1)
+        await store.finish([ending(claim)])
+    first = await store.summaries(SummaryQuery(run_id=run_id, limit=2))
+    clock.advance(1)
+    await store.finish([ending(claim) for claim in claims[4:]])
+    second = await store.summaries(SummaryQuery(run_id=run_id, limit=2, after=first.next))
+    assert [row.replica for row in (*first.rows, *second.rows)] == [3, 2, 1, 0]
+    assert second.next is None
+
+
+async def test_all_runs_are_one_list(store: LightningStore, clock: Clock) -> None:
+    for count in (2, 3):
+        clock.advance(1)
+        await finished(store, count)
+    first = await store.summaries(SummaryQuery(limit=3))
+    rest = await store.summaries(SummaryQuery(limit=3, after=first.next))
+    assert len({row.run_id for row in first.rows}) == 1
+    assert (len(first.rows), len(rest.rows), rest.next) == (3, 2, None)
+
+
 @pytest.mark.parametrize(
     ("query", "said"),
     [
@@ -161,6 +200,13 @@ async def test_a_filter_finds_what_matches_in_the_order_asked_for(store: Lightni
 async def test_a_query_that_means_nothing_is_refused(store: LightningStore, query: SummaryQuery, said: str) -> None:
     with pytest.raises(InputError, match=said):
         await store.summaries(query)
+
+
+async def test_a_cursor_of_another_order_is_refused(store: LightningStore) -> None:
+    [claim, *_] = await finished(store, 2)
+    page = await store.summaries(SummaryQuery(run_id=claim.rollout.run_id, limit=1))
+    with pytest.raises(InputError, match="after: expected the `next` of a page in the same order"):
+        await store.summaries(SummaryQuery(run_id=claim.rollout.run_id, order_by="reward", after=page.next))
 
 
 async def test_summaries_stay_when_records_are_dropped_and_go_with_their_run(store: LightningStore) -> None:
