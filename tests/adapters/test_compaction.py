@@ -112,6 +112,31 @@ def test_a_conversation_that_goes_on_from_a_summary_is_known_by_the_summarys_tex
     assert found["a-4"].origin.call_id == "a-0"
 
 
+def test_what_another_agent_is_shown_is_no_summary() -> None:
+    relay = Record("relay")
+    first = relay.call([said("system", "You write."), said("user", "Write a line.")], "A draft of one line.")
+    relay.call([said("user", "Better.")], "A better draft of one line.", first)
+    relay.call([said("system", "You check."), said("user", "A better draft of one line.")], "It is fine so.")
+    assert compactions(relay.calls) == {}
+
+
+def test_a_new_conversation_that_repeats_the_whole_one_before_compacts_nothing() -> None:
+    record = Record("a")
+    first = record.call([SYSTEM], "a does the very first step")
+    record.call([said("user", "Next.")], "a does the second step now", first)
+    shown = "a does the very first step, then a does the second step now"
+    record.call([SYSTEM, said("user", shown)], "done")
+    assert compactions(record.calls) == {}
+
+
+def test_a_short_answer_that_stands_in_a_later_prompt_is_no_summary() -> None:
+    record = Record("a")
+    first = record.call([SYSTEM, said("user", "Where?")], "left")
+    record.call([said("user", "Where?")], "right", first)
+    record.call([SYSTEM, said("user", "You said right.")], "up")
+    assert compactions(record.calls) == {}
+
+
 def test_every_call_of_a_compacted_rollout_gets_the_rollouts_advantage_and_none_weighs_more() -> None:
     """Rewards 1 and 0, dr_grpo: every call of the first gets 0.5, of the second -0.5, however many conversations it took.
 

@@ -26,6 +26,21 @@ def trained(row: TrainingSequence) -> list[int]:
     return [token for token, sampled in zip(row.tokens, row.mask, strict=True) if sampled]
 
 
+def test_an_answer_is_all_that_the_model_wrote_in_a_rollout() -> None:
+    (row,) = completion_rows(rollout("r", ([1, 2], [3]), ([1, 2, 3, 4], [5, 6])))
+    assert (row.tokens, trained(row)) == ([1, 2, 3, 4, 5, 6], [3, 5, 6])
+
+
+def test_weights_are_those_given_for_each_call_and_nothing_else() -> None:
+    (row,) = completion_rows(rollout("r", ([1], [2]), ([1, 2, 3], [4])), weights=[0.25, 0.5])
+    assert row.weights == [0, 0.25, 0, 0.5]
+
+
+def test_rows_are_computed_at_temperature_1_whatever_they_were_sampled_at() -> None:
+    (row,) = completion_rows(rollout("r", ([1], [2]), ([1, 2, 3], [4]), temperature=0.3))
+    assert row.temperature == 1.0
+
+
 def test_a_mismatched_answer_stands_beside_the_opening_of_the_one_before_it() -> None:
     first = completion_rows(rollout("a", ([1, 1], [2]), ([1, 1, 2, 3], [4])))
     second = completion_rows(rollout("b", ([9], [8])))
@@ -48,3 +63,15 @@ def test_a_mismatched_answer_keeps_its_own_images_and_has_the_other_opening_s() 
         [("green", 0), ("blue", 2)],
     )
     assert (two.tokens, [(image.hash, image.start) for image in two.images]) == ([1, 9, 1, 8], [("red", 1)])
+
+
+def test_an_answer_to_the_same_question_is_no_mismatch() -> None:
+    answers = [completion_rows(rollout(name, ([1], [token]))) for name, token in (("a", 2), ("b", 3))]
+    assert mismatched_rows(answers, longest=99) == []
+    other = completion_rows(rollout("c", ([7], [4])))
+    assert [row.tokens for row in mismatched_rows([*answers, other], longest=99)] == [[7, 2], [7, 3], [1, 4]]
+
+
+def test_a_mismatched_row_that_is_too_long_is_left_out() -> None:
+    answers = [completion_rows(rollout("a", ([1, 1, 1], [2, 2]))), completion_rows(rollout("b", ([9], [8])))]
+    assert [row.tokens for row in mismatched_rows(answers, longest=3)] == [[9, 2, 2]]

@@ -124,6 +124,15 @@ def test_an_answer_that_a_limit_cut_does_not_teach_to_end(folder: Path) -> None:
     assert whole[-1] in renderer.end_ids
 
 
+def test_an_abandoned_call_and_an_earlier_attempt_are_not_taught(folder: Path) -> None:
+    calls = [call("a", [ASK], LOOK, finish_reason="abandoned"), call("b", [ASK], TELL)]
+    (transition,) = taught(calls, Renderer(folder)).transitions
+    assert transition.call_id == "b"
+    from dataclasses import replace
+
+    assert isinstance(rendered(replace(ROLLOUT, attempt=2), calls, Renderer(folder), external), str)
+
+
 def test_what_another_model_said_is_context(folder: Path) -> None:
     own = call("a", [ASK], LOOK, policy="default")
     teacher = call("b", [ASK, LOOK, FACT], TELL)
@@ -181,5 +190,20 @@ def test_what_the_template_cannot_write_is_left_out_with_the_reason(
     folder: Path, tmp_path: Path, template: str, reason: str
 ) -> None:
     found = rendered(ROLLOUT, TWO_TURNS, renderer_with(folder, tmp_path, template), external)
+    assert isinstance(found, str)
+    assert reason in found
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        ([call("b", [FACT], TELL, parent="a")], "call b continues call a, which is not recorded"),
+        ([call("a", [ASK], LOOK, protocol="completions")], "a raw prompt"),
+        ([call("a", [ASK], LOOK, policy="default")], "the teacher answered none of its calls"),
+        ([], "the teacher answered none of its calls"),
+    ],
+)
+def test_what_cannot_be_rendered_says_why(folder: Path, calls: list[Call], reason: str) -> None:
+    found = rendered(ROLLOUT, calls, Renderer(folder), external)
     assert isinstance(found, str)
     assert reason in found

@@ -54,6 +54,36 @@ def test_a_row_is_cut_behind_its_last_call_that_has_an_advantage() -> None:
     assert until_last_signal(cut) is cut
 
 
+def test_nothing_is_left_of_a_row_without_an_advantage_on_a_trained_token() -> None:
+    forced = replace(transition([1, 2], [3, 4]), decoding={"forced": [[0, 1]]})
+    [row] = merge("r", linked([forced]), [[0.7, 0.0]], [1.0])
+    assert until_last_signal(row) is None
+
+
+def test_siblings_become_rows_of_their_own_and_the_shared_answer_is_trained_once() -> None:
+    transitions = [transition([1], [2]), transition([1, 2, 3], [4]), transition([1, 2, 5], [6])]
+    first, second = merge("r", linked(transitions), [1.0] * 3, [1.0] * 3)
+    assert (first.tokens, first.mask) == ([1, 2, 3, 4], [False, True, False, True])
+    assert (second.tokens, second.mask) == ([1, 2, 5, 6], [False, False, False, True])
+    assert second.segments == [(3, 4)]
+
+
+def test_a_branch_is_continued_by_its_own_next_call() -> None:
+    transitions = [
+        transition([1], [2]),
+        transition([1, 2, 3], [4]),
+        transition([1, 2, 5], [6]),
+        transition([1, 2, 5, 6, 7], [8]),
+    ]
+    rows = merge("r", linked(transitions), [1.0] * 4, [1.0] * 4)
+    assert [row.tokens for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6, 7, 8]]
+
+
+def test_equal_answers_to_equal_prompts_are_both_trained() -> None:
+    rows = merge("r", linked([transition([1], [2]), transition([1], [2])]), [1.0] * 2, [1.0] * 2)
+    assert [(row.tokens, row.mask) for row in rows] == [([1, 2], [False, True])] * 2
+
+
 def test_calls_of_different_temperatures_never_share_a_row() -> None:
     rows = merge("r", linked([transition([1], [2], 1.0), transition([1, 2, 3], [4], 0.5)]), [1.0] * 2, [1.0] * 2)
     assert [(row.tokens, row.mask, row.temperature) for row in rows] == [
@@ -193,6 +223,15 @@ def test_rows_from_the_tree_equal_rows_from_comparing_prompts(calls: list[Transi
     assert [(row.tokens, row.mask, row.segments, row.temperature) for row in rows] == merged_by_comparing(distinct)
 
 
+@given(call_trees())
+def test_a_merged_row_begins_with_the_prompt_and_answer_of_each_of_its_calls(calls: list[Transition]) -> None:
+    numbers = [float(index) for index in range(len(calls))]  # advantages that name the call
+    for row in merge("r", calls, numbers, numbers):
+        for start, end in row.segments:
+            call = calls[int(row.advantages[start])]
+            assert row.tokens[:end] == call.prompt_ids + call.sampled_ids
+
+
 def test_numbers_may_differ_by_token_and_fill_further_columns() -> None:
     transitions = [transition([1], [2, 3]), transition([1, 2, 3, 4], [5])]
     others = {"returns": [[0.25, 0.5], [1.0]], "kl_weights": [0.1, 0.2]}
@@ -208,8 +247,20 @@ def test_numbers_may_differ_by_token_and_fill_further_columns() -> None:
         assert all(len(row.returns or ()) == len(row.tokens) for row in rows)
 
 
+def test_a_column_with_the_wrong_number_of_tokens_is_named_with_its_call() -> None:
+    with pytest.raises(ValueError, match=r"returns: expected 2 numbers for call c\d+, got 1"):
+        merge("r", [transition([1], [2, 3])], [0.0], [0.0], {"returns": [[0.5]]})
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_numbers_of_rows_are_found_again_by_call(apart: bool) -> None:
     transitions = [transition([1], [2, 3]), transition([9], [8]), transition([1, 2, 3, 4], [5, 6])]
     rows = merge("r", linked(transitions), range(3), [0.0] * 3, apart=apart)
     assert by_call(rows, [[float(token) for token in row.tokens] for row in rows]) == [[2, 3], [8], [5, 6]]
+
+
+def test_a_fixed_length_weighs_tokens_of_long_and_short_rollouts_alike() -> None:
+    batch = [trajectory(transition([1], [2] * 6)), trajectory(transition([1], [2]), transition([5], [6]))]
+    assert token_weights(batch, "fixed_length", 10) == [[pytest.approx(1 / 20)], [pytest.approx(1 / 20)] * 2]
+    with pytest.raises(ValueError, match="fixed_length"):
+        token_weights(batch, "fixed_length")

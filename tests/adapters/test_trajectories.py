@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from agentlightning.adapters.trajectories import named_rewards, trajectories
+from agentlightning.adapters.trajectories import JUDGE, named_rewards, trajectories
 from agentlightning.records import Call, RetryPolicy, Reward, Rollout, Sampling
 
 
@@ -132,6 +133,35 @@ def test_a_reward_that_was_posted_after_the_rollout_finished_is_late_and_does_no
     assert (trajectory.transitions[0].reward, trajectory.rewards) == (0.75, {})
 
 
+def test_a_rollout_without_a_final_reward_is_kept_as_unknown_where_that_is_asked_for() -> None:
+    calls = [call("a", [1], [2], prompt_tokens=1), call("b", [1], [2], prompt_tokens=1, rollout_id="f")]
+    rollouts = [rollout(reward=None), replace(rollout("f", None), state="failed")]
+    [trajectory], left_out = trajectories(rollouts, calls, keep_unrewarded=True)
+    assert math.isnan(trajectory.reward)
+    assert left_out == {"f": "it has no reward"}
+
+
+def test_a_failed_rollout_is_known_as_one() -> None:
+    [trajectory], _ = trajectories(
+        [replace(rollout(reward=0.0), state="failed")], [call("a", [1], [2], prompt_tokens=1)]
+    )
+    assert trajectory.failed
+
+
+def test_messages_are_rebuilt_from_parents() -> None:
+    def said(text: str) -> dict[str, str]:
+        return {"role": "assistant", "content": text}
+
+    calls = [
+        replace(call("a", [1, 2], [3], prompt_tokens=2), messages=[{"content": "hi"}], completion=said("hello")),
+        replace(call("b", [4], [5], parent="a", prompt_tokens=4), messages=[{"content": "and"}], completion=said("so")),
+    ]
+    [trajectory], _ = trajectories([rollout()], calls)
+    second = trajectory.transitions[1]
+    assert second.prompt_messages == [{"content": "hi"}, said("hello"), {"content": "and"}]
+    assert second.completion == said("so")
+
+
 def test_only_the_latest_attempt_counts() -> None:
     calls = [call("a", [1], [2], prompt_tokens=1, attempt=1), call("b", [1], [3], prompt_tokens=1, attempt=2)]
     [trajectory], _ = trajectories([rollout(attempt=2)], calls)
@@ -145,6 +175,12 @@ def test_a_call_that_an_external_model_answered_is_context_only() -> None:
     ]
     [trajectory], _ = trajectories([rollout()], calls)
     assert [(t.call_id, t.prompt_ids) for t in trajectory.transitions] == [("b", [1, 2, 3])]
+
+
+def test_a_greedy_call_is_trained_at_temperature_one() -> None:
+    calls = [call("a", [1], [2], prompt_tokens=1, sampling=Sampling(temperature=0.0))]
+    [trajectory], _ = trajectories([rollout()], calls)
+    assert trajectory.transitions[0].temperature == 1.0
 
 
 def test_rollouts_that_cannot_be_learned_from_are_left_out_with_the_reason() -> None:
@@ -181,3 +217,27 @@ def test_what_a_rollout_was_rescored_with_changes_no_step_that_is_executed_again
     assert trajectories([rollout()], calls, [*told, *later]) == before
     assert before[0][0].transitions[0].reward == 0.5
     assert named_rewards([*told, *later], "strict") == {("r", 1): 1.0}
+
+
+def test_a_call_by_which_a_judge_was_asked_is_not_trained() -> None:
+    asked = replace(call("j", [1], [9], prompt_tokens=1), agent=JUDGE)
+    [kept], _ = trajectories([rollout()], [call("a", [1], [2], prompt_tokens=1), asked])
+    assert [one.call_id for one in kept.transitions] == ["a"]
+
+
+def test_what_a_fork_of_a_fork_repeats_is_known_by_the_call_that_was_sampled() -> None:
+    def repeat(id: str, of: str, rollout_id: str) -> Call:
+        return replace(call(id, [1], [2], prompt_tokens=1, rollout_id=rollout_id), replayed_id=of)
+
+    calls = [
+        call("a1", [1], [2], prompt_tokens=1, rollout_id="a"),
+        repeat("b1", "a1", "b"),
+        call("b2", [3], [4], prompt_tokens=1, rollout_id="b"),
+        repeat("c1", "b1", "c"),
+        repeat("c2", "b2", "c"),
+        call("c3", [5], [6], prompt_tokens=1, rollout_id="c"),
+    ]
+    # b has no reward, so that nothing is learned from it
+    found, left_out = trajectories([rollout("a"), rollout("b", reward=None), rollout("c")], calls)
+    assert list(left_out) == ["b"]
+    assert [one.replayed for one in found] == [{}, {"c1": "a1", "c2": "b2"}]

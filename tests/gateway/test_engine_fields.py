@@ -50,6 +50,15 @@ async def test_bounds_that_cannot_hold_are_refused(house: House, given: dict[str
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+async def test_fields_of_scheduling_are_accepted_and_recorded(house: House) -> None:
+    given = {"priority": 3, "cache_salt": "s", "session_id": "a", "stream_interval": 4}
+    for route in BODIES:
+        claim = await house.claim(group=route)
+        assert (await post(house, claim, route, **given)).status_code == 200
+        [call] = await house.store.calls([claim.rollout.id])
+        assert call.overridden_params == given
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("shown", [False, True])
 async def test_what_stopped_a_completion_is_in_its_text_where_the_request_says_so(

@@ -10,11 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
+from agentlightning.gateway.event_stream import RunEvents
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.records import Finish, Metric, NewRollout, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.sql.store import InMemoryLightningStore
 
 KEY = "sk-agl-server-of-this-test"
 DEADLINE_S = 30.0
@@ -113,6 +116,24 @@ async def test_a_stream_ends_with_its_server(store: LightningStoreClient, server
         async with asyncio.timeout(DEADLINE_S):
             assert [event async for event in events(response)] == []
             await stopping
+
+
+async def test_a_stream_in_which_nothing_happens_has_heartbeats() -> None:
+    sent: asyncio.Queue[Message] = asyncio.Queue()
+    async with InMemoryLightningStore() as store, asyncio.timeout(DEADLINE_S):
+        run_id = (await store.create_run("quiet", {})).id
+        gone = asyncio.Event()
+
+        async def receive() -> Message:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        stream = RunEvents(store, run_id, (0, 0), asyncio.Event(), heartbeat_s=0.01)
+        serving = asyncio.create_task(stream({"type": "http"}, receive, sent.put))
+        assert (await sent.get())["status"] == 200
+        assert [(await sent.get())["body"] for _ in range(2)] == [b": heartbeat\n\n"] * 2
+        gone.set()
+        await serving
 
 
 @pytest.mark.parametrize(

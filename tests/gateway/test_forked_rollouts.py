@@ -16,6 +16,7 @@ from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.forks import new_forks, replay_ended, replay_warning
+from agentlightning.store.summaries import SummaryQuery
 
 QUESTIONS = ["weather in Rome?", "and in Oslo?", "and in Lima?"]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -73,6 +74,17 @@ async def test_the_first_calls_are_answered_from_the_record_and_the_next_is_samp
     ]
 
 
+async def test_the_prompts_of_a_fork_are_the_recorded_ones(house: House) -> None:
+    claim = await recorded(house)
+    forked = await fork(house, claim, 2)
+    await converse(house, forked)
+    prompts = []
+    for calls in (await calls_of(house, claim), await calls_of(house, forked)):
+        by_id = {call.id: call for call in calls}
+        prompts.append([chain_prompt_ids(call_chain(call, by_id)) for call in calls])
+    assert prompts[0] == prompts[1]
+
+
 async def test_an_agent_that_asks_something_else_is_sampled_from_there_on(house: House) -> None:
     claim = await recorded(house)
     forked = await fork(house, claim, 2)
@@ -121,6 +133,17 @@ async def test_a_fork_of_another_run_s_rollout_gets_none_of_its_answers(house: H
     assert await converse(house, forked, QUESTIONS[:1]) == ["snowy."]
 
 
+async def test_equal_requests_get_the_recorded_answers_in_their_order(house: House) -> None:
+    claim = await house.claim()
+    house.say("one.", "two.", "three.")
+    for _ in range(3):
+        await converse(house, claim, ["a number?"])
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    forked = await fork(house, claim, 2)
+    house.say("four.")
+    assert [(await converse(house, forked, ["a number?"]))[0] for _ in range(3)] == ["one.", "two.", "four."]
+
+
 async def test_tool_calls_are_replayed_with_their_ids(house: House) -> None:
     claim = await house.claim()
     house.say('<tool_call>{"name": "weather", "arguments": {}}</tool_call>', "sunny.")
@@ -149,6 +172,15 @@ async def test_replayed_calls_are_context_for_the_learner(house: House) -> None:
     [trajectory], left_out = trajectories([rollout], await calls_of(house, forked), keep_unrewarded=True)
     assert not left_out
     assert [house.renderer.decode(one.sampled_ids) for one in trajectory.transitions] == ["snowy."]
+
+
+async def test_a_call_whose_agent_goes_away_is_replayed_for_its_next_try(house: House) -> None:
+    claim = await recorded(house)
+    forked = await fork(house, claim, 1)
+    body = {"model": "policy", "messages": [{"role": "user", "content": QUESTIONS[0]}], "n": 1, "logit_bias": {"x": 1}}
+    refused = await house.http().post(f"{path(forked)}/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert await converse(house, forked, QUESTIONS[:1]) == ["sunny."]
 
 
 async def weather(house: House, claim: Claim, **fields: Any) -> list[Any]:
@@ -202,6 +234,16 @@ async def test_a_completion_that_the_request_could_not_have_got_is_not_replayed(
     forked = await fork(house, claim, 1)
     await weather(house, forked, **after)
     assert [call.replayed_id is not None for call in await calls_of(house, forked)] == [replays, False]
+
+
+async def test_the_samples_of_a_request_are_replayed_in_their_order(house: House) -> None:
+    claim = await house.claim()
+    house.say(*(f"{number}." for number in range(24)))
+    before = await weather(house, claim, n=12)
+    await finished(house, claim)
+    after = await weather(house, await fork(house, claim, 1), n=12)
+    said = [[one["message"]["content"] for one in answered["choices"]] for answered in (before[0], after[0])]
+    assert said[0] == said[1]
 
 
 async def test_a_policy_is_not_given_what_another_one_answered_to_the_same_request(house: House) -> None:
@@ -278,6 +320,22 @@ async def test_an_answer_that_the_agent_would_read_otherwise_is_refused(house: H
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "fork.answer")
 
 
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        ("", "answer: expected content or tool_calls"),
+        ({"role": "user", "content": "x"}, "expected an assistant message"),
+        ({"content": ["x"]}, "answer.content: expected a text"),
+        ({"refusal": "x"}, "answer.refusal: expected content"),
+        ({"tool_calls": [{"name": "x"}]}, r"answer.tool_calls\[0\]"),
+    ],
+)
+async def test_an_answer_that_is_none_is_refused(house: House, answer: Any, wrong: str) -> None:
+    claim = await recorded(house)
+    with pytest.raises(InputError, match=wrong):
+        await new_forks(house.store, claim.rollout.id, 1, answer=answer)
+
+
 async def test_a_replay_that_ended_too_early_is_told_from_the_record(house: House) -> None:
     claim = await recorded(house)
     whole, ended = await fork(house, claim, 2), await fork(house, claim, 2)
@@ -288,6 +346,39 @@ async def test_a_replay_that_ended_too_early_is_told_from_the_record(house: Hous
     rollout, calls = await finished(house, ended)
     assert replay_ended(rollout, calls) == 1
     assert "after 1 of 2 calls" in (replay_warning(rollout, calls) or "")
+
+
+async def test_a_replay_that_has_still_calls_to_come_has_not_ended(house: House) -> None:
+    forked = await fork(house, await recorded(house), 2)
+    await converse(house, forked, QUESTIONS[:1])
+    [rollout] = await _rollouts(house, forked)
+    assert replay_ended(rollout, await calls_of(house, forked)) is None
+    assert replay_ended(*await finished(house, forked)) == 1  # its agent ended by itself
+
+
+async def test_replayed_tokens_are_none_of_those_that_limits_and_summaries_count(house: House) -> None:
+    claim = await recorded(house)
+    forked = await fork(house, claim, 2)
+    await house.store.put_resources(
+        [Resource(run_id=house.run_id, name="limits", kind="limits", value={"attempt": {"max_tokens": 1}})]
+    )
+    house.say("snowy.")
+    assert await converse(house, forked) == ["sunny.", "rainy.", "snowy."]  # what is over the limit is refused after it
+    await finished(house, forked)
+    rows = {row.id: row for row in (await house.store.summaries(SummaryQuery(run_id=house.run_id))).rows}
+    after = await calls_of(house, forked)
+    assert rows[forked.rollout.id].sampled_tokens == len(after[2].sampled_ids)
+    assert rows[claim.rollout.id].sampled_tokens == sum(len(call.sampled_ids) for call in await calls_of(house, claim))
+
+
+async def test_a_fork_may_be_for_evaluation_where_what_it_continues_was_to_train(house: House) -> None:
+    claim = await recorded(house)
+    [new] = await new_forks(house.store, claim.rollout.id, 2)
+    await house.store.enqueue([replace(new, mode="eval", group_id="another")])
+    worker = WorkerStatus(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
+    [forked] = await house.store.claim(worker, lease_s=LEASE_S)
+    house.say("snowy.")
+    assert await converse(house, forked) == ["sunny.", "rainy.", "snowy."]
 
 
 async def test_forks_of_one_key_are_made_once(house: House) -> None:
@@ -306,6 +397,19 @@ async def test_a_session_of_a_user_is_not_forked(house: House) -> None:
     new = NewRollout(run_id=house.run_id, task={}, group_id="someone")
     claim = await house.store.open_session(new, 60.0)
     with pytest.raises(InputError, match="no agent can be started"):
+        await new_forks(house.store, claim.rollout.id, 0)
+
+
+@pytest.mark.parametrize("calls", [-1, 3])
+async def test_a_fork_after_calls_that_are_not_there_is_refused(house: House, calls: int) -> None:
+    claim = await recorded(house)
+    with pytest.raises(InputError, match="expected 0 to 2 calls to replay"):
+        await new_forks(house.store, claim.rollout.id, calls)
+
+
+async def test_a_fork_of_a_rollout_that_runs_is_refused(house: House) -> None:
+    claim = await house.claim()
+    with pytest.raises(InputError, match="expected a finished rollout"):
         await new_forks(house.store, claim.rollout.id, 0)
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
+import httpx
 import pytest
 from exchange import Exchange
 from gateway_house import END, House, path
@@ -50,6 +51,34 @@ async def test_n_choices_are_n_recorded_calls_with_noise_of_their_own(house: Hou
     assert reply["usage"]["completion_tokens"] == sum(len(call.sampled_ids) for call in calls)
 
 
+async def test_any_of_n_choices_can_be_continued(house: House) -> None:
+    claim = await house.claim()
+    texts = iter(["one", "two", "end"])
+    house.engine.answers = lambda _: [*house.renderer.encode(next(texts)), END]
+    reply = await answered(house, claim, asking(n=2))
+    chosen = next(choice for choice in reply["choices"] if choice["message"]["content"] == "two")
+    messages = [*asking()["messages"], chosen["message"], {"role": "user", "content": "go on"}]
+    await answered(house, claim, {"messages": messages})
+    *_, last = await calls_of(house, claim)
+    assert last.continuation == "continued"
+    parent = next(call for call in await calls_of(house, claim) if call.id == last.parent_id)
+    assert parent.completion["content"] == "two"
+
+
+async def test_streamed_choices_come_by_index(house: House) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=asking(n=2, stream=True))
+    text: dict[int, str] = {0: "", 1: ""}
+    finished = set()
+    for line in reply.text.split("\n"):
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                text[choice["index"]] += choice["delta"].get("content") or ""
+                finished |= {choice["index"]} if choice["finish_reason"] else set()
+    assert text == {0: "It is sunny.", 1: "It is sunny."}
+    assert finished == {0, 1}
+
+
 async def test_one_failed_choice_fails_the_call_and_records_nothing(house: House) -> None:
     claim = await house.claim()
     house.engine.refusals = [(400, {"error": {"message": "no", "code": None}})]
@@ -64,6 +93,16 @@ async def test_an_agents_seed_repeats_within_a_rollout_and_differs_between_them(
         await answered(house, claim, asking(seed=5))
     first, again, elsewhere = [request["sampling_params"]["seed"] for request in house.engine.requests]
     assert first == again != elsewhere
+
+
+async def test_an_engine_without_seeds_is_sent_none_and_refuses_those_of_agents(house: House) -> None:
+    await house.serve_policy(seed=None)
+    claim = await house.claim()
+    await answered(house, claim, asking())
+    assert "seed" not in house.engine.requests[0]["sampling_params"]
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=asking(seed=5))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "seed"
 
 
 # --- what the run's sampling policy does --------------------------------------------------------------------------------
@@ -154,6 +193,24 @@ async def test_a_call_whose_agent_has_gone_goes_on_and_its_retry_gets_the_answer
     assert [call.delivered for call in await calls_of(house, claim)] == [True]
 
 
+async def test_a_stored_response_that_is_fetched_was_delivered(house: House) -> None:
+    claim = await house.claim()
+    held_engine(house)
+    first = Exchange(
+        house.app, claim.key, f"{path(claim)}/v1/responses", {"model": "policy", "input": "Hi", "stream": True}
+    )
+    await first.started.wait()
+    first.hang_up()
+    assert house.engine.gate is not None
+    house.engine.gate.set()
+    await first.task
+    [call] = await calls_of(house, claim)
+    assert not call.delivered
+    found = await house.http().get(f"{path(claim)}/v1/responses/resp_{call.id}")
+    assert found.status_code == 200
+    assert [call.delivered for call in await calls_of(house, claim)] == [True]
+
+
 @pytest.mark.parametrize("n", [1, 3])
 async def test_an_agent_that_goes_while_its_call_is_recorded_was_not_delivered(house: House, n: int) -> None:
     claim = await house.claim()
@@ -238,6 +295,26 @@ async def test_a_response_is_continued_by_its_id_and_read_again(house: House) ->
     assert again.json()["output"] == second["output"]
 
 
+async def test_instructions_do_not_carry_over_to_the_next_response(house: House) -> None:
+    claim = await house.claim()
+    first = await answered(house, claim, {"model": "policy", "instructions": "be brief", "input": "hi"}, "responses")
+    await answered(house, claim, {"model": "policy", "input": "on", "previous_response_id": first["id"]}, "responses")
+    _, second = await calls_of(house, claim)
+    assert [message["role"] for message in second.messages] == ["user", "assistant", "user"]
+    assert second.continuation == "system_or_tools_changed"
+
+
+async def test_a_response_of_another_attempt_is_not_found(house: House) -> None:
+    one, other = await house.claim(replica=0), await house.claim(replica=1)
+    first = await answered(house, one, {"model": "policy", "input": "hi"}, "responses")
+    body = {"model": "policy", "input": "on", "previous_response_id": first["id"]}
+    reply = await house.http().post(f"{path(other)}/v1/responses", json=body)
+    assert reply.status_code == 404
+    assert reply.json()["error"]["code"] == "previous_response_not_found"
+    assert repr(first["id"]) in reply.json()["error"]["message"]
+    assert (await house.http().get(f"{path(other)}/v1/responses/{first['id']}")).status_code == 404
+
+
 async def test_tokens_are_counted_as_the_call_will_have_them(house: House) -> None:
     claim = await house.claim()
     body = {"model": "policy", "system": "be brief", "messages": [{"role": "user", "content": "hi"}]}
@@ -279,3 +356,15 @@ async def test_a_refusal_has_the_shape_of_its_protocol(
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == kind
     assert ("type" in reply.json()) == (route == "messages")
+
+
+async def test_models_are_listed_in_the_shape_of_who_asks(house: House) -> None:
+    claim = await house.claim()
+    http = house.http()
+    openai = (await http.get(f"{path(claim)}/v1/models")).json()
+    anthropic = (await http.get(f"{path(claim)}/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
+    assert openai["data"][0]["object"] == "model"
+    assert anthropic["data"][0]["type"] == "model"
+    assert (await http.get(f"{path(claim)}/v1/models/policy")).json()["id"] == "policy"
+    assert isinstance(await http.get(f"{path(claim)}/v1/models/none"), httpx.Response)
+    assert (await http.get(f"{path(claim)}/v1/models/none")).status_code == 404

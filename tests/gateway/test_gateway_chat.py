@@ -7,6 +7,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from exchange import Exchange
@@ -115,6 +116,33 @@ async def test_text_is_streamed_as_it_is_sampled(house: House) -> None:
     assert "".join(parts) == "héllo 日本 😀 wörld"
     assert len([part for part in parts if part]) > 5
     assert not any("�" in part for part in parts)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_of_one_character_have_its_place_and_bytes_that_join_to_the_text(
+    house: House, stream: bool
+) -> None:
+    text = "It 😀 is 日本"
+    house.say(text)
+    http, base = house.http(), f"{path(await house.claim())}/v1"
+    asked: dict[str, Any] = {"model": "policy", "stream": stream, "max_tokens": 99}
+    raw = await http.post(f"{base}/completions", json={**asked, "prompt": "hi", "logprobs": 1})
+    chat = await http.post(f"{base}/chat/completions", json={**asked, "messages": [user("hi")], "logprobs": True})
+    whole, said = ([chunk["choices"][0]["logprobs"] or {} for chunk in read(answer, stream)] for answer in (raw, chat))
+    places = [place for part in whole for place in part.get("text_offset", [])]
+    tokens = [token for part in whole for token in part.get("tokens", [])]
+    parts = [text[place] for place, token in zip(places, tokens, strict=True) if "\ufffd" in token]
+    assert "".join(parts) == "😀😀😀日日本本"
+    assert all(text.startswith(token.strip("\ufffd"), place) for place, token in zip(places, tokens, strict=True))
+    listed = [token["bytes"] for part in said for token in part.get("content", [])]
+    assert b"".join(map(bytes, listed)).decode() == text
+
+
+def read(answer: httpx.Response, stream: bool) -> list[Any]:
+    """The chunks of a stream, or the whole response."""
+    if not stream:
+        return [answer.json()]
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
 
 
 async def test_stop_strings_end_the_text_and_stay_in_the_record(house: House) -> None:
@@ -256,3 +284,14 @@ async def test_the_end_of_a_stream_is_withheld_until_the_call_is_durable(house: 
     sent = await call.done()
     assert sent.endswith(b"data: [DONE]\n\n")
     assert b'"finish_reason":"stop"' in sent
+
+
+async def test_a_whole_answer_waits_for_the_commit_too(house: House) -> None:
+    claim = await house.claim()
+    held = HeldStore(house.store)
+    http = house.http(house.gateway(held))  # type: ignore[arg-type]
+    call = asyncio.create_task(http.post(f"{path(claim)}/v1/chat/completions", json={"messages": [user("hi")]}))
+    await held.asked.wait()
+    assert not call.done()
+    held.allowed.set()
+    assert (await call).status_code == 200

@@ -87,6 +87,14 @@ def lease(claim: Claim) -> dict[str, Any]:
     return {"rollout_id": claim.lease.rollout_id, "attempt": claim.lease.attempt, "token": claim.lease.token}
 
 
+@pytest.mark.parametrize("where", ["/r/none/1/v1", "/r/01a1fb87-102d-74c1-aedc-82b9b8a4466d/1/v1", "/r/x/0/v1"])
+async def test_an_unknown_attempt_is_named_where_no_key_is_needed(house: House, where: str) -> None:
+    keyless = App(house.store)
+    reply = await house.http(keyless).post(f"{where}/chat/completions", json=HI)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_attempt")
+    await keyless.close()
+
+
 # --- wrong routes -----------------------------------------------------------------------------------------------------
 
 
@@ -99,6 +107,21 @@ async def test_a_wrong_route_names_the_right_base_url_and_leaves_a_span(house: H
     assert f"http://gateway{path(claim)}/v1 " in error["message"]
     (span,) = await house.store.spans([claim.rollout.id])
     assert (span.name, span.attributes["path"]) == (UNKNOWN_ROUTE, path(claim) + route)
+
+
+@pytest.mark.parametrize("route", ["/chat/completions", "/v1/v1/chat/completions"])
+async def test_a_wrong_route_with_a_key_is_explained_too(house: House, route: str) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(route, json=HI, headers=bearer(claim.key))
+    assert reply.status_code == 404
+    assert "http://gateway/v1 " in reply.json()["error"]["message"]
+    assert len(await house.store.spans([claim.rollout.id])) == 1
+
+
+async def test_a_path_without_an_attempts_number_is_explained(house: House) -> None:
+    reply = await house.http().post("/r/x/v1/chat/completions", json=HI)
+    assert reply.status_code == 404
+    assert "/r/<rollout>/<attempt>/v1" in reply.json()["error"]["message"]
 
 
 # --- rewards and the rest ---------------------------------------------------------------------------------------------
@@ -201,6 +224,14 @@ async def test_a_policy_that_moved_is_followed(house: House) -> None:
     assert (await house.http(house.gateway(patience_s=0)).post(url, json=HI)).status_code == 503
     assert (await http.post("/api/put_resources", json=body, headers=bearer(SERVER_KEY))).status_code == 200
     assert (await http.post(url, json=HI)).status_code == 200
+
+
+async def test_a_run_without_a_policy_says_so(house: House) -> None:
+    empty = House(house.store, house.engine, house.renderer, house.folder)
+    empty.run_id = (await house.store.create_run("no policy", {})).id
+    claim = await empty.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_policy")
 
 
 async def test_a_prompt_that_is_too_long_names_both_lengths(house: House) -> None:

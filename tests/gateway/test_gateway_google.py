@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from exchange import Exchange
 from external_house import SECRET, recorded, serve
-from external_server import ExternalServer
+from external_server import ExternalServer, sse
 from gateway_house import House, path
 
 from agentlightning.protocols.base import EventReader
@@ -82,6 +82,11 @@ async def test_the_key_may_come_as_googles_sdks_send_it(house: House, how: str) 
     assert len(await recorded(house, claim)) == 1
 
 
+async def test_without_a_key_the_error_has_googles_shape(house: House) -> None:
+    reply = await house.http(adds_keys=False).post("/v1beta/models/policy:generateContent", json=HI)
+    assert (reply.status_code, reply.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
+
+
 async def test_models_are_listed_in_googles_shape(house: House) -> None:
     claim, http = await house.claim(), house.http()
     (listed,) = (await http.get(f"{path(claim)}/v1beta/models")).json()["models"]
@@ -147,3 +152,16 @@ async def test_an_external_model_gets_the_body_as_it_came_under_its_own_name_and
     (call,) = await recorded(house, gemini)
     assert (call.protocol, call.policy, call.completion["content"]) == ("generate_content", "", "yes")
     assert call.usage == {"prompt_tokens": 11, "sampled_tokens": 7}
+
+
+async def test_an_external_stream_goes_through_as_it_is_and_is_recorded_before_it_ends(
+    house: House, external: ExternalServer, gemini: Claim
+) -> None:
+    half = {"candidates": [{"content": {"parts": [{"text": "oh "}], "role": "model"}}]}
+    events = sse(half) + sse(ANSWER)
+    external.refusals[0] = web.Response(body=events, headers={"content-type": "text/event-stream"})
+    asked = f"{url(gemini, 'streamGenerateContent', 'gemini-pro')}?alt=sse"
+    reply = await house.http().post(asked, json=HI)
+    assert reply.content == events
+    (call,) = await recorded(house, gemini)
+    assert (call.completion["content"], call.finish_reason) == ("oh yes", "stop")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shutil
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +74,15 @@ async def test_a_policy_that_reads_pictures_says_no_placeholder_of_its_own(sight
     assert request["sampling_params"]["logit_bias"] == call.decoding["logits"]["logit_bias"]
 
 
+async def test_the_biases_of_a_request_keep_their_place_beside_the_placeholders(sighted: House) -> None:
+    assert sighted.renderer.images is not None
+    placeholder = str(sighted.renderer.images.placeholder_id)
+    claim = await sighted.claim()
+    await post(sighted, claim, "chat/completions", {"messages": [user("?")], "logit_bias": {"5": 1, placeholder: 100}})
+    [call] = await sighted.store.calls([claim.rollout.id])
+    assert call.decoding["logits"] == {"logit_bias": {"5": 1, placeholder: -100.0}}
+
+
 async def test_another_picture_in_the_history_is_another_conversation(sighted: House) -> None:
     claim = await sighted.claim()
     answer = {"role": "assistant", "content": "red"}
@@ -82,6 +92,18 @@ async def test_another_picture_in_the_history_is_another_conversation(sighted: H
     _, two = await sighted.store.calls([claim.rollout.id])
     assert two.parent_id is None
     assert two.fork_cause is not None
+
+
+async def test_a_gateway_that_was_restarted_continues_a_prompt_with_pictures(sighted: House) -> None:
+    claim = await sighted.claim()
+    messages = [user(chat_image(RED), "what is it ?")]
+    await post(sighted, claim, "chat/completions", {"messages": messages})
+    sighted.app = sighted.gateway()
+    messages += [{"role": "assistant", "content": "red"}, user("and that ?")]
+    await post(sighted, claim, "chat/completions", {"messages": messages})
+    one, two = await sighted.store.calls([claim.rollout.id])
+    assert (two.parent_id, two.images) == (one.id, [])
+    assert len(sighted.engine.requests[1]["content_parts"]) == 1
 
 
 ANTHROPIC = {
@@ -175,6 +197,15 @@ async def test_a_response_that_is_continued_by_id_has_the_pictures_of_before(sig
     assert sighted.engine.requests[1]["content_parts"] == sighted.engine.requests[0]["content_parts"]
 
 
+async def test_a_picture_that_two_rollouts_send_is_kept_once(sighted: House) -> None:
+    for replica in range(2):
+        claim = await sighted.claim(replica=replica)
+        await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]})
+    [size] = await sighted.store.sizes([sighted.run_id])
+    assert size.calls == 2
+    assert await sighted.store.files(sighted.run_id, [sha256(RED).hexdigest()]) == {sha256(RED).hexdigest(): RED}
+
+
 REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a URL": (
         {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}},
@@ -218,6 +249,15 @@ async def test_a_request_of_too_many_pixels_is_refused_before_one_is_decoded(sig
         await sighted.openai(claim).chat.completions.create(model="policy", messages=[user(*pictures)])
 
 
+async def test_a_conversation_that_is_continued_by_id_has_a_bounded_number_of_pictures(sighted: House) -> None:
+    claim = await sighted.claim()
+    shown = {"type": "input_image", "image_url": uri(RED)}
+    asked: dict[str, Any] = {"input": [{"role": "user", "content": [shown] * 33}]}
+    first = await post(sighted, claim, "responses", asked)
+    found = await post(sighted, claim, "responses", {**asked, "previous_response_id": first["id"]}, status=400)
+    assert found["error"]["message"].startswith("input: expected at most 64 images in all")
+
+
 @pytest.mark.parametrize("what", REFUSALS)
 async def test_what_is_no_picture_is_refused_by_field_and_nothing_is_fetched(sighted: House, what: str) -> None:
     part, field, said = REFUSALS[what]
@@ -225,6 +265,11 @@ async def test_what_is_no_picture_is_refused_by_field_and_nothing_is_fetched(sig
     assert error["param"] == field
     assert said in error["message"]
     assert not sighted.engine.requests
+
+
+async def test_a_request_has_a_bounded_number_of_pictures(sighted: House) -> None:
+    error = await refused(sighted, await sighted.claim(), *[chat_image(RED)] * 65)
+    assert "at most 64 images in one request, got 65" in error["message"]
 
 
 async def test_a_text_that_holds_the_placeholder_itself_is_refused(sighted: House) -> None:
@@ -244,6 +289,25 @@ async def test_an_engine_that_expands_pictures_in_another_way_fails_the_call(sig
     found = await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]}, status=502)
     assert "expands images in another way than the model's processor" in found["error"]["message"]
     assert not await sighted.store.calls([claim.rollout.id])
+
+
+async def test_a_processor_that_does_not_load_is_no_mistake_of_the_agent(
+    sighted: House, sight_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(sight_folder, tmp_path / "model")
+    (folder / "processor_config.json").write_text('{"processor_class": "LlavaProcessor"}')
+    await sighted.serve_policy(tokenizer=str(folder))
+    claim = await sighted.claim()
+    found = await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]}, status=500)
+    assert f"model {folder}: its processor of images does not load" in found["error"]["message"]
+    assert (found["error"]["type"], found["error"]["code"]) == ("server_error", "internal")
+    assert not await sighted.store.spans([claim.rollout.id])
+
+
+async def test_an_engine_that_takes_completions_only_refuses_pictures(sighted: House) -> None:
+    await sighted.serve_policy(api="completions")
+    error = await refused(sighted, await sighted.claim(), chat_image(RED))
+    assert "takes no images by /v1/completions" in error["message"]
 
 
 async def test_an_engine_that_reads_no_images_refuses_them_when_the_call_arrives(sighted: House) -> None:

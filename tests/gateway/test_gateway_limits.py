@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from aiohttp import web
 from exchange import Exchange
 from external_house import HI, post, serve
-from external_server import ExternalServer
+from external_server import ExternalServer, sse
 from gateway_house import SERVER_KEY, House, path
 
 from agentlightning.config.run import LIMITS_RESOURCE
@@ -88,6 +89,19 @@ async def test_prompts_that_are_only_read_count_like_calls(house: House, route: 
     assert len(house.engine.requests) == 1
 
 
+async def test_a_retry_that_asks_the_engine_again_is_refused_beyond_a_limit(house: House) -> None:
+    await limit(house, attempt={"max_calls": 1})
+    claim = await house.claim()
+    asked = {**CHAT, "prompt_logprobs": 1}
+    retry = {"x-stainless-retry-count": "1"}
+    replies = [
+        await house.http().post(f"{path(claim)}/v1/chat/completions", json=asked, headers=headers)
+        for headers in ({}, retry)
+    ]
+    assert [reply.status_code for reply in replies] == [200, 429]
+    assert len(house.engine.requests) == 1
+
+
 async def test_an_sdk_does_not_try_again_and_the_rollout_says_why(house: House) -> None:
     await limit(house, attempt={"max_calls": 1})
     claim = await house.claim()
@@ -131,11 +145,33 @@ async def test_totals_survive_the_gateway(house: House) -> None:
     assert await statuses(house, third, 2, house.gateway()) == [200, 429]
 
 
+async def test_what_other_gateways_record_through_this_server_counts(house: House) -> None:
+    await limit(house, attempt={"max_calls": 2})
+    claim, http = await house.claim(), house.http()
+    assert await statuses(house, claim, 1) == [200]
+    assert await statuses(house, claim, 1, house.gateway()) == [200]
+    (_, theirs) = await house.store.calls([claim.rollout.id])
+    reply = await http.get(f"/api/rollouts/{claim.rollout.id}/calls", headers=ADMIN)
+    sent = next(call for call in reply.json() if call["id"] == theirs.id)
+    again = await http.post("/api/append_calls", json={"calls": [sent]}, headers=ADMIN)
+    assert again.status_code == 200, again.text
+    assert await statuses(house, claim, 1) == [429]
+
+
 async def test_concurrent_calls_do_not_pass_the_limit_together(house: House) -> None:
     await limit(house, attempt={"max_calls": 3})
     claim = await house.claim()
     answers = await asyncio.gather(*(ask(house, claim) for _ in range(10)))
     assert sorted(one.status_code for one in answers) == [200] * 3 + [429] * 7
+
+
+async def test_a_call_that_failed_does_not_count(house: House) -> None:
+    await limit(house, attempt={"max_calls": 1})
+    claim = await house.claim()
+    house.engine.raw = "nonsense"
+    assert await statuses(house, claim, 2) == [502, 502]
+    house.engine.raw = None
+    assert await statuses(house, claim, 2) == [200, 429]
 
 
 async def test_tokens_of_prompts_and_completions_count(house: House) -> None:
@@ -147,6 +183,14 @@ async def test_tokens_of_prompts_and_completions_count(house: House) -> None:
     assert await statuses(house, claim, 2) == [200, 429]
     (span,) = await told(house, claim)
     assert f"has used {2 * used} of {used + 1} tokens (limits.attempt.max_tokens)" in span.attributes["error"]
+
+
+async def test_a_limit_that_is_raised_lets_the_attempt_go_on(house: House) -> None:
+    await limit(house, run={"max_calls": 1})
+    claim = await house.claim()
+    assert await statuses(house, claim, 2) == [200, 429]
+    await limit(house, run={"max_calls": 2})
+    assert await statuses(house, claim, 2, house.gateway()) == [200, 429]
 
 
 # --- tokens of external models ----------------------------------------------------------------------------------------
@@ -179,6 +223,38 @@ async def test_a_stream_without_a_report_is_estimated(house: House, external: Ex
     assert (await post(house, spender)).status_code == 429
 
 
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+async def test_every_choice_of_a_stream_without_a_report_is_estimated(
+    house: House, external: ExternalServer, spender: Claim, route: str
+) -> None:
+    await limit(house, attempt={"max_tokens": 100_000})
+    said = "word " * 1000
+    part = {"text": said} if route == "completions" else {"delta": {"content": said}}
+    texts = [sse({"choices": [{"index": index, **part}]}) for index in range(5)]
+    ends = [sse({"choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]}) for index in range(5)]
+    external.events = [*texts, *ends, b"data: [DONE]\n\n"]
+    body = {"model": "gpt-4o-mini", "stream": True, "n": 5}
+    body |= {"prompt": "hi"} if route == "completions" else {"messages": HI}
+    assert (await house.http().post(f"{path(spender)}/v1/{route}", json=body)).status_code == 200
+    (call,) = await house.store.calls([spender.rollout.id])
+    assert 6250 <= call.usage["sampled_tokens"] < 6400
+
+
+async def test_a_response_in_the_background_is_refused_where_tokens_count(
+    house: House, external: ExternalServer, spender: Claim
+) -> None:
+    body = {"model": "gpt-4o-mini", "input": "hi", "background": True}
+    url = f"{path(spender)}/v1/responses"
+    assert (await house.http().post(url, json=body)).status_code == 200
+    await limit(house, run={"max_tokens": 1000})
+    http = house.http(house.gateway())
+    refused = await http.post(url, json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
+    assert "this run limits tokens" in refused.json()["error"]["message"]
+    assert len(external.requests) == 1
+    assert (await http.post(url, json={**body, "background": False})).status_code == 200
+
+
 async def test_a_call_whose_agent_has_gone_is_counted_to_its_end(
     house: House, external: ExternalServer, spender: Claim
 ) -> None:
@@ -196,6 +272,26 @@ async def test_a_call_whose_agent_has_gone_is_counted_to_its_end(
     assert (record.usage, record.delivered) == ({"prompt_tokens": 11, "sampled_tokens": 7}, False)
     assert await statuses(house, spender, 1, app) == [429]
     await app.close()
+
+
+async def test_a_stream_that_breaks_off_counts_with_what_came(
+    house: House, external: ExternalServer, spender: Claim
+) -> None:
+    await limit(house, attempt={"max_tokens": 100})
+    external.text, external.die_after = "word " * 100, 80
+    await post(house, spender, stream=True, max_tokens=10_000)
+    (record,) = await house.store.calls([spender.rollout.id])
+    assert record.finish_reason == "abandoned"
+    assert 50 < record.usage["sampled_tokens"] < 200
+
+
+async def test_a_request_that_the_external_model_refused_costs_nothing(
+    house: House, external: ExternalServer, spender: Claim
+) -> None:
+    await limit(house, attempt={"max_tokens": 18})
+    external.refusals = [web.json_response({"error": {"message": "no"}}, status=400)]
+    assert (await post(house, spender, max_tokens=10_000)).status_code == 400
+    assert await house.store.calls([spender.rollout.id]) == []
 
 
 # --- what is under way ------------------------------------------------------------------------------------------------
@@ -269,6 +365,13 @@ async def test_a_body_that_no_limit_lets_pass_is_too_large(house: House, chunked
     reply = await house.http().post(f"{path(claim)}/v1/chat/completions", content=parts() if chunked else body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
     assert await statuses(house, claim, 1) == [200]
+
+
+async def test_spans_that_an_agent_sends_have_the_servers_limits(house: House) -> None:
+    claim = await house.claim()
+    app = house.gateway(settings=ServerSettings(limits=ServerLimits(max_request_bytes=100)))
+    reply = await house.http(app).post(f"{path(claim)}/v1/traces", json={"resourceSpans": [{}] * 100})
+    assert reply.status_code == 413
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,15 @@ def values(text: bytes | str) -> dict[str, float]:
     }
 
 
+def test_further_choices_of_a_call_add_their_tokens_only() -> None:
+    metrics = GatewayMetrics()
+    metrics.record(a_call())
+    metrics.record(a_call(id="c.1"))
+    seen = values(metrics.text())
+    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'recorded')]"] == 1
+    assert (seen["agl_prompt_tokens_total[]"], seen["agl_sampled_tokens_total[]"]) == (2, 6)
+
+
 def test_forks_are_counted_by_cause_with_what_they_leave_as_context() -> None:
     metrics = GatewayMetrics()
     metrics.record(a_call(fork_cause="history_cut", untrained_tokens=40))
@@ -82,6 +91,18 @@ def test_versions_of_old_runs_are_shown_no_longer() -> None:
     shown = [name for name in values(metrics.text()) if name.startswith("agl_policy_version")]
     assert len(shown) == MAX_POLICIES
     assert not any("'run-0'" in name for name in shown)
+
+
+async def test_the_server_shows_what_it_did(house: House) -> None:
+    claim, http = await house.claim(), house.http()
+    headers = {"authorization": f"Bearer {claim.key}"}
+    assert (await http.post("/v1/chat/completions", json=HI, headers=headers)).status_code == 200
+    assert (await http.post("/v1/chat/completions", json={"messages": 3}, headers=headers)).status_code == 400
+    seen = values(await house.metrics())
+    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'recorded')]"] == 1
+    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'refused')]"] == 1
+    assert seen["agl_calls_in_flight[]"] == 0
+    assert seen["agl_sampled_tokens_total[]"] > 0
 
 
 # --- logs -------------------------------------------------------------------------------------------------------------
@@ -265,3 +286,26 @@ async def test_a_server_that_is_told_to_end_finishes_its_stream_and_refuses_new_
     async with open_store(f"sqlite:///{tmp_path}/agl.db") as store:
         (call,) = await store.calls([claim.rollout.id])
         assert call.finish_reason == "stop"
+
+
+async def test_idle_connections_do_not_hold_up_the_end(house: House) -> None:
+    async with listening(house) as (host, port, server):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        server.should_exit = True
+        await asyncio.wait_for(reader.read(), CLOSES_S)
+        writer.close()
+
+
+async def test_calls_that_take_longer_than_the_grace_period_are_ended(house: House) -> None:
+    house.engine.gate = asyncio.Event()
+    claim = await house.claim()
+    async with listening(house, grace_s=0.2) as (host, port, server), httpx.AsyncClient(timeout=60) as http:
+        url = f"http://{host}:{port}/v1/chat/completions"
+        _, events = await begin_stream(http, url, claim.key)
+        server.should_exit = True
+        with pytest.raises(httpx.TransportError):
+            _ = [line async for line in events]
+        house.engine.gate.set()
+    assert all(call.finish_reason != "stop" for call in await house.store.calls([claim.rollout.id]))

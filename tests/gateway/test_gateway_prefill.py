@@ -115,3 +115,14 @@ async def test_what_cannot_be_continued_is_named(house: House, claim: Claim, cla
     form: Any = {"format": {"type": "json_schema", "schema": {"type": "object", "additionalProperties": False}}}
     with pytest.raises(anthropic.BadRequestError, match="the answer is JSON as a whole"):
         await claude.messages.create(model="policy", max_tokens=9, messages=[ASKED, BEGUN], output_config=form)
+
+
+async def test_a_choice_is_made_after_the_text(house: House) -> None:
+    """As with vLLM: what is sampled has the form that is asked for."""
+    claim = await house.claim()
+    told = await house.openai(claim).chat.completions.create(
+        model="policy",
+        messages=[ASKED, BEGUN],
+        extra_body={**CONTINUED, "structured_outputs": {"choice": [" sunny", " rainy"]}},
+    )
+    assert told.choices[0].message.content in (" sunny", " rainy")

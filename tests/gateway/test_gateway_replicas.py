@@ -100,6 +100,26 @@ async def test_an_agent_that_was_stopped_is_refused_by_every_gateway(
         assert reply.status_code == 401
 
 
+async def test_workers_may_use_any_gateway(servers: list[ServerProcess], house: House) -> None:
+    owner, first, second = servers
+    async with (
+        LightningStoreClient(first.url, SERVER_KEY) as near,
+        LightningStoreClient(owner.url, SERVER_KEY) as store,
+        httpx.AsyncClient(timeout=60) as http,
+    ):
+        remote = House(near, house.engine, house.renderer, house.folder)
+        remote.run_id = (await near.create_run("far", {})).id
+        await remote.serve_policy()
+        claim = await remote.claim()
+        history = [SYSTEM, user("one")]
+        history.append(await turn(http, second.url, claim, history))
+        history.append(user("two"))
+        await turn(http, first.url, claim, history)
+        calls = await store.calls([claim.rollout.id])
+        assert [call.fork_cause for call in calls] == [None, None]
+        assert calls[1].parent_id == calls[0].id
+
+
 async def test_a_gateway_with_a_wrong_key_does_not_start(servers: list[ServerProcess], tmp_path: Path) -> None:
     stranger = ServerProcess(servers[0].url, tmp_path / "stranger.log", key="not the key")
     with pytest.raises(AssertionError, match="server key: missing or wrong"):
@@ -152,6 +172,15 @@ async def test_a_gateway_that_knows_everything_reads_nothing(house: House) -> No
     assert call.id in conversation
 
 
+async def test_what_is_learned_before_the_first_call_is_read_with_it(house: House) -> None:
+    (claim,) = await claimed(house, 1)
+    attempts = AttemptCache(house.store)
+    attempts.expect([claim])
+    call = await recorded(house, claim)
+    attempts.learn([call])
+    assert call.id in await attempts.conversation(await known(attempts, claim), house.renderer)
+
+
 async def test_a_crowd_that_misses_the_same_call_reads_once(house: House) -> None:
     (claim,) = await claimed(house, 1)
 
@@ -191,6 +220,21 @@ async def test_states_of_many_attempts_are_read_together(house: House) -> None:
     found = await asyncio.gather(*(known(attempts, claim) for claim in claims))
     assert [attempt.rollout.id for attempt in found] == [claim.rollout.id for claim in claims]
     assert sizes == [30]
+
+
+async def test_conversations_are_bounded_by_what_they_keep(house: House) -> None:
+    claims = await claimed(house, 5)
+    for claim in claims:
+        await recorded(house, claim, "a long question " * 100)
+    attempts = AttemptCache(house.store, max_bytes=10_000)
+    for claim in claims:
+        await attempts.conversation(await known(attempts, claim), house.renderer)
+    kept = [attempt.conversations.get("default") for attempt in [await known(attempts, claim) for claim in claims]]
+    assert kept[0] is None
+    assert kept[-1] is not None
+    assert sum(one.size for one in kept if one is not None) <= 10_000 + kept[-1].size
+    again = await attempts.conversation(await known(attempts, claims[0]), house.renderer)
+    assert again.size == kept[-1].size
 
 
 async def test_attempts_are_bounded_by_number(house: House) -> None:
@@ -238,3 +282,13 @@ async def test_the_next_attempt_of_a_rollout_ends_the_one_before(house: House) -
     assert await known(attempts, second)
     with pytest.raises(ApiError, match="is over"):
         await known(attempts, first)
+
+
+async def test_a_gateway_that_only_heard_external_models_keeps_its_graph_for_the_policy(house: House) -> None:
+    (claim,) = await claimed(house, 1)
+    attempts = AttemptCache(house.store)
+    attempts.expect([claim])
+    attempt = await known(attempts, claim)
+    conversation = await attempts.conversation(attempt, None)
+    assert await attempts.conversation(attempt, house.renderer) is conversation
+    assert conversation.renderer is house.renderer

@@ -83,6 +83,25 @@ async def test_a_tool_call_that_is_forced_is_made(house: House, choice: Any, nam
     assert call.decoding["grammar"]["kind"] == "tool_call"
 
 
+async def test_of_tools_that_are_allowed_in_mode_auto_each_may_be_called_and_none_need_be(house: House) -> None:
+    claim = await house.claim()
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "weather"}}]}
+    called = '<tool_call>\n{"name": "%s", "arguments": {"n": 1, "unit": "C"}}\n</tool_call>'
+    house.say("Let me see.\n" + called % "weather", called % "time", "It is sunny.")
+    told = []
+    for seed in range(3):
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        reply = await answered(house, claim, tools=TOOLS, tool_choice=choice, seed=seed)
+        message = reply["choices"][0]["message"]
+        told.append(([call["function"]["name"] for call in message.get("tool_calls", ())], message["content"]))
+    assert told[0] == (["weather"], "Let me see.")
+    assert told[1][0] in ([], ["weather"])  # the engine could not say what was scripted
+    assert told[2] == ([], "It is sunny.")
+    call = (await calls_of(house, claim))[0]
+    assert (call.decoding["grammar"]["kind"], call.overridden_params) == ("tool_call", {})
+    assert '\\"name\\": \\"time\\"' not in call.decoding["grammar"]["lark"]
+
+
 @pytest.mark.parametrize("choice", ["auto", "none"])
 async def test_beside_a_form_of_the_answer_tools_may_be_called_as_without(house: House, choice: str) -> None:
     claim = await house.claim()
@@ -97,6 +116,13 @@ async def test_beside_a_form_of_the_answer_tools_may_be_called_as_without(house:
         ["weather"] if choice == "auto" else []
     )
     assert json.loads(second["content"]) == {"n": 2, "unit": "F"}
+
+
+async def test_a_policy_that_cannot_keep_what_strict_promises_samples_calls_as_without_it(house: House) -> None:
+    await house.serve_policy(logprobs="raw")
+    claim = await house.claim()
+    assert (await answered(house, claim, tools=STRICT))["status"] == 200
+    assert [call.decoding for call in await calls_of(house, claim)] == [{}]
 
 
 @pytest.fixture
@@ -116,6 +142,14 @@ async def test_a_form_of_the_answer_that_would_take_the_tools_away_is_refused(ho
     await answered(house, claim, tools=STRICT, top_k=3)
     calls = await calls_of(house, claim)
     assert [call.decoding.keys() - {"request", "forced"} for call in calls] == [{"grammar"}, {"logits"}]
+
+
+async def test_or_left_out_and_recorded_where_the_run_drops_it(house: House, without_calls: str) -> None:
+    await house.serve_policy(tokenizer=without_calls, unsupported_params="drop")
+    claim = await house.claim()
+    assert (await answered(house, claim, tools=STRICT, response_format=FORMAT))["status"] == 200
+    [call] = await calls_of(house, claim)
+    assert (list(call.overridden_params), call.decoding) == (["response_format"], {})
 
 
 async def test_penalties_go_to_the_engine_by_the_names_of_vllm_and_are_recorded(house: House) -> None:
@@ -166,6 +200,18 @@ async def test_a_retry_with_another_grammar_is_another_call(house: House) -> Non
     assert sorted(kinds) == ["choice", "json_schema"]
 
 
+async def test_a_retry_after_a_restart_finds_the_answer_of_its_grammar_only(house: House) -> None:
+    claim = await house.claim()
+    await answered(house, claim, guided_choice=["yes"])
+    again = house.gateway()
+    body = {"model": "policy", "messages": [{"role": "user", "content": "what is it like?"}]}
+    url, retried = f"{path(claim)}/v1/chat/completions", {"x-stainless-retry-count": "1"}
+    same = await house.http(again).post(url, json={**body, "guided_choice": ["yes"]}, headers=retried)
+    assert (same.status_code, len(house.engine.requests)) == (200, 1)
+    other = await house.http(again).post(url, json={**body, "guided_choice": ["no"]}, headers=retried)
+    assert (other.status_code, len(house.engine.requests)) == (200, 2)
+
+
 async def test_a_run_whose_engine_cannot_rebuild_masks_refuses_by_name(house: House) -> None:
     await house.serve_policy(structured="refuse")
     claim = await house.claim()
@@ -173,3 +219,11 @@ async def test_a_run_whose_engine_cannot_rebuild_masks_refuses_by_name(house: Ho
     assert (reply["status"], reply["error"]["param"]) == (400, "response_format")
     assert "response_format, top_k" in reply["error"]["message"]
     assert "unsupported_params" in reply["error"]["message"]
+
+
+async def test_or_says_on_the_call_that_nothing_is_learned_from_it(house: House) -> None:
+    await house.serve_policy(structured="context_only")
+    claim = await house.claim()
+    await answered(house, claim, response_format=FORMAT)
+    await answered(house, claim)
+    assert [call.decoding.get("untrained") for call in await calls_of(house, claim)] == [True, None]

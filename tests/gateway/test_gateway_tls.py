@@ -163,6 +163,20 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
     return folder / "own.pem", folder / "own.key"
 
 
+async def test_a_store_client_verifies_by_the_environment_and_shows_its_certificate(
+    house: House, pems: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(pems / "ca.pem"))
+    async with served(house, tls=tls(pems, client_ca=True)) as place:
+        monkeypatch.setenv("AGL_TLS_CLIENT_CERT", str(pems / "worker.pem"))
+        with pytest.raises(ConfigError, match="AGL_TLS_CLIENT_CERT, AGL_TLS_CLIENT_KEY: expected both"):
+            async with LightningStoreClient(f"https://{place}", SERVER_KEY):
+                pass
+        monkeypatch.setenv("AGL_TLS_CLIENT_KEY", str(pems / "worker.key"))
+        async with LightningStoreClient(f"https://{place}", SERVER_KEY) as store:
+            assert [run.id for run in await store.runs()] == [house.run_id]
+
+
 @pytest.mark.parametrize(
     ("scheme", "variables", "todo"),
     [
@@ -202,6 +216,8 @@ async def test_a_client_whose_tls_is_wrong_is_told_what_to_do(
         ("--tls-cert server.pem --tls-key server.key --tls-client-ca server.key", "--tls-client-ca: expected certif"),
         ("--trusted-proxy *", "--trusted-proxy: expected an address or a network"),
         ("--trusted-proxy 10.0.0.1/8", "--trusted-proxy: expected an address or a network"),
+        ("--cors-origin *", "--cors-origin: expected http"),
+        ("--cors-origin https://a.example/", "--cors-origin: expected http"),
         ("--metrics-port 8765", "--metrics-port: expected a port of its own"),
         ("--max-parallel-requests 0", "--max-parallel-requests: expected a number from 1"),
         ("--max-connections 0", "--max-connections: expected 1 to"),
@@ -285,7 +301,26 @@ async def test_metrics_on_a_port_of_their_own_are_there_only_and_nothing_else_is
 # --- web pages --------------------------------------------------------------------------------------------------------
 
 
-async def test_no_page_of_another_origin_may_use_the_server(house: House) -> None:
+def browser(place: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://{place}", timeout=60)
+
+
+async def test_pages_of_listed_origins_may_use_the_server_with_a_key(house: House) -> None:
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    async with served(house, cors_origins=(PAGE,)) as place, browser(place) as http:
+        preflight = await http.options("/api/runs", headers={"origin": PAGE, **asks})
+        assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, PAGE)
+        assert "authorization" in preflight.headers["access-control-allow-headers"]
+        answer = await http.get("/api/runs", headers={"origin": PAGE, **ADMIN})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE)
+        assert "access-control-allow-credentials" not in answer.headers
+        other = await http.options("/api/runs", headers={"origin": "https://evil.example", **asks})
+        assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
+        other = await http.get("/api/runs", headers={"origin": "https://evil.example", **ADMIN})
+        assert "access-control-allow-origin" not in other.headers
+
+
+async def test_without_a_list_no_page_of_another_origin_may(house: House) -> None:
     async with served(house) as place, httpx.AsyncClient(base_url=f"http://{place}", timeout=60) as http:
         asks = {"origin": PAGE, "access-control-request-method": "GET"}
         for answer in (await http.options("/api/runs", headers=asks), await http.get("/healthz", headers=asks)):

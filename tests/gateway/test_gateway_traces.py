@@ -23,13 +23,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import Status, StatusCode
 
 from agentlightning.errors import StoreError
-from agentlightning.gateway.otlp import MAX_REQUEST_BYTES, MAX_SPANS_PER_REQUEST
+from agentlightning.gateway.app import App
+from agentlightning.gateway.otlp import MAX_ATTEMPTS_PER_REQUEST, MAX_REQUEST_BYTES, MAX_SPANS_PER_REQUEST
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.records import Claim, Finish, NewRollout, WorkerStatus
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS, IGNORED_BASE_URL, UNKNOWN_ROUTE
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.store.tokens import TokenRole
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -218,6 +220,46 @@ async def test_the_server_key_names_any_attempt_and_none_is_rejected(house: Hous
     assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
     assert "no attempt named" in answer.json()["partialSuccess"]["errorMessage"]
     assert "span 1" in await names(house, claim)
+
+
+@pytest.mark.parametrize(("role", "status"), [("admin", 200), ("reader", 401)])
+async def test_an_admins_token_names_any_attempt_as_the_server_key_does(
+    house: House, role: TokenRole, status: int
+) -> None:
+    claim = await house.claim()
+    made = await house.store.create_token("t", role)
+    headers = {"authorization": f"Bearer {made.secret}"}
+    request = a_request(a_span(1), agl__rollout_id=claim.rollout.id)
+    answer = await house.http(address="10.0.0.9").post("/v1/traces", json=request, headers=headers)
+    assert answer.status_code == status
+    assert ("span 1" in await names(house, claim)) == (status == 200)
+    await house.store.revoke_token(made.token.id)
+    app = house.gateway()  # this one's store was not asked
+    assert (await house.http(app, "10.0.0.9").post("/v1/traces", json=request, headers=headers)).status_code == 401
+
+
+async def test_a_server_key_that_looks_like_an_attempts_is_one_all_the_same(house: House) -> None:
+    claim = await house.claim()
+    app = App(house.store, "sk-agl-server-secret")
+    for key, status in (("sk-agl-server-secret", 200), ("sk-agl-server-guess", 401)):
+        answer = await house.http(app, "10.0.0.9").post(
+            "/v1/traces",
+            json=a_request(a_span(1), agl__rollout_id=claim.rollout.id),
+            headers={"authorization": f"Bearer {key}"},
+        )
+        assert answer.status_code == status
+    await app.close()
+    assert "span 1" in await names(house, claim)
+
+
+async def test_a_request_that_names_very_many_attempts_is_looked_up_for_some(house: House) -> None:
+    claim = await house.claim()
+    request = a_request()
+    for number in range(MAX_ATTEMPTS_PER_REQUEST + 5):
+        request["resourceSpans"] += a_request(a_span(1), agl__rollout_id=f"r{number}")["resourceSpans"]
+    answer = await send(house, claim, request)
+    assert answer.json()["partialSuccess"]["rejectedSpans"] == str(MAX_ATTEMPTS_PER_REQUEST + 5)
+    assert f"5 of more than {MAX_ATTEMPTS_PER_REQUEST} attempts" in answer.json()["partialSuccess"]["errorMessage"]
 
 
 async def test_a_key_opens_no_other_run(house: House) -> None:

@@ -10,7 +10,7 @@ from gateway_house import House, path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.gateway.policy.decoding import MAX_HEADER_BYTES, ignored_header
+from agentlightning.gateway.policy.decoding import MAX_HEADER_BYTES, ignored_header, unsupported_error
 from agentlightning.store.base import RolloutQuery
 
 FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -82,3 +82,9 @@ def test_the_header_is_safe_and_bounded_whatever_the_names_hold(names: list[str]
     value = ignored_header(names)
     assert len(value) <= MAX_HEADER_BYTES
     assert all(32 <= byte < 127 for byte in value)
+
+
+def test_an_error_names_a_bounded_number_of_parameters() -> None:
+    error = unsupported_error({f"tools[{index}]": {"type": "x" * 1000} for index in range(1000)}, {})
+    assert len(error.message) < 3000
+    assert "and 980 more" in error.message

@@ -76,6 +76,16 @@ async def test_a_key_that_used_what_it_may_opens_no_session_and_hinders_no_other
     assert [(await ask(served)).status_code for _ in range(3)] == [200, 200, 200]
 
 
+async def test_a_repetition_of_the_last_call_that_a_key_may_make_is_answered_by_another_gateway(
+    served: ServedHouse,
+) -> None:
+    await limit(served, app={"max_calls": 1})
+    body, retry = BODIES["/v1/chat/completions"], {"x-stainless-retry-count": "1"}
+    first = await served.post("/v1/chat/completions", body, "anna")
+    again = await served.post("/v1/chat/completions", body, "anna", app=served.house.gateway(), **retry)
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+
+
 async def test_the_usage_of_keys_is_listed_with_their_limits(served: ServedHouse) -> None:
     await limit(served, app={"max_tokens": 1000})
     await ask(served, "anna")

@@ -86,6 +86,16 @@ async def test_the_system_prompt_of_a_named_agent_is_replaced_in_every_protocol(
     assert NEW in house.renderer.decode(call.suffix_ids)
 
 
+async def test_an_agent_that_no_rule_names_keeps_its_prompt(house: House) -> None:
+    await ruled(house)
+    house.say("hello")
+    made = await claim(house)
+    for agent in (None, "reader", "agl.judge"):
+        await post(house, made, "v1/chat/completions", chat("Old.", f"hi {agent}"), agent)
+    assert [call.messages[0]["content"] for call in await calls(house, made)] == ["Old."] * 3
+    assert [call.request_fields for call in await calls(house, made)] == [{}] * 3
+
+
 async def test_calls_continue_exactly_even_where_the_agent_changes_its_own_prompt(house: House) -> None:
     await ruled(house, [{"template": "system", "agents": ["*"]}])
     house.say("one", "two", "three")
@@ -98,6 +108,17 @@ async def test_calls_continue_exactly_even_where_the_agent_changes_its_own_promp
     assert (second.parent_id, third.parent_id) == (first.id, second.id)
     said = [call.request_fields["system_prompt"].get("replaced") for call in (first, second, third)]
     assert said == ["It is 9:00.", "It is 9:01.", None]
+
+
+async def test_a_response_continues_one_whose_prompt_was_replaced(house: House) -> None:
+    await ruled(house)
+    house.say("one", "two")
+    made = await claim(house)
+    given = [{"role": "system", "content": "Old."}, {"role": "user", "content": "a"}]
+    first = await post(house, made, "v1/responses", {"model": "policy", "input": given})
+    body = {"model": "policy", "input": "b", "previous_response_id": first["id"]}
+    await post(house, made, "v1/responses", body)
+    assert [call.continuation for call in await calls(house, made)] == ["first_turn", "continued"]
 
 
 async def test_an_attempt_keeps_its_version_and_new_rollouts_have_the_newest(house: House) -> None:

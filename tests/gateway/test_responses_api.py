@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gateway_house import House
+from gateway_house import House, path
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.responses import Response
 
@@ -70,6 +70,31 @@ async def test_a_response_that_was_not_to_be_stored_is_not_found(client: AsyncOp
                 await attempt
 
 
+async def test_a_response_without_input_continues_the_one_before(client: AsyncOpenAI, run: Claim, house: House) -> None:
+    first = await made(client)
+    given = {"model": "policy", "previous_response_id": first.id}
+    second, counted = [
+        await house.http().post(f"{path(run)}/v1/{route}", json=given)
+        for route in ("responses", "responses/input_tokens")
+    ]
+    assert second.json()["usage"]["input_tokens"] == counted.json()["input_tokens"]
+    one, two = await house.store.calls([run.rollout.id])
+    assert (two.parent_id, two.fork_cause) == (one.id, None)
+
+
+async def test_a_stop_string_ends_a_response_before_it_or_behind_it(client: AsyncOpenAI) -> None:
+    assert (await made(client, extra_body={"stop": "sun"})).output_text == "It is "
+    inclusive = {"stop": ["sun"], "include_stop_str_in_output": True}
+    assert (await made(client, extra_body=inclusive)).output_text == "It is sun"
+
+
+async def test_the_input_of_a_response_is_counted_before_it_is_made(client: AsyncOpenAI) -> None:
+    counted = await client.responses.input_tokens.count(model="policy", input="Hi", instructions="Be brief.")
+    first = await made(client, instructions="Be brief.")
+    assert first.usage is not None
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
+
+
 # --- item references ----------------------------------------------------------------------------------------------------
 
 
@@ -97,6 +122,24 @@ async def test_a_conversation_of_references_continues_exactly(
     await made(again, input=given, tools=[TOOL])
     one, two = await house.store.calls([run.rollout.id])
     assert (two.parent_id, two.fork_cause) == (one.id, None)
+
+
+def input_item(made_first: Response) -> str:
+    """Id of the first item of a response's input."""
+    return f"msg_{made_first.id.removeprefix('resp_')}_in_0"
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(150, "items of at most 8388608 bytes in all"), (1025, "at most 1024 references to items, got 1025")],
+)
+async def test_references_to_more_than_a_request_could_hold_are_refused_before_they_are_read(
+    client: AsyncOpenAI, count: int, said: str
+) -> None:
+    first = await made(client, input="the weather " * 5000)
+    with pytest.raises(BadRequestError, match=said) as refused:
+        await made(client, input=[reference(input_item(first))] * count)
+    assert refused.value.param == "input"
 
 
 async def test_a_reference_to_nothing_is_not_found(client: AsyncOpenAI, house: House, run: Claim) -> None:

@@ -382,6 +382,17 @@ async def test_the_audit_log_names_the_token_and_its_holder_cannot_choose_the_na
     assert actors == [f"token öl ({made.token.id})", "someöne, through server key"]
 
 
+async def test_a_further_server_says_for_whom_it_acts(admin: LightningStoreClient) -> None:
+    made = await admin.create_token("t", "trainer")
+    with AgentLightningServer(admin._url, server_key=KEY) as further:
+        async with LightningStoreClient(further.url, made.secret) as store:
+            run = await store.create_run("mine", {})
+            await store.update_run(run.id, state="interrupted")
+            assert [one.run_id for one in await store.tokens()] == [run.id]
+    [entry] = await admin.audit(run.id)
+    assert entry.actor == f"token t ({made.token.id}), through server key"
+
+
 async def test_an_answer_is_not_given_to_another_caller_who_learned_its_name(admin: LightningStoreClient) -> None:
     claim = await claimed(admin)
     made = await admin.create_token("r", "reader", (await claimed(admin)).rollout.run_id)
@@ -395,3 +406,17 @@ async def test_an_answer_is_not_given_to_another_caller_who_learned_its_name(adm
             for key in (KEY, made.secret)
         ]
     assert [answer.status_code for answer in answers] == [200, 403]
+
+
+async def test_views_are_narrowed_as_methods_are(admin: LightningStoreClient) -> None:
+    mine, other = await claimed(admin), await claimed(admin)
+    made = await admin.create_token("r", "reader", mine.rollout.run_id)
+    async with httpx.AsyncClient(
+        base_url=f"{admin._url}/api", headers={"authorization": f"Bearer {made.secret}"}, timeout=60
+    ) as http:
+        assert [run["id"] for run in (await http.get("/runs")).json()] == [mine.rollout.run_id]
+        assert (await http.get(f"/rollouts/{mine.rollout.id}/calls")).status_code == 200
+        assert (await http.get(f"/rollouts/{other.rollout.id}")).status_code == 404
+        assert (await http.get(f"/rollouts/{other.rollout.id}/calls")).status_code == 404
+        assert (await http.get("/rollouts", params={"run_id": other.rollout.run_id})).status_code == 403
+        assert (await http.post("/signing_secret")).status_code == 403

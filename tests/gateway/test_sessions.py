@@ -146,6 +146,30 @@ async def test_a_version_that_is_not_served_any_more_is_never_replaced_by_anothe
     assert "support@40, the version of this session, is not served" in reply.text
 
 
+async def test_a_canary_that_is_not_loaded_yet_gets_nobody(served: ServedHouse) -> None:
+    await served.route(stable=40, canary=60, weight=1.0)
+    await served.said("anna")
+    assert [rollout.step for rollout in await served.rollouts()] == [40]
+
+
+@pytest.mark.parametrize(
+    "body", [{"user": "anna"}, {"metadata": {"session_id": "anna"}, "user": "app"}], ids=["user", "metadata"]
+)
+async def test_the_body_may_name_the_session(served: ServedHouse, body: JSON) -> None:
+    for _ in range(2):
+        reply = await served.post("/v1/chat/completions", {"model": "m", "messages": HI, **body})
+        assert reply.headers["x-agl-session"] == "anna"
+    assert len(await served.rollouts()) == 1
+
+
+async def test_calls_that_name_no_session_are_sessions_of_their_own(served: ServedHouse) -> None:
+    replies = [await served.said() for _ in range(2)]
+    ids = [reply.headers["x-agl-session"] for reply in replies]
+    assert [rollout.task["session"] for rollout in await served.rollouts()] == ids
+    again = [await served.said(**{"idempotency-key": "k"}) for _ in range(2)]
+    assert len({reply.headers["x-agl-session"] for reply in again}) == 1
+
+
 async def test_two_keys_never_share_a_session(served: ServedHouse) -> None:
     await served.said("anna")
     served.secret = await served.key()
@@ -170,6 +194,15 @@ async def test_a_finished_session_begins_anew_on_the_version_of_the_day(served: 
         ("succeeded", 40, 0),
         ("running", 50, 1),
     ]
+
+
+async def test_another_gateway_finishes_a_session_and_this_one_begins_it_anew(served: ServedHouse) -> None:
+    await served.said("anna")
+    other = served.house.gateway()
+    await served.post("/v1/sessions/anna/finish", {}, app=other)
+    served.house.app._attempts.forget_all()  # type: ignore[attr-defined]  # as a few seconds later
+    await served.said("anna")
+    assert [one.state for one in await served.rollouts()] == ["succeeded", "running"]
 
 
 async def test_feedback_is_the_sessions_reward_at_any_time(served: ServedHouse) -> None:
@@ -223,6 +256,22 @@ async def test_who_holds_no_serving_key_is_refused(served: ServedHouse) -> None:
     served.secret = (await store.create_token("c", "client", served.house.run_id)).secret
     reply = await served.post("/v1/chat/completions", {"model": "m", "messages": HI})
     assert (reply.status_code, "serves no users" in reply.text) == (404, True)
+
+
+async def test_a_serving_key_opens_nothing_of_the_store(served: ServedHouse) -> None:
+    reply = await served.post("/api/runs", {"ids": [served.run_id]})
+    assert (reply.status_code, "needs a token of role" in reply.text) == (403, True)
+
+
+async def test_limits_hold_for_each_session(served: ServedHouse) -> None:
+    limits = Resource(
+        run_id=served.run_id, name="limits:run", kind="limits", value={"attempt": {"max_calls": 1}, "run": {}}
+    )
+    await served.house.store.put_resources([limits])
+    await served.said("anna")
+    reply = await served.post("/v1/chat/completions", {"model": "m", "messages": HI}, "anna")
+    assert (reply.status_code, "limits.attempt.max_calls" in reply.text) == (429, True)
+    await served.said("ben")
 
 
 async def test_streams_and_other_protocols_belong_to_the_session(served: ServedHouse) -> None:

@@ -38,6 +38,14 @@ async def test_chat_returns_the_ids_that_are_recorded(house: House) -> None:
     assert call.sampled_ids[-1] == END
 
 
+async def test_every_sample_has_its_ids(house: House) -> None:
+    claim = await house.claim()
+    house.say("one", "two")
+    body = await chat(house, claim, n=2, **IDS)
+    sampled = {tuple(call.sampled_ids) for call in await house.store.calls([claim.rollout.id])}
+    assert {tuple(choice["token_ids"]) for choice in body["choices"]} == sampled
+
+
 async def test_logprobs_are_aligned_with_ids_and_may_be_named_by_them(house: House) -> None:
     body = await chat(house, await house.claim(), logprobs=True, return_tokens_as_token_ids=True, **IDS)
     [choice] = body["choices"]
@@ -56,6 +64,21 @@ async def test_streamed_chunks_have_the_same_ids_the_prompts_only_first(house: H
     assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
     assert [index for chunk in chunks for index in chunk["choices"][0].get("token_ids") or ()] == call.sampled_ids
     assert "".join(chunk["choices"][0]["delta"]["content"] or "" for chunk in chunks) == "It is "
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_completions_have_ids_in_their_choices(house: House, stream: bool) -> None:
+    claim = await house.claim()
+    asked = {**IDS, "return_tokens_as_token_ids": True}
+    answer: Any = await house.openai(claim).completions.create(
+        model="policy", prompt="The weather is", logprobs=1, stream=stream, extra_body=asked
+    )
+    chunks = [chunk async for chunk in answer] if stream else [answer]
+    call = await the_call(house, claim)
+    assert chunks[0].choices[0].prompt_token_ids == call.suffix_ids
+    assert [index for chunk in chunks for index in chunk.choices[0].token_ids] == call.sampled_ids
+    named = [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens]
+    assert named == [f"token_id:{index}" for index in call.sampled_ids]
 
 
 @pytest.mark.parametrize("protocol", ["chat", "completions"])
@@ -138,6 +161,14 @@ async def test_vllms_fields_that_are_not_served_are_refused_by_name(
     )
     assert answer.status_code == 400
     assert name in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["return_token_ids", "return_tokens_as_token_ids", "prompt_logprobs"])
+async def test_protocols_without_a_place_for_ids_refuse_them(house: House, name: str) -> None:
+    claim = await house.claim()
+    asked = {name: 1 if name == "prompt_logprobs" else True}
+    answer = await house.http().post(f"{path(claim)}/v1/responses", json={"model": "policy", "input": "hi", **asked})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
 @pytest.mark.parametrize("stream", [False, True])

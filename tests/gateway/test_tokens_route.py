@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gateway_house import END, House, path
 
-from agentlightning.records import Claim
+from agentlightning.records import Claim, Sampling
 
 PROMPT = [5, 6, 7]
 
@@ -71,6 +71,14 @@ async def test_a_stream_has_the_same_ids_and_ends_with_reasons_and_usage(house: 
     assert done == "[DONE]"
 
 
+async def test_the_rollouts_sampling_holds_and_what_was_asked_is_recorded(house: House) -> None:
+    claim = await house.claim(sampling=Sampling(max_tokens=2))
+    body = await generate(house, claim, prompt_ids=PROMPT, max_tokens=50, temperature=0.3)
+    (call,) = await house.store.calls([claim.rollout.id])
+    assert (len(call.sampled_ids), body["choices"][0]["finish_reason"]) == (2, "length")
+    assert (call.sampling.temperature, call.overridden_params) == (1.0, {"temperature": 0.3})
+
+
 async def test_a_retry_gets_the_recorded_samples(house: House) -> None:
     claim = await house.claim()
     asked = {"prompt_ids": PROMPT, "n": 2}
@@ -105,6 +113,12 @@ async def test_logprobs_of_given_tokens_are_computed_and_nothing_is_recorded(hou
 async def test_a_field_that_is_wrong_is_named(house: House, asked: dict[str, Any], param: str) -> None:
     body = await generate(house, await house.claim(), 400, **asked)
     assert body["error"]["param"] == param
+
+
+@pytest.mark.parametrize("asked", [{}, {"token_ids": []}, {"token_ids": PROMPT, "more": 1}])
+async def test_wrong_requests_for_logprobs_are_refused(house: House, asked: dict[str, Any]) -> None:
+    answer = await house.http().post(f"{path(await house.claim())}/v1/tokens/logprobs", json=asked)
+    assert answer.status_code == 400
 
 
 async def test_a_key_of_another_attempt_opens_nothing(house: House) -> None:

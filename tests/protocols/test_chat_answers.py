@@ -90,6 +90,26 @@ def test_logprobs_list_tokens_their_bytes_and_their_alternatives() -> None:
     assert body["choices"][0]["logprobs"]["content"] == [token]
 
 
+def test_reasoning_that_was_not_asked_for_is_left_out_whole_and_streamed() -> None:
+    request = parse(include_reasoning=False, stream=True)
+    completion = answer(Choice(content="yes", reasoning="hm", sampled_tokens=3))
+    whole = json.loads(chat.body(request, completion))
+    assert "reasoning_content" not in whole["choices"][0]["message"]
+    events = chat.stream(request, "0", "m", 5, 3)
+    assert b"hm" not in events.delta(0, Delta(reasoning="hm"))
+    assert b"yes" in events.delta(0, Delta(content="yes"))
+
+
+def test_continuous_usage_counts_the_tokens_of_all_choices_so_far() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = chat.stream(parse(n=2, stream=True, stream_options=options), "0", "m", 5, 3)
+    sent = events.delta(0, Delta(content="a", sampled_tokens=2)) + events.delta(1, Delta(content="b", sampled_tokens=5))
+    counts = [json.loads(line[6:])["usage"] for line in sent.decode().splitlines() if line]
+    assert [one["completion_tokens"] for one in counts] == [2, 7]
+    assert [one["total_tokens"] for one in counts] == [5, 10]
+    assert not parse(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage
+
+
 def test_a_tool_call_is_streamed_as_its_name_and_then_pieces_of_its_arguments() -> None:
     stream = chat.stream(parse(stream=True), "1", "m", 5, 3)
     parts = events(
@@ -132,6 +152,15 @@ def test_the_last_text_has_the_finish_reason_and_tool_calls_have_it_after_them()
         assert [list(part["choices"][0]["delta"]) for part in parts] == kinds
         reasons = [part["choices"][0]["finish_reason"] for part in parts]
         assert reasons == [None] * (len(parts) - 1) + ["stop"]
+
+
+def test_reasoning_text_and_logprobs_are_sent_once_each() -> None:
+    stream = chat.stream(parse(stream=True), "1", "m", 5, 3)
+    tokens = (TokenLogprob(text="é", logprob=-0.5),)
+    first, second = events(stream.delta(0, Delta(content="é", reasoning="hm", logprobs=tokens)))
+    assert first["choices"][0]["delta"] == {"reasoning": "hm", "reasoning_content": "hm"}
+    assert len(first["choices"][0]["logprobs"]["content"]) == 1
+    assert (second["choices"][0]["delta"], second["choices"][0]["logprobs"]) == ({"content": "é"}, None)
 
 
 def test_a_failed_stream_carries_the_error() -> None:

@@ -72,6 +72,44 @@ def test_what_would_change_sampling_is_collected_with_its_value(given: dict[str,
 
 
 @pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"n": True}, "n"),
+        ({"n": 129}, "n"),
+        ({"seed": 1.5}, "seed"),
+        ({"stream": 1}, "stream"),
+        ({"model": 1}, "model"),
+        ({"stop": [1]}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"max_completion_tokens": "5"}, "max_completion_tokens"),
+        ({"max_completion_tokens": 6, "max_tokens": 5}, "max_tokens"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"top_p": "1"}, "top_p"),
+        ({"presence_penalty": "a"}, "presence_penalty"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"custom": {"name": "f"}}]}, "tools[0]"),
+        ({"reasoning_effort": 1}, "reasoning_effort"),
+        ({"verbosity": 1}, "verbosity"),
+        ({"reasoning": {"effort": 1}}, "reasoning.effort"),
+        ({"include_reasoning": "no"}, "include_reasoning"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools[0].function.parameters",
+        ),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    assert refusal(**given).param == param
+
+
+@pytest.mark.parametrize(
     "given",
     [{"prompt_token_ids": [1]}, {"return_hidden_states": True}, {"separate_reasoning": False}, {"no_stop_trim": True}],
 )
@@ -86,12 +124,43 @@ def test_the_older_form_of_tools_is_refused_with_the_newer_one_named(given: dict
     assert all("`tools`" in why for why in request.refused.values())
 
 
+def test_effort_and_verbosity_are_accepted_and_recorded() -> None:
+    request = parse(reasoning_effort="low", verbosity="high", reasoning={"effort": "high", "exclude": True})
+    assert request.not_applied == {"reasoning_effort": "low", "verbosity": "high", "reasoning.effort": "high"}
+    assert (request.unsupported, request.include_reasoning) == ({}, False)
+    assert parse(reasoning={"max_tokens": 5, "enabled": True}).unsupported == {"reasoning.max_tokens": 5}
+
+
 def test_tools_that_are_no_functions_are_collected_by_path() -> None:
     custom = {"type": "custom", "custom": {"name": "f"}}
     request = parse(tools=[custom, *TOOLS, {"type": "web_search"}])
     assert (request.tools, request.parse_tools) == (TOOLS, True)
     assert request.unsupported == {"tools[0]": custom, f"tools[{len(TOOLS) + 1}]": {"type": "web_search"}}
     assert parse(tools=[custom]).tools is None
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "function", "name": "f", "content": ""}, "messages[0].role"),
+        ({"role": "user", "content": 1}, "messages[0].content"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]},
+            "messages[0].content[0].image_url.url",
+        ),
+        ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0]"),
+        ({"role": "tool", "content": "", "tool_call_id": 1}, "messages[0].tool_call_id"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
+        ({"role": "assistant", "audio": {"id": "a"}}, "messages[0].audio"),
+        ({"role": "assistant", "tool_calls": [{"id": "1", "type": "custom"}]}, "messages[0].tool_calls[0]"),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+)
+def test_a_message_that_the_policy_cannot_read_is_refused_by_its_path(message: Any, param: str) -> None:
+    assert refusal(messages=[message]).param == param
 
 
 def test_text_parts_and_tool_calls_are_messages_as_they_come() -> None:

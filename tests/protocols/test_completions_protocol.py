@@ -35,6 +35,29 @@ def events(data: bytes) -> list[Any]:
     return [json.loads(one) if one != b"[DONE]" else "[DONE]" for one in EventReader().feed(data)]
 
 
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [2**31]}, "prompt"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"echo": 1}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stream_options": {}}, "stream_options"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(**given)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert refused.value.message.startswith(f"{param}: ")
+
+
 @pytest.mark.parametrize("prompt", [None, "", [], [""], [[]]])
 def test_an_empty_prompt_is_refused_in_vllms_words_and_ours(prompt: Any) -> None:
     with pytest.raises(ApiError) as refused:

@@ -122,3 +122,27 @@ def test_a_strict_tool_is_a_grammar_that_forces_no_call() -> None:
 def test_what_is_done_to_the_logits_is_read_without_what_is_neutral(given: JSON, logits: JSON) -> None:
     request = chat_request(**given)
     assert (request.logits, request.unsupported) == (logits, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"logit_bias": {"word": 1}}, "logit_bias"),
+        ({"logit_bias": {str(token): 1 for token in range(2000)}}, "logit_bias"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
+        ({"stop": ["x"] * 1025}, "stop"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"top_k": 1.5}, "top_k"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_its_name(given: JSON, param: str) -> None:
+    assert refusal(**given).param == param

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sampled_answers import CALL_ID, answer, broken, choices, objects, said, streamed
+from sampled_answers import CALL_ID, answer, broken, choices, deltas, objects, said, streamed
 
 from agentlightning.protocols import generate_content
 from agentlightning.protocols.base import (
     ApiError,
     Choice,
+    Completion,
     CompletionRequest,
     Delta,
     EventReader,
@@ -88,6 +89,12 @@ def test_the_body_of_an_answer_has_a_part_for_every_part_and_the_counts() -> Non
     }
 
 
+def test_thoughts_that_were_not_asked_for_are_not_given() -> None:
+    body = json.loads(generate_content.body(parse(), answer(REASONED)))
+    assert [list(part) for part in body["candidates"][0]["content"]["parts"]] == [["text"], ["functionCall"]]
+    assert b"hm" not in streamed(stream(), REASONED)
+
+
 @pytest.mark.parametrize(
     ("choice", "reason"),
     [(said("a"), "STOP"), (REASONED, "STOP"), (said("a", finish="length"), "MAX_TOKENS")],
@@ -123,6 +130,22 @@ def test_what_an_agent_sends_back_of_an_answer_is_the_message_that_was_recorded(
         assert normal(sent_back) == normal(assistant_message(choice))
 
 
+def test_candidates_of_a_stream_are_told_apart() -> None:
+    one, other = said("a", None, (("f", "{}"),)), said("b", finish="length")
+    begun = stream()
+    data = b"".join(
+        begun.delta(index, delta) for index, choice in ((0, one), (1, other)) for delta in deltas(choice, 1)
+    )
+    data += begun.last(Completion(call_id=CALL_ID, model="m", created_s=5, prompt_tokens=3, choices=(one, other)))
+    found: dict[int, list[Any]] = {0: [], 1: []}
+    for chunk in chunks(data):
+        (candidate,) = chunk["candidates"]
+        found[candidate["index"]].append((candidate["content"]["parts"], candidate.get("finishReason")))
+    assert found[0][0] == ([{"text": "a"}], None)
+    assert found[0][-1][1] == "STOP"
+    assert found[1] == [([{"text": "b"}], None), ([{"text": ""}], "MAX_TOKENS")]
+
+
 def test_log_probabilities_go_with_their_text() -> None:
     top = (TokenLogprob(text="a", logprob=-0.5), TokenLogprob(text="b", logprob=-1.0))
     token = TokenLogprob(text="a", logprob=-0.5, top=top)
@@ -145,6 +168,14 @@ def test_a_failed_stream_ends_with_the_error() -> None:
     begun = stream()
     data = begun.first() + begun.delta(0, Delta(content="x")) + begun.failed(ApiError("gone", status=503))
     assert chunks(data)[-1] == {"error": {"code": 503, "message": "gone", "status": "UNAVAILABLE"}}
+
+
+def test_an_error_names_the_field_and_when_to_come_back() -> None:
+    error = json.loads(generate_content.error(ApiError("no", status=429, param="contents", retry_after_s=3)))["error"]
+    assert (error["code"], error["status"]) == (429, "RESOURCE_EXHAUSTED")
+    bad, retry = error["details"]
+    assert bad["fieldViolations"] == [{"field": "contents", "description": "no"}]
+    assert retry["retryDelay"] == "3s"
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,17 @@ def test_a_schema_is_the_grammar_of_the_content(given: dict[str, Any], content: 
     assert config(**given).grammar == {"content": content}
 
 
+@pytest.mark.parametrize("schema", [{}, {"responseSchema": {"type": "STRING"}}, {"responseSchema": {"enum": ["a", 1]}}])
+def test_an_enum_as_the_type_of_the_response_needs_one(schema: dict[str, Any]) -> None:
+    refused = refusal(generationConfig={"responseMimeType": "text/x.enum", **schema})
+    assert (refused.param or "").startswith("generationConfig.responseSchema")
+
+
+def test_penalties_and_top_k_go_to_the_logits() -> None:
+    request = config(topK=5, presencePenalty=0.5, frequencyPenalty=0)
+    assert (request.logits, request.unsupported) == ({"top_k": 5, "presence_penalty": 0.5}, {})
+
+
 PATH = "toolConfig.functionCallingConfig"
 
 
@@ -167,6 +178,57 @@ def test_the_providers_tools_are_collected() -> None:
     request = parse(tools=[*TOOLS, {"googleSearch": {}}, {"codeExecution": {}}])
     assert request.tools == [FUNCTION]
     assert request.unsupported == {"tools[1].googleSearch": {}, "tools[2].codeExecution": {}}
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"contents": None}, "contents"),
+        ({"contents": []}, "contents"),
+        ({"contents": "hi"}, "contents"),
+        ({"contents": ["hi"]}, "contents[0]"),
+        ({"contents": [{"role": "system", "parts": []}]}, "contents[0].role"),
+        ({"contents": [{"parts": "hi"}]}, "contents[0].parts"),
+        ({"contents": [{"parts": ["hi"]}]}, "contents[0].parts[0]"),
+        ({"contents": [{"parts": [{"inlineData": {"data": 1}}]}]}, "contents[0].parts[0].inlineData.data"),
+        ({"contents": [{"parts": [{"inlineData": {"data": "§"}}]}]}, "contents[0].parts[0].inlineData.data"),
+        ({"contents": [{"parts": [{"inline_data": []}]}]}, "contents[0].parts[0].inlineData"),
+        ({"contents": [{"parts": [AUDIO]}]}, "contents[0].parts[0]"),
+        ({"contents": [{"role": "model", "parts": [IMAGE]}]}, "contents[0].parts[0]"),
+        ({"contents": [{"role": "model", "parts": [{"executableCode": {}}]}]}, "contents[0].parts[0]"),
+        (
+            {"contents": [{"role": "model", "parts": [{"functionCall": {"name": "f", "args": []}}]}]},
+            "contents[0].parts[0].functionCall.args",
+        ),
+        (
+            {"contents": [{"parts": [{"functionResponse": {"name": "f", "parts": [FILE]}}]}]},
+            "contents[0].parts[0].functionResponse.parts[0].fileData.fileUri",
+        ),
+        ({"systemInstruction": "be"}, "systemInstruction"),
+        ({"systemInstruction": {"parts": [IMAGE]}}, "systemInstruction.parts[0]"),
+        ({"generationConfig": []}, "generationConfig"),
+        ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens"),
+        ({"generationConfig": {"candidateCount": 0}}, "generationConfig.candidateCount"),
+        ({"generationConfig": {"temperature": 3}}, "generationConfig.temperature"),
+        ({"generationConfig": {"stopSequences": [""]}}, "generationConfig.stopSequences"),
+        ({"generationConfig": {"logprobs": 3}}, "generationConfig.logprobs"),
+        ({"generationConfig": {"topK": "5"}}, "generationConfig.topK"),
+        (
+            {"generationConfig": {"thinkingConfig": {"includeThoughts": 1}}},
+            "generationConfig.thinkingConfig.includeThoughts",
+        ),
+        ({"tools": {}}, "tools"),
+        ({"tools": ["f"]}, "tools[0]"),
+        ({"tools": [{"functionDeclarations": [{}]}]}, "tools[0].functionDeclarations[0].name"),
+        (
+            {"tools": [{"functionDeclarations": [{"name": "f", "parameters": 1}]}]},
+            "tools[0].functionDeclarations[0].parameters",
+        ),
+        ({"toolConfig": {"functionCallingConfig": {"mode": "SOME"}}}, "toolConfig.functionCallingConfig.mode"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    assert refusal(**given).param == param
 
 
 def test_images_are_read_in_both_alphabets_of_base64_and_stand_in_their_order() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -119,6 +120,36 @@ def test_blocks_open_grow_and_close_one_after_the_other(choice: Choice, pieces: 
     assert opened + 1 == len(json.loads(messages.body(parse(thinking=THINKING), answer(choice)))["content"])
 
 
+@pytest.mark.parametrize("given_fields", [{}, {"thinking": {"type": "disabled"}}])
+def test_thinking_that_was_not_asked_for_is_not_given(given_fields: Any) -> None:
+    request = parse(**given_fields)
+    whole = json.loads(messages.body(request, answer(REASONED)))["content"]
+    found = events(streamed(messages.stream(request, CALL_ID, "m", 5, 3), REASONED))
+    kinds = [event["content_block"]["type"] for event in found if event["type"] == "content_block_start"]
+    assert kinds == [block["type"] for block in whole] == ["text", "tool_use"]
+
+
+def test_omitted_thinking_is_a_signed_block_without_text() -> None:
+    request = parse(thinking={"type": "adaptive", "display": "omitted"})
+    block = json.loads(messages.body(request, answer(REASONED)))["content"][0]
+    assert block == {"type": "thinking", "thinking": "", "signature": CALL_ID}
+    data = streamed(messages.stream(request, CALL_ID, "m", 5, 3), REASONED)
+    assert heard(data).content[0].to_dict() == block
+    assert b"thinking_delta" not in data
+    (sent_back,) = parse(
+        messages=[{"role": "assistant", "content": [block, {"type": "text", "text": "I look."}]}, *HI]
+    ).messages[:1]
+    assert normal(sent_back) == {"role": "assistant", "content": "I look."}
+
+
+def test_a_stream_counts_the_prompt_at_its_beginning_as_at_its_end() -> None:
+    request = replace(parse(stream=True), cached_tokens=2)
+    found = events(streamed(messages.stream(request, CALL_ID, "m", 5, 3), said("a"), cached_tokens=2))
+    ended = next(event["usage"] for event in found if event["type"] == "message_delta")
+    assert found[0]["message"]["usage"] == {**ended, "output_tokens": 0}
+    assert (ended["input_tokens"], ended["cache_read_input_tokens"]) == (1, 2)
+
+
 @given(choice=choices(objects | broken), pieces=st.integers(1, 4))
 def test_what_an_agent_sends_back_of_an_answer_is_the_message_that_was_recorded(choice: Choice, pieces: int) -> None:
     whole = json.loads(messages.body(parse(thinking=THINKING), answer(choice)))["content"]
@@ -147,6 +178,13 @@ def test_arguments_that_are_no_object_are_shown_as_text_and_come_back_as_they_we
     assert block.to_dict()["input"] == shown
     _, sent_back, _ = parse(messages=[*HI, {"role": "assistant", "content": [block.to_dict()]}, *HI]).messages
     assert normal(sent_back) == normal(assistant_message(choice))
+
+
+def test_an_input_that_only_looks_like_ours_is_taken_as_it_is() -> None:
+    given = {"a": 2, "_arguments": '{"a": 1, "b'}
+    block = {**TOOL_USE, "input": given}
+    _, message, _ = parse(messages=[*HI, {"role": "assistant", "content": [block]}, *HI]).messages
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == given
 
 
 def test_a_tools_input_comes_a_member_at_a_time() -> None:

@@ -140,6 +140,12 @@ def test_what_changes_nothing_is_accepted(name: str) -> None:
     assert parse(**{name: NO_EFFECT[name]}) == parse(**{name: None}) == parse()
 
 
+def test_effort_is_accepted_and_recorded_and_what_else_is_configured_is_collected() -> None:
+    assert parse(output_config={"effort": "high"}).not_applied == {"output_config.effort": "high"}
+    assert parse(output_config={"depth": 3}).unsupported == {"output_config.depth": 3}
+    assert refusal(output_config={"effort": 1}).param == "output_config.effort"
+
+
 def test_a_request_to_an_external_model_keeps_what_only_that_model_reads() -> None:
     given = [
         {"role": "user", "content": [{"type": "text", "text": "what?"}, IMAGE]},
@@ -172,6 +178,99 @@ def test_what_only_anthropics_service_could_do_is_collected(name: str) -> None:
     assert parse(**{name: NOT_OURS[name]}).unsupported == {name: NOT_OURS[name]}
 
 
+OTHER_APIS: dict[str, tuple[Any, Any]] = {
+    "n": (2, 1),
+    "seed": (3, None),
+    "stop": (["x"], []),
+    "logprobs": (True, False),
+    "logit_bias": ({"5": 1}, {}),
+    "presence_penalty": (0.5, 0),
+    "repetition_penalty": (1.1, 1.0),
+    "min_tokens": (2, 0),
+    "bad_words": (["no"], []),
+    "response_format": ({"type": "json_object"}, {"type": "text"}),
+    "guided_choice": (["a"], None),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_APIS)
+def test_fields_of_other_apis_that_would_change_the_response_are_collected(name: str) -> None:
+    changes, neutral = OTHER_APIS[name]
+    assert parse(**{name: changes}).unsupported == {name: changes}
+    assert parse(**{name: neutral}) == parse()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_continue_something_at_anthropic_is_refused(name: str) -> None:
     assert list(parse(**{name: REFUSED[name]}).refused) == [name]
+
+
+def test_tools_that_anthropic_runs_are_collected_by_path() -> None:
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    request = parse(tools=[search, TOOL])
+    assert (request.tools, request.unsupported) == ([FUNCTION], {"tools[0]": search})
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"model": 1}, "model"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [*HI, {"role": "assistant", "content": " "}]}, "messages"),
+        ({"system": 1}, "system"),
+        ({"system": [IMAGE]}, "system[0]"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stream": "yes"}, "stream"),
+        ({"temperature": 1.1}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"thinking": {"type": "on"}}, "thinking.type"),
+        ({"thinking": {"type": "adaptive", "display": "some"}}, "thinking.display"),
+        ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "tool_choice.disable_parallel_tool_use"),
+        ({"tools": TOOL}, "tools"),
+        ({"tools": [{"type": 1, "name": "web_search"}]}, "tools[0]"),
+        ({"tools": [TOOL, {"input_schema": {}}]}, "tools[1].name"),
+        ({"tools": [{"name": "f", "input_schema": []}]}, "tools[0].input_schema"),
+        ({"tools": [{"name": "f", "description": 1}]}, "tools[0].description"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    assert refusal(**given).param == param
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": ""}, "messages[0].role"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": ["hi"]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text", "text": "what?"}, IMAGE]}, "messages[0].content[1].source.url"),
+        ({"role": "user", "content": [TOOL_USE]}, "messages[0].content[0]"),
+        (
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}]},
+            "messages[0].content[0].content[0].source.url",
+        ),
+        (
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": 1}]},
+            "messages[0].content[0].tool_use_id",
+        ),
+        (
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "is_error": "no"}]},
+            "messages[0].content[0].is_error",
+        ),
+        ({"role": "user", "content": [{"type": "document", "source": PDF}]}, "messages[0].content[0].source"),
+        ({"role": "user", "content": [{**RESULT, "content": None}]}, "messages[0].content[0].content"),
+        ({"role": "user", "content": [{**RESULT, "content": [RESULT]}]}, "messages[0].content[0].content[0]"),
+        ({"role": "assistant", "content": [{**TOOL_USE, "input": "{}"}]}, "messages[0].content[0].input"),
+        ({"role": "assistant", "content": [{**TOOL_USE, "id": 1}]}, "messages[0].content[0].id"),
+        ({"role": "assistant", "content": [{"type": "server_tool_use", "id": "s"}]}, "messages[0].content[0]"),
+        ({"role": "assistant", "content": [{"type": "thinking", "thinking": 1}]}, "messages[0].content[0]"),
+    ],
+)
+def test_a_message_that_the_policy_cannot_read_is_refused_by_its_path(message: Any, param: str) -> None:
+    assert refusal(messages=[message, *HI]).param == param

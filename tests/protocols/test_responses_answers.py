@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai import APIError, OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from sampled_answers import CALL_ID, answer, broken, choices, events, objects, said, streamed
+from sampled_answers import CALL_ID, OTHER_ID, answer, broken, choices, events, objects, said, streamed
 
 from agentlightning.protocols import responses
 from agentlightning.protocols.base import (
@@ -83,6 +83,29 @@ def test_the_body_of_an_answer_has_an_item_for_every_part_the_request_and_the_co
         7,
     )
     assert found["usage"]["input_tokens_details"]["cached_tokens"] == 2
+
+
+def test_an_answer_that_was_cut_is_incomplete() -> None:
+    found = body(said("a", finish="length"))
+    assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert [item["status"] for item in found["output"]] == ["incomplete"]
+    last = heard(streamed(stream(), said("a", finish="length")))[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("choice", "kinds"),
+    [
+        (said("a", "hm", (("f", "{"),), finish="length"), ["reasoning", "message", "function_call"]),
+        (said("a", "hm", finish="length"), ["reasoning", "message"]),
+        (said(None, "hm", finish="length"), ["reasoning", "message"]),
+    ],
+)
+def test_only_the_last_item_of_an_answer_that_was_cut_is_incomplete(choice: Choice, kinds: list[str]) -> None:
+    output = body(choice)["output"]
+    assert [item["type"] for item in output] == kinds
+    assert [item["status"] for item in output] == ["completed"] * (len(kinds) - 1) + ["incomplete"]
+    assert events(streamed(stream(), choice))[-1]["response"]["output"] == output
 
 
 @pytest.mark.parametrize("name", ["summary", "generate_summary"])
@@ -163,6 +186,27 @@ def test_items_open_grow_and_close_one_after_the_other(
     assert output == found[-1]["response"]["output"]
 
 
+def test_a_stream_ends_with_a_mark_also_where_it_failed() -> None:
+    assert streamed(stream(), REASONED).endswith(b"\n\ndata: [DONE]\n\n")
+    assert stream().failed(ApiError("gone")).endswith(b"\n\ndata: [DONE]\n\n")
+
+
+def test_text_after_a_tool_call_is_a_message_of_its_own() -> None:
+    choice = said("ab", None, (("f", "{}"),))
+    begun = stream()
+    call = Delta(tools=(ToolDelta(index=0, id="call_0", name="f", arguments="{}"),))
+    parts = [
+        begun.first(),
+        begun.delta(0, Delta(content="a")),
+        begun.delta(0, call),
+        begun.delta(0, Delta(content="b")),
+    ]
+    found = heard(b"".join((*parts, begun.last(answer(choice)))))[-1].response.output
+    assert [item.type for item in found] == ["message", "function_call", "message"]
+    assert len({item.id for item in found}) == 3
+    assert parse(input=[item.to_dict() for item in found]).messages == [assistant_message(choice)]
+
+
 def test_a_failed_stream_is_an_error_that_the_sdk_raises() -> None:
     begun = stream()
     data = begun.first() + begun.delta(0, Delta(content="x")) + begun.failed(ApiError("gone", code="c"))
@@ -219,6 +263,26 @@ def test_logprobs_are_those_of_the_messages_own_tokens_streamed_or_not() -> None
     assert found[-1]["response"]["output"] == whole["output"]
 
 
+def test_a_token_whose_text_is_held_back_is_listed_with_its_text() -> None:
+    tokens = tuple(TokenLogprob(text=text, logprob=-1.0) for text in ("It", " is", "."))
+    begun = stream(top_logprobs=1)
+    data = begun.delta(0, Delta(content="It", logprobs=tokens[:2])) + begun.delta(
+        0, Delta(content=" is.", logprobs=tokens[2:])
+    )
+    first, second = (event["logprobs"] for event in events(data) if event["type"] == "response.output_text.delta")
+    assert [[one["token"] for one in part] for part in (first, second)] == [["It"], [" is", "."]]
+
+
+def test_a_character_of_several_tokens_has_the_logprobs_of_all() -> None:
+    tokens = tuple(TokenLogprob(text="\ufffd", logprob=-1.0) for _ in range(2))
+    begun = stream(top_logprobs=1)
+    begun.delta(0, Delta(logprobs=tokens[:1]))
+    *_, event = events(begun.delta(0, Delta(content="é", logprobs=tokens[1:])))
+    choice = Choice(content="é", logprobs=tokens)
+    assert event["logprobs"] == body(choice)["output"][0]["content"][0]["logprobs"]
+    assert len(event["logprobs"]) == 2
+
+
 # --- sent back ----------------------------------------------------------------------------------------------------------
 
 FOREIGN: dict[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
@@ -246,6 +310,12 @@ def test_items_of_the_sdk_sent_back_are_the_message_that_was_recorded(choice: Ch
     items = heard(streamed(stream(), choice, pieces))[-1].response.output
     sent = [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}, warnings=False) for item in items]
     assert parse(input=[*HI, *sent, *HI]).messages == [*HI, assistant_message(choice), *HI]
+
+
+@given(first=ANY, second=ANY)
+def test_answers_that_follow_each_other_stay_apart(first: Choice, second: Choice) -> None:
+    output = [*body(first)["output"], *body(second, OTHER_ID)["output"]]
+    assert parse(input=output).messages == [assistant_message(first), assistant_message(second)]
 
 
 # --- external models -----------------------------------------------------------------------------------------------------

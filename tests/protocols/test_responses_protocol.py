@@ -149,6 +149,22 @@ def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> No
     assert parse(**{name: COLLECTED[name]}).unsupported == {name: COLLECTED[name]}
 
 
+@pytest.mark.parametrize("name", REASONING)
+def test_each_wish_about_reasoning_is_collected(name: str) -> None:
+    assert parse(reasoning={name: REASONING[name]}).unsupported == {f"reasoning.{name}": REASONING[name]}
+
+
+def test_effort_and_verbosity_are_accepted_and_recorded() -> None:
+    request = parse(text={"verbosity": "low"}, reasoning={"effort": "high"})
+    assert request.not_applied == {"text.verbosity": "low", "reasoning.effort": "high"}
+    assert request.unsupported == {}
+
+
+def test_truncation_is_noted_for_prompts_that_do_not_fit() -> None:
+    assert [parse(truncation=one).truncates for one in ("auto", "disabled", None)] == [True, False, False]
+    assert refusal(truncation="some").param == "truncation"
+
+
 def test_a_request_to_an_external_model_keeps_what_only_that_model_reads() -> None:
     search, asked = {"type": "web_search_call", "id": "ws_1"}, {"role": "user", "content": [IMAGE]}
     data = {"model": "o", "input": [asked, search, IMAGE], "tools": [{"type": "web_search"}], "background": True}
@@ -179,3 +195,63 @@ def test_what_only_openais_service_could_do_is_collected(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_make_it_another_response_is_refused(name: str) -> None:
     assert list(parse(**{name: REFUSED[name]}).refused) == [name]
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["hi"]}, "input[0]"),
+        ({"model": 1}, "model"),
+        ({"instructions": []}, "instructions"),
+        ({"previous_response_id": 1}, "previous_response_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"include": "all"}, "include"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"stream": "yes"}, "stream"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"reasoning": "low"}, "reasoning"),
+        ({"reasoning": {"summary": 1}}, "reasoning.summary"),
+        ({"reasoning": {"generate_summary": 1}}, "reasoning.generate_summary"),
+        ({"text": "json"}, "text"),
+        ({"text": {"format": "json"}}, "text.format"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"verbosity": 1}}, "text.verbosity"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tools": TOOL}, "tools"),
+        ({"tools": [TOOL, {"type": 1}]}, "tools[1]"),
+        ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
+        ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    assert refusal(**given).param == param
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"role": "tool", "content": ""}, "input[0].role"),
+        ({"role": "user"}, "input[0].content"),
+        (
+            {"role": "user", "content": [{"type": "input_text", "text": "what?"}, IMAGE]},
+            "input[0].content[1].image_url",
+        ),
+        ({"role": "assistant", "content": [{"type": "output_text", "text": 1}]}, "input[0].content[0]"),
+        ({**CALL, "arguments": {}}, "input[0].arguments"),
+        ({**CALL, "call_id": None}, "input[0].call_id"),
+        ({**CALL, "name": 1}, "input[0].name"),
+        ({"type": "function_call_output", "call_id": 1, "output": ""}, "input[0].call_id"),
+        ({"type": "function_call_output", "call_id": "c", "output": [IMAGE]}, "input[0].output[0].image_url"),
+        ({"type": "reasoning", "summary": "short"}, "input[0].summary"),
+        ({"type": "reasoning", "summary": [], "content": [IMAGE]}, "input[0].content[0]"),
+        ({"type": "reasoning", "summary": [], "encrypted_content": 1}, "input[0].encrypted_content"),
+        ({"type": "item_reference", "id": "msg_1"}, "input[0]"),
+        ({"type": "web_search_call", "id": "ws_1"}, "input[0]"),
+    ],
+)
+def test_an_item_that_the_policy_cannot_read_is_refused_by_its_path(item: Any, param: str) -> None:
+    assert refusal(input=[item]).param == param

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.protocols import chat, generate_content, messages, responses
+from agentlightning.protocols import chat, completions, generate_content, messages, responses
 from agentlightning.protocols.prompt_edits import replace_system
 
 HI = {"role": "user", "content": "hi"}
@@ -55,3 +55,23 @@ def test_several_system_messages_become_one_and_later_ones_stay() -> None:
     given = [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}, HI, late]
     changed, before = replace_system("chat", {"messages": given}, "New.")
     assert (changed["messages"], before) == ([{"role": "system", "content": "New."}, HI, late], "a\n\nb")
+
+
+def test_a_cached_block_stays_cached() -> None:
+    blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]
+    changed, before = replace_system("messages", {"system": blocks, "messages": [HI]}, "New.")
+    assert changed["system"] == [{"type": "text", "text": "New.", "cache_control": {"type": "ephemeral"}}]
+    assert before == "a\n\nb"
+
+
+def test_what_is_not_of_the_protocols_form_is_left_to_its_parser() -> None:
+    for protocol, data in (
+        ("chat", {"messages": "hi"}),
+        ("chat", {"messages": [5]}),
+        ("responses", {"input": 5}),
+        ("messages", {"system": 5}),
+        ("generate_content", {"systemInstruction": "x"}),
+        (completions.NAME, {"prompt": "hi"}),
+    ):
+        replace_system(protocol, data, "x")
+    assert replace_system(completions.NAME, {"prompt": "hi"}, "x") == ({"prompt": "hi"}, None)

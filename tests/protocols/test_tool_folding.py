@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_requests import anything
-from sampled_answers import answer, said
+from sampled_answers import answer, choices, events, objects, said, streamed
 
 from agentlightning.protocols import responses
 from agentlightning.protocols.base import Choice, CompletionRequest, assistant_message
@@ -77,6 +77,19 @@ def test_calls_are_folded_back_to_the_tools_of_the_request() -> None:
     assert (plain["type"], plain["name"], plain.get("namespace")) == ("function_call", "plain", None)
 
 
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_stream_has_the_same_items(pieces: int) -> None:
+    stream = responses.stream(parse(), "01970000-1111-7222-8333-444455556666", "m", 5, 3)
+    found = events(streamed(stream, CHOICE, pieces))
+    assert found[-1]["response"]["output"] == items_of(CHOICE)
+    added = [event["item"] for event in found if event["type"] == "response.output_item.added"]
+    assert [(one["type"], one.get("namespace")) for one in added[1:]] == [
+        ("function_call", "agents"), ("custom_tool_call", None), ("function_call", None),
+    ]  # fmt: skip
+    (done,) = [event for event in found if event["type"] == "response.custom_tool_call_input.done"]
+    assert done["input"] == "*** x\n"
+
+
 def test_items_that_come_back_are_the_message_that_was_recorded() -> None:
     outputs = [
         {"type": "function_call_output", "call_id": "call_0", "output": "a"},
@@ -92,6 +105,12 @@ def test_items_that_come_back_are_the_message_that_was_recorded() -> None:
 def test_the_response_repeats_the_tools_as_they_were_given() -> None:
     body = json.loads(responses.body(parse(), answer(CHOICE)))
     assert [(tool["type"], tool["name"]) for tool in body["tools"]] == [(tool["type"], tool["name"]) for tool in TOOLS]
+
+
+@given(choice=choices(objects))
+def test_calls_of_other_functions_are_as_they_were(choice: Choice) -> None:
+    plain = json.loads(responses.body(parse(tools=None), answer(choice)))
+    assert plain["output"] == items_of(choice)
 
 
 @given(

@@ -65,6 +65,10 @@ def test_hermes_tool_calls_are_parsed_and_malformed_ones_stay_text(
     assert parsed(CompletionParser(HERMES), text) == ParsedCompletion(content, None, calls)
 
 
+def test_tool_calls_stay_text_where_the_agent_did_not_ask_for_them() -> None:
+    assert parsed(CompletionParser(HERMES), CALL, parse_tools=False) == ParsedCompletion(CALL)
+
+
 def test_reasoning_is_split_from_the_answer() -> None:
     parser = CompletionParser(THINKS)
     assert parsed(parser, "<think>\nhm\n</think>\n\nyes") == ParsedCompletion("yes", "hm")
@@ -126,6 +130,12 @@ def test_however_an_answer_is_cut_it_is_the_same(
     assert joined([*pieces, splitter.finish()]) == parsed(parser, text, prompt, NAMED, tools)
 
 
+@given(text=st.text(alphabet="ab <>{}\n"))
+def test_text_without_reasoning_or_calls_is_kept_to_the_letter(text: str) -> None:
+    for template in (HERMES, CHATML, TAGS, PAIRS, BARE):
+        assert parsed(CompletionParser(template), text, "", NAMED).content == text or template == TAGS
+
+
 def test_plain_text_is_streamed_at_once_and_what_could_begin_a_call_waits() -> None:
     splitter = CompletionParser(HERMES).splitter("", None, True)
     assert [splitter.feed(part).content for part in ("It ", "is", " <b>", " <tool", "box>", "!")] == [
@@ -136,6 +146,13 @@ def test_plain_text_is_streamed_at_once_and_what_could_begin_a_call_waits() -> N
         " <toolbox>",
         "!",
     ]
+
+
+def test_arguments_come_as_they_are_sampled() -> None:
+    splitter = CompletionParser(HERMES).splitter("", None, True)
+    parts = ['<tool_call>\n{"name": "f", "argu', 'ments": {"a', '": "x y', ' z"', "}}\n</tool", "_call>"]
+    found = [[(tool.name, tool.arguments) for tool in splitter.feed(part).tools] for part in parts]
+    assert found == [[], [("f", ""), (None, '{"a')], [(None, '": "x y')], [(None, ' z"')], [(None, "}")], []]
 
 
 def test_a_closing_mark_within_a_string_waits_for_the_end_of_the_string_alone() -> None:
@@ -172,6 +189,11 @@ def test_a_closing_mark_within_a_string_waits_for_the_end_of_the_string_alone() 
 )  # fmt: skip
 def test_every_syntax_is_read(template: str, text: str, calls: list[tuple[str, str]]) -> None:
     assert parsed(CompletionParser(template), text, "", NAMED).tool_calls == tuple(calls)
+
+
+def test_a_bare_object_that_names_no_tool_is_text() -> None:
+    text = '{"name": "Ada", "parameters": {}} is an object'
+    assert parsed(CompletionParser(BARE), text, "", NAMED) == ParsedCompletion(text)
 
 
 def test_text_after_a_call_is_content() -> None:

@@ -136,6 +136,15 @@ def conversation_of(renderer: Renderer, *answers: str) -> tuple[Conversation, li
     return conversation, messages
 
 
+def test_two_calls_may_continue_the_same_call(chatml: Renderer) -> None:
+    conversation, messages = conversation_of(chatml, "one")
+    first = conversation.plan(RequestView.of(messages, None))
+    record(conversation, first, "left", sample(chatml, "x", True))
+    second = conversation.plan(RequestView.of([*messages[:-1], {"role": "user", "content": "other"}], None))
+    assert first.parent is second.parent is not None
+    assert second.fork_cause is None
+
+
 def test_equal_answers_of_parallel_calls_are_continued_apart(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
     question: list[Message] = [{"role": "user", "content": "q"}]
@@ -170,3 +179,11 @@ def test_an_end_token_that_the_template_never_writes_stays(make_renderer: Callab
     conversation, messages = conversation_of(renderer, "one")
     plan = conversation.plan(RequestView.of(messages, None))
     assert renderer.decode(plan.prompt_ids, special=True).endswith("one<|endoftext|><|user|>q1<|assistant|>")
+
+
+def test_space_around_an_answer_may_be_trimmed_by_the_agent(chatml: Renderer) -> None:
+    conversation, messages = conversation_of(chatml, " one\n")
+    messages[2] = {"role": "assistant", "content": "one"}
+    plan = conversation.plan(RequestView.of(messages, None))
+    assert plan.fork_cause is None
+    assert " one\n<|im_end|>" in chatml.decode(plan.prompt_ids, special=True)

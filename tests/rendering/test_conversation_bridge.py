@@ -67,6 +67,17 @@ def test_thinking_that_the_template_would_drop_is_kept(bridged: Bridged) -> None
     assert asked == (recorded.plans[0].prompt_ids, recorded.sampled[0], [{"role": "user", "content": "and?"}])
 
 
+def test_where_the_family_does_not_say_the_template_is_asked(bridged: Bridged) -> None:
+    bridged.knows = False
+    recorded = talk(bridged)
+    tool = {"role": "tool", "content": "ok", "tool_call_id": "c"}
+    plan = recorded.conversation.plan(RequestView.of([*recorded.messages, tool], None))
+    assert (plan.fork_cause, plan.prompt_ids) == (None, recorded.whole["0"] + plan.suffix_ids)
+    user = {"role": "user", "content": "and?"}
+    plan = recorded.conversation.plan(RequestView.of([*recorded.messages, user], None))
+    assert plan.fork_cause == "template_rewrites_history"
+
+
 def test_the_template_goes_on_after_a_bridge(bridged: Bridged) -> None:
     recorded = talk(bridged)
     tool = {"role": "tool", "content": "ok", "tool_call_id": "c"}

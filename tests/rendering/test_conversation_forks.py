@@ -93,6 +93,34 @@ def test_the_cause_of_a_fork_is_what_was_edited(
         assert plan.prompt_ids == Conversation(hermes).plan(RequestView.of(edit(recorded.messages), TOOLS)).prompt_ids
 
 
+def test_context_only_counts_the_sampled_tokens_that_are_repeated_and_not_continued(chatml: Renderer) -> None:
+    """By hand: three answers of 2, 3 and 4 tokens. The second is edited: the first is continued, 3 + 4 are context only."""
+    recorded = Talk(chatml, None, [{"role": "user", "content": "q"}])
+    word = chatml.encode("a")
+    for number in range(3):
+        recorded.turn(word * (number + 1))
+        recorded.messages.append({"role": "user", "content": f"q{number}"})
+    assert [len(ids) for ids in recorded.sampled] == [2, 3, 4]
+    edited = changed(3, content="b")(recorded.messages)
+    plan = recorded.conversation.plan(RequestView.of(edited, None))
+    assert (plan.untrained_tokens, plan.parent and plan.parent.call_id) == (7, "0")
+    plan = recorded.conversation.plan(
+        RequestView.of(without(3, 5)(edited), None)
+    )  # what is left out is not in the context, either
+    assert (plan.fork_cause, plan.untrained_tokens) == ("history_cut", 4)
+
+
+def test_a_fork_is_continued_from_then_on(hermes: Renderer) -> None:
+    recorded = talk(hermes)
+    recorded.messages = changed(5, content="…")(recorded.messages)
+    fork = recorded.turn("so it is")
+    recorded.messages.append({"role": "user", "content": "and?"})
+    after = recorded.turn("yes")
+    assert (fork.fork_cause, after.fork_cause, after.untrained_tokens) == ("tool_result_rewritten", None, 0)
+    assert after.parent is not None
+    assert after.parent.call_id == "4"
+
+
 def test_dropped_reasoning_is_no_edit_and_is_filled_back(make_renderer: Callable[..., Renderer]) -> None:
     recorded = Talk(make_renderer(THINKING), None, [{"role": "user", "content": "q"}])
     recorded.turn("<think>\nhm\n</think>\n\nyes")
@@ -150,3 +178,23 @@ def test_answers_of_another_branch_in_a_history_are_no_fork_of_it(hermes: Render
     ]
     plan = main.turn("ok")
     assert (plan.fork_cause, plan.parent and plan.parent.call_id, plan.untrained_tokens) == (None, "0", 0)
+
+
+def test_an_edited_one_of_several_samples_forks(chatml: Renderer) -> None:
+    conversation = Conversation(chatml)
+    question = [{"role": "user", "content": "q"}]
+    plan = conversation.plan(RequestView.of(question, None))
+    for index, text in enumerate(("one", "two", "three")):
+        conversation.record(
+            plan, f"a.{index}" if index else "a", chatml.encode(text), {"role": "assistant", "content": text}
+        )
+    for index, text in enumerate(("one", "two", "three")):
+        chosen = conversation.plan(RequestView.of([*question, {"role": "assistant", "content": text}, *question], None))
+        assert chosen.fork_cause is None
+        assert chosen.parent is not None
+        assert chosen.parent.sampled_ids.tolist() == chatml.encode(text)
+        assert chosen.parent.call_id == (f"a.{index}" if index else "a")
+    merged = conversation.plan(
+        RequestView.of([*question, {"role": "assistant", "content": "one two"}, *question], None)
+    )
+    assert merged.fork_cause == "assistant_message_edited"

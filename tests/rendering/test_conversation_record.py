@@ -17,7 +17,7 @@ from agentlightning.records import Call
 from agentlightning.rendering.call_chain import call_chain, chain_messages, is_whole
 from agentlightning.rendering.conversation import Conversation, PromptPlan, prompt_hash
 from agentlightning.rendering.graph import RequestView
-from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.renderer import Renderer, RenderError
 
 Message = dict[str, Any]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,1"}}
@@ -87,6 +87,16 @@ def test_calls_may_be_added_again_and_one_by_one(hermes: Renderer) -> None:
     )
 
 
+def test_a_call_that_the_store_tells_of_before_it_is_recorded_counts_once(chatml: Renderer) -> None:
+    conversation = Conversation(chatml)
+    question: list[Message] = [{"role": "user", "content": "q"}]
+    plan = conversation.plan(RequestView.of(question, None))
+    ids, answer = chatml.encode("a"), {"role": "assistant", "content": "a"}
+    conversation.add([as_call(conversation, plan, "x", ids, answer)])
+    conversation.record(plan, "x", ids, answer)
+    assert conversation.plan(RequestView.of(question, None)).position == 1
+
+
 def test_further_samples_of_a_request_do_not_move_its_place(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
     question: list[Message] = [{"role": "user", "content": "q"}]
@@ -135,6 +145,12 @@ def test_all_messages_of_a_path_are_found_again(hermes: Renderer) -> None:
     assert is_whole(call_chain(by_id["2"], by_id))
     del by_id["0"]
     assert not is_whole(call_chain(by_id["2"], by_id))
+
+
+def test_messages_are_stored_once(hermes: Renderer) -> None:
+    live = talk(hermes, 5)
+    assert [len(call.messages) for call in live.calls] == [1, 1, 1, 1, 1]
+    assert [call.messages for call in live.calls[1:]] == [[message] for message in live.messages[2:10:2]]
 
 
 # --- external models ---------------------------------------------------------------------------------------------------
@@ -216,6 +232,23 @@ def test_a_prompt_of_ids_is_used_as_it_is(chatml: Renderer) -> None:
     assert (first.prompt_ids, second.prompt_ids, second.suffix_ids) == ([30, 31, 32], [30, 31, 32, 40, 41, 50], [50])
     assert second.parent is not None
     assert conversation.plan_prompt([30, 31, 32, 40, 50]).parent is None
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**31])
+def test_ids_that_no_vocabulary_has_are_refused(chatml: Renderer, wrong: int) -> None:
+    with pytest.raises(RenderError, match=f"expected token ids from 0 to 2147483647, got {wrong}"):
+        Conversation(chatml).plan_prompt([1, wrong])
+
+
+def test_an_answer_that_the_agent_cut_is_a_fork(chatml: Renderer) -> None:
+    conversation = Conversation(chatml)
+    ids = chatml.encode(" think\nobserve: it mad")
+    complete(conversation, "question:", "0", ids)
+    plan = conversation.plan_prompt("question: think\nobserve: 42")
+    assert (plan.parent, plan.fork_cause, plan.untrained_tokens) == (None, "assistant_message_edited", len(ids))
+    assert plan.prompt_ids == chatml.encode("question: think\nobserve: 42")
+    assert conversation.plan_prompt("question:\nanother one").fork_cause is None
+    assert conversation.plan_prompt("questions").fork_cause is None
 
 
 @settings(max_examples=50, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +24,11 @@ from agentlightning.errors import EngineError
 from agentlightning.records import JSON
 from agentlightning.rendering.completion_parser import Syntax
 from agentlightning.rendering.grammar import (
+    FORMATS,
     GrammarError,
     Grammars,
     Mask,
+    TemplateModel,
     check_grammar,
     make_grammar,
     structured_outputs,
@@ -180,6 +183,35 @@ def test_a_forced_call_is_read_as_a_call_with_valid_arguments(
         assert is_valid(schema, json.loads(arguments)), arguments
 
 
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=5)
+def test_only_the_named_tool_can_be_called(taught: dict[str, Renderer], syntax: Syntax, seed: int) -> None:
+    empty = {"type": "object", "properties": {"n": {"type": "boolean"}}, "additionalProperties": False}
+    tools = [tool("one", empty), tool("two", empty)]
+    wanted = {"tool_call": {"required": True, "names": ["two"], "field": "tool_choice"}}
+    spec = make_grammar(wanted, tools, taught[syntax].grammar_model, prompt="")
+    assert {name for name, _ in answered(taught[syntax], spec, tools, seed).tool_calls} == {"two"}
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_beside_a_schema_a_completion_is_a_call_or_follows_the_schema(
+    taught: dict[str, Renderer], syntax: Syntax
+) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    closed = {**schema, "additionalProperties": False}
+    tools = [tool("f", closed)]
+    wanted = {
+        "content": {"kind": "json_schema", "schema": closed, "field": "response_format"},
+        "tool_call": {"required": False, "names": None, "field": "response_format"},
+    }
+    spec = make_grammar(wanted, tools, taught[syntax].grammar_model, prompt="")
+    answers = [answered(taught[syntax], spec, tools, seed) for seed in range(30)]
+    for answer in answers:
+        assert answer.tool_calls or is_valid(closed, json.loads(answer.content))
+    assert {bool(answer.tool_calls) for answer in answers} == {True, False}
+
+
 @pytest.mark.parametrize(
     ("prompt", "texts"),
     [
@@ -238,6 +270,27 @@ def allowed(renderer: Renderer, spec: JSON, text: str) -> bool:
     return bool(renderer.grammars.matcher(spec["lark"]).validate_tokens(ids) == len(ids))
 
 
+def test_a_mark_within_an_argument_of_json_is_a_part_of_it(taught: dict[str, Renderer]) -> None:
+    renderer, tools = taught["hermes"], [tool("f", {"properties": {"p": {"type": "string"}}, "required": ["p"]})]
+    wanted = {"tool_call": {"required": True, "names": None, "field": "tool_choice"}}
+    spec = make_grammar(wanted, tools, renderer.grammar_model, prompt="")
+    text = '<tool_call>\n{"name": "f", "arguments": {"p": "a</tool§_call>b"}}\n</tool_call>'
+    assert allowed(renderer, spec, text)
+    assert parsed(renderer.parser, text.replace("§", ""), "", tools).tool_calls == (("f", '{"p": "a</tool_call>b"}'),)
+
+
+def test_a_syntax_that_is_not_known_forces_no_call() -> None:
+    wanted = {"tool_call": {"required": True, "names": None, "field": "tool_choice"}}
+    with pytest.raises(GrammarError, match="tool_choice: the model's way of writing tool calls is not known"):
+        make_grammar(wanted, [tool("f", {})], TemplateModel(syntax=None), prompt="")
+
+
+def test_a_call_of_none_of_the_tools_is_refused(taught: dict[str, Renderer]) -> None:
+    wanted = {"tool_call": {"required": False, "names": ["g"], "field": "toolConfig"}}
+    with pytest.raises(GrammarError, match="toolConfig: none of the tools"):
+        make_grammar(wanted, [tool("f", {})], taught["hermes"].grammar_model, prompt="")
+
+
 @pytest.mark.parametrize(
     ("schema", "written"),
     [
@@ -256,6 +309,11 @@ def test_a_format_that_the_library_does_not_know_is_an_annotation(schema: JSON, 
     check_grammar(spec, "response_format")
 
 
+def test_every_format_that_is_kept_is_known_to_the_library() -> None:
+    for name in FORMATS:
+        check_grammar(structured_outputs({"json": {"type": "string", "format": name}}), "response_format")
+
+
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
@@ -270,6 +328,21 @@ def test_a_refusal_says_what_is_wrong_with_the_schema_and_shows_no_grammar(schem
         check_grammar(structured_outputs({"json": schema}), "response_format")
     assert str(refused.value).startswith(f"response_format: no grammar can be made of it: {why}")
     assert "json_0" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        ({"regex": r"[a-c]{2}/\d"}, r"[a-c]{2}/\d"),
+        ({"choice": ['say "so"', "né\n", "\x7f"]}, r'say "so"|né\n|\x7f'),
+        ({"grammar": 'start: "a" | "b" start'}, "b*a"),
+        ({"json_object": True}, r"(?s:\{.*\})"),
+    ],
+)
+def test_what_is_drawn_is_of_the_kind_that_was_asked_for(renderer: Renderer, asked: JSON, pattern: str) -> None:
+    for seed in range(10):
+        ids, _ = drawn_briefly(renderer.grammars, structured_outputs(asked), seed)
+        assert re.fullmatch(pattern, renderer.decode(ids[:-1]))
 
 
 def tool(name: str, parameters: JSON) -> JSON:

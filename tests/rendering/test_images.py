@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import resource
 import struct
 import zlib
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from agentlightning.errors import InputError
@@ -31,6 +34,19 @@ def promising(width: int, height: int, pixels: bytes = bytes(9)) -> bytes:
 
 
 FILES = {kind: picture(kind) for kind in ("PNG", "JPEG", "WEBP", "GIF")}
+
+
+@pytest.mark.parametrize("kind", FILES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_file_with_any_bytes_changed_or_cut_is_read_or_refused(kind: str, data: st.DataObject) -> None:
+    broken = bytearray(FILES[kind])
+    for at, byte in data.draw(
+        st.dictionaries(st.integers(0, len(broken) - 1), st.integers(0, 255), max_size=4)
+    ).items():
+        broken[at] = byte
+    with contextlib.suppress(InputError):
+        decode_image(bytes(broken[: data.draw(st.integers(0, len(broken)))]))
 
 
 def test_hostile_files_are_refused_by_their_heads_and_take_no_memory() -> None:

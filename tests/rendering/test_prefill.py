@@ -14,7 +14,7 @@ from toy_templates import THINKING
 from agentlightning.records import Call
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.graph import RequestView
-from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.renderer import Renderer, RenderError
 
 ASKED = {"role": "user", "content": "q"}
 BEGUN = {"role": "assistant", "content": "The answer is", "prefill": True}
@@ -59,6 +59,26 @@ def test_a_begun_message_is_continued_exactly_by_every_family(family: str, tmp_p
     check(renderer_for(family, tmp_path))
 
 
+def test_it_may_stand_in_a_later_turn_and_be_cut_by_the_limit(renderers: dict[str, Renderer]) -> None:
+    renderer = renderers["hermes"]
+    conversation = Conversation(renderer)
+    first = begin(conversation, ASKED, BEGUN)
+    history = [ASKED, WHOLE, AGAIN]
+    plan = conversation.plan(RequestView.of([*history, BEGUN], None))
+    assert plan.parent is not None
+    assert renderer.decode(plan.suffix_ids, special=True).endswith("assistant\nThe answer is")
+    ids = renderer.encode(" 4")
+    conversation.record(plan, "second", ids, {"role": "assistant", "content": " 4"})
+    cut = [*history, {"role": "assistant", "content": "The answer is 4"}, ASKED]
+    for known in (
+        conversation,
+        Conversation(
+            renderer, [first, as_call(conversation, plan, "second", ids, {"role": "assistant", "content": " 4"})]
+        ),
+    ):
+        assert known.plan(RequestView.of(cut, None)).parent is not None
+
+
 def test_space_at_its_end_counts_and_the_same_request_without_it_is_another(renderers: dict[str, Renderer]) -> None:
     conversation = Conversation(renderers["llama"])
     spaced = {**BEGUN, "content": "The answer is "}
@@ -92,3 +112,9 @@ def test_the_familys_own_renderer_goes_on_before_it(make_renderer: Callable[...,
     assert renderer.decode(later.prompt_ids, special=True).endswith(
         "hm\n</think>\n\n42<|im_end|>\n<|im_start|>user\nsure?<|im_end|>\n<|im_start|>assistant\nThe answer is"
     )
+
+
+def test_a_template_that_leaves_its_text_out_is_named(make_renderer: Callable[..., Renderer]) -> None:
+    renderer = make_renderer("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}")
+    with pytest.raises(RenderError, match="does not write the text that is to be continued"):
+        renderer.render([ASKED, BEGUN], None, generate=True)

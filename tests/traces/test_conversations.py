@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentlightning.adapters.conversations import conversations, preference_row
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.adapters.conversations import conversations, full_messages, preference_row
 from agentlightning.records import JSON, Call
 from agentlightning.traces.episodes import ModelCall, conversation
 from agentlightning.traces.importer import call_records
@@ -31,6 +34,14 @@ def test_a_call_that_continues_another_holds_only_what_is_new() -> None:
     first, second = talk(user("a"), said("b"), user("c"), said("d"))
     assert (first.parent_id, first.messages, first.completion) == (None, [user("a")], said("b"))
     assert (second.parent_id, second.messages, second.completion) == (first.id, [user("c")], said("d"))
+
+
+def test_calls_with_other_tools_do_not_continue_each_other() -> None:
+    tools: list[JSON] = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    one = conversation([user("a"), said("b")], tools)
+    two = conversation([user("a"), said("b"), user("c"), said("d")])[1:]
+    assert [call.parent_id for call in records([*one, *two])] == [None, None]
+    assert [call.tools for call in records([*one, *two])] == [tools, None]
 
 
 def test_an_answer_may_be_repeated_without_its_reasoning() -> None:
@@ -81,3 +92,13 @@ def test_no_preference_is_made_of_other_questions_equal_answers_or_several_conve
     assert preference_row(good, talk(user("a"), said("bad"), tools=tools)) is None
     both = records([*conversation([user("a"), said("b")]), *conversation([user("z"), said("y")])])
     assert preference_row(good, both) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("us"), st.sampled_from("xy")), max_size=8), st.integers(0, 8))
+def test_full_prompts_are_those_that_were_recorded(drawn: list[tuple[str, str]], fork: int) -> None:
+    messages = [user("start"), *(user(text) if role == "u" else said(text) for role, text in drawn)]
+    branch = [*messages[: fork + 1], user("branch"), said("end")]
+    calls = [*conversation(messages), *conversation(branch)]
+    stored = records(calls)
+    assert [prompt for prompt, _ in full_messages(stored)] == [call.messages for call in calls]
+    assert sum(len(one.messages) for one in stored) <= sum(len(call.messages or ()) for call in calls)

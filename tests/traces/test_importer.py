@@ -12,7 +12,8 @@ from trace_samples import otlp
 
 from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, Distill, OfflineAlgorithm
 from agentlightning.demo import tiny_model
-from agentlightning.errors import DataError
+from agentlightning.errors import ConfigError, DataError
+from agentlightning.records import Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.traces.importer import IMPORTED, TraceImport
@@ -88,6 +89,15 @@ async def test_a_file_becomes_a_finished_run_of_training_rollouts(store: Lightni
     assert (done.rollouts, done.calls, done.rewarded) == (2, 4, 2)
 
 
+async def test_a_final_reward_among_the_named_ones_is_the_rollouts(store: LightningStore, tmp_path: Path) -> None:
+    done = await imported(
+        store, lines(tmp_path / "a.jsonl", {"messages": [ASK, said("Oslo")], "rewards": {"reward": 1, "f1": 0.5}})
+    )
+    [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
+    assert (rollout.reward, done.rewarded) == (1.0, 1)
+    assert [(one.name, one.value) for one in await store.rewards([rollout.id])] == [("f1", 0.5), ("reward", 1.0)]
+
+
 async def test_spans_of_two_traces_may_have_the_same_ids(store: LightningStore, tmp_path: Path) -> None:
     await imported(store, lines(tmp_path / "a.jsonl", otlp(7, 1, text="a"), otlp(7, 2, text="b")))
     rollouts = await store.rollouts(RolloutQuery(run_id="traces"))
@@ -125,6 +135,11 @@ async def test_a_broken_file_leaves_a_failed_run_with_what_came_before(store: Li
     assert len(await store.rollouts(RolloutQuery(run_id="traces", states=["succeeded"]))) == 64
 
 
+async def test_an_empty_file_is_an_error(store: LightningStore, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no trace and no conversation"):
+        await imported(store, lines(tmp_path / "a.jsonl"))
+
+
 @pytest.mark.parametrize("algorithm", [SFT(), RFT(), DPO(), KTO(), Distill()])
 async def test_every_algorithm_learns_from_imported_text(
     store: LightningStore, tmp_path: Path, tokenizer: Path, algorithm: OfflineAlgorithm
@@ -143,3 +158,24 @@ async def test_every_algorithm_learns_from_imported_text(
         assert transition.sampled_ids
     if algorithm.name == "dpo":
         assert {str(one.transitions[0].completion["content"]) for one in read.values()} == {"Answer: Oslo"}
+
+
+async def test_a_reward_of_another_name_can_choose(store: LightningStore, tmp_path: Path, tokenizer: Path) -> None:
+    await imported(store, lines(tmp_path / "a.jsonl", PREFERENCE))
+    better, worse = await store.rollouts(RolloutQuery(run_id="traces"))
+    for rollout, value in ((better, 0.0), (worse, 1.0)):  # the other way round
+        reward = Reward(
+            id=f"new-{rollout.id}",
+            run_id="traces",
+            rollout_id=rollout.id,
+            attempt=1,
+            value=value,
+            name="strict",
+            source="rescored",
+        )
+        await store.record_rewards([reward])
+    [own] = await dataset(store, DPO(), tmp_path / "own", tokenizer, []).examples()
+    [named] = await dataset(store, DPO(reward="strict"), tmp_path / "named", tokenizer, []).examples()
+    assert (own.wanted, named.wanted) == (better.id, worse.id)
+    with pytest.raises(ConfigError, match="give no pair"):
+        await dataset(store, DPO(reward="unknown"), tmp_path / "unknown", tokenizer, []).examples()

@@ -69,6 +69,14 @@ def test_a_rules_sum_over_a_rollout_stays_within_its_bound() -> None:
     assert [reward.value for reward in rewards] == pytest.approx([-0.4, -0.4, -0.2])
 
 
+def test_a_sum_may_come_back_from_its_bound() -> None:
+    def up_then_down(step: Any, earlier: Any) -> float:
+        return 3.0 if len(earlier) == 0 else -1.0
+
+    rewards = air({"mine": {"run": "file.py:x", "weight": 0.5}}, up_then_down).rewards(loop(2).calls)
+    assert [reward.value for reward in rewards] == [1.0, -0.5, -0.5]
+
+
 def test_the_settings_of_a_table_reach_the_rules() -> None:
     attempt = Conversation()
     attempt.call(user("?"), text="select 1", sampled_ids=[1] * 6)
@@ -232,3 +240,59 @@ def test_what_messages_and_spans_both_tell_counts_once(drawn: tuple[Conversation
     attempt, spans = drawn
     judge = air(RULES)
     assert judge.rewards(attempt.calls, spans) == judge.rewards(attempt.calls)
+
+
+@given(attempts(), st.randoms())
+@settings(max_examples=40, deadline=None)
+def test_the_order_in_which_spans_came_means_nothing(drawn: tuple[Conversation, list[Any]], rng: Any) -> None:
+    attempt, spans = drawn
+    shuffled = rng.sample(spans, len(spans))
+    assert air(RULES).rewards(attempt.calls, shuffled) == air(RULES).rewards(attempt.calls, spans)
+
+
+ANYTHING = st.none() | st.integers(-5, 5) | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+
+
+KEYS = st.sampled_from(
+    [
+        "gen_ai.operation.name",
+        "gen_ai.tool.name",
+        "gen_ai.tool.call.id",
+        "gen_ai.tool.call.arguments",
+        "input.value",
+        "x",
+    ]
+)
+
+
+@given(
+    attempts(),
+    st.lists(
+        st.tuples(
+            st.dictionaries(KEYS, ANYTHING | st.sampled_from(["execute_tool", "0.0"])),
+            st.integers(-(10**18), 10**18),
+            st.integers(-(10**18), 10**18),
+            st.integers(0, 4),
+            st.none() | st.integers(0, 4),
+        ),
+        max_size=5,
+    ),
+)
+@settings(max_examples=40, deadline=None)
+def test_broken_spans_raise_nothing_and_leave_what_messages_tell(
+    drawn: tuple[Conversation, list[Any]], broken: list[tuple[Any, int, int, int, int | None]]
+) -> None:
+    attempt, _ = drawn
+    spans = [
+        replace(
+            tool_span("odd", 0, number=ident),
+            attributes=attributes,
+            started_ns=started,
+            finished_ns=finished,
+            parent_id=None if parent is None else f"rollout.1.{parent:016x}",
+        )
+        for attributes, started, finished, ident, parent in broken
+    ]
+    told = {"invalid_arguments": -0.4, "repeated_state": -0.5}
+    assert air(told).rewards(attempt.calls, spans) == air(told).rewards(attempt.calls)
+    air(RULES).rewards(attempt.calls, spans)

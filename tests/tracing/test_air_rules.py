@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from attempts import SECOND, Conversation, tool, user
+from attempts import SECOND, Conversation, tool, tool_span, user
 
 from agentlightning.tracing.air import BUILT_IN
 from agentlightning.tracing.tool_uses import call_steps
@@ -26,6 +26,14 @@ def answered(*results: str) -> Conversation:
 
 def test_errors_and_successes_are_shares_of_the_tools_whose_end_is_known() -> None:
     attempt = answered("sunny", "Error: no", "rain", "Error: no")
+    assert scores("tool_error", attempt) == [0.5, None]
+    assert scores("tool_success", attempt) == [0.5, None]
+
+
+def test_a_tool_of_which_nothing_is_heard_is_in_no_share() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[("a", "weather", OSLO), ("b", "weather", OSLO), ("c", "weather", OSLO)])
+    attempt.call(tool("a", "Error: no"), tool("b", "sunny"), text="Hm.")
     assert scores("tool_error", attempt) == [0.5, None]
     assert scores("tool_success", attempt) == [0.5, None]
 
@@ -59,12 +67,37 @@ def test_arguments_are_checked_against_the_tool_of_the_prompt(name: str, argumen
     assert scores("invalid_arguments", attempt) == [1.0 - share]
 
 
+def test_arguments_for_tools_that_are_not_recorded_can_only_be_no_object() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[("a", "weather", OSLO)], tools=None)
+    attempt.call(user("?"), asks=[("b", "weather", OSLO), ("c", "weather", "{")], parent=None, tools=[])
+    assert scores("valid_arguments", attempt) == [None, 0.0]
+    assert scores("invalid_arguments", attempt) == [None, 1.0]
+
+
 def test_asking_again_for_what_failed_is_a_retry_and_asking_for_something_else_is_none() -> None:
     attempt = Conversation()
     attempt.call(user("?"), asks=[("a", "weather", '{"city": "Atlantis"}')])
     attempt.call(tool("a", "Error: no"), asks=[("b", "weather", '{"city":"Atlantis"}'), ("c", "weather", OSLO)])
     attempt.call(tool("b", "Error: no"), tool("c", "sunny"), asks=[("d", "weather", OSLO)])
     assert scores("retry", attempt) == [0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"news": tool("a", "busy"), "asks": [("b", "weather", "{}")]},
+        {"news": tool("a", "busy"), "asks": [("b", "weather", OSLO)], "text": "Once more."},
+        {"news": tool("a", "Busy"), "asks": [("b", "weather", OSLO)]},
+        {"news": user("busy"), "asks": [("b", "weather", OSLO)]},
+    ],
+)
+def test_other_news_another_text_or_another_question_repeats_nothing(other: dict[str, Any]) -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="Hm.", request_hash="")  # hashes that are not known are not equal
+    attempt.call(tool("a", "busy"), asks=[("a", "weather", OSLO)], request_hash="")
+    attempt.call(other.pop("news"), **other, request_hash="")
+    assert scores("repeated_state", attempt) == [0.0, 0.0, 0.0]
 
 
 def test_the_same_news_and_the_same_answer_are_a_repeated_state() -> None:
@@ -83,11 +116,33 @@ def test_the_same_prompt_again_is_a_repeated_state_whatever_is_answered() -> Non
     assert scores("repeated_state", attempt) == [0.0, 1.0]
 
 
+def test_several_answers_to_one_prompt_repeat_nothing() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="one", id="call", request_hash="same")
+    attempt.call(user("?"), text="one", id="call.1", parent=None, request_hash="same")
+    assert scores("repeated_state", attempt) == [0.0, 0.0]
+
+
+def test_two_agents_that_say_the_same_repeat_nothing() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="one", agent="writer", request_hash="same")
+    attempt.call(user("?"), text="one", parent=None, agent="checker", request_hash="same")
+    assert scores("repeated_state", attempt) == [0.0, 0.0]
+
+
 def test_an_answer_that_was_cut_is_truncated() -> None:
     attempt = answered("sunny")
     attempt.calls[0] = replace(attempt.calls[0], finish_reason="tool_calls")
     attempt.calls[1] = replace(attempt.calls[1], finish_reason="length")
     assert scores("truncated", attempt) == [0.0, 1.0]
+
+
+def test_latency_counts_the_share_of_its_budget_that_is_above_it() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="a")
+    attempt.call(user("more"), text="b", started_ns=5 * SECOND, finished_ns=6 * SECOND)  # 3 seconds after the answer
+    attempt.call(user("more"), text="c", started_ns=96 * SECOND, finished_ns=97 * SECOND)
+    assert scores("latency", attempt, budget=2.0) == [0.5, 1.0, None]
 
 
 def test_tokens_are_those_of_the_answer_or_what_an_external_model_says() -> None:
@@ -113,3 +168,20 @@ def test_calls_beyond_the_budget_count() -> None:
     attempt.call(user("more"), text="c")
     assert scores("calls", attempt, budget=2) == [0.0, 0.0, 1.0]
     assert scores("calls", attempt, budget=3) == [0.0, 0.0, 0.0]
+
+
+def test_an_error_pattern_takes_the_place_of_what_errors_look_like() -> None:
+    import re
+
+    attempt = answered("Error: no", "it was empty")
+    assert scores("tool_error", attempt, error_pattern=re.compile("^it .*empty$")) == [0.5, None]
+
+
+def test_tools_of_which_spans_tell_alone_count_for_the_rules() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="select 1")
+    attempt.call(user("?"), text="select 1")
+    spans = [tool_span("sql", at, number=at, failed=True, call_arguments="select 1") for at in (3, 6)]
+    assert scores("tool_error", attempt, *spans) == [1.0, 1.0]
+    assert scores("retry", attempt, *spans) == [0.0, 1.0]
+    assert scores("valid_arguments", attempt, *spans) == [None, None]

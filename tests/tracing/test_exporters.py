@@ -119,6 +119,13 @@ def test_a_call_is_a_chat_span_of_the_genai_conventions_with_its_whole_prompt() 
     assert (said["agl.policy_version"], said["agl.rewards.air.retries"]) == (7, -0.1)
 
 
+def test_a_call_of_an_external_model_has_the_tokens_that_it_said_it_used() -> None:
+    outside = a_call("c1", policy="", versions=[], usage={"prompt_tokens": 11, "sampled_tokens": 5})
+    said = trace_of(ROLLOUT, [outside], [], [])[1].attributes
+    assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (11, 5)
+    assert "agl.policy" not in said
+
+
 def test_protobuf_that_is_written_is_read_back() -> None:
     events = [{"name": "exception", "time_ns": 5, "attributes": {"x": [1, {"y": None}]}}]
     trace = trace_of(ROLLOUT, [a_call("c1")], [a_span(FIRST, events=events, status="error")], [])

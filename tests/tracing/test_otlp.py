@@ -169,6 +169,24 @@ def test_no_cut_or_overwritten_message_is_anything_but_read_or_refused(noise: by
     assert all(len(span.span_id) in (0, 16) for resource in received.resources for span in resource.spans)
 
 
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=9,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from([*a_span(), "extra"]), JSON_VALUES, max_size=5))
+def test_whatever_the_types_of_fields_a_span_is_read_or_lost(fields: dict[str, Any]) -> None:
+    received = from_object(a_request(a_span(**fields)))
+    spans = [span for resource in received.resources for span in resource.spans]
+    assert len(spans) + received.lost == 1
+    for span in spans:
+        assert isinstance(span.name, str)
+        json.dumps([span.attributes, span.events], allow_nan=False)
+
+
 def test_what_is_written_is_read_back() -> None:
     span = Span(
         id=f"0189.2.{SPAN}",
@@ -199,6 +217,24 @@ def _fields(span: OtlpSpan) -> dict[str, Any]:
     return {name: getattr(span, name) for name in span.__slots__}
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        [],
+        {"resourceSpans": {"scopeSpans": []}},
+        {"resourceSpans": [5]},
+        {"resourceSpans": [{"scopeSpans": [7]}]},
+        {"resourceSpans": [{"scopeSpans": "x"}]},
+        {"resourceSpans": [{"resource": 5, "scopeSpans": []}]},
+        {"resourceSpans": [{"resource": {"attributes": {"a": 1}}}]},
+        {"resourceSpans": [{"scopeSpans": [{"scope": {"name": 7}, "spans": []}]}]},
+    ],
+)
+def test_a_request_of_another_shape_is_refused(request_: object) -> None:
+    with pytest.raises(InputError, match="expected a JSON object with resourceSpans"):
+        from_object(request_)
+
+
 # --- what is around spans ---------------------------------------------------------------------------------------------
 
 
@@ -218,6 +254,17 @@ def test_a_collectors_answer_says_what_it_rejects() -> None:
     assert read_response(write_response(3, "too old")) == (3, "too old")
     assert read_response(b"") == (0, "")
     assert read_response(b"<html>") == (0, "")
+
+
+@pytest.mark.parametrize("before", [b"", b"\x3b\x3c"], ids=["", "behind an unknown group"])
+@pytest.mark.parametrize("group", [b"", b"\x12\x00" * 60])
+def test_groups_without_spans_are_bounded_before_they_take_memory(group: bytes, before: bytes) -> None:
+    body = before + (b"\x0a" + bytes([len(group)]) + group) * 60_000
+    with pytest.raises(InputError, match=r"at most (50000 spans|500000 fields)"):
+        read_protobuf(body, 50_000)
+    scopes = [{"scopeSpans": [{}] * (len(group) // 2)}] * 60_000
+    with pytest.raises(InputError, match="at most 50000 spans"):
+        read_json(json.dumps({"resourceSpans": scopes}).encode(), 50_000)
 
 
 def test_json_of_too_many_things_is_refused_before_it_is_read() -> None:

@@ -103,6 +103,19 @@ async def test_what_an_agent_says_of_itself_stays(noted: CallsNoted, send: Send)
     assert [headers.getall("x-agl-agent") for headers in noted.headers] == [["judge"]]  # type: ignore[attr-defined]
 
 
+async def test_what_a_session_of_aiohttp_says_of_the_agent_stays_and_so_do_headers_that_come_twice(
+    noted: CallsNoted,
+) -> None:
+    twice = [("x-tag", "a"), ("x-tag", "b")]
+    async with aiohttp.ClientSession(headers={"X-AGL-Agent": "judge"}) as session:
+        with use_agent("writer"):
+            async with session.post(noted.url + PATH, json={}, headers=twice) as reply:
+                await reply.read()
+    [headers] = noted.headers
+    assert headers.getall("x-agl-agent") == ["judge"]  # type: ignore[attr-defined]
+    assert headers.getall("x-tag") == ["a", "b"]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("send", LIBRARIES)
 async def test_other_hosts_learn_nothing(noted: CallsNoted, send: Send) -> None:
     async with serve() as other:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentlightning.records import Span
 from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan
 from agentlightning.tracing.sanitize import (
@@ -65,6 +66,18 @@ def test_a_span_that_is_sent_again_is_the_same_span_even_after_a_restart() -> No
         assert {span.id for span in second.spans} == {span.id for span in first.spans}
 
 
+def test_text_that_is_too_long_is_cut_and_the_rest_of_the_span_stays() -> None:
+    [span] = take(a_span(1, attributes={"long": "x" * (MAX_TEXT_CHARS + 7), "short": "y"})).spans
+    assert span.attributes["long"] == "x" * MAX_TEXT_CHARS + "… [7 more characters]"
+    assert span.attributes["short"] == "y"
+
+
+def test_a_text_that_is_larger_than_a_span_may_be_leaves_room_for_the_rest_of_its_span() -> None:
+    [span] = take(a_span(1, attributes={"blob": "x" * (3 * MAX_SPAN_BYTES), "gen_ai.tool.name": "search"})).spans
+    assert span.attributes["gen_ai.tool.name"] == "search"
+    assert len(span.attributes["blob"]) < 2 * MAX_TEXT_CHARS
+
+
 def test_spans_beyond_the_bytes_of_an_attempt_are_lost_and_smaller_ones_are_not() -> None:
     sanitizer = SpanSanitizer(OWNER, max_bytes=2000)
     large = a_span(2, attributes={"text": "x" * 1500})
@@ -79,6 +92,13 @@ def test_spans_beyond_the_bytes_of_an_attempt_are_lost_and_smaller_ones_are_not(
 def test_a_span_may_not_say_what_only_the_gateway_says() -> None:
     taken = take(a_span(1, name=BROKEN_SPANS, attributes={"cycle": 7}))
     assert (taken.spans, taken.broken) == ([], {"reserved_name": 1})
+
+
+def test_what_the_gateway_said_itself_takes_no_place_of_an_attempts_spans() -> None:
+    told = Span(id="rollout.1.broken.1", run_id="run", rollout_id="rollout", attempt=1, name=BROKEN_SPANS)
+    sanitizer = SpanSanitizer(OWNER, [told], max_spans=1)
+    assert (sanitizer.told, sanitizer.count) == (1, 0)
+    assert len(take(a_span(1), sanitizer=sanitizer).spans) == 1
 
 
 def test_a_span_of_many_large_attributes_keeps_what_fits() -> None:

@@ -29,6 +29,12 @@ def test_what_a_tool_gave_stands_in_the_next_calls_messages() -> None:
     assert ends(attempt) == [[("weather", False), ("weather", True)], []]
 
 
+def test_a_protocols_own_mark_of_failure_counts() -> None:
+    attempt = asked()
+    attempt.call(tool("a", "no", is_error=True), text="Hm.")
+    assert ends(attempt)[0][0] == ("weather", True)
+
+
 def test_a_span_and_a_message_of_one_tool_are_one_use() -> None:
     attempt = asked()
     attempt.call(tool("a", "sunny"), tool("b", "ValueError: no such city"), text="Sunny.")
@@ -37,6 +43,15 @@ def test_a_span_and_a_message_of_one_tool_are_one_use() -> None:
         tool_span("weather", 2.2, number=2, call_id="b", failed=True),
     ]
     assert ends(attempt, *spans) == ends(attempt)
+
+
+def test_a_failure_that_only_the_span_tells_counts() -> None:
+    attempt = asked()
+    attempt.call(tool("a", "nothing found"), tool("b", "sunny"), text="Sunny.")
+    assert ends(attempt, tool_span("weather", 2.1, call_id="a", failed=True))[0] == [
+        ("weather", True),
+        ("weather", False),
+    ]
 
 
 def test_what_a_tool_gave_is_what_messages_say_and_else_what_its_span_says() -> None:
@@ -94,11 +109,25 @@ def test_a_history_that_is_sent_again_whole_counts_once() -> None:
     assert ends(attempt)[0] == [("weather", False), ("weather", True)]
 
 
+def test_a_result_is_found_in_a_history_that_could_not_be_continued() -> None:
+    attempt = asked()
+    first = attempt.calls[0]
+    attempt.call(*first.messages, first.completion, tool("a", "sunny"), tool("b", "sunny"), text="So?", parent=None)
+    assert ends(attempt)[0] == [("weather", False), ("weather", False)]
+
+
 def test_ids_that_are_empty_are_none_and_results_come_in_the_order_of_the_questions_unless_they_are_named() -> None:
     attempt = Conversation()
     attempt.call(user("?"), asks=[("", "weather", OSLO), ("", "clock", "{}"), ("", "map", "{}")])
     attempt.call(tool("", "Error: no", name="clock"), tool("", "sunny"), tool("", "Error: no"), text="Hm.")
     assert ends(attempt)[0] == [("weather", False), ("clock", True), ("map", True)]
+
+
+def test_two_tools_of_one_answer_with_one_id_have_a_result_each() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[("a", "weather", OSLO), ("a", "clock", "{}")])
+    attempt.call(tool("a", "sunny"), tool("a", "Error: no"), text="Hm.")
+    assert ends(attempt)[0] == [("weather", False), ("clock", True)]
 
 
 def test_ids_that_each_answer_begins_anew_mean_the_answer_before() -> None:
@@ -108,6 +137,13 @@ def test_ids_that_each_answer_begins_anew_mean_the_answer_before() -> None:
     assert ends(attempt) == [[("weather", True)], [("weather", False)], [("weather", None)]]
     late = tool_span("weather", 5.1, call_id="call_0", failed=True)
     assert ends(attempt, late) == [[("weather", True)], [("weather", True)], [("weather", None)]]
+
+
+def test_a_result_is_of_no_call_that_came_after_it() -> None:
+    attempt = Conversation()
+    attempt.call(tool("b", "Error: of another attempt"), text="Hm.")
+    attempt.call(user("?"), asks=[("b", "weather", OSLO)])
+    assert ends(attempt) == [[], [("weather", None)]]
 
 
 def test_a_users_reply_is_a_tools_only_where_the_settings_say_so() -> None:
@@ -131,6 +167,18 @@ def test_a_tool_that_is_an_agent_may_call_itself() -> None:
     ]
     without = tool_span("delegate", 5.5, number=2, failed=True, parent_id=outer.id)
     assert ends(attempt, outer, without) == [[("delegate", False)], [("delegate", True)]]
+
+
+def test_an_abandoned_call_led_to_nothing() -> None:
+    attempt = asked()
+    attempt.calls[0] = replace(attempt.calls[0], finish_reason="abandoned")
+    assert ends(attempt) == []
+
+
+def test_the_order_of_spans_means_nothing() -> None:
+    attempt = asked()
+    spans = [tool_span("weather", 2.1 + at / 10, number=at, failed=at % 2 == 0) for at in range(4)]
+    assert ends(attempt, *spans) == ends(attempt, *reversed(spans))
 
 
 def test_seconds_are_from_the_answer_to_the_next_call_of_the_conversation() -> None:

@@ -16,6 +16,7 @@ from opentelemetry.trace import Tracer as OpenTelemetryTracer
 
 from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.tracing.buffer import UNFINISHED, SpanBuffer
+from agentlightning.tracing.sanitize import MAX_TEXT_CHARS
 from agentlightning.tracing.tracer import Tracer
 
 HERE: ContextVar[SpanBuffer | None] = ContextVar("here", default=None)
@@ -92,10 +93,32 @@ def test_an_endless_loop_of_spans_keeps_the_first_and_counts_the_rest(tracer: Op
     assert own.take() == []
 
 
+def test_huge_texts_are_cut_and_counted_once_a_span(tracer: OpenTelemetryTracer) -> None:
+    own = buffer()
+    HERE.set(own)
+    tracer.start_span(
+        "huge", attributes={"a": "x" * (MAX_TEXT_CHARS + 7), "b": "y" * (2 * MAX_TEXT_CHARS), "c": "z"}
+    ).end()
+    span, note = own.take()
+    assert span.attributes["a"].endswith("… [7 more characters]")
+    assert span.attributes["c"] == "z"
+    assert note.attributes == {"too_large": 1}
+
+
 def test_what_could_not_be_delivered_is_counted(tracer: OpenTelemetryTracer) -> None:
     own = buffer()
     own.count_lost(4)
     assert [span.attributes for span in own.take()] == [{"undelivered": 4}]
+
+
+def test_an_attempt_of_many_huge_spans_keeps_the_first(tracer: OpenTelemetryTracer) -> None:
+    own = SpanBuffer("run", "r", 2, max_bytes=2500)
+    HERE.set(own)
+    for number in range(3):
+        tracer.start_span(f"{number}", attributes={"a": "x" * 900}).end()
+    *kept, note = own.take()
+    assert [span.name for span in kept] == ["0", "1"]
+    assert note.attributes == {"too_many": 1}
 
 
 def test_whatever_an_agent_puts_into_a_span_can_be_recorded_and_others_are(tracer: OpenTelemetryTracer) -> None:
@@ -137,6 +160,29 @@ def test_spans_that_never_end_leave_nothing_behind_once_their_attempt_is_gone() 
     own = buffer("next")
     gc.collect()
     assert len(routes._buffers) == 0
+
+
+def test_open_spans_beyond_the_most_of_an_attempt_are_counted(tracer: OpenTelemetryTracer) -> None:
+    own = buffer(most=2)
+    HERE.set(own)
+    tracer.start_span("ended").end()
+    hung = [tracer.start_span(f"hung {number}") for number in range(2)]
+    own.close()
+    *kept, note = own.take()
+    assert [span.name for span in kept] == ["ended", "hung 0"]
+    assert note.attributes == {"too_many": 1}
+    assert len(hung) == 2
+
+
+def test_a_failed_span_keeps_its_exception(tracer: OpenTelemetryTracer) -> None:
+    own = buffer()
+    HERE.set(own)
+    with pytest.raises(KeyError), tracer.start_as_current_span("query", kind=trace.SpanKind.CLIENT):
+        raise KeyError("singer")
+    [span] = own.take()
+    assert (span.kind, span.status, span.status_message) == ("client", "error", "KeyError: 'singer'")
+    assert span.events[0]["name"] == "exception"
+    assert span.events[0]["attributes"]["exception.type"] == "KeyError"
 
 
 @settings(max_examples=50, deadline=None)

@@ -64,6 +64,9 @@ TrustedProxies = Annotated[
     list[str] | None, typer.Option("--trusted-proxy", help="Address or network whose X-Forwarded-… are believed.")
 ]
 MetricsPort = Annotated[int | None, typer.Option("--metrics-port", help="Port of /metrics, which then wants no key.")]
+CorsOrigins = Annotated[
+    list[str] | None, typer.Option("--cors-origin", help="https://HOST whose web pages may use the server.")
+]
 PolicyReference = Annotated[
     str | None, typer.Option("--policy", help="Serve users this registered model: support@production.")
 ]
@@ -91,6 +94,7 @@ def serve(
     tls_client_ca: TlsClientCa = None,
     trusted_proxy: TrustedProxies = None,
     metrics_port: MetricsPort = None,
+    cors_origin: CorsOrigins = None,
     policy: PolicyReference = None,
     config: ServeFilePath = None,
     run_id: ServingRunId = None,
@@ -119,6 +123,7 @@ def serve(
             "--tls-client-ca": tls_client_ca,
             "--clients": CLIENTS,
             "--trusted-proxy": trusted_proxy,
+            "--cors-origin": cors_origin,
             "--external-key": None if external_keys is None else read_file(external_keys),
         }
     )

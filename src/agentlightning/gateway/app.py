@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 from uuid_utils import uuid7
 
 from agentlightning.errors import AgentLightningError, StoreError
@@ -90,6 +92,9 @@ class App:
         )
         self._proxy = self._make_proxy()
         self._api = self._make_api()
+        self._entry: ASGIApp = self._http
+        if origins := self._settings.cors_origins:
+            self._entry = CORSMiddleware(self._http, origins, allow_methods=("GET", "POST"), allow_headers=("*",))
 
     def _make_proxy(self) -> Proxy:
         store, clients = self._store, None
@@ -137,9 +142,10 @@ class App:
         """One connection's event, by ASGI."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-            return
-        if scope["type"] != "http":
-            return
+        elif scope["type"] == "http":
+            await self._entry(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         reply = AgentResponse(send, self._boot)
         of_agent = path.startswith(("/r/", "/v1")) and self._settings.metrics_port is None

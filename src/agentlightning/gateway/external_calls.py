@@ -81,6 +81,12 @@ class ExternalCalls:
         request = call.wire.parse(data, trained=False)
         if call.wire.NAME == generate_content.NAME:
             data = {**data, **generate_content.external_settings(data)}
+        if call.admission.counts_tokens and data.get("background") not in (None, False):
+            raise ApiError(
+                "background: expected false, since this run limits tokens: what a response in the background "
+                "costs is known only after its call",
+                param="background",
+            )
         call.admission.begin()
         conversation, plan = await self._planned(request, attempt)
         job = _ExternalJob(

@@ -12,6 +12,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.connection_limit import allowed_connections
@@ -48,6 +49,8 @@ class ServerSettings:
     """Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed."""
     metrics_port: int | None = None
     """None: ``/metrics`` is beside the rest, for holders of a key where the server has one."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may use the server, with a key."""
     clients: MakeClients | None = None
     """Makes the part that answers holders of clients' tokens; None: they are refused."""
     lease_s: float = LEASE_S
@@ -73,6 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--tls-client-ca", type=Path, help="roots of the client certificates that /api asks for (PEM)")
     add("--trusted-proxy", help="address or network of a proxy; repeatable", **repeated)
     add("--metrics-port", type=int, help="port of /metrics, which then wants no key")
+    add("--cors-origin", help="https://HOST of web pages; repeatable", **repeated)
     add("--lease-s", type=float, default=LEASE_S, help="seconds of the leases that workers ask for")
     add("--clients", help="module:name of the part that answers holders of clients' tokens")
 
@@ -97,6 +101,7 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
         tls=_tls(options.tls_cert, options.tls_key, options.tls_client_ca),
         trusted_proxies=tuple(_network(one) for one in options.trusted_proxy),
         metrics_port=port,
+        cors_origins=tuple(_origin(one) for one in options.cors_origin),
         clients=None if options.clients is None else load_code(options.clients, "--clients"),
         lease_s=options.lease_s,
     )
@@ -132,3 +137,10 @@ def _network(given: str) -> str:
         return str(ipaddress.ip_network(given)) if "/" in given else str(ipaddress.ip_address(given))
     except ValueError as cause:
         raise ConfigError(f"--trusted-proxy: expected an address or a network such as 10.0.0.0/8: {cause}") from None
+
+
+def _origin(given: str) -> str:
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname or given != f"{parts.scheme}://{parts.netloc}":
+        raise ConfigError(f"--cors-origin: expected http(s)://HOST[:PORT] as browsers send it, got {given!r}")
+    return given

@@ -22,6 +22,9 @@ from agentlightning.store.base import LightningStore
 WEATHER = ("weather", '{"city": "Oslo"}')
 
 
+TOOL = {"name": "weather", "description": "", "parameters": {"type": "object", "properties": {}}}
+
+
 # --- passed through -----------------------------------------------------------------------------------------------------
 
 
@@ -63,6 +66,58 @@ async def test_a_stream_comes_through_chunk_by_chunk(house: House, external: Ext
     assert chunks[-1].usage is not None
     (call,) = await recorded(house, claim)
     assert (call.completion["content"], call.finish_reason) == ("Itissunny.", "stop")
+    assert call.usage == {"prompt_tokens": 11, "sampled_tokens": 7}
+
+
+async def test_what_is_known_of_a_stream_goes_on_at_once(house: House, external: ExternalServer, claim: Claim) -> None:
+    external.gate = asyncio.Event()
+    body = {"model": "gpt-5", "messages": HI, "stream": True}
+    call = Exchange(house.app, claim.key, f"{path(claim)}/v1/chat/completions", body)
+    await call.started.wait()
+    assert b'"It"' in call.sent
+    assert not call.task.done()
+    external.gate.set()
+    assert (await call.done()).endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tool_calls_of_a_judge_are_recorded(
+    house: House, external: ExternalServer, claim: Claim, stream: bool
+) -> None:
+    external.tool = WEATHER
+    reply = await post(house, claim, tools=[{"type": "function", "function": TOOL}], stream=stream)
+    assert reply.status_code == 200
+    (call,) = await recorded(house, claim)
+    function = {"name": WEATHER[0], "arguments": WEATHER[1]}
+    assert call.completion["tool_calls"] == [{"id": "call_1", "type": "function", "function": function}]
+    assert call.finish_reason == "tool_calls"
+    assert call.tools is not None
+
+
+async def test_embeddings_are_passed_through(house: House, external: ExternalServer, claim: Claim) -> None:
+    reply = await judge(house, claim).embeddings.create(model="gpt-5-embed", input="hi", encoding_format="float")
+    assert reply.data[0].embedding == [0.25, -0.5]
+    (call,) = await recorded(house, claim)
+    assert (call.protocol, call.policy, call.usage["prompt_tokens"]) == ("embeddings", "", 5)
+
+
+async def test_completions_are_passed_through(house: House, external: ExternalServer, claim: Claim) -> None:
+    reply = await judge(house, claim).completions.create(model="gpt-5", prompt="hi")
+    assert reply.choices[0].text == external.text
+    (call,) = await recorded(house, claim)
+    assert (call.protocol, call.completion["content"]) == ("completions", external.text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_are_passed_through(house: House, external: ExternalServer, claim: Claim, stream: bool) -> None:
+    client = judge(house, claim)
+    if stream:
+        events = [event async for event in await client.responses.create(model="gpt-5", input="hi", stream=True)]
+        assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    else:
+        assert (await client.responses.create(model="gpt-5", input="hi")).output_text == external.text
+    (call,) = await recorded(house, claim)
+    assert (call.protocol, call.policy, call.completion["content"]) == ("responses", "", external.text)
     assert call.usage == {"prompt_tokens": 11, "sampled_tokens": 7}
 
 
@@ -146,6 +201,16 @@ async def test_the_end_of_a_stream_is_held_until_the_call_is_durable(
     assert all(mark in sent for mark in end)
 
 
+async def test_a_whole_answer_waits_for_the_record_too(house: House, external: ExternalServer, claim: Claim) -> None:
+    held = HeldStore(house.store)
+    body = {"model": "gpt-5", "messages": HI}
+    call = Exchange(house.gateway(held), claim.key, f"{path(claim)}/v1/chat/completions", body)  # type: ignore[arg-type]
+    await held.asked.wait()
+    assert call.sent == b""
+    held.allowed.set()
+    assert external.text.encode() in await call.done()
+
+
 # --- keys and headers ---------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +245,13 @@ async def test_an_anthropic_key_goes_out_in_its_own_header(
     assert (first["x-api-key"], first["anthropic-version"]) == (SECRET, "2023-06-01")
     assert (second["anthropic-version"], second["anthropic-beta"]) == ("2030-01-01", "b")
     assert "authorization" not in first
+
+
+async def test_without_a_key_setting_no_key_is_sent(house: House, external: ExternalServer) -> None:
+    await serve(house, "free", url=external.url, models=["free"])
+    claim = await house.claim()
+    await judge(house, claim).chat.completions.create(model="free", messages=HI)
+    assert "authorization" not in external.requests[0].headers
 
 
 async def test_a_missing_key_is_named_by_its_variable(
@@ -218,6 +290,15 @@ async def test_a_conversation_is_stored_once(house: House, external: ExternalSer
     calls = await recorded(house, claim)
     assert [len(call.messages) for call in calls] == [1] * 5
     assert [call.parent_id for call in calls] == [None, *(call.id for call in calls[:-1])]
+
+
+async def test_a_conversation_goes_on_at_another_gateway(house: House, external: ExternalServer, claim: Claim) -> None:
+    await post(house, claim)
+    messages = [*HI, {"role": "assistant", "content": external.text}, {"role": "user", "content": "and?"}]
+    client = house.openai(claim, house.gateway())
+    await client.chat.completions.create(model="gpt-4o-mini", messages=messages)
+    first, second = await recorded(house, claim)
+    assert (second.parent_id, second.messages) == (first.id, messages[2:])
 
 
 async def test_external_calls_are_never_trained_on_and_do_not_fork_the_policys(
@@ -275,3 +356,18 @@ async def test_a_misconfigured_external_model_stops_the_runs_calls_with_a_reason
     reply = await post(house, claim, model="policy")
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "external_misconfigured")
     assert message in reply.json()["error"]["message"]
+
+
+async def test_an_external_model_that_is_put_over_the_api_counts_at_once(
+    house: House, external: ExternalServer, claim: Claim
+) -> None:
+    assert (await post(house, claim, model="late")).json()["choices"][0]["message"]["content"] == "It is sunny."
+    assert len(house.engine.requests) == 1
+    resource = {"run_id": house.run_id, "name": "late", "kind": "external"}
+    value = {"url": external.url, "models": ["late"]}
+    headers = {"authorization": "Bearer server-key"}
+    body = {"resources": [{**resource, "value": value}]}
+    answer = await house.http().post("/api/put_resources", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert (await post(house, claim, model="late")).status_code == 200
+    assert len(external.requests) == 1

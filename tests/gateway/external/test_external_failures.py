@@ -26,6 +26,15 @@ async def test_busy_external_models_are_asked_again(house: House, external: Exte
     assert await failures(house, claim) == []
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_dropped_connection_is_made_again(
+    house: House, external: ExternalServer, claim: Claim, stream: bool
+) -> None:
+    external.drop = 1
+    assert (await post(house, claim, stream=stream)).status_code == 200
+    assert len(await recorded(house, claim)) == 1
+
+
 async def test_the_last_refusal_is_handed_to_the_agent_as_it_is(house: House, external: ExternalServer) -> None:
     await serve(house, "judge", url=external.url, models=["gpt-5"], max_retries=1)
     claim = await house.claim()
@@ -46,11 +55,36 @@ async def test_the_last_refusal_is_handed_to_the_agent_as_it_is(house: House, ex
     assert (span.attributes["model"], span.attributes["external"]) == ("gpt-5", "judge")
 
 
+@pytest.mark.parametrize(("status", "headers"), [(400, {}), (401, {}), (404, {}), (429, {"retry-after": "3600"})])
+async def test_refusals_that_another_try_does_not_change_are_handed_on_at_once(
+    house: House, external: ExternalServer, claim: Claim, status: int, headers: dict[str, str]
+) -> None:
+    external.refusals = [web.json_response({"error": {"message": "no"}}, status=status, headers=headers)]
+    assert (await post(house, claim)).status_code == status
+    assert len(external.requests) == 1
+
+
+async def test_an_external_model_that_is_not_there_is_named(house: House) -> None:
+    await serve(house, "judge", url="http://127.0.0.1:9/v1", models=["gpt-5"], max_retries=0)
+    claim = await house.claim()
+    reply = await post(house, claim, model="gpt-5")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "external_unreachable")
+    assert "external model 'judge' cannot be reached" in reply.json()["error"]["message"]
+    (span,) = await failures(house, claim)
+    assert span.attributes["status"] is None
+
+
 async def test_a_redirect_is_an_error(house: House, external: ExternalServer, claim: Claim) -> None:
     external.refusals = [web.Response(status=307, headers={"location": f"{external.url}/elsewhere"})]
     reply = await post(house, claim)
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "external_redirected")
     assert len(external.requests) == 1
+
+
+async def test_an_answer_that_is_no_json_is_an_error(house: House, external: ExternalServer, claim: Claim) -> None:
+    external.refusals = [web.Response(text="<html>", content_type="text/html")]
+    reply = await post(house, claim)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "external_unreadable")
 
 
 async def test_an_answer_has_a_deadline(house: House, external: ExternalServer) -> None:
@@ -72,6 +106,16 @@ async def test_a_stream_that_breaks_off_ends_with_an_error(
             pass
     assert await recorded(house, claim) == []
     assert len(await failures(house, claim)) == 1
+
+
+async def test_a_stream_that_stops_without_an_end_is_an_error(
+    house: House, external: ExternalServer, claim: Claim
+) -> None:
+    external.events = external._chat_events({"model": "gpt-5"})[:-2]
+    with pytest.raises(openai.APIError, match="before the response was complete"):
+        async for _ in await judge(house, claim).chat.completions.create(model="gpt-5", messages=HI, stream=True):
+            pass
+    assert await recorded(house, claim) == []
 
 
 async def test_an_error_within_a_stream_is_passed_on_and_is_no_call(

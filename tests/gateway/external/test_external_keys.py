@@ -102,3 +102,13 @@ async def test_a_resource_that_is_stored_already_sends_no_key_that_the_operator_
     assert external.requests == []
     assert (await house.http().post(f"{path(claim)}/v1/chat/completions", json=ASKED)).status_code == 200
     assert len(external.requests) == 1
+
+
+async def test_a_policy_that_is_stored_already_sends_no_key_either(house: House) -> None:
+    await house.serve_policy(key_env="JUDGE_KEY")
+    claim = await house.claim()
+    strict = house.gateway(external_keys=ExternalKeys())
+    reply = await house.http(strict).post(f"{path(claim)}/v1/chat/completions", json={**ASKED, "model": "policy"})
+    assert reply.status_code == 502
+    assert "does not let 'JUDGE_KEY' be sent" in reply.json()["error"]["message"]
+    assert house.engine.requests == []

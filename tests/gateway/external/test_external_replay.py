@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from gateway_house import LEASE_S, House, path
 
 from agentlightning.gateway.app import App
 from agentlightning.records import Call, Claim, Finish, WorkerStatus
-from agentlightning.store.forks import new_forks
+from agentlightning.store.forks import new_forks, replayable, replayable_external
 
 TOPICS = ["the weather", "the time", "the traffic"]
 
@@ -76,6 +77,19 @@ async def test_a_replayed_call_of_an_external_model_costs_nothing(
     assert [bool(call.usage) for call in await external_calls(house, forked)] == [False, False, True]
 
 
+async def test_a_gateway_that_starts_again_replays_each_external_call_once(
+    house: House, external: ExternalServer, claim: Claim
+) -> None:
+    before = await recorded(house, external, claim)
+    forked = await fork(house, claim, 1)
+    ask: Any = [{"role": "user", "content": f"Ask about {TOPICS[0]}, after []."}]
+    texts = []
+    for app in (house.app, house.gateway()):
+        reply = await house.openai(forked, app).chat.completions.create(model="gpt-4o-mini", messages=ask)
+        texts.append(reply.choices[0].message.content)
+    assert texts == [before[0], "Now?"]
+
+
 async def test_another_question_or_sampling_is_asked_and_ends_nothing(
     house: House, external: ExternalServer, claim: Claim
 ) -> None:
@@ -111,3 +125,16 @@ async def test_tool_calls_of_an_anthropic_model_are_replayed_with_their_ids(
     assert seen[0] == seen[1]
     assert seen[0]
     assert len(external.requests) == 1
+
+
+async def test_an_answer_is_asked_for_again_whose_state_the_provider_has(
+    house: House, external: ExternalServer, claim: Claim
+) -> None:
+    """Signatures of reasoning and stored responses are not in the record, and the next request would be refused without."""
+    await recorded(house, external, claim)
+    first, *others = await house.store.calls([claim.rollout.id])
+    place = replayable([first, *others])[1:2]
+    thought = replace(first, completion={**first.completion, "reasoning_content": "So."})
+    stored = replace(first, protocol="responses")
+    found = [len(replayable_external([one, *others], place)) for one in (first, thought, stored)]
+    assert found == [2, 1, 1]

@@ -201,6 +201,15 @@ async def test_a_busy_engine_is_asked_again_when_it_says_so(house: House) -> Non
         assert (await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)).status_code == 200
 
 
+@pytest.mark.parametrize("field", ["api", "logprobs", "unsupported_params"])
+async def test_a_policy_with_a_word_that_means_nothing_is_refused(house: House, field: str) -> None:
+    await house.serve_policy(**{field: "nonsense"})
+    claim = await house.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
+    assert reply.status_code == 502
+    assert field in reply.json()["error"]["message"]
+
+
 NAMES = ["choices", "logprobs", "content", "token_ids", "logprob", "finish_reason", "weight_versions"]
 anything = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=4)),
@@ -217,6 +226,15 @@ def test_whatever_an_engine_says_is_read_or_an_error_of_the_engine(data: Any, ap
     except EngineError:
         return
     assert len(sampled.ids) == len(sampled.logprobs)
+
+
+def test_labels_that_are_no_numbers_are_the_policys_version() -> None:
+    sampled = SampledTokens()
+    spans = [{"version": "default", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
+    content = [{"token_id": 1, "logprob": -1.0}, {"token_id": 2, "logprob": -2.0}]
+    choice = {"token_ids": [1, 2], "logprobs": {"content": content}, "finish_reason": "stop", "weight_versions": spans}
+    sampled.add(read_answer(orjson.dumps({"choices": [choice]})), "generate", 3)
+    assert [span.version for span in sampled.versions] == [3, 4]
 
 
 # --- what it may not do ---------------------------------------------------------------------------------------------------
@@ -269,6 +287,12 @@ async def test_paused_calls_wait_and_go_on_when_they_are_released(house: House) 
     waiting = await paused_call(house)
     await resume(house.store, house.run_id)
     house.app._watcher.forget(house.run_id)  # as the REST api does when resources are put
+    assert (await waiting).status_code == 200
+
+
+async def test_a_resume_by_another_server_is_seen_too(house: House) -> None:
+    waiting = await paused_call(house)
+    await resume(house.store, house.run_id)
     assert (await waiting).status_code == 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
@@ -49,6 +50,24 @@ async def test_a_tokenizer_is_loaded_once_and_its_files_go_with_the_gateway(hous
     assert rendering_files(folder) == rendering_files(house.folder)
     renderers.close()
     assert not folder.exists()
+
+
+async def test_of_many_tokenizers_the_last_used_stay_and_the_files_of_others_go_with_their_policies(
+    house: House,
+) -> None:
+    hashes, loaded = await kept(house), list[Path]()
+
+    def load(folder: str) -> Renderer:
+        loaded.append(Path(folder))
+        return Renderer(folder)
+
+    with closing(Renderers(house.store, load, max_loaded=1)) as renderers:
+        in_use = await renderers.find(house.run_id, hashes)
+        await renderers.find(house.run_id, {**hashes, "again.json": hashes["tokenizer.json"]})
+        assert [folder.exists() for folder in loaded] == [True, True]
+        del in_use
+        gc.collect()
+        assert [folder.exists() for folder in loaded] == [False, True]
 
 
 @pytest.mark.parametrize("name", ["../tokenizer.json", "/etc/passwd", ".hidden", ".."])
