@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from agentlightning.errors import InputError
+from agentlightning.errors import InputError, StoreError
 from agentlightning.records import NewRollout, Span, WorkerStatus
 from agentlightning.runner.__main__ import current_spans
 from agentlightning.runner.attempt import AttemptContext
@@ -23,15 +25,27 @@ from agentlightning.tracing.tracer import Tracer
 
 
 class Picky(InMemoryLightningStore):
-    """Refuses spans named "bad"."""
+    """Fails spans named "bad"; without a failure it is away for them, and answers never."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        super().__init__()
+        self._failure = failure
 
     async def append_spans(self, spans: Sequence[Span]) -> None:
         if any(span.name == "bad" for span in spans):
-            raise InputError("bad")
+            if self._failure is None:
+                await asyncio.Event().wait()
+            else:
+                raise self._failure
         await super().append_spans(spans)
 
 
-async def test_spans_that_the_store_refuses_at_the_end_of_an_attempt_are_counted_in_its_warning() -> None:
+@pytest.mark.parametrize(
+    "failure", [InputError("bad"), StoreError("away"), KeyError("a fault of our own"), None], ids=str
+)
+async def test_spans_that_the_store_does_not_take_are_counted_in_the_warning_of_their_attempt(
+    failure: Exception | None,
+) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(Tracer(current_spans))
 
@@ -40,7 +54,7 @@ async def test_spans_that_the_store_refuses_at_the_end_of_an_attempt_are_counted
             provider.get_tracer("agent").start_span(name).end()
         return 1.0
 
-    async with Picky() as store:
+    async with Picky(failure) as store:
         run_id = (await store.create_run("traced", {})).id
         await store.enqueue([NewRollout(run_id=run_id, task={}, group_id="g")])
         [claim] = await store.claim(WorkerStatus(id="w", run_id=run_id, host="h", pid=1, running=0, seen_ns=0))
@@ -54,6 +68,7 @@ async def test_spans_that_the_store_refuses_at_the_end_of_an_attempt_are_counted
                 abandon_s=1.0,
                 templates=TemplateReader(store),
                 traced=True,
+                delivery_timeout_s=5.0 if failure else 0.5,
             )
             finish = await execution.execute(AttemptContext(claim, time.monotonic()))
         execution.connections.close()

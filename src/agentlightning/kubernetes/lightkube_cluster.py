@@ -12,6 +12,7 @@ from agentlightning.kubernetes.cluster import ClusterError, Kind
 from agentlightning.records import JSON
 
 if TYPE_CHECKING:
+    from httpx2 import Request
     from lightkube import AsyncClient
 
 TIMEOUT_S = 10.0
@@ -54,6 +55,9 @@ class LightkubeCluster:
             raise ConfigError(
                 f"kubernetes: no cluster is configured here (KUBECONFIG, or a service account): {cause}"
             ) from cause
+        for client in (self._client, self._trial):
+            # lightkube has no setting for it, and a transport of our own would ignore the environment's proxies.
+            client._client._client.event_hooks = {"request": [_close_unfinished_handshake]}
 
     async def create(self, manifest: JSON, *, dry_run: bool = False) -> JSON:
         client = self._trial if dry_run else self._client
@@ -106,6 +110,20 @@ class LightkubeCluster:
             raise ClusterError(f"Kubernetes: {cause}", code) from cause
         except self._http.HTTPError as cause:
             raise ClusterError(f"Kubernetes' API server does not answer: {cause or type(cause).__name__}") from cause
+
+
+async def _close_unfinished_handshake(request: Request) -> None:
+    """Have a request that is cancelled during its TLS handshake close its socket: httpcore2 (2.16) closes it where the
+    handshake fails, and leaves it open where it is cancelled."""
+    connected: list[Any] = []
+
+    async def trace(event: str, details: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            connected.append(details["return_value"])
+        elif event == "connection.start_tls.failed":
+            await connected[-1].aclose()
+
+    request.extensions["trace"] = trace
 
 
 def _plain(found: Any) -> JSON:
