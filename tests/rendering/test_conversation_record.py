@@ -240,11 +240,15 @@ def test_ids_that_no_vocabulary_has_are_refused(chatml: Renderer, wrong: int) ->
         Conversation(chatml).plan_prompt([1, wrong])
 
 
-def test_a_prompt_with_an_answer_that_the_agent_cut_is_encoded_afresh(chatml: Renderer) -> None:
+def test_an_answer_that_the_agent_cut_is_a_fork(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
-    complete(conversation, "question:", "0", chatml.encode(" think\nobserve: it mad"))
+    ids = chatml.encode(" think\nobserve: it mad")
+    complete(conversation, "question:", "0", ids)
     plan = conversation.plan_prompt("question: think\nobserve: 42")
-    assert (plan.parent, plan.prompt_ids) == (None, chatml.encode("question: think\nobserve: 42"))
+    assert (plan.parent, plan.fork_cause, plan.untrained_tokens) == (None, "assistant_message_edited", len(ids))
+    assert plan.prompt_ids == chatml.encode("question: think\nobserve: 42")
+    assert conversation.plan_prompt("question:\nanother one").fork_cause is None
+    assert conversation.plan_prompt("questions").fork_cause is None
 
 
 @settings(max_examples=50, deadline=None)

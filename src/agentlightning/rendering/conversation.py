@@ -333,16 +333,31 @@ class Conversation:
             suffix_ids = prompt[len(prefix) :]
             rest = renderer.decode(suffix_ids, special=True)
             text = renderer.decode(prompt, special=True)
+        cause, lost = self._cut(prompt, node)
         request_hash = prompt_hash(prompt)
         return PromptPlan(
             prompt_ids=prefix + suffix_ids,
             suffix_ids=suffix_ids,
             parent=node,
+            fork_cause=cause,
+            untrained_tokens=lost,
             request_hash=request_hash,
             position=self._take(request_hash),
             prompt_text=text,
             messages=[{"role": "user", "content": rest}],
         )
+
+    def _cut(self, prompt: Prompt, node: PromptNode | None) -> tuple[ForkCause | None, int]:
+        """The fork where a prompt continues an earlier prompt with an edited part of its completion, and the tokens lost."""
+        asked, rest = self._prompts.asked(prompt)
+        if asked is None or asked is node or asked.parent is not node:
+            return None, 0
+        sampled = asked.sampled_ids.tolist()
+        if isinstance(rest, str):
+            kept = rest.lstrip()[:1] == self._renderer.decode(sampled).lstrip()[:1] != ""
+        else:
+            kept = rest[:1] == sampled[:1] != []
+        return ("assistant_message_edited", len(sampled)) if kept else (None, 0)
 
     def withdraw(self, plan: PromptPlan) -> None:
         """The call was not answered: the next try takes its place, and so its noise."""
@@ -577,7 +592,7 @@ class Conversation:
             ids=ids.plus(sampled_ids),
         )
         self._nodes[call_id] = node
-        self._prompts.add(node)
+        self._prompts.add(node, (text, ids))
         self.size += node.size
 
 
@@ -674,27 +689,45 @@ class PromptIndex:
 
     def __init__(self) -> None:
         self.by_request: dict[Digest, list[PromptNode]] = {}
-        self._whole: dict[type, dict[int, dict[Digest, list[PromptNode]]]] = {str: {}, list: {}}
+        self._whole: dict[type, _Beginnings] = {str: {}, list: {}}
+        self._asked: dict[type, _Beginnings] = {str: {}, list: {}}
 
-    def add(self, node: PromptNode) -> None:
+    def add(self, node: PromptNode, asked: tuple[RunningHash, RunningHash]) -> None:
+        """`asked` are text and ids of the prompt alone."""
         self.by_request.setdefault(node.request_hash, []).append(node)
-        for kind, running in ((str, node.text), (list, node.ids)):
-            self._whole[kind].setdefault(running.size, {}).setdefault(running.digest, []).append(node)
+        for kind, whole, alone in zip((str, list), (node.text, node.ids), asked, strict=True):
+            for known, running in ((self._whole[kind], whole), (self._asked[kind], alone)):
+                known.setdefault(running.size, {}).setdefault(running.digest, []).append(node)
         if node.parent is not None:
             node.parent.children += 1
 
     def longest(self, prompt: Prompt) -> PromptNode | None:
         """The call whose prompt and completion are the longest beginning; of equal ones the first that nothing continues."""
-        data = memoryview(_bytes(prompt))
-        state = blake2b(digest_size=DIGEST_BYTES)
-        found: list[PromptNode] = []
-        done = 0
-        known = self._whole[type(prompt)]
-        for size in sorted(size for size in known if size <= len(data)):
-            state.update(data[done:size])
-            done = size
-            found = known[size].get(state.digest(), found)
+        found, _ = _longest(self._whole[type(prompt)], prompt)
         return next((node for node in found if node.children == 0), found[0] if found else None)
+
+    def asked(self, prompt: Prompt) -> tuple[PromptNode | None, Prompt]:
+        """The call with the longest prompt that is a beginning of this one, and what follows it there."""
+        found, size = _longest(self._asked[type(prompt)], prompt)
+        rest = prompt.encode()[size:].decode() if isinstance(prompt, str) else prompt[size // array("i").itemsize :]
+        return found[-1] if found else None, rest
+
+
+_Beginnings = dict[int, dict[Digest, list[PromptNode]]]
+
+
+def _longest(known: _Beginnings, prompt: Prompt) -> tuple[list[PromptNode], int]:
+    """The nodes of the longest beginning of the prompt that is known, and its length in bytes."""
+    data = memoryview(_bytes(prompt))
+    state = blake2b(digest_size=DIGEST_BYTES)
+    found: list[PromptNode] = []
+    done = length = 0
+    for size in sorted(size for size in known if size <= len(data)):
+        state.update(data[done:size])
+        done = size
+        if nodes := known[size].get(state.digest()):
+            found, length = nodes, size
+    return found, length
 
 
 def prompt_hash(prompt: Prompt) -> Digest:
