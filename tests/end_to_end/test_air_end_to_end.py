@@ -5,14 +5,16 @@ Everything is real but the model, which asks for the weather in Paris until a to
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from command_line import Folder
-from house import House, open_house
+from command_line import DEADLINE_S, Folder
+from house import KEY, House, open_house
 
-from agentlightning.records import JSON
+from agentlightning.records import JSON, NewRollout
 
 ASKS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 RULES: JSON = {
@@ -127,3 +129,51 @@ async def test_a_program_that_knows_nothing_of_us_is_judged_alike(weather: House
     [rollout] = await weather.rollouts(f"{sys.executable} agent.py", {"n": 1})
     assert (rollout.error, rollout.reward) == (None, 1.0)
     assert await earned(weather, rollout.id) == EXPECTED
+
+
+WAITS = """
+import time
+
+def solve(task, llm):
+    import json, pathlib, urllib.request
+    request = urllib.request.Request(
+        llm.base_url + "/chat/completions",
+        data=json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode(),
+        headers={"content-type": "application/json", "authorization": "Bearer " + llm.api_key},
+    )
+    urllib.request.urlopen(request).read()
+    while not pathlib.Path(task["go"]).exists():
+        time.sleep(0.01)
+    return 1.0
+"""
+
+
+@pytest.mark.slow  # a lease lasts half a minute
+async def test_a_worker_killed_before_the_end_gives_nothing_and_the_next_attempt_gives_what_it_earned(
+    folder: Folder,
+) -> None:
+    async with open_house(
+        folder, {"air": {"rules": {"truncated": -1.0, "seen": {"weight": 0.5, "run": "rules.py:seen"}}}}
+    ) as house:
+        folder.write("rules.py", "def seen(step, earlier):\n    return 1.0\n")
+        folder.write("agent.py", WAITS)
+        go = folder.path / "go"
+        task = {"go": str(go)}
+        [queued] = await house.store.enqueue([NewRollout(run_id=house.run_id, task=task, group_id="g")])
+        arguments = ("worker", "agent.py:solve", "--server", house.server, "--run", house.run_id)
+        first = folder.start(*arguments, env={"AGL_SERVER_KEY": KEY})
+        while not await house.store.calls([queued.id]):
+            assert first.poll() is None
+            await asyncio.sleep(0.02)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        assert await house.store.rewards([queued.id]) == []
+        [attempt] = await house.store.attempts([queued.id])
+        assert attempt.state == "running"  # nobody knows yet; its lease has to run out
+        go.touch()
+        second = folder.start(*arguments, env={"AGL_SERVER_KEY": KEY})
+        [rollout] = await house.store.wait(house.run_id, at_least=1, timeout_s=DEADLINE_S)
+        second.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(second.wait, DEADLINE_S) == 0
+        rewards = [reward for reward in await house.store.rewards([rollout.id]) if reward.source == "air"]
+        assert [(reward.attempt, reward.name, reward.value) for reward in rewards] == [(2, "air.seen", 0.5)]

@@ -325,3 +325,9 @@ async def test_a_full_disk_under_the_store_ends_the_run_and_space_resumes_it(
     assert mount(small_disk, "remount,size=64m")
     assert await training.ended(training.resume()) == 0, training.output
     await training.check()
+
+
+def test_a_server_beyond_loopback_that_has_nowhere_to_keep_a_key_is_refused(folder: Folder) -> None:
+    states = {"XDG_STATE_HOME": str(folder.write("a-file", ""))}
+    done = folder.run("serve", "--store", "memory://", "--host", "0.0.0.0", "--port", "0", env=states)
+    refused(done, 2, "the server key cannot be kept there")

@@ -12,6 +12,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,3 +179,22 @@ def test_a_model_that_is_away_ends_the_search_in_a_sentence_that_says_how_to_go_
     assert "error: optimize.model: writer-1 gives no answer: 502" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert f"go on with: agl optimize --resume {only_run(prepared)}" in done.stdout
+
+
+def test_mistakes_of_the_configuration_are_one_sentence(prepared: Folder) -> None:
+    for arguments, sentence in (
+        (
+            ["optimize", "optimize.toml", "--set", "optimize.max_rollouts=5"],
+            "optimize.max_rollouts: expected at least 8",
+        ),
+        (
+            ["optimize", "optimize.toml", "--set", "optimize.model=scripted", "--set", "optimize.grammar=none.json"],
+            "none.json: cannot be read",
+        ),
+        (["optimize"], "give a TOML file, or --resume RUN"),
+    ):
+        done = prepared.run(*arguments)
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert not list(Path(prepared.path / "runs").glob("*/config.json"))
