@@ -19,7 +19,6 @@ LIGHT = (
     "tests/cli/test_light_imports.py",
     "tests/runner/test_command.py",
     "tests/runner/test_failure.py",
-    "tests/runner/test_record_reader.py",
     "tests/runner/test_user_code.py",
     "tests/runner/test_worker_process.py",
     "tests/config/test_config.py",

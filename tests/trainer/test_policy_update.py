@@ -161,7 +161,7 @@ def test_a_setting_without_effect_stops_the_run_before_it_begins(
 
 async def test_what_would_stop_training_stops_the_check_of_an_agent(tmp_path: Path) -> None:
     wrong = config(algorithm={"loss": {"dual_clip": 1.1}})
-    with pytest.raises(ConfigError, match="algorithm: dual_clip: expected a number above"):
+    with pytest.raises(ConfigError, match=r"algorithm\.loss: dual_clip: expected a number above"):
         await check_agent(wrong, RunFolder(tmp_path, "run"), Silent(), 1)
     assert not (tmp_path / "run").exists()
 

@@ -103,9 +103,9 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
 
 async def check_agent(config: Config, folder: RunFolder, progress: Progress, tasks: int) -> CheckResult:
     """One rollout on the first training task, then the base success over the first `tasks` ones."""
-    rows = _tasks(config, "train", tasks)
     if config.agent_model is None and config.optimize is None:
         algorithms_of(config)  # what would stop training stops the check
+    rows = _tasks(config, "train", tasks)
     async with serve_model(config, folder, progress, CHECK) as (collector, processes):
         new = rollouts_of(config, folder.run_id, rows, mode="eval", group=CHECK, replicas=1, max_attempts=1)
         (first,) = await processes.beside(collector.collect(new[:1]))

@@ -37,7 +37,7 @@ from agentlightning.engines.local.model import settle
 from agentlightning.engines.local.parts import WEIGHTS_KEY
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler, Score
 from agentlightning.engines.sampler_address import SAMPLING_KEY, asks_for, holds
-from agentlightning.errors import AgentLightningError, EngineError, InputError, MissingExtraError, ModelError
+from agentlightning.errors import AgentLightningError, EngineError, InputError, MissingExtraError, ModelError, printable
 from agentlightning.rendering.grammar import Grammars, structured_outputs
 from agentlightning.rendering.model_folder import end_ids
 from agentlightning.runtime.children import end_with_parent, give_way, keep_files_private
@@ -515,6 +515,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         sampler = open_sampler(Path(given.model), config, weights=given.weights, version=given.weight_version)
     except AgentLightningError as error:
+        sys.stderr.write(f"{printable(str(error))}\n")
         return error.exit_code
     if settle(config.device, "float32").device == "cpu":
         # Where cores are short, agents and gateway go first: they bring the requests that make a batch worth sampling.
