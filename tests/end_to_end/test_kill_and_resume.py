@@ -38,8 +38,17 @@ def words(*settings: str) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
-async def test_a_killed_trainer_goes_on_by_resume_twice_and_its_tracker_has_each_step_once(training: Training) -> None:
-    first = await training.start_and_hold(3, *words('trainer.trackers=["tensorboard"]'))
+AHEAD = "trainer.max_staleness=2"
+"""With a checkpoint every two steps nothing becomes stale: every rollout is learned from, once."""
+
+
+@pytest.mark.parametrize(
+    "settings", [pytest.param((), id="in step"), pytest.param((AHEAD,), id="ahead", marks=pytest.mark.long)]
+)
+async def test_a_killed_trainer_goes_on_by_resume_twice_and_its_tracker_has_each_step_once(
+    training: Training, settings: tuple[str, ...]
+) -> None:
+    first = await training.start_and_hold(3, *words('trainer.trackers=["tensorboard"]', *settings))
     first.kill()
     training.hold.unlink()
     second = training.resume()  # at once: what the first one left behind is still ending
@@ -65,10 +74,6 @@ def tracked(training: Training, name: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(training.folder.path / "runs" / training.run_id / "tensorboard"))
     events.Reload()
     return [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors(name)]
-
-
-AHEAD = "trainer.max_staleness=2"
-"""With a checkpoint every two steps nothing becomes stale: every rollout is learned from, once."""
 
 
 async def test_rollouts_run_ahead_of_the_trainer_and_every_one_is_learned_from(training: Training) -> None:

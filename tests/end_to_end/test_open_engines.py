@@ -28,3 +28,10 @@ async def test_a_run_on_a_file_s_engine_survives_its_death(folder: Folder, model
     assert await training.ended(training.resume()) == 0, training.output
     assert training.step == STEPS
     await training.check()
+
+
+async def test_a_setting_that_the_engine_does_not_read_ends_the_run_at_start(folder: Folder, model: Path) -> None:
+    shutil.copy(EXAMPLE, folder.path)
+    training = Training(folder, model)
+    assert await training.ended(training.start(*SETTINGS, "--set", "engine.packing=prefix_tree")) == 2
+    assert "engine.packing has no effect with the engine" in training.output
