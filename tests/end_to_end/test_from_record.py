@@ -232,3 +232,20 @@ def killed_after(process: subprocess.Popen[str], run: Path, step: int) -> None:
     until(reached, f"step {step} was complete", DEADLINE_S)
     process.kill()
     process.communicate()
+
+
+@pytest.mark.long
+def test_a_run_without_an_agent_has_a_held_out_loss(house: House, model: Path) -> None:
+    house.folder.write(
+        "plain.toml",
+        f'[model]\npath = "{model}"\n[data]\nfrom_run = "{house.run_id}"\n[algorithm]\ntype = "dpo"\n'
+        "[trainer]\nsteps = 4\nlearning_rate = 1e-4\n[eval]\nevery = 2\n",
+    )
+    known = set((house.folder.path / "runs").iterdir())
+    house.agl("train", "plain.toml")
+    (run,) = set((house.folder.path / "runs").iterdir()) - known
+    losses = house.rows(run, "eval/loss")
+    assert len(losses) == 3
+    assert losses[0] == pytest.approx(0.6931, abs=1e-3)
+    assert losses[-1] < losses[0]
+    assert house.rows(run, "eval/greedy/reward_mean") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 from pathlib import Path
@@ -46,4 +47,20 @@ async def test_every_process_that_hangs_is_killed_and_replaced_and_nothing_is_lo
         assert f"{name}" in training.output
     assert training.output.count("gave no sign of life") == 4
     assert training.metric("processes/hung")[-1] == 4.0
+    await training.check()
+
+
+@pytest.mark.long
+async def test_a_machine_that_slept_for_longer_than_a_hang_kills_nobody(training: Training) -> None:
+    run = await training.start_and_hold(1, *SETTINGS)
+    tree = [process for process, _ in training.folder.commands()]
+    for process in tree:
+        process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(1.5 * HANG_S)  # how long it sleeps is what is tested
+    for process in tree:
+        process.send_signal(signal.SIGCONT)
+    training.hold.unlink()
+    assert await training.ended(run) == 0, training.output
+    assert "gave no sign of life" not in training.output
+    assert training.metric("processes/hung") == []
     await training.check()

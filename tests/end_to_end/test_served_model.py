@@ -6,10 +6,12 @@ The model is tiny and untrained: what counts is who answers, not what. Its versi
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from openai import OpenAI
 
 from agentlightning.config.run import parse_config, run_record
 from agentlightning.demo import tiny_model
-from agentlightning.records import Rollout
+from agentlightning.records import Resource, Rollout
 from agentlightning.runtime.children import listen
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.models import ModelVersion
@@ -100,6 +102,11 @@ class ServedFolder:
         async with open_store(self.store) as store:
             return await sessions_of(store)
 
+    async def resources(self, name: str) -> list[Resource]:
+        """Every version of a resource of the run that serves."""
+        async with open_store(self.store) as store:
+            return await store.resources(RUN, name, latest=False)
+
 
 async def sessions_of(store: LightningStore) -> list[Rollout]:
     return await store.rollouts(RolloutQuery(run_id=RUN))
@@ -175,3 +182,94 @@ def test_sessions_keep_their_version_through_promotion_and_kill_9(folder: Folder
     anna = [one for one in found if one.task["session"] == "anna"]
     assert [(one.state, one.step, one.reward, one.calls) for one in anna] == [("succeeded", 1, 1.0, 5)]
     assert {one.step for one in found} == {1, 2}
+
+
+class Users:
+    """Threads that hold conversations of two calls, and score them by the version that answered: 1 for the stable one."""
+
+    def __init__(self, served: ServedFolder, key: str, count: int = 4) -> None:
+        self.models: dict[str, set[str]] = {}
+        """By session, the versions that its calls were answered by."""
+        self.failed: list[str] = []
+        self._base = f"{served.url}/v1"
+        self._key = key
+        self._done = threading.Event()
+        self._threads = [threading.Thread(target=self._talk, args=(number,)) for number in range(count)]
+
+    def __enter__(self) -> Users:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _talk(self, user: int) -> None:
+        with OpenAI(base_url=self._base, api_key=self._key, max_retries=60, timeout=60) as openai:
+            count = 0
+            while not self._done.is_set():
+                try:
+                    self._one_session(openai, f"user-{user}-{count}")
+                except Exception as cause:
+                    self.failed.append(f"{type(cause).__name__}: {cause}")
+                    return
+                count += 1
+
+    def _one_session(self, openai: OpenAI, session: str) -> None:
+        hello: Any = [{"role": "user", "content": "hello there"}]
+        self.models[session] = set()
+        for _ in range(2):
+            reply = openai.chat.completions.create(
+                model="tiny", messages=hello, max_tokens=2, extra_headers={"x-agl-session": session}
+            )
+            assert reply.usage is not None
+            known: Any = openai.get(f"/sessions/{session}", cast_to=object)
+            self.models[session].add(known["model"])
+        score = float(known["model"] == "tiny@1")
+        openai.post(
+            f"/sessions/{session}/reward",
+            cast_to=object,
+            body={"score": score},
+            options={"headers": {"idempotency-key": session}},
+        )
+
+
+@pytest.mark.long
+def test_a_canary_is_decided_once_while_its_server_and_its_engines_are_killed(folder: Folder) -> None:
+    served = ServedFolder(folder)
+    server = served.serve()
+    key = served.agl("tokens", "create", "--role", "client", "--run", RUN, "--server", served.url).split()[-1]
+    served.agl("models", "promote", "tiny@2", "--share", "0.5", "--store", served.url)
+    with Users(served, key) as users:
+
+        def answered(count: int) -> bool:
+            assert not users.failed, users.failed
+            return sum(map(bool, users.models.values())) >= count
+
+        until(lambda: answered(4), "sessions are answered")
+        samplers = [process for process, words in folder.commands() if any("sampler" in word for word in words)]
+        assert len(samplers) == 2
+        samplers[-1].kill()  # the canary's
+        until(lambda: answered(8), "sessions are answered after the engine was killed", 2 * DEADLINE_S)
+        server.send_signal(signal.SIGKILL)
+        until(lambda: gone(server, folder.path), "every process of the server has ended")
+        server = served.serve()
+
+        def decided() -> bool:
+            assert not users.failed, users.failed
+            shown = json.loads(served.agl("models", "show", "tiny@2", "--json", "--store", served.url))
+            return not shown["canary_of"]
+
+        until(decided, "the canary is rolled back", 3 * DEADLINE_S)
+        after = len(users.models)
+        until(lambda: answered(after + 4), "sessions are answered after the decision")
+    assert not users.failed, users.failed
+    assert {len(models) for models in users.models.values() if models} == {1}  # none saw two versions
+    usage = served.agl("tokens", "list", "--usage", "--run", RUN, "--store", served.url, "--json")
+    assert json.loads(usage)[0]["calls"] >= 2 * sum(map(bool, users.models.values())) - 4
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(timeout=DEADLINE_S) == 0
+    decisions = [one.value["reason"] for one in asyncio.run(served.resources("routes")) if one.value["reason"]]
+    assert [(one["decision"], one["worse"]) for one in decisions] == [("rollback", "reward")]

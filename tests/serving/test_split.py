@@ -119,8 +119,10 @@ async def serving(split: Split) -> AsyncIterator[tuple[LightningStore, str]]:
         yield store, run.id
 
 
-async def session(store: LightningStore, run_id: str, name: str, *rewards: float, split: Split = CANARY) -> int:
-    """A session that ends with these rewards; returns its version."""
+async def session(
+    store: LightningStore, run_id: str, name: str, *rewards: float, split: Split = CANARY, ends: bool = True
+) -> int:
+    """A session with these rewards; returns its version."""
     number = choose_version(name, split)
     task = {"session": name, "key": "k", "model": f"support@{number}"}
     new = NewRollout(run_id=run_id, task=task, group_id=f"session:k:{name}", step=number)
@@ -136,7 +138,8 @@ async def session(store: LightningStore, run_id: str, name: str, *rewards: float
             created_ns=time.time_ns(),
         )
         await store.record_feedback([posted])
-    await store.finish([Finish(lease=claim.lease, state="succeeded")])
+    if ends:
+        await store.finish([Finish(lease=claim.lease, state="succeeded")])
     return number
 
 
@@ -150,6 +153,13 @@ async def test_of_each_session_of_the_trial_the_first_reward_counts() -> None:
     assert figures["reward"]["canary"] == {"sessions": versions.count(50), "mean": 0.5}
     assert figures["reward"]["stable"] == {"sessions": versions.count(40), "mean": 0.5}
     assert figures["error"]["stable"]["sessions"] + figures["error"]["canary"]["sessions"] == 13
+
+
+async def test_the_reward_of_a_session_that_is_still_open_counts() -> None:
+    async with serving(canary(1.0)) as (store, run_id):
+        await session(store, run_id, "open", 0.5, split=canary(1.0), ends=False)
+        figures = (await read_evidence(store, run_id, await read_trial(store, run_id), SETTINGS)).figures
+    assert figures["reward"]["canary"] == {"sessions": 1, "mean": 0.5}
 
 
 async def test_rewards_are_scaled_into_their_range() -> None:

@@ -186,7 +186,9 @@ async def _read_results(
     ]
     low, high = reward_range
     counted: set[str] = set()
-    rewards = await store.rewards([one.id for one in sessions.values() if one.reward is not None]) if sessions else []
+    rewards = (
+        await store.rewards([*sessions]) if sessions else []
+    )  # of open sessions too, whose own reward is settled later
     for reward in sorted(rewards, key=lambda one: one.created_ns):
         # The first final reward of each session counts; later ones correct it.
         if reward.rollout_id in counted or reward.call_id is not None or reward.source in NEVER_FINAL:
