@@ -65,7 +65,7 @@ async def test_a_client_starts_it_and_reads_runs_metrics_rollouts_rewards_and_ca
         assert list((await told(connected, "list_metrics", run_id="run"))["last"]) == ["train/reward_mean"]
         assert [one["id"] for one in await told(connected, "list_rollouts", run_id="run")] == ids
         assert (await told(connected, "explain_reward", rollout_id=ids[0]))["lines"][0] == "reward: 0"
-        assert (await told(connected, "report_rewards", run_id="run", step=1))["distributions"][0]["mean"] == 0.5
+        assert (await told(connected, "reward_distribution", run_id="run", step=1))[0]["mean"] == 0.5
         found = await told(connected, "get_rollout", rollout_id=ids[0])
         assert [call["sampled_tokens"] for call in found["calls"]] == [2, 5000]
         assert (await told(connected, "get_call", rollout_id=ids[0], call_id=f"{ids[0]}-0"))["messages"] == (

@@ -162,5 +162,5 @@ async def test_a_trainer_that_is_killed_in_the_middle_of_an_upload_is_succeeded_
     assert "manifest.json" in await half.names()
 
     exported = hosts.runs("three").with_name("exported")
-    await hosts.agl("three", "export", run.name, "--to", str(exported))
+    await hosts.agl("three", "models", "export", run.name, "--to", str(exported))
     assert (exported / "model.safetensors").read_bytes() == (hosts.run("unharmed") / LAST).read_bytes()

@@ -85,12 +85,12 @@ def test_a_run_is_private_and_its_agents_keep_the_umask(kind: str, tmp_path: Pat
     assert open_to_others(runs) == []
     assert mode(tmp_path / "written.txt") == 0o666
 
-    agl("export", run.parent.name, "--to", "model", cwd=tmp_path)
+    agl("models", "export", run.parent.name, "--to", "model", cwd=tmp_path)
     agl("runs", "export", run.parent.name, "--to", "records", cwd=tmp_path)
     agl("rollouts", "export", run.parent.name, "--to", "rows.jsonl", cwd=tmp_path)
     agl("store", "backup", "backup", cwd=tmp_path)
     made = [tmp_path / name for name in ("model", "records", "rows.jsonl", "backup")]
-    assert [mode(path) for path in made] == [0o700, 0o700, 0o600, 0o700]
+    assert [mode(path) for path in made] == [0o700, 0o700, 0o600, 0o600]
     assert [found for path in made for found in open_to_others(path)] == []
 
 

@@ -139,10 +139,13 @@ class StoreTools:
         """Explains how a training rollout's rewards became the credit and advantage of each of its calls, in words."""
         return await explain_rollout(self.store, rollout_id)
 
-    async def report_rewards(self, run_id: str, step: int) -> Any:
-        """Shows the distribution of each reward of one training step, and signs of reward hacking over the run."""
-        rollouts = await read_rewarded(self.store, run_id, [step], calls=True)
-        return {"distributions": distributions(rollouts), "hacks": await find_hacks(self.store, run_id)}
+    async def reward_distribution(self, run_id: str, step: int) -> Any:
+        """Shows the distribution of each reward of one training step, by the call that it was given to."""
+        return distributions(await read_rewarded(self.store, run_id, [step], calls=True))
+
+    async def find_reward_hacks(self, run_id: str) -> Any:
+        """Looks for signs that a run earns its reward otherwise than was meant: length, held-out, other rewards."""
+        return await find_hacks(self.store, run_id)
 
 
 def mcp_server(store: LightningStore) -> MCPServer[Any]:
