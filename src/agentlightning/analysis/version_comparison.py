@@ -28,7 +28,7 @@ from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recor
 from agentlightning.trainer.serving import serve_model
 
 MAX_REASONS = 10
-"""Reasons of failures that are told apart."""
+"""Reasons of failures that are counted separately."""
 MAX_REASON_CHARS = 160
 
 

@@ -92,9 +92,12 @@ def write(
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     processor.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # As published checkpoints name them and vLLM asks for; transformers 5 leaves `vision_model` out where a model is new.
-    named = {
+    model.save_pretrained(folder, state_dict=_published_names(model))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _published_names(model: LlavaForConditionalGeneration) -> dict[str, torch.Tensor]:
+    """Returns weights under the names of published checkpoints, which vLLM reads; transformers 5 omits `vision_model`."""
+    return {
         name.replace("vision_tower.", "vision_tower.vision_model."): one for name, one in model.state_dict().items()
     }
-    model.save_pretrained(folder, state_dict=named)
-    return sum(parameter.numel() for parameter in model.parameters())

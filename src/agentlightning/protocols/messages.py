@@ -135,11 +135,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
             **fields.given(data, (*fields.GUIDED, *NOT_OURS)),
             **other_tools,
-            **{
-                f"output_config.{name}": value
-                for name, value in (asked.output_config or {}).items()
-                if name not in ("effort", "format") and value is not None
-            },
+            **_other_output_settings(asked.output_config),
             **_examples(asked.tools),
             **citations(data),
             **unknown_edits,
@@ -148,6 +144,14 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         logits={"top_k": asked.top_k} if asked.top_k is not None and asked.top_k > 0 else {},
         echo={OMITTED: thinking is not None and thinking.display == "omitted"},
     )
+
+
+def _other_output_settings(output_config: JSON | None) -> JSON:
+    return {
+        f"output_config.{name}": value
+        for name, value in (output_config or {}).items()
+        if name not in ("effort", "format") and value is not None
+    }
 
 
 def body(request: CompletionRequest, completion: Completion) -> bytes:

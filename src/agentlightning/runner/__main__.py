@@ -126,19 +126,9 @@ async def _work(
             traced=traced,
             delivery_timeout_s=options.lease_s,
         )
-        settings = WorkerOptions(
-            run_id=options.run,
-            worker_id=options.worker_id,
-            concurrency=options.concurrency,
-            lease_s=options.lease_s,
-            heartbeat_s=options.heartbeat_s,
-            blocked_s=options.blocked_s,
-            labels=dict(options.label),
-            drain_timeout_s=options.drain_timeout_s,
-        )
         worker = Worker(
             execution,
-            settings,
+            _worker_options(options),
             open_store=lambda: LightningStoreClient(options.server, server_key),
             boots=lambda: store.boots,
             guardian=guardian,
@@ -155,6 +145,19 @@ async def _work(
             sys.stderr.write(f"worker: {printable(str(error))}\n")
             code = error.exit_code
     _end_now(code, guardian)
+
+
+def _worker_options(options: argparse.Namespace) -> WorkerOptions:
+    return WorkerOptions(
+        run_id=options.run,
+        worker_id=options.worker_id,
+        concurrency=options.concurrency,
+        lease_s=options.lease_s,
+        heartbeat_s=options.heartbeat_s,
+        blocked_s=options.blocked_s,
+        labels=dict(options.label),
+        drain_timeout_s=options.drain_timeout_s,
+    )
 
 
 def _agent_model(config: Mapping[str, Any]) -> str:
