@@ -69,10 +69,14 @@ class CheckResult:
         return None
 
 
-def _tasks(config: Config, split: Literal["train", "val"], most: int | None) -> list[JSON]:
+def _source(config: Config, split: Literal["train", "val"]) -> str:
     source = config.data.train if split == "train" else config.data.val
     if source is None:
         raise ConfigError(f"data.{split}: is required; name the tasks to run the agent on")
+    return source
+
+
+def _tasks(config: Config, source: str, most: int | None) -> list[JSON]:
     rows = load_tasks(source, config.trainer.seed)[:most]
     config.prompts.check_fields(rows[0], config.agent.command is not None)
     return rows
@@ -80,7 +84,7 @@ def _tasks(config: Config, split: Literal["train", "val"], most: int | None) -> 
 
 async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, name: str) -> dict[str, float]:
     """Held-out success of the configured model: ``{"greedy": …, "sampled": …}``, of an external one ``{"as_asked": …}``."""
-    rows = _tasks(config, "val", config.eval.tasks)
+    rows = _tasks(config, _source(config, "val"), config.eval.tasks)
     async with serve_model(config, folder, progress, name) as (collector, processes):
         success = {}
         kinds: list[Kind] = list(TEMPERATURES) if config.agent_model is None else ["as_asked"]
@@ -103,9 +107,10 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
 
 async def check_agent(config: Config, folder: RunFolder, progress: Progress, tasks: int) -> CheckResult:
     """One rollout on the first training task, then the base success over the first `tasks` ones."""
+    source = _source(config, "train")
     if config.agent_model is None and config.optimize is None:
         algorithms_of(config)  # what would stop training stops the check
-    rows = _tasks(config, "train", tasks)
+    rows = _tasks(config, source, tasks)
     async with serve_model(config, folder, progress, CHECK) as (collector, processes):
         new = rollouts_of(config, folder.run_id, rows, mode="eval", group=CHECK, replicas=1, max_attempts=1)
         (first,) = await processes.beside(collector.collect(new[:1]))
@@ -145,7 +150,7 @@ async def record_rollouts(
 
     Raises NoCallsError where no rollout reached the gateway.
     """
-    rows, attempts = _tasks(config, "train", most_tasks), config.agent.max_attempts
+    rows, attempts = _tasks(config, _source(config, "train"), most_tasks), config.agent.max_attempts
     new = rollouts_of(
         config, folder.run_id, rows, mode="train", group="record", replicas=per_task, max_attempts=attempts
     )
