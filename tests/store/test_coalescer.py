@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentlightning.errors import InputError, StoreError
-from agentlightning.store.coalescer import Coalescer
+from agentlightning.store.coalescer import MAX_OVERLAPPING, Coalescer
 
 
 class Wire:
@@ -93,6 +93,38 @@ async def test_draining_waits_for_what_was_submitted() -> None:
     await wire.coalescer.drain()
     assert all(one.done() for one in asked)
     await wire.coalescer.drain()
+
+
+async def test_a_batch_that_hangs_holds_up_the_next_until_it_is_late_only() -> None:
+    wire = Wire(late_s=0.0)
+    wire.open.clear()
+    hanging = asyncio.ensure_future(wire.submit(1))
+    await wire.delivering.wait()
+    wire.delivering.clear()
+    others = [asyncio.ensure_future(wire.submit(number)) for number in (2, 3)]
+    await wire.delivering.wait()
+    assert (wire.batches, hanging.done()) == ([[1], [2, 3]], False)
+    wire.open.set()
+    await asyncio.gather(hanging, *others)
+    await wire.coalescer.drain()
+
+
+async def test_only_a_few_batches_overlap_and_the_first_that_ends_takes_what_waits() -> None:
+    wire = Wire(late_s=0.0)
+    wire.open.clear()
+    asked = []
+    for number in range(MAX_OVERLAPPING):
+        wire.delivering.clear()
+        asked.append(asyncio.ensure_future(wire.submit(number)))
+        await wire.delivering.wait()
+    for number in (8, 9):
+        asked.append(asyncio.ensure_future(wire.submit(number)))
+    for _ in range(3):
+        await asyncio.sleep(0)  # the last one under way becomes late
+    assert len(wire.batches) == MAX_OVERLAPPING
+    wire.open.set()
+    await asyncio.gather(*asked)
+    assert wire.batches == [*([number] for number in range(MAX_OVERLAPPING)), [8, 9]]
 
 
 async def test_what_is_submitted_while_it_closes_fails_and_what_comes_later_is_delivered() -> None:

@@ -7,6 +7,7 @@ where another server may end them. Knows nothing of messages.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import re
 import time
@@ -56,6 +57,8 @@ class TrackedAttempt:
     number: int
     checked_s: float
     """Monotonic time of the last check that it runs."""
+    key: str = ""
+    """Its key, once it came with a request and was found to be signed."""
     conversations: dict[str, Conversation] = field(default_factory=dict)
     """The graph of its calls by policy, built at the first call: no policy continues the ids of another. Calls of external
     models are in the first; its name is '' as long as no policy was called."""
@@ -210,9 +213,13 @@ class AttemptCache:
                 )
             caller.set(named)
             return named
-        if self._secret is None:
-            self._secret = await self._store.signing_secret()
-        owner = verify_key(self._secret, key)  # cheaper than a cache of all keys that ever called
+        known = None if named is None else self._attempts.get(named[0])
+        if known is not None and named == (known.rollout.id, known.number) and _equal(known.key, key):
+            owner: tuple[str, int] | None = named
+        else:
+            if self._secret is None:
+                self._secret = await self._store.signing_secret()
+            owner = verify_key(self._secret, key)
         if owner is None:
             raise _unauthorized("the key was not made by this server's store")
         caller.set(owner)
@@ -223,6 +230,8 @@ class AttemptCache:
                 type="permission_error",
                 code="key_mismatch",
             )
+        if known is not None and known.number == owner[1]:
+            known.key = key
         return owner
 
     async def running(self, identity: tuple[str, int]) -> TrackedAttempt:
@@ -389,6 +398,11 @@ class AttemptCache:
         attempt.size = size
         while self._attempts.bytes > self._max_bytes:
             self._attempts.popitem()
+
+
+def _equal(known: str, given: str) -> bool:
+    """True where it is the same key, told in a time that says nothing of a known one."""
+    return bool(known) and given.isascii() and hmac.compare_digest(known, given)
 
 
 def _unauthorized(sentence: str) -> ApiError:

@@ -54,6 +54,8 @@ class CompletionParser:
         """The way in which the model writes tool calls; None where that is not known."""
         self._response_template = _compiled(response_template)
         self.thinks = THINK_CLOSE in chat_template and "reasoning_content" in chat_template
+        self.is_plain = response_template is None and not self.thinks
+        """True where a completion without tools is nothing but content."""
         self.needs_special = response_template is not None
         """True where special tokens are part of what is parsed."""
         self.tool_end = CLOSE if self.syntax in ("hermes", "tags", "pairs") else _close(response_template)

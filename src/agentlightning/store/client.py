@@ -60,6 +60,9 @@ MAX_COALESCED_WRITES = 1000
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 """Bytes of writes that travel together; a single append may be larger."""
 
+LATE_S = 2.0
+"""Time after which writes that hang, as those do whose server lost its power, no longer hold up later ones."""
+
 _READING = (
     "aliases attempts audit calls checkpoints count credit files find_token follow_metrics metrics models resources rewards "
     "rollouts runs series signing_secret sizes spans statistics steps summaries tokens wait wait_aliases wait_resources "
@@ -105,7 +108,7 @@ class LightningStoreClient(LightningStore):
         self._compress = not is_local(self._url) if compress is None else compress
         self._session: aiohttp.ClientSession | None = None
         self._writes: Coalescer[_Write, Any] = Coalescer(
-            self._deliver, max_items=MAX_COALESCED_WRITES, max_size=MAX_BATCH_BYTES, size=len
+            self._deliver, max_items=MAX_COALESCED_WRITES, max_size=MAX_BATCH_BYTES, size=len, late_s=LATE_S
         )
         self.boots: frozenset[str] = frozenset()
         """Ids of the starts of servers that have answered: one more means that a server was restarted, or that a gateway

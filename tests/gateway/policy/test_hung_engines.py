@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +16,13 @@ from gateway_house import House, path
 from scripted_engine import ScriptedEngine
 
 from agentlightning.gateway.app import App
-from agentlightning.gateway.policy.engine_router import Balancer, EngineHealth, ProbeSettings
+from agentlightning.gateway.policy.engine_router import (
+    Balancer,
+    EngineCall,
+    EngineHealth,
+    EngineLoad,
+    ProbeSettings,
+)
 from agentlightning.records import Claim
 from agentlightning.runtime.background import BackgroundTasks
 
@@ -118,6 +125,27 @@ async def test_probes_of_an_engine_that_hangs_go_on_after_one_that_failed() -> N
     assert (engine.hung, background.failures.total()) == (False, 1)
     await health.close()
     await background.stop()
+
+
+async def test_a_call_with_little_patience_is_looked_after_while_one_with_more_is_under_way() -> None:
+    background, balancer = BackgroundTasks(), Balancer()
+    health = EngineHealth(cast(Any, None), balancer, ProbeSettings(), lambda: None, background)
+    engine = balancer.choose(["http://a"], "one")
+    async with asyncio.timeout(DEADLINE_S) as deadline:
+        health.watch(_under_way(engine, deadline, stall_s=math.inf))
+        await asyncio.sleep(0)  # the loop waits for the end of that one's patience
+        hanging = _under_way(engine, asyncio.timeout(None), stall_s=0.001)
+        with suppress(TimeoutError):
+            async with hanging.timeout:
+                health.watch(hanging)
+                await asyncio.Event().wait()
+    assert hanging.reason == "gave nothing for 0.001 s"
+    await background.stop()
+
+
+def _under_way(engine: EngineLoad, timeout: asyncio.Timeout, stall_s: float) -> EngineCall:
+    now = asyncio.get_running_loop().time()
+    return EngineCall(engine, {}, stall_s, may_leave=lambda: False, timeout=timeout, heard_s=now)
 
 
 async def test_an_engine_that_is_late_and_answers_probes_is_waited_for(house: House) -> None:

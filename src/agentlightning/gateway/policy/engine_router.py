@@ -9,6 +9,7 @@ handed on. One that hangs is left for another where there is one. Knows nothing 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
 import os
@@ -135,8 +136,8 @@ class Balancer:
         ]
 
 
-LOOK_INTERVAL_S = 0.25
-"""Seconds between two looks at the calls in flight."""
+MIN_LOOK_PAUSE_S = 0.25
+"""Seconds between two looks at the calls in flight, of which the oldest silence says when the next one is due."""
 FIRST_PROBE_PAUSE_S = 0.5
 MAX_PROBE_PAUSE_S = 10.0
 """Pauses between the probes of an engine that hangs."""
@@ -207,6 +208,9 @@ class EngineHealth:
         self.calls: set[EngineCall] = set()
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._watching = False
+        self._look_s = math.inf
+        """Time of the next look, on the clock of the event loop."""
+        self._sooner = asyncio.Event()
 
     def watch(self, call: EngineCall) -> None:
         """Look after this call until it is taken out of `calls`."""
@@ -214,6 +218,8 @@ class EngineHealth:
         if not self._watching:
             self._watching = True
             self._background.start("engine health", self._watch)
+        elif call.heard_s + self._patience_s(call) < self._look_s:
+            self._sooner.set()
 
     async def close(self) -> None:
         """End the probes."""
@@ -222,14 +228,26 @@ class EngineHealth:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _patience_s(self, call: EngineCall) -> float:
+        """The silence of this call after which something is done."""
+        return min(self._settings.after_s, call.stall_s)
+
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
+        looked_s = loop.time()
         while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
             now = loop.time()
+            due = [(call.heard_s if call.waiting else now) + self._patience_s(call) for call in self.calls]
+            self._look_s = max(looked_s + MIN_LOOK_PAUSE_S, min(due)) if due else math.inf
+            self._sooner.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._look_s if due else None):
+                    await self._sooner.wait()
+                    continue
+            now = looked_s = loop.time()
             for call in list(self.calls):
                 silent_s = now - call.heard_s
-                if not call.waiting or silent_s < min(self._settings.after_s, call.stall_s):
+                if not call.waiting or silent_s < self._patience_s(call):
                     continue
                 if silent_s >= call.stall_s:
                     call.leave(f"gave nothing for {call.stall_s:g} s")

@@ -34,7 +34,7 @@ from agentlightning.protocols.base import (
 )
 from agentlightning.protocols.response_items import FOLDS
 from agentlightning.records import ABANDONED, JSON, SYSTEM_PROMPT, TEMPLATE_KWARGS, Call, Resource, Sampling, prefill_of
-from agentlightning.rendering.completion_parser import Piece, held_back
+from agentlightning.rendering.completion_parser import Piece, Splitter, WholeSplitter, held_back
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.model_folder import token_bytes
 from agentlightning.rendering.renderer import Renderer
@@ -172,18 +172,14 @@ class ResponseDecoder:
             if (index := renderer.special_id(self._one_call)) is not None:
                 self.stop_ids = (*request.stop_ids, index)
         self._text = renderer.text_stream()
-        raw = request.prompt is not None
-        begun = prefill_of(request.messages)
-        self._splitter = (
-            None
-            if raw
-            else parser.splitter(
-                prompt_text,
-                request.tools,
-                request.parse_tools or request.tools is not None,
-                None if begun is None else begun["content"],
+        self._splitter: Splitter | WholeSplitter | None = None
+        """None where all is content."""
+        tools = request.parse_tools or request.tools is not None
+        if request.prompt is None and (tools or not parser.is_plain):
+            begun = prefill_of(request.messages)
+            self._splitter = parser.splitter(
+                prompt_text, request.tools, tools, None if begun is None else begun["content"]
             )
-        )
         self._decoded = ""
         self._released = 0
         """Characters of the decoded text that went to the splitter."""

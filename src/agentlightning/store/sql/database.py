@@ -96,6 +96,9 @@ def begin_by(engine: Engine, statement: str) -> Engine:
 
 # --- statements -------------------------------------------------------------------------------------------------------
 
+MAX_ROWS_PER_INSERT = 64
+"""A power of two: the driver keeps a prepared statement for each up to it."""
+
 Row = Any  # a named tuple of the statement's columns
 Upsert = sqlite.Insert | postgresql.Insert
 
@@ -117,8 +120,19 @@ def upsert_into(dialect: str, table: Table) -> Upsert:
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
     """Inserts rows, in the order of the table's columns without ``seq``; those whose id exists are ignored."""
-    if rows:
-        execute_rows(connection, _insert(connection.dialect.name, table), rows)
+    dialect, at = connection.dialect.name, 0
+    if dialect != "sqlite":
+        if rows:
+            execute_rows(connection, _insert(dialect, table), rows)
+        return
+    # As few statements as possible: its driver gives up the interpreter at each row of an executemany, and then waits for
+    # the event loop to give it back.
+    while left := len(rows) - at:
+        count = min(MAX_ROWS_PER_INSERT, 1 << (left.bit_length() - 1))
+        text = _insert(dialect, table, count)
+        with _cursor(connection, text) as cursor:
+            cursor.execute(text, [value for row in rows[at : at + count] for value in row])
+        at += count
 
 
 def execute(connection: Connection, statement: Executable, given: Mapping[str, Any]) -> list[Row]:
@@ -165,11 +179,13 @@ class _Prepared:
 
 
 @functools.cache
-def _insert(dialect: str, table: Table) -> str:
+def _insert(dialect: str, table: Table, rows: int = 1) -> str:
     columns = [column.name for column in table.columns if column.name != "seq"]
     statement = upsert_into(dialect, table).on_conflict_do_nothing(index_elements=["id"] if "id" in columns else None)
     positional = registry.load(_DRIVERS[dialect])(paramstyle="format" if dialect == "postgresql" else "qmark")
-    return str(statement.compile(dialect=positional, column_keys=columns))
+    text = str(statement.compile(dialect=positional, column_keys=columns))
+    one_row = f"({', '.join('?' * len(columns))})"
+    return text.replace(one_row, ", ".join([one_row] * rows))
 
 
 @functools.cache

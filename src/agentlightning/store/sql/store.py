@@ -341,7 +341,7 @@ class SqlLightningStore(WaitingStore):
             return
         try:
             with self._explaining():
-                await writer.submit(method, new, current_request(), kind)
+                await writer.submit(method, new, None if kind is None else current_request(), kind)
         except ConflictError as error:
             if "FOREIGN KEY" not in str(error).upper():
                 raise
