@@ -34,6 +34,9 @@ SYSTEM_PROMPT: Final = "system_prompt"
 """Key of `Call.request_fields`: the prompt template that replaced the agent's system prompt by a rule, its version, and the
 replaced text, unless an earlier call has it (None: the rule's marks were not found)."""
 
+RESERVED_AGENTS: Final = "agl."
+"""Beginning of the agent names that the gateway gives by the caller's key: what an agent says never sets one."""
+
 REASONING_CLEARED: Final = "reasoning_cleared"
 """Key of a recorded assistant message whose reasoning the agent demanded to be taken out (`context_management`): without it
 the message would continue the recorded completion, reasoning included."""
@@ -224,6 +227,8 @@ class Claim:
     lease: Lease
     key: str
     """API key (``sk-agl-…``) that opens this attempt, and only it, at the gateway."""
+    judge_key: str = ""
+    """The same for the worker's judge of the attempt: its calls are never learned from. No agent gets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentlightning.config.run import (
     config_text,
     parse_config,
     parse_settings,
+    private_fields,
     run_record,
 )
 from agentlightning.errors import ConfigError
@@ -241,3 +243,44 @@ def test_of_several_rewards_each_may_have_a_weight_and_one_alone_may_not() -> No
     assert [json.loads(spec).get("weight") for spec in rewards.reward_specs] == [None, 0.5]
     with pytest.raises(ConfigError, match="weight: has no effect on a reward function alone"):
         AgentConfig(run="a.py:f", reward=[{"run": "r.py:form", "weight": 0.5}])
+
+
+ROW = {"question": "6 x 7?", "answer": 42}
+
+
+def test_private_fields_are_fields_of_the_tasks_and_in_no_template_that_agents_are_given() -> None:
+    config = parse_config(LEAST | {"data": {"train": "t.jsonl", "private": "answer"}})
+    config.check_tasks([ROW])
+    assert config.data.private == ("answer",)
+    assert private_fields(run_record(config)) == ("answer",)
+    with pytest.raises(ConfigError, match=r"data\.private: no such field 'answer'; the tasks have question"):
+        config.check_tasks([{"question": "6 x 7?"}])
+    ruled = {"templates": {"system": "It is {answer}."}, "rules": [{"template": "system", "agents": ["*"]}]}
+    parse_config(LEAST | {"prompts": ruled}).check_tasks([ROW])
+    with pytest.raises(ConfigError, match="unknown placeholder 'answer'; the tasks have the fields question"):
+        parse_config(LEAST | {"prompts": ruled, "data": {"train": "t", "private": ["answer"]}}).check_tasks([ROW])
+
+
+def test_a_sandbox_in_which_the_file_of_the_tasks_can_be_read_keeps_nothing_private(tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "t.jsonl").write_text("")
+    table: dict[str, Any] = {"model": {"path": "m"}, "agent": {"command": "sh agent.sh"}}
+    for folder, data, works in (
+        (tmp_path, {"private": ["answer"]}, False),
+        (tmp_path, {}, True),
+        (tmp_path / "agent", {"private": ["answer"]}, True),
+    ):
+        config = parse_config(
+            table
+            | {"data": {"train": str(tmp_path / "t.jsonl"), **data}}
+            | {"sandbox": {"type": "bubblewrap", "readable": [str(folder)]}}
+        )
+        with nullcontext() if works else pytest.raises(ConfigError, match=r"agents may read \(sandbox\.readable\)"):
+            config.check_tasks([ROW])
+
+
+def test_rewards_that_agents_may_post_are_none_where_a_function_gives_them() -> None:
+    agent = {"run": "a.py:f", "posted_rewards": ["style"]}
+    assert parse_config(LEAST | {"agent": agent}).agent.posted_rewards == ("style",)
+    with pytest.raises(ConfigError, match=r"agent\.posted_rewards: has no effect with agent\.reward"):
+        parse_config(LEAST | {"agent": agent | {"reward": "r.py:f"}})

@@ -10,6 +10,7 @@ from external_house import serve
 from external_server import ExternalServer
 from gateway_house import House, path
 
+from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.prompts.templates import Template
 from agentlightning.records import Call, Claim, NewRollout, Resource, WorkerStatus
 
@@ -90,10 +91,36 @@ async def test_an_agent_that_no_rule_names_keeps_its_prompt(house: House) -> Non
     await ruled(house)
     house.say("hello")
     made = await claim(house)
-    for agent in (None, "reader", "agl.judge"):
+    for agent in (None, "reader"):
         await post(house, made, "v1/chat/completions", chat("Old.", f"hi {agent}"), agent)
-    assert [call.messages[0]["content"] for call in await calls(house, made)] == ["Old."] * 3
-    assert [call.request_fields for call in await calls(house, made)] == [{}] * 3
+    assert [call.messages[0]["content"] for call in await calls(house, made)] == ["Old."] * 2
+    assert [call.request_fields for call in await calls(house, made)] == [{}] * 2
+
+
+async def test_a_rule_fills_no_template_with_what_is_kept_from_agents(house: House) -> None:
+    await ruled(house)
+    config = (await house.store.runs([house.run_id]))[0].config | {"data": {"train": "t.jsonl", "private": ["topic"]}}
+    house.run_id = (await house.store.create_run("private", config)).id
+    await house.serve_policy()
+    await put(house, TEMPLATE)
+    made = await claim(house)
+    reply = await house.http().post(
+        f"{path(made)}/v1/chat/completions", json=chat("Old.", "hi"), headers={"x-agl-agent": "writer"}
+    )
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "prompts_misconfigured")
+    assert "birds" not in reply.text
+
+
+async def test_a_judge_keeps_its_prompt_whatever_the_rules_are_and_an_agent_that_takes_its_name_does_not(
+    house: House,
+) -> None:
+    await ruled(house, [{"template": "system", "agents": ["*"]}])
+    house.say("hello")
+    made = await claim(house)
+    for key in (made.judge_key, made.key):
+        headers = {"authorization": f"Bearer {key}", "x-agl-agent": JUDGE}
+        await house.http().post(f"{path(made)}/v1/chat/completions", json=chat("Old.", key), headers=headers)
+    assert [call.messages[0]["content"] for call in await calls(house, made)] == ["Old.", NEW]
 
 
 async def test_calls_continue_exactly_even_where_the_agent_changes_its_own_prompt(house: House) -> None:

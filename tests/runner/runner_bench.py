@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +130,7 @@ class Bench:
         *,
         reward: Callable[..., Any] | Scorer | None = None,
         air: Air | None = None,
+        private: Sequence[str] = (),
         concurrency: int = 8,
         abandon_s: float = 30.0,
         **options: Any,
@@ -145,6 +146,7 @@ class Bench:
                 abandon_s=abandon_s,
                 templates=TemplateReader(self.store),
                 air=None if air is None else AttemptAir(air, self.store, threads),
+                private=private,
             )
             worker = Worker(
                 execution,

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from runner_bench import Bench
 
 import agentlightning as agl
+from agentlightning.errors import InputError
 from agentlightning.prompts.templates import Template
 from agentlightning.records import JSON, Resource
 from agentlightning.runner.agent import LLM
@@ -70,3 +72,26 @@ async def test_a_template_that_does_not_parse_fails_the_attempt_with_its_field(b
     async with bench.worker(lambda task, llm: 1.0):
         [done] = await bench.settled([queued])
     assert "prompt 's', version 1: template: line 1: unexpected end of template" in str(done.error)
+
+
+async def test_what_is_kept_from_agents_is_in_neither_their_task_nor_their_prompts_and_reaches_the_reward(
+    bench: Bench,
+) -> None:
+    await put(bench, "{question}")
+    await put(bench, "It is {answer}.", name="leaking")
+    seen: list[object] = []
+
+    async def solve(task: JSON, llm: LLM) -> str:
+        seen.append((task, llm.prompt("system"), agl.prompt("system")))
+        with pytest.raises(InputError, match="answer"):
+            llm.prompt("leaking")
+        return "42"
+
+    def score(task: JSON, result: agl.RolloutResult) -> bool:
+        return bool(task["answer"] == result.output)
+
+    [queued] = await bench.enqueue({"question": "6 x 7?", "answer": "42"})
+    async with bench.worker(solve, reward=score, private=["answer"]):
+        [done] = await bench.settled([queued])
+    assert (done.state, done.reward, done.error) == ("succeeded", 1.0, None)
+    assert seen == [({"question": "6 x 7?"}, "6 x 7?", "6 x 7?")]

@@ -8,7 +8,7 @@ import httpx
 import psutil
 from server_process import ServerProcess
 
-from agentlightning.records import Claim
+from agentlightning.records import Claim, NewRollout, WorkerStatus
 from agentlightning.store.client import LightningStoreClient
 
 SERVER_KEY = "sk-agl-server-of-the-tests"
@@ -45,3 +45,9 @@ def path(claim: Claim) -> str:
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+async def a_claim(store: LightningStoreClient, run_id: str, group: str) -> Claim:
+    await store.enqueue([NewRollout(run_id=run_id, task={"secret": "of-the-task"}, group_id=group)])
+    worker = WorkerStatus(id="w", run_id=run_id, host="h", pid=1, running=0, seen_ns=0)
+    return (await store.claim(worker))[0]

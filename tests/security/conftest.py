@@ -11,12 +11,12 @@ import pytest
 for shared in ("frameworks", "gateway", "runner", "sdk"):
     sys.path.append(str(Path(__file__).parents[1] / shared))
 
-from attack_scene import END, SERVER_KEY, Scene  # noqa: E402 - what these import is found by the lines above
+from attack_scene import END, SERVER_KEY, Scene, a_claim  # noqa: E402 - what these import is found by the lines above
 from scripted_engine import ScriptedEngine  # noqa: E402
 from server_process import ServerProcess  # noqa: E402
 from toy_model import write_tokenizer  # noqa: E402
 
-from agentlightning.records import Claim, NewRollout, Resource, WorkerStatus  # noqa: E402
+from agentlightning.records import Resource  # noqa: E402
 from agentlightning.rendering.renderer import Renderer  # noqa: E402
 from agentlightning.store.client import LightningStoreClient  # noqa: E402
 
@@ -47,9 +47,3 @@ async def scene(server: ServerProcess, tokenizer: Path) -> AsyncIterator[Scene]:
         mine, other = await a_claim(store, run.id, "mine"), await a_claim(store, run.id, "other")
         yield Scene(server, store, run.id, mine, other)
     await engine.close()
-
-
-async def a_claim(store: LightningStoreClient, run_id: str, group: str) -> Claim:
-    await store.enqueue([NewRollout(run_id=run_id, task={"secret": "of-the-task"}, group_id=group)])
-    worker = WorkerStatus(id="w", run_id=run_id, host="h", pid=1, running=0, seen_ns=0)
-    return (await store.claim(worker))[0]

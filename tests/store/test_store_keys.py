@@ -23,10 +23,12 @@ SECRET = b"s" * 32
 
 @given(st.uuids(), st.integers(0, 2**16 - 1))
 def test_a_key_carries_its_attempt(rollout: uuid.UUID, attempt: int) -> None:
-    key = mint_key(SECRET, str(rollout), attempt)
-    assert key.startswith("sk-agl-")
-    assert verify_key(SECRET, key) == (str(rollout), attempt)
-    assert verify_key(b"t" * 32, key) is None
+    keys = [mint_key(SECRET, str(rollout), attempt, judge) for judge in (False, True)]
+    for judge, key in enumerate(keys):
+        assert key.startswith("sk-agl-")
+        assert verify_key(SECRET, key) == (str(rollout), attempt, bool(judge))
+        assert verify_key(b"t" * 32, key) is None
+    assert keys[0] != keys[1]
 
 
 @given(st.integers(7, 52), st.sampled_from("AZaz09-_=+ é"))
@@ -48,7 +50,9 @@ async def test_a_claims_key_is_signed_with_the_stores_secret() -> None:
 
     async with InMemoryLightningStore() as store:
         [claim] = await claimed(store)
-        assert verify_key(await store.signing_secret(), claim.key) == (claim.rollout.id, 1)
+        secret = await store.signing_secret()
+        assert verify_key(secret, claim.key) == (claim.rollout.id, 1, False)
+        assert verify_key(secret, claim.judge_key) == (claim.rollout.id, 1, True)
 
 
 def test_the_scheme_chooses_the_store() -> None:

@@ -177,11 +177,11 @@ def test_an_error_pattern_takes_the_place_of_what_errors_look_like() -> None:
     assert scores("tool_error", attempt, error_pattern=re.compile("^it .*empty$")) == [0.5, None]
 
 
-def test_tools_of_which_spans_tell_alone_count_for_the_rules() -> None:
+def test_failures_of_which_spans_tell_alone_count_for_the_rules() -> None:
     attempt = Conversation()
     attempt.call(user("?"), text="select 1")
     attempt.call(user("?"), text="select 1")
     spans = [tool_span("sql", at, number=at, failed=True, call_arguments="select 1") for at in (3, 6)]
     assert scores("tool_error", attempt, *spans) == [1.0, 1.0]
-    assert scores("retry", attempt, *spans) == [0.0, 1.0]
+    assert scores("retry", attempt, *spans) == [None, 1.0]
     assert scores("valid_arguments", attempt, *spans) == [None, None]

@@ -80,7 +80,7 @@ def test_of_agents_that_work_side_by_side_the_one_in_the_same_part_of_the_trace_
     attempt.call(user("left"), text="left", span_id="left")
     attempt.call(user("right"), text="right", parent=None, span_id="right")
     within = tool_span("sql", 9, number=1, parent_id="left")
-    assert ends(attempt, within) == [[("sql", False)], []]
+    assert ends(attempt, within) == [[("sql", None)], []]
 
 
 def test_a_cycle_of_spans_ends() -> None:
@@ -88,7 +88,7 @@ def test_a_cycle_of_spans_ends() -> None:
     attempt.call(user("?"), text="select 1", span_id="elsewhere")
     one, other = tool_span("sql", 3, number=1), tool_span("sql2", 3, number=2)
     cycle = [replace(one, parent_id=other.id), replace(other, parent_id=one.id)]
-    assert ends(attempt, *cycle) == [[("sql", False), ("sql2", False)]]
+    assert ends(attempt, *cycle) == [[("sql", None), ("sql2", None)]]
 
 
 def test_two_instrumentations_of_one_tool_are_one_use() -> None:
@@ -96,8 +96,8 @@ def test_two_instrumentations_of_one_tool_are_one_use() -> None:
     attempt.call(user("?"), text="select 1")
     outer = tool_span("sql", 3, number=1)
     told_more = tool_span("sql", 3.1, number=2, call_arguments="select 1", parent_id=outer.id)
-    assert ends(attempt, outer, told_more) == [[("sql", False)]]
-    assert ends(attempt, outer, tool_span("sql", 4, number=3)) == [[("sql", False), ("sql", False)]]
+    assert ends(attempt, outer, told_more) == [[("sql", None)]]
+    assert ends(attempt, outer, tool_span("sql", 4, number=3)) == [[("sql", None), ("sql", None)]]
 
 
 def test_a_history_that_is_sent_again_whole_counts_once() -> None:
@@ -162,11 +162,11 @@ def test_a_tool_that_is_an_agent_may_call_itself() -> None:
     attempt.call(user("part"), asks=[("b", "delegate", '{"part": 1}')], parent=None, span_id=outer.id)
     by_id = tool_span("delegate", 5.5, number=2, call_id="b", failed=True, parent_id=outer.id)
     assert ends(attempt, replace(outer, attributes={**outer.attributes, "gen_ai.tool.call.id": "a"}), by_id) == [
-        [("delegate", False)],
+        [("delegate", None)],
         [("delegate", True)],
     ]
     without = tool_span("delegate", 5.5, number=2, failed=True, parent_id=outer.id)
-    assert ends(attempt, outer, without) == [[("delegate", False)], [("delegate", True)]]
+    assert ends(attempt, outer, without) == [[("delegate", None)], [("delegate", True)]]
 
 
 def test_an_abandoned_call_led_to_nothing() -> None:

@@ -1,12 +1,14 @@
 """How a check ends, and its warnings, before anybody pays for more."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import build
+from agentlightning.config.run import parse_config
 from agentlightning.errors import AgentError, NoCallsError
-from agentlightning.trainer.check import CheckResult
+from agentlightning.trainer.check import CheckResult, shared_fields, task_fields
 
 
 def checked(success: float, spread: float, tasks: int = 32) -> CheckResult:
@@ -41,3 +43,44 @@ def test_a_check_whose_agent_ended_of_a_refused_call_names_its_field() -> None:
     )
     assert str(replace(result, rollout=rollout).failure) == "the agent failed on the first task; its error is above"
     assert isinstance(result.failure, NoCallsError)
+
+
+REWARD = """
+def matches(truth, said, task):
+    return truth == said and task.get("unit") in said
+
+
+class Lenient:
+    def score(self, task): return task["nothing of mine"]
+
+
+async def score(row, result, *, strict=True):
+    other = {"a": 1}
+    expected = row["answer"] if strict else other["a"]
+    return matches(expected, result.answer, row) or row["answer"] == row.get("alias", "") or result["output"]
+"""
+
+
+def test_the_fields_that_a_reward_function_reads_are_found_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
+    assert task_fields(f"{tmp_path}/reward.py:score") == {"answer", "alias", "unit"}
+    assert task_fields(f"{tmp_path}/reward.py:nobody") == task_fields(f"{tmp_path}/none.py:score") == set()
+    (tmp_path / "broken.py").write_text("def score(:")
+    assert task_fields(f"{tmp_path}/broken.py:score") == set()
+
+
+def test_a_check_says_which_fields_the_agent_gets_and_its_reward_is_computed_from(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
+    table = {"model": {"path": "m"}, "agent": {"run": "a.py:f", "reward": f"{tmp_path}/reward.py:score"}}
+    task = {"question": "?", "unit": "m", "answer": "42"}
+    found = {}
+    for private in ((), ("answer",), ("answer", "unit")):
+        config = parse_config(table | {"data": {"train": "t", "private": private}})
+        found[private] = replace(checked(0.5, 1.0), shared_fields=shared_fields(config, task)).privacy_note
+    assert found[()] == (
+        "the reward reads 'unit', 'answer' of the task, which the agent gets, too; name in data.private what the agent need "
+        "not know, such as the answer"
+    )
+    assert found["answer",] is not None
+    assert "'answer'" not in found["answer",]
+    assert found["answer", "unit"] is None

@@ -1,7 +1,7 @@
 """Reward of a rollout: named rewards weighed into one number, the treatment of a missing one, and a step's statistics.
 
-A reward is not known if the rollout has none, if it is no finite number, or if it came after the rollout had finished (the
-adapter leaves those out, so that a step that is executed again is the same step).
+A reward is not known if the rollout has none, if it is no finite number or beyond `MAX_REWARD`, or if it came after the
+rollout had finished (the adapter leaves those out, so that a step that is executed again is the same step).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, compress
 
 from agentlightning.records import Outcome
-from agentlightning.tracing.air import PREFIX as AIR
+from agentlightning.store.rules import AIR_PREFIX, MAX_REWARD
 from agentlightning.training_types import Trajectory
 
 
@@ -31,8 +31,10 @@ class RewardPolicy:
         Weights {answer: 1, format: 0.2}: rewards {answer: 1, format: 0.5} make 1.1; {answer: 1} alone is not known. A call
         without a step reward earned none.
         """
-        kept = [[self._weighed(one) for one in group if self._known(one)] for group in groups]
-        return kept, {one.rollout_id for group in groups for one in group if not self._known(one)}
+        settled = [[self._weighed(one) for one in group if self._known(one)] for group in groups]
+        kept = [[one for one in group if _is_finite(one)] for group in settled]
+        known = {one.rollout_id for group in kept for one in group}
+        return kept, {one.rollout_id for group in groups for one in group} - known
 
     def _known(self, trajectory: Trajectory) -> bool:
         finals = {name: trajectory.rewards.get(name, math.nan) for name in self._finals}
@@ -43,7 +45,7 @@ class RewardPolicy:
             for transition in trajectory.transitions
             for value in self._steps(transition.reward, transition.rewards).values()
         ]
-        return all(map(math.isfinite, [*finals.values(), *steps]))
+        return all(abs(value) <= MAX_REWARD for value in (*finals.values(), *steps))  # not so for NaN
 
     def _weighed(self, trajectory: Trajectory) -> Trajectory:
         transitions = [
@@ -62,14 +64,21 @@ class RewardPolicy:
     def _steps(self, total: float, named: Mapping[str, float]) -> dict[str, float]:
         if not self.weights:
             return {"reward": total}
-        return {name: value for name, value in named.items() if name in self.weights or name.startswith(AIR)}
+        return {name: value for name, value in named.items() if name in self.weights or name.startswith(AIR_PREFIX)}
 
     @property
     def _finals(self) -> list[str]:
-        return [name for name in self.weights if not name.startswith(AIR)]  # those are never final
+        return [name for name in self.weights if not name.startswith(AIR_PREFIX)]  # those are never final
 
     def _sum(self, named: Mapping[str, float]) -> float:
-        return math.fsum(self.weights.get(name, 1.0) * value for name, value in named.items())
+        try:
+            return math.fsum(self.weights.get(name, 1.0) * value for name, value in named.items())
+        except (OverflowError, ValueError):  # weights beyond all measure
+            return math.nan
+
+
+def _is_finite(trajectory: Trajectory) -> bool:
+    return all(map(math.isfinite, [trajectory.reward, *(call.reward for call in trajectory.transitions)]))
 
 
 def shaped_air(groups: Sequence[Sequence[Trajectory]], gamma: float = 1.0) -> list[list[Trajectory]]:
@@ -87,7 +96,7 @@ def shaped_air(groups: Sequence[Sequence[Trajectory]], gamma: float = 1.0) -> li
 
 def _shaped(trajectory: Trajectory, gamma: float) -> Trajectory:
     calls = trajectory.transitions
-    rules = sorted({name for call in calls for name in call.rewards if name.startswith(AIR)})
+    rules = sorted({name for call in calls for name in call.rewards if name.startswith(AIR_PREFIX)})
     if not rules:
         return trajectory
     shaped: dict[str, list[float]] = {}
@@ -96,7 +105,7 @@ def _shaped(trajectory: Trajectory, gamma: float) -> Trajectory:
         shaped[name] = [gamma * following - here for here, following in zip([0.0, *after], after, strict=False)]
     transitions = []
     for place, call in enumerate(calls):
-        rest = {name: value for name, value in call.rewards.items() if not name.startswith(AIR)}
+        rest = {name: value for name, value in call.rewards.items() if not name.startswith(AIR_PREFIX)}
         rest |= {name: values[place] for name, values in shaped.items() if values[place]}
         transitions.append(replace(call, reward=sum(rest.values()), rewards=rest))
     return replace(trajectory, transitions=transitions)

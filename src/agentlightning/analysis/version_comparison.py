@@ -180,7 +180,7 @@ async def compare_models(
         raise ConfigError(f"{first.name}: expected two models that differ")
     config = first.config
     rows = _rows(config, rule)
-    config.prompts.check_fields(rows[0], config.agent.command is not None)
+    config.check_tasks(rows)
     if rule.alpha is not None:  # a file may be sorted, easy tasks first: the test is about tasks in no order
         random.Random(config.trainer.seed).shuffle(rows)
     titles = [f"eval {a.name} beside {b.name}" for a, b in ((first, second), (second, first))]

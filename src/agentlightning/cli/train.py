@@ -96,8 +96,8 @@ def check(
     print_rollout(screen(), done.rollout, done.attempts, done.calls, done.rewards, feedback=done.feedback)
     if done.failure is not None:
         raise done.failure
-    if done.warning:
-        say(f"note: {done.warning}", style="yellow")
+    for note in filter(None, (done.warning, done.privacy_note)):
+        say(f"note: {note}", style="yellow")
     used = [used_tokens(call) for call in done.calls]
     print_json(
         {

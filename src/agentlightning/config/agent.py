@@ -69,6 +69,8 @@ class AgentConfig(Table):
     reward: tuple[RewardConfig, ...] = ()
     """Reward function: ``file.py:name`` called with (task, result), or a table, or a list of these, whose rewards are added.
     None: the agent's own return value or records."""
+    posted_rewards: tuple[str, ...] | None = None
+    """Names of the rewards that agents may post. None: any, but none where they run in a sandbox or there is `reward`."""
     workers: int = Field(2, ge=0)
     """Worker processes to start here; 0 where workers run elsewhere."""
     concurrency: int = Field(32, ge=1)

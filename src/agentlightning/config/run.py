@@ -10,18 +10,20 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from agentlightning.config.agent import AgentConfig, AirConfig, NoSandbox, SandboxConfig
+from agentlightning.config.agent import AgentConfig, AirConfig, KubernetesJob, NoSandbox, SandboxConfig
 from agentlightning.config.base import FolderUrl, Table, matching
 from agentlightning.config.base import parse_settings as parse_settings
 from agentlightning.config.engine import EngineConfig, PolicyConfig, check_policies
 from agentlightning.config.external import ExternalModelConfig, agent_model, check_external_models, external_name
 from agentlightning.config.prompts import OptimizeConfig, PromptsConfig, check_optimize
+from agentlightning.errors import ConfigError
 
 DEFAULT_STORE = "sqlite:///runs/agl.db"
 TAG = r"[^\s\x00-\x1f]{1,64}"
@@ -68,10 +70,12 @@ class DataConfig(Table):
     """Runs in the same store whose recorded training rollouts are learned from, in place of tasks."""
     val: str | None = None
     """Held-out tasks, never trained on."""
+    private: tuple[str, ...] = ()
+    """Fields of the tasks that reward functions get and agents do not: not in `task`, AGL_TASK or prompt templates."""
 
-    @field_validator("from_run", mode="before")
+    @field_validator("from_run", "private", mode="before")
     @classmethod
-    def _one_run(cls, value: Any) -> Any:
+    def _one_alone(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -265,6 +269,23 @@ class Config(Table):
         steps = max(1, math.ceil(trainer.epochs * examples / trainer.tasks_per_step))
         return self.model_copy(update={"trainer": trainer.model_copy(update={"steps": steps, "epochs": None})})
 
+    def check_tasks(self, rows: Sequence[dict[str, Any]]) -> None:
+        """ConfigError where a setting names a field that tasks do not have, or where agents find what is kept from them."""
+        private, fields = self.data.private, rows[0]  # all rows have its fields
+        if missing := [name for name in private if name not in fields]:
+            raise ConfigError(f"data.private: no such field {missing[0]!r}; the tasks have {', '.join(sorted(fields))}")
+        self.prompts.check_fields(public_task(fields, private), self.agent.command is not None)
+        readable = [] if isinstance(self.sandbox, NoSandbox | KubernetesJob) else self.sandbox.readable
+        for file in (self.data.train, self.data.val):
+            path = Path(file or "")
+            if private and file and path.is_file():
+                folder = next((one for one in readable if path.resolve().is_relative_to(Path(one).resolve())), None)
+                if folder is not None:
+                    raise ConfigError(
+                        f"data.private: {file} stands in {folder!r}, which agents may read (sandbox.readable); give them a "
+                        "folder of their own"
+                    )
+
     @property
     def agent_model(self) -> str | None:
         """The external model that agents ask for; None where they ask the policies of the run."""
@@ -332,6 +353,8 @@ class Config(Table):
             )
         if (agent.run is not None and agent.command is not None) or not (agent.given or self.offline):
             raise ValueError("agent: give either run (a function, 'file.py:name') or command (a program), not both")
+        if agent.reward and agent.posted_rewards:
+            raise ValueError("agent.posted_rewards: has no effect with agent.reward, which alone gives rewards then")
         if agent.command is None and not isinstance(self.sandbox, NoSandbox):
             raise ValueError(
                 "sandbox: a function agent runs inside the worker and cannot be isolated from it; expected agent.command"
@@ -341,6 +364,26 @@ class Config(Table):
         if self.data.val is None and self.eval != EvalConfig():  # the file of a run names every setting
             raise ValueError("eval: has no effect without data.val")
         return self
+
+
+class _RecordedData(Table):
+    private: tuple[str, ...] = ()
+
+
+def private_fields(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """`data.private` of a run's configuration in the store, so that workers and gateways anywhere do alike."""
+    table = config.get("data")
+    told = {"private": table["private"]} if isinstance(table, dict) and "private" in table else {}
+    return parse_settings(_RecordedData, told, "run", ": data.").private
+
+
+def public_task(task: dict[str, Any], private: Collection[str]) -> dict[str, Any]:
+    """The task as its agent gets it.
+
+    >>> public_task({"question": "6 x 7?", "answer": 42}, ["answer"])
+    {'question': '6 x 7?'}
+    """
+    return {name: value for name, value in task.items() if name not in private}
 
 
 def parse_config(table: dict[str, Any], where: str = "configuration") -> Config:

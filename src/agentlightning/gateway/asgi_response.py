@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from agentlightning.protocols.base import ApiError
-from agentlightning.records import JSON
+from agentlightning.records import JSON, RESERVED_AGENTS
+
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -326,13 +329,17 @@ def _route(rest: str) -> tuple[str | None, str | None]:
 
 
 def _agent(given: Mapping[bytes, bytes], headers: list[tuple[bytes, bytes]]) -> str | None:
-    """The name of the agent: of its own header, of baggage, or of the headers of coding agents."""
-    if name := given.get(AGENT_HEADER, b"")[:MAX_AGENT_CHARS].decode("latin-1").strip():
-        return name
-    if name := baggage_agent(b",".join(value for header, value in headers if header == b"baggage")) or "":
-        return name
-    found = next((given[header] for header in (*SUBAGENT_HEADERS, SUBAGENT_ID_HEADER) if given.get(header)), b"")
-    return shown_name(found.decode("latin-1"))
+    """The name of the agent: of its own header, of baggage, or of the headers of coding agents. None for a name that only
+    a key gives (`RESERVED_AGENTS`)."""
+    name = shown_name(given.get(AGENT_HEADER, b"").decode("latin-1"))
+    name = name or baggage_agent(b",".join(value for header, value in headers if header == b"baggage"))
+    if name is None:
+        found = next((given[header] for header in (*SUBAGENT_HEADERS, SUBAGENT_ID_HEADER) if given.get(header)), b"")
+        name = shown_name(found.decode("latin-1"))
+    if name is not None and name.startswith(RESERVED_AGENTS):
+        log.warning("an agent called itself %s, a name that only keys give: it has none in the record", name)
+        return None
+    return name
 
 
 def parent_span(traceparent: bytes, rollout_id: str, attempt: int) -> str | None:

@@ -30,7 +30,7 @@ from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.forks import Choices, calls_to_replay, replayable, replayable_external
 from agentlightning.store.gateway_events import MAX_REASON_CHARS, OUTGROWN, REFUSED_CALLS
 from agentlightning.store.server_keys import is_loopback
-from agentlightning.store.tokens import KEY_PREFIX, verify_key
+from agentlightning.store.tokens import KEY_PREFIX, KeyOwner, verify_key
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,8 @@ class TrackedAttempt:
     """Acquired before a lock that all attempts share, so that they take turns."""
     size: int = 0
     """Bytes of the conversations, as counted last."""
+    posted: int = 0
+    """Rewards that its agent posted here."""
     refused: int = 0
     unrecorded_refusals: int = 0
     prompts: dict[str, str] = field(default_factory=dict)
@@ -189,13 +191,13 @@ class AttemptCache:
         self._max_bytes = max_bytes
         self._secret: bytes | None = None
         self._attempts = _Attempts(limit)
-        self._rewarding: LRUCache[str, bool] = LRUCache(limit)
+        self._rewarding: LRUCache[str, Callable[[str], str | None]] = LRUCache(limit)
         self._states: Coalescer[str, Rollout | None] = Coalescer(self._read_states, max_items=MAX_READ_STATES)
         self._reads: dict[str, object] = {}
         """Reads of states under way, by rollout; one that ended meanwhile is removed."""
 
-    async def identify(self, named: tuple[str, int] | None, key: str | None, client: str | None) -> tuple[str, int]:
-        """(rollout id, attempt) of a request from its path and key. Raises ApiError.
+    async def identify(self, named: tuple[str, int] | None, key: str | None, client: str | None) -> KeyOwner:
+        """The sender of a request, by its path and key. Raises ApiError.
 
         Keys that are not ours count as none: many SDKs insist on sending one.
         """
@@ -212,25 +214,25 @@ class AttemptCache:
                     "no key: a path without the attempt's own key (sk-agl-…) is accepted from this machine only"
                 )
             caller.set(named)
-            return named
+            return KeyOwner(*named)
         known = None if named is None else self._attempts.get(named[0])
         if known is not None and named == (known.rollout.id, known.number) and _equal(known.key, key):
-            owner: tuple[str, int] | None = named
+            owner: KeyOwner | None = KeyOwner(*named)
         else:
             if self._secret is None:
                 self._secret = await self._store.signing_secret()
             owner = verify_key(self._secret, key)
         if owner is None:
             raise _unauthorized("the key was not made by this server's store")
-        caller.set(owner)
-        if named is not None and named != owner:
+        caller.set(owner[:2])
+        if named is not None and named != owner[:2]:
             raise ApiError(
                 "the key belongs to another attempt than the path names",
                 status=403,
                 type="permission_error",
                 code="key_mismatch",
             )
-        if known is not None and known.number == owner[1]:
+        if known is not None and known.number == owner.attempt and not owner.judge:
             known.key = key
         return owner
 
@@ -275,15 +277,15 @@ class AttemptCache:
         caller.set((rollout.id, number))
         return self._track(rollout, number, time.monotonic())
 
-    async def may_reward(self, attempt: TrackedAttempt) -> bool:
-        """True where the run lets its agents set rewards: it has no reward function, which never changes."""
+    async def reward_refusal(self, attempt: TrackedAttempt, name: str) -> str | None:
+        """The reason why the run does not let its agents post a reward of this name, which never changes; None where it
+        does."""
         run_id = attempt.rollout.run_id
-        allowed = self._rewarding.get(run_id)
-        if allowed is None:
+        refusal = self._rewarding.get(run_id)
+        if refusal is None:
             found = await self._store.runs([run_id])
-            agent = found[0].config.get("agent") if found else None
-            allowed = self._rewarding[run_id] = isinstance(agent, dict) and agent.get("reward") == []
-        return allowed
+            refusal = self._rewarding[run_id] = _reward_refusal(found[0].config if found else {})
+        return refusal(name)
 
     async def conversation(
         self, attempt: TrackedAttempt, renderer: Renderer | None, policy: str = DEFAULT_POLICY
@@ -403,6 +405,19 @@ class AttemptCache:
 def _equal(known: str, given: str) -> bool:
     """True where it is the same key, told in a time that says nothing of a known one."""
     return bool(known) and given.isascii() and hmac.compare_digest(known, given)
+
+
+def _reward_refusal(config: JSON) -> Callable[[str], str | None]:
+    agent, sandbox = config.get("agent"), config.get("sandbox")
+    if not isinstance(agent, dict) or agent.get("reward") != []:
+        return lambda name: "this run takes no rewards from its agents: it has a reward function"
+    isolated = isinstance(sandbox, dict) and sandbox.get("type", "none") != "none"
+    named = agent.get("posted_rewards")
+    if named is None and not isolated:
+        return lambda name: None
+    allowed = named if isinstance(named, list) else []
+    why = "its agents run in a sandbox, and " * isolated + "agent.posted_rewards does not name it"
+    return lambda name: None if name in allowed else f"this run takes no posted reward {name[:80]!r}: {why}"
 
 
 def _unauthorized(sentence: str) -> ApiError:

@@ -9,6 +9,7 @@ well. Knows no engine and no template.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -321,8 +322,10 @@ def _sampling(data: JSON) -> Sampling:
         return next((data[name] for name in names if type(data.get(name)) in (int, float)), None)
 
     temperature, top_p = number("temperature"), number("top_p")
+    most = number("max_completion_tokens", "max_output_tokens", "max_tokens")
+    whole = most is not None and most == most // 1 and 0 < most <= sys.maxsize  # no store could read another
     return Sampling(
         temperature=1.0 if temperature is None else float(temperature),
         top_p=1.0 if top_p is None else float(top_p),
-        max_tokens=number("max_completion_tokens", "max_output_tokens", "max_tokens"),
+        max_tokens=int(most) if whole else None,
     )

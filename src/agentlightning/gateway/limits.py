@@ -256,10 +256,11 @@ class CallLimits:
         *,
         resources: list[Resource] | None = None,
         token: Token | None = None,
+        judge: bool = False,
     ) -> Admission:
         """A request of an attempt has come, of so many bytes as far as it says. Raises ApiError where there are too many,
         and StoreError. Without the run's `resources` only the server's limits hold. `token`: the serving key that it came
-        with."""
+        with. `judge`: it is not the attempt's agent that asks, whose limits are its own."""
         usage = self._attempts.use((rollout.id, number))
         bounds: list[Bound] = [("server", self._server, usage)]
         usages = [usage]
@@ -270,7 +271,8 @@ class CallLimits:
                 run.take(resources)
             usages.append(run.usage)
             if run.limits is not None:
-                bounds += [("limits.attempt", run.limits.attempt, usage), ("limits.run", run.limits.run, run.usage)]
+                own = LimitConfig() if judge else run.limits.attempt
+                bounds += [("limits.attempt", own, usage), ("limits.run", run.limits.run, run.usage)]
                 if run.limits.attempt.has_totals:
                     await self._fresh(usage, ATTEMPT_AGE_S, lambda: self._read_attempt(rollout, number, usage))
             if token is not None:

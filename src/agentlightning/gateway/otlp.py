@@ -153,7 +153,8 @@ class TraceReceiver:
                 if why := cross_site_reason("POST", [*headers, (b"content-type", b"application/json")]):
                     raise ApiError(why, status=403, type="permission_error", code="cross_site")
                 return _Sender(None, 0)
-        rollout_id, number = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
+        owner = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
+        rollout_id, number = owner[:2]
         try:
             return _Sender((await self._attempts.running((rollout_id, number))).rollout, number)
         except ApiError as refusal:

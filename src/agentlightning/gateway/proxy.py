@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import orjson
@@ -22,7 +22,7 @@ from uuid_utils import uuid7
 
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.prompts import PromptRuleConfig, PromptsConfig
-from agentlightning.config.run import parse_settings
+from agentlightning.config.run import parse_settings, private_fields, public_task
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, InputError, ModelError, StoreError
 from agentlightning.gateway.access import Authentication
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
@@ -47,11 +47,11 @@ from agentlightning.protocols import (
 )
 from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_object
 from agentlightning.protocols.prompt_edits import replace_system
-from agentlightning.records import JSON, Reward
+from agentlightning.records import JSON, Reward, Rollout
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
-from agentlightning.store.rules import reward_number
+from agentlightning.store.rules import MAX_REWARDS, reward_name, reward_number
 from agentlightning.store.templates import TemplateReader
 from agentlightning.store.tokens import Token, is_token
 
@@ -149,8 +149,10 @@ class Proxy:
             elif incoming.named is None and incoming.key is not None and is_token(incoming.key):
                 await self._answer_client(wire, incoming, reply)
             else:
-                identity = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
-                await self._answer(wire, await self._attempts.running(identity), incoming, reply)
+                owner = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
+                if owner.judge:
+                    incoming.agent = JUDGE
+                await self._answer(wire, await self._attempts.running(owner[:2]), incoming, reply)
         except (ApiError, InputError) as cause:
             await self._refuse(wire, reply, _as_refusal(cause))
         except AgentLightningError as cause:
@@ -208,7 +210,12 @@ class Proxy:
         try:
             resources = await self._watcher.resources(attempt.rollout.run_id)
             admission = await self._limits.enter(
-                attempt.rollout, attempt.number, incoming.length, resources=resources, token=token
+                attempt.rollout,
+                attempt.number,
+                incoming.length,
+                resources=resources,
+                token=token,
+                judge=incoming.agent == JUDGE,
             )
             call = AgentCall(wire, attempt, admission, incoming, reply, resources)
             try:
@@ -288,8 +295,8 @@ class Proxy:
     async def _with_prompt(self, call: AgentCall, data: JSON) -> JSON:
         """The request with the system prompt that a rule of the run has for it, which `AgentRequest.prompt` then has."""
         run_id = call.attempt.rollout.run_id
-        rules = self._prompts.known.get(run_id)
-        if rules is None or rules:
+        known = self._prompts.known.get(run_id)
+        if known is None or known[0]:
             data, call.request.prompt = await self._prompts.apply(call.wire, data, call.attempt, call.request.agent)
         return data
 
@@ -302,24 +309,21 @@ class Proxy:
         await _show_models(call.wire, names, name, created_s, call.reply)
 
     async def _reward(self, attempt: TrackedAttempt, body: bytes, reply: AgentResponse) -> None:
-        if not await self._attempts.may_reward(attempt):
-            raise ApiError(
-                "this run takes no rewards from its agents: it has a reward function",
-                status=403,
-                type="permission_error",
-                code="rewards_not_allowed",
-            )
         data = read_object(body)
+        name = reward_name(data.get("name", "reward"))
+        if (why := await self._attempts.reward_refusal(attempt, name)) is not None:
+            raise ApiError(why, status=403, type="permission_error", code="rewards_not_allowed")
         if "value" not in data:
             raise ApiError('value: expected {"value": <a finite number>}, got none', status=422, param="value")
-        name = data.get("name", "reward")
-        if not isinstance(name, str) or not name:
-            raise ApiError(f"name: expected a text, got {name!r}", status=422, param="name")
         named = data.get("call_id")
         if named is not None:
             named = call_id(named) if isinstance(named, str) else ""
             if not await self._has_call(attempt, named):
                 raise ApiError("call_id: expected the id of a call of this attempt", status=422, param="call_id")
+        if attempt.posted >= MAX_REWARDS:
+            sentence = f"an attempt can hold at most {MAX_REWARDS} rewards"
+            raise ApiError(sentence, status=422, final=True)
+        attempt.posted += 1
         reward = Reward(
             id=str(uuid7()),
             run_id=attempt.rollout.run_id,
@@ -426,42 +430,44 @@ class PromptRules:
     def __init__(self, store: LightningStore) -> None:
         self._store = store
         self._templates = TemplateReader(store)
-        self.known: LRUCache[str, tuple[PromptRuleConfig, ...]] = LRUCache(MAX_RUNS)
-        """Rules of a run, which are fixed for good."""
+        self.known: LRUCache[str, tuple[tuple[PromptRuleConfig, ...], tuple[str, ...]]] = LRUCache(MAX_RUNS)
+        """Rules of a run and the private fields of its tasks, which are fixed for good."""
 
     async def apply(
         self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, agent: str | None
     ) -> tuple[JSON, JSON]:
         """The request with the system prompt that it is to have, and what the record says of that; {} where no rule is for
         it. Raises ApiError where the rule's template cannot be rendered, and the errors of the store."""
-        rules = await self._rules_of(attempt.rollout.run_id)
+        rules, private = await self._rules_of(attempt.rollout.run_id)
         rule = next((rule for rule in rules if rule.applies(agent)), None) if agent != JUDGE else None
         if rule is None:
             return data, {}
         name = rule.template
         text = attempt.prompts.get(name)
         if text is None:
-            text = attempt.prompts[name] = await self._rendered(name, attempt)
+            shown = replace(attempt.rollout, task=public_task(attempt.rollout.task, private))
+            text = attempt.prompts[name] = await self._rendered(name, shown)
         changed, replaced = replace_system(wire.NAME, data, text)
         if replaced is None:
             return data, {}
         return changed, {"template": name, "version": attempt.rollout.prompts[name], "replaced": replaced}
 
-    async def _rules_of(self, run_id: str) -> tuple[PromptRuleConfig, ...]:
-        """The rules of a run, which are fixed for good."""
+    async def _rules_of(self, run_id: str) -> tuple[tuple[PromptRuleConfig, ...], tuple[str, ...]]:
+        """The rules of a run and the private fields of its tasks."""
         if run_id not in self.known:
             found = await self._store.runs([run_id])
             table = found[0].config.get("prompts") if found else None
             try:
                 prompts = parse_settings(PromptsConfig, table if isinstance(table, dict) else {}, f"run {run_id}")
+                private = private_fields(found[0].config if found else {})
             except ConfigError as cause:
                 raise _misconfigured(f"prompts: {cause}") from cause
-            self.known[run_id] = prompts.rules
+            self.known[run_id] = prompts.rules, private
         return self.known[run_id]
 
-    async def _rendered(self, name: str, attempt: TrackedAttempt) -> str:
+    async def _rendered(self, name: str, rollout: Rollout) -> str:
         try:
-            return (await self._templates.of(attempt.rollout)).text(name)
+            return (await self._templates.of(rollout)).text(name)
         except InputError as cause:
             raise _misconfigured(f"prompts.rules: {cause}") from cause
 

@@ -28,7 +28,7 @@ from agentlightning.runner.command import LOOPBACK, command_environment, split_c
 
 TASK_FOLDER = "/agl"
 TASK_FILE = "task.json"
-LEASE_FILE, KEY_FILE = "lease.json", "key.txt"
+LEASE_FILE, KEY_FILE, JUDGE_KEY_FILE = "lease.json", "key.txt", "judge-key.txt"
 """Entries of the Secret that no pod is given: what a worker that starts again needs to go on with the attempt."""
 OVERTIME_S = 60
 """A Job ends by itself so long after its attempt's time: where no worker is there to end it."""
@@ -143,6 +143,7 @@ def secret_manifest(claim: Claim, job: JSON, environment: Mapping[str, str]) -> 
         TASK_FILE: json.dumps(claim.rollout.task),
         LEASE_FILE: json.dumps(lease),
         KEY_FILE: claim.key,
+        JUDGE_KEY_FILE: claim.judge_key,
     }
     return {
         "apiVersion": "v1",
@@ -153,10 +154,10 @@ def secret_manifest(claim: Claim, job: JSON, environment: Mapping[str, str]) -> 
     }
 
 
-def lease_in(secret: JSON) -> tuple[Lease, str]:
-    """The lease of a Secret's attempt, and its key."""
+def lease_in(secret: JSON) -> tuple[Lease, str, str]:
+    """The lease of a Secret's attempt, its key and that of its judge."""
     data = secret["data"]
-    return Lease(**json.loads(_text(data[LEASE_FILE]))), _text(data[KEY_FILE])
+    return Lease(**json.loads(_text(data[LEASE_FILE]))), _text(data[KEY_FILE]), _text(data[JUDGE_KEY_FILE])
 
 
 def dropped(manifest: object, answer: object, path: str = "") -> list[str]:

@@ -88,6 +88,7 @@ class LeftAttempt:
 
     lease: Lease
     key: str
+    judge_key: str
     age_s: float
 
 
@@ -327,14 +328,14 @@ class KubernetesRunner:
 
     async def _left(self, job: JSON) -> LeftAttempt | None:
         try:
-            lease, key = lease_in(await self._cluster.read("Secret", job["metadata"]["name"]))
+            lease, key, judge_key = lease_in(await self._cluster.read("Secret", job["metadata"]["name"]))
         except ClusterError as error:
             if error.status == 404:  # its predecessor was killed before it could create it
                 return None
             raise
         created = datetime.fromisoformat(job["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
         age_s = (datetime.now(UTC) - created).total_seconds()
-        return LeftAttempt(lease=lease, key=key, age_s=max(0.0, age_s))
+        return LeftAttempt(lease=lease, key=key, judge_key=judge_key, age_s=max(0.0, age_s))
 
     async def _sweep_for_ever(self) -> None:
         while True:
@@ -367,7 +368,7 @@ async def _left_claims(runner: KubernetesRunner, store: LightningStore) -> list[
     rollouts = await store.rollouts(RolloutQuery(ids=[each.lease.rollout_id for each in left]))
     by_id = {rollout.id: rollout for rollout in rollouts}
     return [
-        (Claim(rollout=rollout, lease=each.lease, key=each.key), each.age_s)
+        (Claim(rollout=rollout, lease=each.lease, key=each.key, judge_key=each.judge_key), each.age_s)
         for each in left
         if (rollout := by_id.get(each.lease.rollout_id)) is not None
     ]

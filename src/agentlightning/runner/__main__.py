@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from agentlightning.config.agent import AgentConfig, NoSandbox, sandbox_of_run
 from agentlightning.config.external import ExternalModelConfig, agent_model, external_name, secret_variables
-from agentlightning.config.run import parse_settings
+from agentlightning.config.run import parse_settings, private_fields
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError, printable
 from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.runner.air import air_of_run
@@ -109,6 +109,7 @@ async def _work(
             model = options.model or _agent_model(config)
             started = await _start(options, agent, config, guardian, store, scored=reward is not None)
             air = await air_of_run(options.run, store, threads)
+            private = private_fields(config)
             traced = not options.command and _trace_agents(options, config)
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {printable(str(error))}\n")
@@ -123,6 +124,7 @@ async def _work(
             templates=TemplateReader(store),
             abandon_s=options.abandon_s,
             air=air,
+            private=private,
             traced=traced,
             delivery_timeout_s=options.lease_s,
         )

@@ -20,7 +20,7 @@ from agentlightning.protocols.base import call_id as recorded_call_id
 from agentlightning.records import Claim, Rollout, Sampling
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.connection_pool import ConnectionPool, Sdk
-from agentlightning.store.rules import reward_number
+from agentlightning.store.rules import reward_name, reward_number
 
 if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic
@@ -161,7 +161,7 @@ def emit_reward(value: float, name: str = "reward", call_id: str | None = None) 
             "of your own sees its attempt when started by asyncio.to_thread or contextvars.copy_context().run"
         )
     call = recorded_call_id(call_id) if call_id is not None else None
-    attempt.emit(attempt.reward(reward_number(value, name), "emitted", name, call))
+    attempt.emit(attempt.reward(reward_number(value, name), "emitted", reward_name(name), call))
 
 
 def prompt(name: str, /, **fields: object) -> str | list[Message]:

@@ -22,12 +22,10 @@ import uuid_utils
 from agentlightning.errors import AgentError
 from agentlightning.prompts.rollout_prompts import RolloutPrompts
 from agentlightning.records import Claim, Finish, Lease, Reward, RewardSource, WorkerStatus
+from agentlightning.store.rules import MAX_REWARDS
 from agentlightning.tracing.buffer import SpanBuffer
 
 CURRENT: ContextVar[AttemptContext] = ContextVar("agentlightning_attempt")
-
-MAX_REWARDS = 10_000
-"""Rewards one attempt may hold: an agent that emits in an endless loop must not fill the worker's memory."""
 
 Interruption = Literal["timed_out", "lost", "expired", "revoked"]
 

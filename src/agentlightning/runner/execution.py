@@ -10,7 +10,9 @@ import asyncio
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 
+from agentlightning.config.run import public_task
 from agentlightning.errors import RewardError
 from agentlightning.records import AttemptEnd, Finish, Reward
 from agentlightning.runner.agent import llm_for
@@ -47,6 +49,8 @@ class Execution:
     """Agents of this process are traced: the store gets the spans that they make."""
     delivery_timeout_s: float = LEASE_S
     """Time for spans while the store is away; they are never worth an attempt's end."""
+    private: Sequence[str] = ()
+    """Fields of tasks that reward functions get and agents do not."""
     air: AttemptAir | None = None
     """AIR, over the record of each attempt; None where the run has no rules."""
 
@@ -96,9 +100,12 @@ class Execution:
 
     async def _work(self, attempt: AttemptContext) -> Finish:
         try:
-            attempt.prompts = await self.templates.of(attempt.claim.rollout)
-            llm = llm_for(attempt.claim, self.server_url, self.model, self.connections, attempt.prompts)
-            run = await self.runner.run(attempt.claim, llm)
+            own = attempt.claim.rollout
+            shown = dataclasses.replace(own, task=public_task(own.task, self.private)) if self.private else own
+            claim = dataclasses.replace(attempt.claim, rollout=shown)
+            attempt.prompts = await self.templates.of(shown)
+            llm = llm_for(claim, self.server_url, self.model, self.connections, attempt.prompts)
+            run = await self.runner.run(claim, llm)
             rewards = await self._settle(attempt, run)
         except asyncio.CancelledError as cause:
             if attempt.interruption is None:

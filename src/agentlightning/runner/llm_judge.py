@@ -18,7 +18,6 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.adapters.conversations import JudgeReply, is_score, json_lines, values_of
-from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.agent import RewardConfig
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.errors import ConfigError, EngineError, RewardError
@@ -158,12 +157,12 @@ def read_judgement(text: str) -> float | None:
 
 
 def gateway_judge(server_url: str, model: str, connections: ConnectionPool) -> Callable[[RewardConfig], JudgeScorer]:
-    """For workers: the judge through the gateway, as the attempt whose code asks."""
+    """For workers: the judge through the gateway, with the key of the attempt's judge, which names its calls."""
 
     def through_gateway() -> ChatEndpoint:
-        llm = llm_for(CURRENT.get().claim, server_url, model, connections)
-        headers = {"Authorization": f"Bearer {llm.api_key}", "x-agl-agent": JUDGE}
-        return ChatEndpoint(llm.http_client, llm.base_url, headers)
+        claim = CURRENT.get().claim
+        llm = llm_for(claim, server_url, model, connections)
+        return ChatEndpoint(llm.http_client, llm.base_url, {"Authorization": f"Bearer {claim.judge_key}"})
 
     return lambda config: JudgeScorer(config, through_gateway)
 

@@ -27,7 +27,7 @@ from agentlightning.runner.processes import kill_group
 from agentlightning.runner.result import RolloutResult, as_json
 from agentlightning.runner.user_code import load
 from agentlightning.runtime.children import inheritable
-from agentlightning.store.rules import reward_number
+from agentlightning.store.rules import reward_name, reward_number
 from agentlightning.store.scan import feedback_text
 
 FINAL = "reward"
@@ -121,9 +121,10 @@ def _steps(said: Any, calls: Sequence[Call]) -> dict[str, dict[str, float]]:
 
 
 def _named(name: Any, where: str) -> str:
-    if not isinstance(name, str) or not name:
-        raise RewardError(f"the reward function's {where}: expected names of rewards, got {name!r}")
-    return name
+    try:
+        return reward_name(name)
+    except RewardError as error:
+        raise RewardError(f"the reward function's {where}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

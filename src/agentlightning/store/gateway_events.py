@@ -9,6 +9,9 @@ from typing import Literal
 
 from agentlightning.records import JSON
 
+RESERVED_SPANS = "gateway."
+"""Beginning of the names of these spans, which agents' spans may not have: stores, trainer and reports look for them."""
+
 BROKEN_SPANS: Literal["gateway.broken_spans"] = "gateway.broken_spans"
 """Name of the span that says what was wrong with others: its attributes are counts by cause."""
 

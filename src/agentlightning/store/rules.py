@@ -36,6 +36,15 @@ from agentlightning.store.gateway_events import BROKEN, IGNORED_BASE_URL, NO_CAL
 
 MAX_REASONS = 16  # reasons of refused calls that a warning names
 
+MAX_REWARD = 1e9
+"""Largest reward, and smallest with a minus: sums and squares of a step's rewards stay far from where numbers end."""
+
+MAX_REWARDS = 10_000
+"""Rewards that the agent of one attempt may give: an endless loop of them must fill neither its worker nor the store."""
+MAX_REWARD_NAME_CHARS = 100
+AIR_PREFIX = "air."
+"""Beginning of the names of AIR's rewards, which nobody else may give: they count whatever a run's weights are."""
+
 NEVER_FINAL: frozenset[str] = frozenset({"air", "rescored"})
 """Sources of rewards that never settle a rollout: what AIR saw, and what a reward function said of it afterwards."""
 
@@ -291,7 +300,7 @@ def final_reward(rewards: Sequence[Reward], source: str | None = None) -> float 
 
 
 def reward_number(value: Any, name: str = "reward") -> float:
-    """`value` as a finite float; RewardError, with the value and what was expected, otherwise.
+    """`value` as a finite float within ± `MAX_REWARD`; RewardError, with the value and what was expected, otherwise.
 
     Booleans count as 0 and 1 (``return answer == expected`` is the commonest reward there is).
     """
@@ -303,7 +312,18 @@ def reward_number(value: Any, name: str = "reward") -> float:
         raise RewardError(f"{name}: expected a finite number, got {type(value).__name__}: {cause}") from None
     if not math.isfinite(number):
         raise RewardError(f"{name}: expected a finite number, got {number}")
+    if abs(number) > MAX_REWARD:
+        raise RewardError(f"{name}: expected a number from {-MAX_REWARD:g} to {MAX_REWARD:g}, got {number:g}")
     return number
+
+
+def reward_name(name: Any) -> str:
+    """`name` as the name of a reward that an agent or a reward function gives; RewardError where it is none."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_REWARD_NAME_CHARS or not name.isprintable():
+        raise RewardError(f"name: expected 1 to {MAX_REWARD_NAME_CHARS} printable characters, got {name!r:.80}")
+    if name.startswith(AIR_PREFIX):
+        raise RewardError(f"name: expected one that does not begin with {AIR_PREFIX!r}, as AIR's do, got {name!r:.80}")
+    return name
 
 
 def check_run_id(run_id: str) -> None:

@@ -4,8 +4,8 @@ A token's secret is ``sk-agl-token-…``, made here and shown once; a store keep
 secret has 256 random bits. Several are valid at a time, so that one is replaced while the other still works.
 
 An attempt's key, ``sk-agl-…``, minted by `claim`, carries its identity (the rollout's UUID and the number of the attempt)
-and a signature under the store's secret, so that a gateway verifies it without asking anybody. Pure functions; what a role
-may do is the gateway's to know.
+and a signature under the store's secret, so that a gateway verifies it without asking anybody. A second key, which the agent
+never gets, is for its worker's judge. Pure functions; what a role may do is the gateway's to know.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import secrets
 import uuid
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from agentlightning.errors import InputError
 
@@ -105,10 +105,19 @@ _SIGNATURE_BYTES = 16
 _TEXT_LENGTH = (_IDENTITY_BYTES + _SIGNATURE_BYTES) * 8 // 6 + 1
 
 
-def mint_key(secret: bytes, rollout_id: str, attempt: int) -> str:
-    """The key of one attempt; always the same for the same secret."""
+class KeyOwner(NamedTuple):
+    """The owner of an attempt's key."""
+
+    rollout_id: str
+    attempt: int
+    judge: bool = False
+    """The worker's judge of the attempt, not its agent."""
+
+
+def mint_key(secret: bytes, rollout_id: str, attempt: int, judge: bool = False) -> str:
+    """The key of one attempt, or of its judge; always the same for the same secret."""
     identity = uuid.UUID(rollout_id).bytes + attempt.to_bytes(2, "big")
-    signed = identity + _signature(secret, identity)
+    signed = identity + _signature(secret, identity, judge)
     return KEY_PREFIX + base64.urlsafe_b64encode(signed).rstrip(b"=").decode()
 
 
@@ -117,8 +126,8 @@ def session_token(secret: bytes, rollout_id: str) -> str:
     return hmac.digest(secret, b"session " + uuid.UUID(rollout_id).bytes, hashlib.sha256)[:12].hex()
 
 
-def verify_key(secret: bytes, key: str) -> tuple[str, int] | None:
-    """(rollout id, attempt) of a key signed with this secret, else None. Compares in constant time."""
+def verify_key(secret: bytes, key: str) -> KeyOwner | None:
+    """The owner of a key signed with this secret, else None. Compares in constant time."""
     text = key.removeprefix(KEY_PREFIX)
     if text == key or len(text) != _TEXT_LENGTH or not text.isascii():
         return None
@@ -129,10 +138,11 @@ def verify_key(secret: bytes, key: str) -> tuple[str, int] | None:
     if base64.urlsafe_b64encode(signed).rstrip(b"=") != text.encode():
         return None  # bits of the last character that no byte has: a key has one text
     identity, signature = signed[:_IDENTITY_BYTES], signed[_IDENTITY_BYTES:]
-    if not hmac.compare_digest(signature, _signature(secret, identity)):
-        return None
-    return str(uuid.UUID(bytes=identity[:16])), int.from_bytes(identity[16:], "big")
+    for judge in (False, True):
+        if hmac.compare_digest(signature, _signature(secret, identity, judge)):
+            return KeyOwner(str(uuid.UUID(bytes=identity[:16])), int.from_bytes(identity[16:], "big"), judge)
+    return None
 
 
-def _signature(secret: bytes, identity: bytes) -> bytes:
-    return hmac.digest(secret, identity, hashlib.sha256)[:_SIGNATURE_BYTES]
+def _signature(secret: bytes, identity: bytes, judge: bool) -> bytes:
+    return hmac.digest(secret, identity + b"judge" * judge, hashlib.sha256)[:_SIGNATURE_BYTES]

@@ -86,10 +86,11 @@ class WaitingStore(LightningStore):
         _check_limit(limit)
         _check_labels(worker.run_id, await self._asked_labels(worker.run_id), labels or {})
         taken = await self._until(QUEUED, worker.run_id, lambda: self._take(worker, limit, lease_s), wait_s)
-        return [
-            Claim(rollout=rollout, lease=lease, key=mint_key(self._secret, rollout.id, rollout.attempt))
-            for rollout, lease in taken
-        ]
+        return [self._claim(rollout, lease) for rollout, lease in taken]
+
+    def _claim(self, rollout: Rollout, lease: Lease) -> Claim:
+        key, judge_key = (mint_key(self._secret, rollout.id, rollout.attempt, judge) for judge in (False, True))
+        return Claim(rollout=rollout, lease=lease, key=key, judge_key=judge_key)
 
     async def open_session(self, session: NewRollout, lease_s: float) -> Claim:
         rollout_id = str(uuid_utils.uuid7())
@@ -97,7 +98,7 @@ class WaitingStore(LightningStore):
         rollout = await self._open_session(replace(session, kind="session"), rollout_id, token, lease_s)
         token = session_token(self._secret, rollout.id)
         lease = Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=token)
-        return Claim(rollout=rollout, lease=lease, key=mint_key(self._secret, rollout.id, rollout.attempt))
+        return self._claim(rollout, lease)
 
     async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
         goal = after + at_least

@@ -20,7 +20,7 @@ from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.agent import AirConfig, AirRuleConfig
 from agentlightning.errors import AgentError, ConfigError, RewardError, boundary
 from agentlightning.records import Call, Reward, Span
-from agentlightning.store.rules import reward_number
+from agentlightning.store.rules import AIR_PREFIX, reward_number
 from agentlightning.tracing.tool_uses import (
     CallStep,
     ToolExecution,
@@ -31,8 +31,6 @@ from agentlightning.tracing.tool_uses import (
     parse_tool_calls,
 )
 
-PREFIX = "air."
-"""A rule's rewards have its name after this."""
 MAX_RULE_REWARD = 1.0
 """The rewards of one rule over a rollout stay within ± this, whatever the number of calls."""
 
@@ -137,12 +135,12 @@ def _check(name: str, rule: AirRuleConfig) -> None:
 
 def _reward(call: Call, name: str, value: float) -> Reward:
     return Reward(
-        id=f"{call.id}.{PREFIX}{name}",
+        id=f"{call.id}.{AIR_PREFIX}{name}",
         run_id=call.run_id,
         rollout_id=call.rollout_id,
         attempt=call.attempt,
         value=value,
-        name=f"{PREFIX}{name}",
+        name=f"{AIR_PREFIX}{name}",
         call_id=call.id,
         source="air",
         created_ns=call.finished_ns,
@@ -194,11 +192,12 @@ def invalid_arguments(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
 
 
 def retry(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
-    """Share of the call's tools that were asked for what had failed before, in the same words, in this attempt."""
+    """Share of the call's tools that were asked for what had failed before, in the same words, in this attempt. Uses that
+    spans alone tell of do not dilute it."""
     failed: set[tuple[str, str]] = set()
     scores: Scores = []
     for step in steps:
-        scores.append(_share([use.key in failed for use in step.tool_calls]))
+        scores.append(_share([use.key in failed for use in step.tool_calls if use.key in failed or not use.only_told]))
         failed |= {use.key for use in step.tool_calls if use.failed}
     return scores
 

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.records import JSON, Span
-from agentlightning.store.gateway_events import BROKEN_SPANS
+from agentlightning.store.gateway_events import BROKEN_SPANS, RESERVED_SPANS
 from agentlightning.tracing.frameworks import conventional
 from agentlightning.tracing.otlp import KINDS, STATUSES, OtlpSpan, clean, known, plain
 from agentlightning.tracing.sanitize import (
     CUT,
     MAX_BYTES,
     MAX_SPANS,
-    RESERVED,
     SpanOwner,
     resource_attributes,
     sanitize,
@@ -98,7 +97,7 @@ class SpanBuffer:
             except Exception:  # an agent may put anything into a span: whatever that does, only this span is lost
                 causes["undecodable"] += 1
                 continue
-            if span.name in RESERVED:
+            if span.name.startswith(RESERVED_SPANS):
                 causes["reserved_name"] += 1
             elif size > self._bytes_left:
                 causes["too_many"] += 1

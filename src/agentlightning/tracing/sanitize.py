@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 
 from agentlightning.records import JSON, Span
-from agentlightning.store.gateway_events import BROKEN_SPANS, REFUSED_CALLS, UNKNOWN_ROUTE
+from agentlightning.store.gateway_events import BROKEN_SPANS, RESERVED_SPANS
 from agentlightning.tracing.otlp import MAX_TIME_NS, OtlpRequest, OtlpResource, OtlpSpan
 
 MAX_SPANS = 10_000
@@ -37,9 +37,6 @@ MAX_SPAN_BYTES = 1024 * 1024
 
 CUT = "too_large"
 """Cause by which a part of a span is lost; by all others the whole span is."""
-
-RESERVED = frozenset({BROKEN_SPANS, REFUSED_CALLS, UNKNOWN_ROUTE})
-"""Names of spans that stores, gateway and trainer look for, and so nobody else may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +77,7 @@ class SpanSanitizer:
         self._bytes_left = max_bytes
         self._ids: set[str] = set()
         for span in known:
-            if span.name in RESERVED:
+            if span.name.startswith(RESERVED_SPANS):
                 self.told += span.name == BROKEN_SPANS
             else:
                 self._ids.add(span.id)
@@ -99,7 +96,7 @@ class SpanSanitizer:
             for received in resource.spans:
                 span, cut, size = sanitize(received, shared, self.owner)
                 known = span.id in self._ids
-                if span.name in RESERVED:
+                if span.name.startswith(RESERVED_SPANS):
                     taken.broken["reserved_name"] += 1
                 elif not known and (len(self._ids) >= self._max_spans or size > self._bytes_left):
                     taken.broken["too_many"] += 1

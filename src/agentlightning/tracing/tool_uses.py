@@ -17,7 +17,7 @@ import orjson
 
 from agentlightning.adapters.semantics import ToolUse, tool_use
 from agentlightning.adapters.span_tree import SpanTree
-from agentlightning.records import ABANDONED, JSON, Call, Span
+from agentlightning.records import ABANDONED, JSON, RESERVED_AGENTS, Call, Span
 from agentlightning.rendering.call_chain import call_chain, chain_tools
 from agentlightning.store.base import LightningStore
 from agentlightning.store.scan import by_attempt
@@ -51,10 +51,16 @@ class ToolExecution:
     result: str | None = None
     """None: nothing tells what became of it."""
     failed: bool | None = None
-    """None: nothing tells what became of it."""
+    """None: nothing tells what became of it. A span tells of a failure alone, since its agent may have posted it: a tool
+    succeeded where the model was shown its result."""
     seen: bool = False
     """A span has told of it."""
     span: ToolUse | None = None
+
+    @property
+    def only_told(self) -> bool:
+        """True where a span alone tells of it: agents post what spans they like."""
+        return not self.asked and self.span is not None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -205,11 +211,15 @@ class _Steps:
             # an id that nobody gave: the first that waits, of this name if it has one
             uses = [use for use in current.tool_calls if use.asked and use.failed is None]
             uses = [use for use in uses if use.name == message.get("name")] or uses
+        result = content_text(message.get("content"))
+        failed = message.get("is_error") is True or says_error(result, self._pattern)
         use = next((use for use in uses if use.failed is None), None)
+        if use is None and failed:  # the conversation itself outweighs a call beside it that was shown another result
+            use = next((use for one, use in known if one is current and not use.failed), None)
         if use is None:
             return
-        use.result = content_text(message.get("content"))
-        use.failed = message.get("is_error") is True or says_error(use.result, self._pattern)
+        use.result = result
+        use.failed = failed
 
     def _reply(self, current: CallStep, message: JSON) -> None:
         if current.tool_calls:
@@ -258,8 +268,8 @@ class _Steps:
         if use.result is None:
             use.result = told.result
         failed = told.error is not None or (told.result is not None and says_error(told.result, self._pattern))
-        if use.failed is None or told.error is not None:
-            use.failed = failed
+        if failed and (use.failed is None or told.error is not None):
+            use.failed = True
 
 
 def _lineage(span_id: str | None, parents: Mapping[str, str | None]) -> list[str]:
@@ -316,4 +326,4 @@ def _named(call: Call, tree: SpanTree | None) -> Call:
         return call
     span = tree.get(call.span_id)
     agent = tree.agent(span) if span is not None else None
-    return call if agent is None else replace(call, agent=agent)
+    return call if agent is None or agent.startswith(RESERVED_AGENTS) else replace(call, agent=agent)

@@ -5,12 +5,15 @@ Driven by ``agl check``, ``agl eval`` and ``agl record``.
 
 from __future__ import annotations
 
+import ast
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
-from agentlightning.config.run import Config
+from agentlightning.config.run import Config, public_task
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NoCallsError
 from agentlightning.records import JSON, Attempt, Call, RetryPolicy, Reward, Rollout
 from agentlightning.store.scan import read_feedback
@@ -42,6 +45,8 @@ class CheckResult:
     """Between the highest and the lowest of those rewards."""
     trains: bool = True
     """False for an external model."""
+    shared_fields: Sequence[str] = ()
+    """Fields of the task that a reward function reads and the agent gets."""
 
     @property
     def failure(self) -> AgentLightningError | None:
@@ -68,6 +73,49 @@ class CheckResult:
             )
         return None
 
+    @property
+    def privacy_note(self) -> str | None:
+        """A sentence where the agent is given what its reward is computed from."""
+        if not self.shared_fields:
+            return None
+        names = ", ".join(map(repr, self.shared_fields))
+        return (
+            f"the reward reads {names} of the task, which the agent gets, too; name in data.private what the agent need not "
+            "know, such as the answer"
+        )
+
+
+def task_fields(spec: str) -> set[str]:
+    """Fields of the task that a reward function reads, ``task["answer"]`` and ``task.get("answer")``, in its own file; as
+    far as the source says it, which is not imported."""
+    source, _, name = spec.rpartition(":")
+    path = Path(source) if source.endswith(".py") else Path(*source.split(".")).with_suffix(".py")
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+    found, seen, left = set(), set(), [(name, 0)]
+    while left:
+        called, place = left.pop()
+        if called not in functions or (called, place) in seen:
+            continue
+        seen.add((called, place))
+        given = functions[called].args
+        parameters = [one.arg for one in (*given.posonlyargs, *given.args)]
+        task = parameters[place] if place < len(parameters) else None
+        for node in ast.walk(functions[called]):
+            match node:
+                case ast.Subscript(value=ast.Name(id=of), slice=ast.Constant(value=str(field))) if of == task:
+                    found.add(field)
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=of), attr="get"), args=[ast.Constant(value=str(field)), *_]
+                ) if of == task:
+                    found.add(field)
+                case ast.Call(func=ast.Name(id=inner), args=arguments):
+                    left += [(inner, n) for n, one in enumerate(arguments) if getattr(one, "id", None) == task]
+    return found
+
 
 def _source(config: Config, split: Literal["train", "val"]) -> str:
     source = config.data.train if split == "train" else config.data.val
@@ -78,7 +126,7 @@ def _source(config: Config, split: Literal["train", "val"]) -> str:
 
 def _tasks(config: Config, source: str, most: int | None) -> list[JSON]:
     rows = load_tasks(source, config.trainer.seed)[:most]
-    config.prompts.check_fields(rows[0], config.agent.command is not None)
+    config.check_tasks(rows)
     return rows
 
 
@@ -128,8 +176,15 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
             tasks=len(earned),
             spread=max(earned) - min(earned),
             trains=config.agent_model is None,
+            shared_fields=shared_fields(config, rows[0]),
         )
     return checked
+
+
+def shared_fields(config: Config, task: JSON) -> list[str]:
+    """Fields of the task that a reward function reads and the agent gets."""
+    read = {field for reward in config.agent.reward if reward.run for field in task_fields(reward.run)}
+    return [name for name in public_task(task, config.data.private) if name in read]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from agentlightning.errors import AgentError, ConflictError
 from agentlightning.records import Call, ConsumedInputs, Outcome, Reward, Rollout, Step
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS, broken_counts
+from agentlightning.store.rules import AIR_PREFIX
 from agentlightning.store.scan import by_attempt, read_images
-from agentlightning.tracing.air import PREFIX
 from agentlightning.tracing.tool_uses import named_calls
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.scheduler import TreeTally, check_calls_recorded
@@ -311,7 +311,7 @@ class AirTally:
         self._calls += sum(call.agent != JUDGE for call in calls)
         attempts = {rollout.id: rollout.attempt for rollout in rollouts}
         for reward in rewards:
-            name = reward.name.removeprefix(PREFIX)
+            name = reward.name.removeprefix(AIR_PREFIX)
             if reward.source == "air" and name in self._total and attempts.get(reward.rollout_id) == reward.attempt:
                 self._total[name] += reward.value
                 self._count[name] += 1

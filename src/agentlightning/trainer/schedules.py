@@ -298,9 +298,9 @@ def inherited(recorded: JSON) -> dict[str, Any]:
     }
     if data.get("val") is not None and (agent.get("run") or agent.get("command")):
         tables["model"] |= {"max_tokens": recorded["model"].get("max_tokens")}
-        tables["data"]["val"] = data["val"]
+        tables["data"] = {name: data[name] for name in ("val", "private") if name in data}
         tables["agent"] = {name: value for name, value in agent.items() if name != "on_failure"}
-        tables |= {name: recorded.get(name, {}) for name in ("eval", "external", "limits")}
+        tables |= {name: recorded[name] for name in ("eval", "external", "limits", "sandbox") if name in recorded}
     return tables
 
 

@@ -27,10 +27,11 @@ from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.rewards import shaped_air
 from agentlightning.algorithms.selection import CallSignal, own_groups, selection
 from agentlightning.engines.base import Engine, Metrics
-from agentlightning.errors import NoCallsError
+from agentlightning.errors import AgentError, InputError, NoCallsError, RewardError
 from agentlightning.records import CallCredit, Outcome, Reward, Rollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.codec import portions
+from agentlightning.store.rules import MAX_REWARD
 from agentlightning.trainer.credit_inputs import CreditInputReader
 from agentlightning.trainer.load_trajectories import LoadedTrajectories, seen_by
 from agentlightning.trainer.monitor.metrics import path_of
@@ -198,9 +199,9 @@ class StepPlanner:
     ) -> StepPlan:
         """The plan for these trajectories, those that are not too stale; with `only`, for the groups of these ids alone.
 
-        NoCallsError where none has a call that a policy learns from.
+        NoCallsError where none of the first step has a call that a policy learns from.
         """
-        self._check_selected(loaded)
+        self._check_selected(step, loaded)
         groups = [group for name, group in loaded.groups.items() if only is None or name in only]
         metrics = loaded.metrics()
         stale: list[str] = []
@@ -238,10 +239,9 @@ class StepPlanner:
         values = await values_by_call(engine.values, alias, own) if algorithm.critic else None
         reference = await values_by_call(engine.reference_logprobs, alias, own) if algorithm.kl_in_reward else None
         seed = config.trainer.seed * 1_000_003 + step
-        with own_code(algorithm):
-            plan = algorithm.plan(groups, seed=seed, evidence=inputs, values=values, reference=reference)
-            if not isinstance(plan, UpdatePlan):
-                raise TypeError(f"plan: expected an UpdatePlan, got {type(plan).__name__}")
+        plan, left_out = plan_groups(algorithm, groups, seed=seed, evidence=inputs, values=values, reference=reference)
+        if left_out is not None:
+            self.progress.note(f"step {step}: {left_out}")
         return plan, cost
 
     async def update(self, plan: StepPlan, learning_rate: float) -> Metrics:
@@ -297,7 +297,7 @@ class StepPlanner:
             if own
         }
 
-    def _check_selected(self, loaded: LoadedTrajectories) -> None:
+    def _check_selected(self, step: int, loaded: LoadedTrajectories) -> None:
         idle = [policy for policy, calls in loaded.selected.items() if not calls]
         if not idle or not loaded.groups:
             return
@@ -308,7 +308,7 @@ class StepPlanner:
             for policy, agents in wanted.items()
         )
         sentence = f"no call of this step is learned from by {which}; agents and models of its calls: {names}"
-        if len(idle) == len(self.policies):
+        if len(idle) == len(self.policies) and step == 1:  # later, it is its agents that call themselves otherwise
             raise NoCallsError(sentence)
         self.progress.note(sentence)
 
@@ -324,6 +324,56 @@ class StepPlanner:
     def _rate(self, own: TrainedPolicy, learning_rate: float) -> float:
         """The policy's own rate, on the schedule of the run's."""
         return learning_rate * own.config.trainer.learning_rate / self.learning_rate
+
+
+UNPLANNABLE = (ArithmeticError, ValueError, InputError, AgentError)
+"""Errors that the numbers of one group may be the cause of, also in code of the user's own."""
+
+
+def plan_groups(
+    algorithm: LightningRL, groups: Sequence[Sequence[Trajectory]], **inputs: Any
+) -> tuple[UpdatePlan, str | None]:
+    """The plan for the groups that can be planned, and a sentence about the others: what a rollout recorded must not end
+    the run here, and at each resume again. `inputs` are those of `LightningRL.plan`.
+
+    Raises the error where no group can be planned and it is not their rewards' fault.
+    """
+
+    def plan(groups: Sequence[Sequence[Trajectory]]) -> UpdatePlan:
+        with own_code(algorithm):
+            found = algorithm.plan(groups, **inputs)
+            if not isinstance(found, UpdatePlan):
+                raise TypeError(f"plan: expected an UpdatePlan, got {type(found).__name__}")
+        rows = [row for minibatch in found.minibatches for row in minibatch]
+        if not all(math.isfinite(sum(row.advantages) + sum(row.returns or ())) for row in rows):
+            raise ArithmeticError("an advantage is not a finite number")
+        return found
+
+    try:
+        return plan(groups), None
+    except UNPLANNABLE as error:
+        broken = [group for group in groups if _fails(plan, group)] or groups
+        if not groups or (len(broken) == len(groups) and not isinstance(error, ArithmeticError | RewardError)):
+            raise
+        sentence = f"{len(broken)} groups cannot be planned and are left out, {broken[0][0].group_id} first: {error}"
+    names = {group[0].group_id for group in broken}
+    found = plan([group for group in groups if group[0].group_id not in names])
+    outcomes: dict[str, Outcome] = {one.rollout_id: "invalid" for group in broken for one in group}
+    lost = found.stats.get("unrewarded", 0.0) + len(outcomes)
+    return replace(
+        found,
+        outcomes=found.outcomes | outcomes,
+        resample=[*found.resample, *sorted(names)] if algorithm.dynamic_sampling else found.resample,
+        stats=found.stats | {"unrewarded": lost},
+    ), sentence
+
+
+def _fails(plan: Callable[[Sequence[Sequence[Trajectory]]], UpdatePlan], group: Sequence[Trajectory]) -> bool:
+    try:
+        plan([group])
+    except UNPLANNABLE:
+        return True
+    return False
 
 
 def joint_outcomes(outcomes: Sequence[Mapping[str, Outcome]]) -> dict[str, Outcome]:
@@ -346,7 +396,7 @@ _WORTH: tuple[Outcome, ...] = ("invalid", "zero_variance", "trained")
 
 def _over_all(groups: Sequence[Sequence[Trajectory]], plans: Mapping[str, UpdatePlan]) -> Metrics:
     """reward_mean and groups_with_signal of the rollouts' own final rewards, turns of all policies, and sums over them."""
-    rewards = [[one.reward for one in group if math.isfinite(one.reward)] for group in groups]
+    rewards = [[one.reward for one in group if abs(one.reward) <= MAX_REWARD] for group in groups]
     flat = [reward for group in rewards for reward in group]
     turns = [len(one.transitions) for group in groups for one in group]
     return {

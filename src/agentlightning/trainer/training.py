@@ -144,7 +144,7 @@ class Training(RunSession[TrainResult]):
         """Training on the run's own rollouts."""
         assert self._config.data.train is not None  # a configuration has one of the two
         train = load_tasks(self._config.data.train, self._config.trainer.seed)
-        self._config.prompts.check_fields(train[0], self._config.agent.command is not None)
+        self._config.check_tasks(train)
         self._made_of = take_fingerprint(self._config, train)
         self._config = self._config.with_steps(len(train))
         configs, schedules = policy_configs(self._config), schedules_of(self._config)

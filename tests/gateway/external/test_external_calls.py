@@ -371,3 +371,14 @@ async def test_an_external_model_that_is_put_over_the_api_counts_at_once(
     assert answer.status_code == 200, answer.text
     assert (await post(house, claim, model="late")).status_code == 200
     assert len(external.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"), [(7, 7), (7.0, 7), (1.5, None), (1e308, None), (2**70, None), (-1, None), (True, None)]
+)
+async def test_whatever_limit_an_agent_asks_for_its_record_can_be_read(
+    house: House, claim: Claim, asked: Any, kept: int | None
+) -> None:
+    """A training step reads the calls of many rollouts at once: one that cannot be read would end it, and each resume."""
+    await post(house, claim, max_tokens=asked, temperature=10**300)
+    assert [call.sampling.max_tokens for call in await recorded(house, claim)] == [kept]

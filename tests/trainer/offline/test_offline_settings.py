@@ -6,6 +6,7 @@ import pytest
 from record_doubles import config
 
 from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, Distill
+from agentlightning.config.agent import Bubblewrap
 from agentlightning.config.run import parse_config, run_record
 from agentlightning.engines.base import Support
 from agentlightning.errors import AgentLightningError, ConfigError
@@ -91,6 +92,16 @@ def test_what_a_run_takes_over_from_the_one_it_learns_from_makes_a_configuration
     assert (taken.data.val, taken.eval.every) == ("v.jsonl", 2)
     assert (taken.trainer.learning_rate, taken.trainer.seed, taken.trainer.steps) == (0.25, 3, 100)
     assert (taken.engine.device, taken.engine.dropout) == ("cpu", 0.0)
+
+
+def test_an_agent_that_is_taken_over_stays_in_its_sandbox_and_without_what_is_kept_from_it() -> None:
+    isolated = {"agent": {"command": "sh agent.sh"}, "sandbox": {"type": "bubblewrap", "memory_mb": 99}}
+    data = {"data": {"train": "t.jsonl", "val": "v.jsonl", "private": ["answer"]}}
+    tables = inherited(run_record(parse_config(SAMPLING_SETTINGS | isolated | data)))
+    tables["data"]["from_run"] = "RUN"
+    taken = parse_config({**tables, "algorithm": {"type": "dpo"}})
+    assert taken.data.private == ("answer",)
+    assert taken.sandbox == Bubblewrap(memory_mb=99)
 
 
 def test_without_held_out_tasks_no_agent_is_taken_over() -> None:

@@ -163,7 +163,7 @@ def load_splits(config: Config) -> dict[Split, list[JSON]]:
         "train": load_tasks(data.train, seed),
         "val": load_tasks(data.val, seed)[: config.eval.tasks],
     }
-    config.prompts.check_fields(found["train"][0], config.agent.command is not None)
+    config.check_tasks(found["train"])
     return found
 
 

@@ -16,7 +16,7 @@ from itertools import count
 
 from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest, Split, Trace
 from agentlightning.config.prompts import OptimizeConfig
-from agentlightning.config.run import Config
+from agentlightning.config.run import Config, public_task
 from agentlightning.errors import AgentError, BudgetSpentError, InputError
 from agentlightning.prompts.templates import Template, check_candidate
 from agentlightning.records import JSON, Call, NewRollout, Resource, RetryPolicy, Rollout, Sampling, Span
@@ -272,8 +272,9 @@ class StoreSearch:
             calls = await self.store.calls(list(part))
             spans = await self.store.spans(list(part))
             for rollout in rollouts:
+                task = public_task(rollout.task, self.config.data.private)  # a prompt could tell agents of the others
                 found[rollout.id] = rollout_trace(
-                    rollout,
+                    replace(rollout, task=task),
                     [call for call in calls if call.rollout_id == rollout.id],
                     [span for span in spans if span.rollout_id == rollout.id],
                     part[rollout.id],
