@@ -33,7 +33,7 @@ test: install node-packages servers
 	$(MAKE) -j 2 lint bytecode
 	$(BIN)/pytest -m "not slow" -n 3 --dist loadfile $(ARGS)
 
-test-slow: install node-packages servers browser frameworks coding-agents .venv-clients-langchain/.installed .venv-vllm/.installed .venv-verl/.installed .venv-deploy/.installed
+test-slow: install node-packages servers browser frameworks coding-agents .venv-clients-langchain/.installed .venv-clients-openenv/.installed .venv-vllm/.installed .venv-verl/.installed .venv-deploy/.installed
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist loadfile $(ARGS)
 
 # The light core on every Python we promise; test-slow has the oldest. A Python that is not here is left out.
@@ -81,7 +81,7 @@ tests/coding_agents/node_modules/.installed: tests/coding_agents/package-lock.js
 	if command -v npm >/dev/null; then npm install --silent --no-save --no-audit --no-fund --prefix $(<D) && touch $@ || \
 		echo "the coding agents of $< cannot be installed here: their tests are left out"; fi
 
-test-coding-agents: install coding-agents .venv-frameworks-aider/.installed
+test-coding-agents: install coding-agents .venv-clients-openenv/.installed .venv-frameworks-aider/.installed
 	$(BIN)/pytest -m slow tests/coding_agents -rs $(ARGS)
 
 # The npm packages of OpenAI, Anthropic and OpenTelemetry, for the tests that run them; without npm those tests are left out.
@@ -225,7 +225,7 @@ frameworks: .venv-frameworks-google/.installed .venv-frameworks-openai2/.install
 # Clients of the tests in tests/clients, and frameworks whose pages only `make test-clients` runs: an environment for each conflict over
 # versions.
 clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-clients-verifiers/.installed \
-	.venv-frameworks-agents/.installed .venv-frameworks-kernel/.installed tests/frameworks/node/node_modules/.installed
+	.venv-clients-openenv/.installed .venv-frameworks-agents/.installed .venv-frameworks-kernel/.installed tests/frameworks/node/node_modules/.installed
 
 .venv-clients-%/.installed: tests/clients/%.lock | .venv/.installed
 	$(new_environment)

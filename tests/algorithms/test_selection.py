@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentlightning.adapters.agent_names import prompt_name
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.critic import Gae
 from agentlightning.algorithms.selection import own_groups, selection
@@ -162,3 +163,28 @@ def test_leave_one_out_credit_compares_with_rollouts_in_which_the_policy_is_abse
     alone = LightningRL(minibatches=1, credit="counterfactual").plan([named[:1]], seed=0)
     assert with_both.outcomes["a0"] == "trained"
     assert alone.outcomes["a0"] == "zero_variance"
+
+
+# --- calls beside the task ----------------------------------------------------------------------------------------------
+
+
+def with_a_title() -> tuple[list[Call], str]:
+    """The calls of an attempt with a title among them, and the name that its prompt gives it."""
+    agent = prompt_name("You write titles.") or ""
+    prompt = [{"role": "system", "content": "You write titles."}, {"role": "user", "content": "Fix it"}]
+    said = {"role": "assistant", "content": "A fix"}
+    title = call(id="title", messages=prompt, completion=said, agent=agent, finished_ns=1)
+    return [title, call(id="work", tools=[{"type": "function"}], started_ns=2)], agent
+
+
+def test_calls_beside_the_task_are_context_unless_the_switch_or_their_name_says_otherwise(tmp_path: Path) -> None:
+    calls, agent = with_a_title()
+    (tmp_path / "which.py").write_text("def titles(call):\n    return call.id == 'title'\n")
+    for agents, side_calls, chosen in (
+        (None, "context", {"work"}),
+        (None, "train", {"work", "title"}),
+        (["gpt-writer"], "context", {"work"}),
+        ([agent], "context", {"title"}),
+        ([f"{tmp_path}/which.py:titles"], "context", {"title"}),
+    ):
+        assert selection("default", agents, side_calls).ids(calls) == chosen  # type: ignore[arg-type]

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "sdk"))  # its gateway with a scripted model
+sys.path.append(str(Path(__file__).parents[1] / "clients"))  # OpenEnv's checks
 
+import openenv_capture
 from sdk_house import END, Place, SdkHouse, open_house
 
 from agentlightning.records import Call, Resource
@@ -145,6 +147,11 @@ class AgentHouse:
     async def calls(self) -> list[Call]:
         """What was recorded of the attempt."""
         return await self.house.calls(self.place)
+
+    async def check_capture(self) -> None:
+        """OpenEnv, where it is installed, finds nothing wrong with the record, and has the same calls for auxiliary."""
+        if (openenv_capture.ENVIRONMENT / ".installed").exists():
+            await openenv_capture.check_record(await self.calls())
 
     async def forks(self) -> list[str]:
         """Causes of the calls that continue no earlier one though they could."""

@@ -16,6 +16,7 @@ async def test_claude_code(agent_house: AgentHouse) -> None:
     variables = agent_house.claude_variables()
     options = ("--model", "policy", "--allowedTools", "Bash")
     assert DONE in await agent_house.run(claude, "-p", TASK, *options, **variables)
+    await agent_house.check_capture()
     assert WELCOME in await agent_house.run(claude, "-p", AGAIN, "--continue", *options, **variables)
     agent_house.check_work()
     assert len(await agent_house.calls()) >= 4
@@ -29,6 +30,7 @@ async def test_codex(agent_house: AgentHouse) -> None:
     start = agent_house.codex_exec()
     key = {"OPENAI_API_KEY": agent_house.place.key}
     assert DONE in await agent_house.run(codex, *start, TASK, **key)
+    await agent_house.check_capture()
     assert WELCOME in await agent_house.run(codex, *start, "resume", "--last", AGAIN, **key)
     agent_house.check_work()
     assert len(await agent_house.calls()) == 4
@@ -41,6 +43,7 @@ async def test_opencode(agent_house: AgentHouse) -> None:
     agent_house.shell_turns("bash", "command", description="run")
     variables = agent_house.configure_opencode()
     assert DONE in await agent_house.run(opencode, "run", "--title", "a title", TASK, **variables)
+    await agent_house.check_capture()
     assert WELCOME in await agent_house.run(opencode, "run", "--continue", AGAIN, **variables)
     agent_house.check_work()
     assert await agent_house.forks() == []
@@ -57,6 +60,7 @@ async def test_qwen_code(agent_house: AgentHouse) -> None:
     }
     options = ("--auth-type", "openai", "--yolo")
     assert DONE in await agent_house.run(qwen, *options, "-p", TASK, **variables)
+    await agent_house.check_capture()
     assert await agent_house.forks() == []
     assert WELCOME in await agent_house.run(qwen, *options, "--continue", "-p", AGAIN, **variables)
     agent_house.check_work()
@@ -78,6 +82,7 @@ async def test_gemini_cli(agent_house: AgentHouse) -> None:
     settings.write_text(json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}}))
     options = ("-m", "policy", "--yolo")
     assert DONE in await agent_house.run(gemini, *options, "-p", TASK, **variables)
+    await agent_house.check_capture()
     assert await agent_house.forks() == []
     assert WELCOME in await agent_house.run(gemini, *options, "--resume", "latest", "-p", AGAIN, **variables)
     agent_house.check_work()

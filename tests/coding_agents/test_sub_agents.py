@@ -16,12 +16,12 @@ COMMAND = "echo hello > greeting.txt && echo wrote-it"
 
 
 async def check(agent_house: AgentHouse, name: str) -> None:
-    """The sub-agent worked, and its two calls have its name; those of the main agent have none, and nothing forked."""
+    """The sub-agent worked, and its two calls have its name; the main agent's have another, and nothing forked."""
     agent_house.check_work()
     calls = await agent_house.calls()
-    named = [call for call in calls if call.agent is not None]
+    named = [call for call in calls if call.agent == name]
     assert [(call.agent, call.continuation) for call in named] == [(name, "first_turn"), (name, "continued")]
-    assert [call.continuation for call in calls if call.agent is None][:2] == ["first_turn", "continued"]
+    assert [call.continuation for call in calls if call.agent != name][:2] == ["first_turn", "continued"]
     assert await agent_house.forks() == []
 
 

@@ -154,6 +154,15 @@ async def test_an_external_model_gets_the_body_as_it_came_under_its_own_name_and
     assert call.usage == {"prompt_tokens": 11, "sampled_tokens": 7}
 
 
+async def test_an_external_stream_that_is_an_array_has_the_whole_answer(
+    house: House, external: ExternalServer, gemini: Claim
+) -> None:
+    reply = await house.http().post(url(gemini, "streamGenerateContent", "gemini-pro"), json=HI)
+    assert (reply.status_code, reply.json()) == (200, [ANSWER])
+    assert external.requests[0].path == "/v1beta/models/gemini-3:generateContent"
+    assert [call.completion["content"] for call in await recorded(house, gemini)] == ["yes"]
+
+
 async def test_an_external_stream_goes_through_as_it_is_and_is_recorded_before_it_ends(
     house: House, external: ExternalServer, gemini: Claim
 ) -> None:

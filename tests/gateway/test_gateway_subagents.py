@@ -1,11 +1,15 @@
-"""Sub-agents of coding agents are named by the headers that those send of themselves."""
+"""Agents are named by the headers that programs send of themselves, else by their system prompts."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from gateway_house import House, path
 
-HI = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+from agentlightning.adapters.agent_names import prompt_name
+
+HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,33 @@ async def test_a_sub_agent_has_the_name_of_its_header(house: House, headers: dic
     await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI, headers=encoded)
     (call,) = await house.store.calls([claim.rollout.id])
     assert call.agent == agent
+
+
+PROMPTS: Any = {
+    "chat/completions": lambda text: {"messages": [{"role": "developer", "content": text}, *HI["messages"]]},
+    "responses": lambda text: {"instructions": text, "input": "hi"},
+    "messages": lambda text: {"system": [{"type": "text", "text": text}], "max_tokens": 9, "messages": HI["messages"]},
+}
+
+
+@pytest.mark.parametrize("route", PROMPTS)
+async def test_a_program_that_names_no_agent_gets_names_by_its_system_prompts(house: House, route: str) -> None:
+    found = []
+    for replica in range(2):
+        claim = await house.claim(replica=replica)
+        for text in ("You are the planner.", "You are the writer."):
+            body = {"model": "policy", **PROMPTS[route](text)}
+            assert (await house.http().post(f"{path(claim)}/v1/{route}", json=body)).status_code == 200
+        found.append([call.agent for call in await house.store.calls([claim.rollout.id])])
+    assert found[0] == found[1] == [prompt_name("You are the planner."), prompt_name("You are the writer.")]
+
+
+async def test_a_continued_response_keeps_the_name_of_its_first_prompt(house: House) -> None:
+    claim = await house.claim()
+    url = f"{path(claim)}/v1/responses"
+    first = [{"role": "system", "content": "You are the planner."}, {"role": "user", "content": "hi"}]
+    answer = (await house.http().post(url, json={"model": "policy", "input": first})).json()
+    more = {"model": "policy", "previous_response_id": answer["id"], "input": "go on"}
+    assert (await house.http().post(url, json=more)).status_code == 200
+    calls = await house.store.calls([claim.rollout.id])
+    assert [call.agent for call in calls] == [prompt_name("You are the planner.")] * 2

@@ -314,6 +314,7 @@ async def test_pages_of_listed_origins_may_use_the_server_with_a_key(house: Hous
         answer = await http.get("/api/runs", headers={"origin": PAGE, **ADMIN})
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE)
         assert "access-control-allow-credentials" not in answer.headers
+        assert "x-agl-ignored" in answer.headers["access-control-expose-headers"]
         other = await http.options("/api/runs", headers={"origin": "https://evil.example", **asks})
         assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
         other = await http.get("/api/runs", headers={"origin": "https://evil.example", **ADMIN})

@@ -31,9 +31,9 @@ async def post(house: House, route: str, **body: Any) -> httpx.Response:
 
 
 async def test_one_answer_names_all_parameters_and_the_way_out(house: House) -> None:
-    body = {**BODIES["chat/completions"], "top_a": 0.5, "chat_template": "x", "functions": [{"name": "f"}]}
+    body = {**BODIES["chat/completions"], "top_a": 0.5, "chat_template": "x", "prompt_token_ids": [1]}
     error = (await post(house, "chat/completions", **body)).json()["error"]
-    for name in ("tools[0]", "top_a", "chat_template", "functions: ", 'agent.unsupported_params = "drop"'):
+    for name in ("tools[0]", "top_a", "chat_template", "prompt_token_ids: ", 'agent.unsupported_params = "drop"'):
         assert name in error["message"]
     assert error["code"] == "unsupported_value"
 

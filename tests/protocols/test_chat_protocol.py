@@ -117,11 +117,33 @@ def test_fields_of_engines_without_which_the_response_would_be_another_are_refus
     assert list(parse(**given).refused) == list(given)
 
 
-@pytest.mark.parametrize("given", [{"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}}])
-def test_the_older_form_of_tools_is_refused_with_the_newer_one_named(given: dict[str, Any]) -> None:
-    request = parse(**given)
-    assert list(request.refused) == list(given)
-    assert all("`tools`" in why for why in request.refused.values())
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"functions": [{"name": ""}]}, "functions[0].name"),
+        ({"functions": [{"name": "f"}], "tools": TOOLS}, "functions"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"function_call": "required"}, "function_call"),
+    ],
+)
+def test_the_older_form_of_tools_is_refused_by_its_own_names(given: dict[str, Any], param: str) -> None:
+    assert refusal(**given).param == param
+
+
+def test_the_older_form_of_tools_is_read_as_tools() -> None:
+    function = TOOLS[0]["function"]
+    request = parse(functions=[function], function_call={"name": function["name"]})
+    assert (request.tools, request.parse_tools, request.one_tool_call) == ([TOOLS[0]], True, True)
+    assert request.grammar["tool_call"]["names"] == [function["name"]]
+    assert parse(functions=[function], function_call="none").parse_tools is False
+    messages = [
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": {"a": 1}}},
+        {"role": "function", "name": "f", "content": "b"},
+    ]
+    called, result = parse(messages=messages).messages
+    assert called["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
+    assert (result["role"], result["tool_call_id"]) == ("tool", called["tool_calls"][0]["id"])
 
 
 def test_effort_and_verbosity_are_accepted_and_recorded() -> None:
@@ -142,7 +164,7 @@ def test_tools_that_are_no_functions_are_collected_by_path() -> None:
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "function", "name": "f", "content": ""}, "messages[0].role"),
+        ({"role": "robot", "content": ""}, "messages[0].role"),
         ({"role": "user", "content": 1}, "messages[0].content"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]},
@@ -150,11 +172,15 @@ def test_tools_that_are_no_functions_are_collected_by_path() -> None:
         ),
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0]"),
         ({"role": "tool", "content": "", "tool_call_id": 1}, "messages[0].tool_call_id"),
-        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call.arguments"),
+        (
+            {"role": "assistant", "function_call": {"name": "f"}, "tool_calls": [CALL]},
+            "messages[0].function_call",
+        ),
         ({"role": "assistant", "audio": {"id": "a"}}, "messages[0].audio"),
         ({"role": "assistant", "tool_calls": [{"id": "1", "type": "custom"}]}, "messages[0].tool_calls[0]"),
         (
-            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]},
+            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": 1}}]},
             "messages[0].tool_calls[0].function.arguments",
         ),
     ],

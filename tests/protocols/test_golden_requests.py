@@ -12,11 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_requests import anything
 
-from agentlightning.protocols import chat, completions, embeddings, generate_content, messages, responses, tokens
+from agentlightning.protocols import (
+    chat,
+    completions,
+    embeddings,
+    generate_content,
+    messages,
+    ollama,
+    responses,
+    tokens,
+)
 from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat
 
 WIRES: dict[str, WireFormat] = {
-    each.NAME: each for each in (chat, completions, embeddings, generate_content, messages, responses, tokens)
+    each.NAME: each for each in (chat, completions, embeddings, generate_content, messages, ollama, responses, tokens)
 }
 CASES = json.loads((Path(__file__).parent / "golden_requests.json").read_text(encoding="utf-8"))
 

@@ -266,7 +266,7 @@ def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param
         ({"role": "user", "content": [{"type": "document", "source": PDF}]}, "messages[0].content[0].source"),
         ({"role": "user", "content": [{**RESULT, "content": None}]}, "messages[0].content[0].content"),
         ({"role": "user", "content": [{**RESULT, "content": [RESULT]}]}, "messages[0].content[0].content[0]"),
-        ({"role": "assistant", "content": [{**TOOL_USE, "input": "{}"}]}, "messages[0].content[0].input"),
+        ({"role": "assistant", "content": [{**TOOL_USE, "input": 1}]}, "messages[0].content[0].input"),
         ({"role": "assistant", "content": [{**TOOL_USE, "id": 1}]}, "messages[0].content[0].id"),
         ({"role": "assistant", "content": [{"type": "server_tool_use", "id": "s"}]}, "messages[0].content[0]"),
         ({"role": "assistant", "content": [{"type": "thinking", "thinking": 1}]}, "messages[0].content[0]"),

@@ -241,7 +241,7 @@ def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param
             "input[0].content[1].image_url",
         ),
         ({"role": "assistant", "content": [{"type": "output_text", "text": 1}]}, "input[0].content[0]"),
-        ({**CALL, "arguments": {}}, "input[0].arguments"),
+        ({**CALL, "arguments": 1}, "input[0].arguments"),
         ({**CALL, "call_id": None}, "input[0].call_id"),
         ({**CALL, "name": 1}, "input[0].name"),
         ({"type": "function_call_output", "call_id": 1, "output": ""}, "input[0].call_id"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import build
+from agentlightning.adapters.agent_names import prompt_name
 from agentlightning.records import Call, NewRollout, Span, WorkerStatus
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.tracing.tool_uses import name_calls, named_calls
@@ -36,6 +37,12 @@ def test_a_call_is_of_the_innermost_agent_around_its_span() -> None:
 def test_a_name_that_the_call_has_stays() -> None:
     spans = [a_span("writer", gen_ai__agent__name="writer")]
     assert names(name_calls([a_call("1", "writer", "judge")], spans)) == ["judge"]
+
+
+def test_a_span_takes_precedence_over_the_name_that_a_prompt_gives() -> None:
+    spans = [a_span("writer", gen_ai__agent__name="writer"), a_span("http")]
+    made = prompt_name("You are the planner.")
+    assert names(name_calls([a_call("1", "writer", made), a_call("2", "http", made)], spans)) == ["writer", made]
 
 
 def test_broken_spans_name_nothing_and_break_nothing() -> None:

@@ -84,3 +84,16 @@ def test_a_check_says_which_fields_the_agent_gets_and_its_reward_is_computed_fro
     assert found["answer",] is not None
     assert "'answer'" not in found["answer",]
     assert found["answer", "unit"] is None
+
+
+def test_a_check_says_which_calls_look_like_titles() -> None:
+    prompt = [{"role": "system", "content": "You write titles."}, {"role": "user", "content": "Fix it"}]
+    titles = [
+        build.call(id=name, messages=prompt, completion={"role": "assistant", "content": "A fix"}) for name in "ab"
+    ]
+    work = build.call(id="work", tools=[{"type": "function"}])
+    result = replace(checked(0.5, 1.0), calls=[*titles, work])
+    assert result.side_calls == (
+        '2 calls look like titles: they are context and not trained on (algorithm.side_calls = "train" changes that)'
+    )
+    assert replace(result, calls=[work]).side_calls is None

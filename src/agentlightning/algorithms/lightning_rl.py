@@ -43,6 +43,7 @@ from agentlightning.algorithms.plugins import check_part, plugin_advantages, plu
 from agentlightning.algorithms.rewards import RewardPolicy, any_signal, step_stats, without_signal
 from agentlightning.algorithms.selection import (
     CallSignal,
+    SideCalls,
     Signal,
     call_signals,
     own_credits,
@@ -87,6 +88,9 @@ class LightningRL:
     agents: Names | None = None
     """Selects the calls that are trained on, by the agent's name, the model name it asks for, or a predicate
     ``file.py:name`` of a call; the other calls are context. None: all calls."""
+    side_calls: SideCalls = "context"
+    """Calls beside the task, such as for a title (no tools beside calls with tools, a system prompt of their own, quoted by
+    no later prompt): context or train. One whose agent `agents` names is trained on."""
     group_size: PositiveInt = 8
     """Rollouts of one task that are compared with each other."""
     rollouts: Annotated[Independent | RolloutTree | str, PartChoice()] = "independent"

@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from agentlightning.algorithms.selection import SideCalls
 from agentlightning.algorithms.settings import Names, check_settings
 from agentlightning.errors import ConfigError
 from agentlightning.training_types import Loss, PreferenceLoss
@@ -61,6 +62,8 @@ class OfflineAlgorithm:
     """Share of the tasks that is never trained on, and gives the held-out loss; 0: none."""
     agents: Names | None = None
     """Selects the calls that are trained on, as in `selection.selection`; the others are context. None: all."""
+    side_calls: SideCalls = "context"
+    """Calls beside the task, such as for a title: context or train."""
     reward: Annotated[str, Field(min_length=1)] | None = None
     """Name of the final reward that counts, such as one that `agl rewards rescore` wrote. None: the rollout's own."""
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from agentlightning.adapters.sequences import PerToken
+from agentlightning.adapters.side_calls import side_calls
 from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.records import Call
 from agentlightning.runtime.code_loader import load_function
+from agentlightning.store.scan import by_attempt
 from agentlightning.training_types import Trajectory, Transition
 
 Predicate = Callable[[Call], bool]
+SideCalls = Literal["context", "train"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,21 @@ class Selection:
     names: frozenset[str] | None = None
     """None: all of the policy's calls."""
     predicates: tuple[Predicate, ...] = ()
+    side_calls: SideCalls = "context"
+    """context: a call beside the task (`adapters.side_calls`) is trained on only where its agent is named, or a predicate
+    says yes."""
+
+    def ids(self, calls: Sequence[Call]) -> set[str]:
+        """The ids of the calls that are trained on, among all calls of some attempts."""
+        beside: set[str] = set()
+        if self.side_calls == "context":
+            for attempt in by_attempt(calls).values():
+                beside |= side_calls(attempt).keys()
+        return {call.id for call in calls if self(call) and (call.id not in beside or self._names(call))}
+
+    def _names(self, call: Call) -> bool:
+        """True where the call itself was chosen, and not all calls of its model."""
+        return call.agent in (self.names or ()) or any(one(call) for one in self.predicates)
 
     def __call__(self, call: Call) -> bool:
         """A name is that of the agent, where the call has one, the model name that was asked for, or the policy's alias."""
@@ -37,15 +56,15 @@ class Selection:
         return bool(self.names & {call.agent, call.model, call.policy}) or any(one(call) for one in self.predicates)
 
 
-def selection(policy: str, agents: Sequence[str] | None) -> Selection:
+def selection(policy: str, agents: Sequence[str] | None, side_calls: SideCalls = "context") -> Selection:
     """`agents` of a policy, parsed: names, and predicates ``file.py:name`` over a `records.Call`.
 
     ConfigError where a predicate cannot be loaded.
     """
     if agents is None:
-        return Selection(policy)
+        return Selection(policy, side_calls=side_calls)
     predicates = tuple(_predicate(one) for one in agents if is_predicate(one))
-    return Selection(policy, frozenset(one for one in agents if not is_predicate(one)), predicates)
+    return Selection(policy, frozenset(one for one in agents if not is_predicate(one)), predicates, side_calls)
 
 
 def is_predicate(agent: str) -> bool:

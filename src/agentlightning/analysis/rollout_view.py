@@ -9,9 +9,11 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
+from agentlightning.adapters.side_calls import side_calls
 from agentlightning.errors import printable
 from agentlightning.records import JSON, Attempt, Call, Fork, Reward, Rollout
 from agentlightning.store.forks import replay_warning
+from agentlightning.store.scan import by_attempt
 
 
 def print_rollout(
@@ -33,8 +35,9 @@ def print_rollout(
         console.print(f"fork of rollout {fork.rollout_id}, attempt {fork.attempt}, {fork_place(fork)}", soft_wrap=True)
     if warning := replay_warning(rollout, calls):
         console.print(warning, soft_wrap=True, style="yellow")
+    beside = {name: kind for own in by_attempt(calls).values() for name, kind in side_calls(own).items()}
     for number, call in enumerate(calls, 1):
-        print_call(console, number, call, tokens)
+        print_call(console, number, call, tokens, beside.get(call.id, ""))
     console.print("──", style="dim")
     for reward in rewards:
         where = f" on call {reward.call_id}" if reward.call_id else ""
@@ -57,13 +60,14 @@ def print_feedback(console: Console, feedback: str) -> None:
         console.print(Text(f"feedback: {printable(feedback)}", style="magenta"), soft_wrap=True)
 
 
-def print_call(console: Console, number: int, call: Call, tokens: bool = False) -> None:
-    """Print one call: by whom, with which weights, what it added to the conversation and what was said."""
+def print_call(console: Console, number: int, call: Call, tokens: bool = False, beside: str = "") -> None:
+    """Print one call: by whom, with which weights, what it added to the conversation and what was said. `beside`: what a
+    side call looks like."""
     version = ", ".join(f"v{span.version}" for span in call.versions)
     cause = f"  fork: {call.fork_cause}" if call.fork_cause else ""
     if call.untrained_tokens:
         cause += f" ({call.untrained_tokens} sampled tokens are context only)"
-    by = f" by {call.agent}" if call.agent else ""
+    by = (f" by {call.agent}" if call.agent else "") + (f"  beside the task ({beside})" if beside else "")
     if call.replayed_id is not None:
         by += "  replayed" if call.versions else "  given"
     console.print(

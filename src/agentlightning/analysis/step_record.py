@@ -97,7 +97,7 @@ async def read_step(
         raise NotFoundError(f"{run_id}: no rollout of step {step} has finished; see: agl rollouts list {run_id}")
     loaded = LoadedTrajectories(
         store=store,
-        selections={alias: selection(alias, algorithm.agents)},
+        selections={alias: selection(alias, algorithm.agents, algorithm.side_calls)},
         on_failure=own.agent.on_failure,
         progress=Silent(),
     )

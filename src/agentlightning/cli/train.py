@@ -96,7 +96,7 @@ def check(
     print_rollout(screen(), done.rollout, done.attempts, done.calls, done.rewards, feedback=done.feedback)
     if done.failure is not None:
         raise done.failure
-    for note in filter(None, (done.warning, done.privacy_note)):
+    for note in filter(None, (done.side_calls if done.trains else None, done.warning, done.privacy_note)):
         say(f"note: {note}", style="yellow")
     used = [used_tokens(call) for call in done.calls]
     print_json(

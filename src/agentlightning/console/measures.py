@@ -80,7 +80,7 @@ def _use(rollout: Rollout, call: Call, credit: CallCredit | None, siblings: bool
         none = f"its advantage was {credit.advantage:+.3g}, and no update of step {credit.step} had it"
         return False, f"context only: {none}"
     if siblings:
-        none = "the step that learned from its rollout did not learn from it (see algorithm.agents)"
+        none = "the step that learned from its rollout did not learn from it (see algorithm.agents and side_calls)"
         return False, f"context only: {none}"
     if rollout.outcome == "trained":
         return True, "trained: its sampled tokens are in the step's batch"

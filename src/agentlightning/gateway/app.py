@@ -18,7 +18,17 @@ from uuid_utils import uuid7
 
 from agentlightning.errors import AgentLightningError, StoreError
 from agentlightning.gateway.access import Authentication, Permissions, RoleError, ServerKeyError, error_body
-from agentlightning.gateway.asgi_response import AWAY, STOPPING, AgentRequest, AgentResponse, Receive, Scope, Send
+from agentlightning.gateway.asgi_response import (
+    AWAY,
+    OLLAMA_PATHS,
+    STOPPING,
+    AgentRequest,
+    AgentResponse,
+    Receive,
+    Scope,
+    Send,
+    plain_path,
+)
 from agentlightning.gateway.attempts import AttemptCache, LeaseExpiry
 from agentlightning.gateway.external_calls import ExternalCalls
 from agentlightning.gateway.external_client import ExternalDirectory
@@ -41,6 +51,9 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 
 log = logging.getLogger(__name__)
+
+EXPOSED = ("x-agl-ignored", "x-agl-session", "x-request-id", "retry-after")
+"""Headers of responses that web pages of other origins may read."""
 
 
 class App:
@@ -94,7 +107,9 @@ class App:
         self._api = self._make_api()
         self._entry: ASGIApp = self._http
         if origins := self._settings.cors_origins:
-            self._entry = CORSMiddleware(self._http, origins, allow_methods=("GET", "POST"), allow_headers=("*",))
+            self._entry = CORSMiddleware(
+                self._http, origins, allow_methods=("GET", "HEAD", "POST"), allow_headers=("*",), expose_headers=EXPOSED
+            )
 
     def _make_proxy(self) -> Proxy:
         store, clients = self._store, None
@@ -203,11 +218,12 @@ class App:
         """Answers what is not an agent's request; False where it is one, for the proxy."""
         path: str = scope["path"]
         port, tls = self._settings.metrics_port, self._settings.tls
+        of_store = path.startswith("/api/") and plain_path(path) not in OLLAMA_PATHS
         elsewhere = port is not None and (scope["server"][1] == port) != (path == "/metrics")
         if elsewhere and path not in ("/healthz", "/readyz"):
             await reply.whole(404, b'{"error":{"message":"not on this port"}}')
         elif (
-            path.startswith(("/api", "/metrics"))
+            (of_store or path in ("/api", "/metrics"))
             and tls is not None
             and tls.client_ca is not None
             and scope["extensions"]["tls"]["client_cert_name"] is None
@@ -217,7 +233,7 @@ class App:
                 "AGL_TLS_CLIENT_KEY"
             )
             await reply.whole(403, error_body(ServerKeyError, sentence))
-        elif path.startswith("/api/") or path == "/api":
+        elif of_store or path == "/api":
             await self._api({**scope, "root_path": scope.get("root_path", "") + "/api"}, receive, reply.send)
         elif path == "/healthz":
             await reply.whole(200, b'{"status":"ok"}')
@@ -272,6 +288,7 @@ class App:
 
 
 async def _refuse_stopping(path: str, reply: AgentResponse) -> None:
+    path = plain_path(path)
     refusal = ApiError(STOPPING, status=503, type="server_error", code="stopping")
     shape: WireFormat = chat
     if path.endswith(("/v1/messages", "/v1/messages/count_tokens")):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from agentlightning.protocols.base import ApiError
+from agentlightning.protocols.base import EVENTS, ApiError
 from agentlightning.records import JSON, RESERVED_AGENTS
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,9 @@ BODY_TIMEOUT_S = 60.0
 WATCH_AFTER_S = 0.05
 """Seconds that a call is under way before its client's connection is watched."""
 
+KEY_HEADERS = (b"x-api-key", b"x-goog-api-key", b"api-key")
+"""Headers in which the SDKs of Anthropic, Google and Azure send a key."""
+
 AGENT_HEADER = b"x-agl-agent"
 """Header with the name of the sub-agent that makes a call; `algorithm.agents` selects by it."""
 
@@ -38,9 +41,9 @@ SUBAGENT_HEADERS = (b"x-claude-code-agent-type", b"x-openai-subagent")
 """Headers in which Claude Code and Codex name the sub-agent that calls; `AGENT_HEADER` and baggage take precedence."""
 
 SUBAGENT_ID_HEADER = b"x-claude-code-agent-id"
-"""Header with Claude Code's id of the sub-agent, new for each: the name where its type is not sent."""
+"""Header with Claude Code's id of the sub-agent, new for each: the name where neither its type nor its prompt gives one."""
 
-AGENT_MARKS = frozenset((AGENT_HEADER, b"baggage", *SUBAGENT_HEADERS, SUBAGENT_ID_HEADER))
+AGENT_MARKS = frozenset((AGENT_HEADER, b"baggage", *SUBAGENT_HEADERS))
 """Headers that may name the agent."""
 
 MAX_AGENT_CHARS = 200
@@ -60,6 +63,17 @@ GOOGLE_CALLS = ("generateContent", "streamGenerateContent", "countTokens")
 
 _GOOGLE_PATH = re.compile(rf"/v1(?:beta|alpha)?/models/(.+):({'|'.join(GOOGLE_CALLS)})", re.DOTALL)
 
+BASE_PATHS = ("", "/", "/v1", "/v1beta", "/openai", "/openai/v1", "/v1beta/openai")
+
+_OPENAI_PATH = re.compile(
+    r"(?:/v1(?:beta)?)?/openai"
+    r"(?:/deployments/(.+?)/(chat/completions|completions|embeddings|responses)|(?:/v1)?/(.+))", re.DOTALL
+)  # fmt: skip
+"""Azure's paths of OpenAI's routes, whose deployment is the model, and Google's: ``/v1beta/openai/chat/completions``."""
+
+OLLAMA_PATHS = ("/api/chat", "/api/tags", "/api/version")
+"""Paths of Ollama's API, the only ones under ``/api`` that are agents'."""
+
 STOPPING = "the server is stopping; try again"
 AWAY = ((b"retry-after", b"1"), (b"connection", b"close"))
 """Headers of a refusal that the next server on this address will not repeat."""
@@ -73,8 +87,8 @@ class AgentRequest:
     """A request to the proxy."""
 
     __slots__ = (
-        "_body", "_host", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_json", "is_retry",
-        "key", "length", "method", "model", "named", "path", "prompt", "query", "route", "session", "size",
+        "_body", "_host", "_receive", "_scheme", "agent", "agent_id", "client", "headers", "idempotency_key", "is_json",
+        "is_retry", "key", "length", "method", "model", "named", "path", "prompt", "query", "route", "session", "size",
         "traceparent",
     )  # fmt: skip
 
@@ -106,18 +120,20 @@ class AgentRequest:
         self.traceparent = given.get(b"traceparent", b"")
         self.agent = None if AGENT_MARKS.isdisjoint(given) else _agent(given, self.headers)
         """The name of the sub-agent behind the request, by itself or by its trace's baggage."""
+        self.agent_id = shown_name(given.get(SUBAGENT_ID_HEADER, b"").decode("latin-1"))
         self.prompt: JSON = {}
         """The system prompt that a rule put into the request: template, version, and the text that it replaced."""
-        self.named, rest = _split(self.path)
+        self.named, rest = _split(plain_path(self.path))
         self.model, self.route = _route(rest)
-        """The model where the path names it, and what comes after /v1/ (None where the path is not of that form)."""
+        """The model where the path names it, as Google's and Azure's do, and what comes after /v1/ (None where the path is
+        not of that form)."""
         query: bytes = scope.get("query_string", b"")
         self.query = dict(parse_qsl(query.decode("latin-1"))) if query else {}
         self.key: str | None = None
         scheme, _, credentials = given.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() == "bearer":
             self.key = credentials.strip()
-        elif key := given.get(b"x-api-key") or given.get(b"x-goog-api-key"):
+        elif key := next((given[name] for name in KEY_HEADERS if given.get(name)), None):
             self.key = key.decode("latin-1").strip()
         elif self.model is not None:
             self.key = self.query.get("key")
@@ -257,8 +273,8 @@ class AgentResponse:
         await self.send(start)
         await self.send({"type": "http.response.body", "body": body})
 
-    async def start_events(self, first: bytes, content_type: bytes = b"text/event-stream; charset=utf-8") -> None:
-        """Begin a stream of server-sent events."""
+    async def start_events(self, first: bytes, content_type: bytes = EVENTS) -> None:
+        """Begin a stream."""
         self.started = True
         headers = self._headers(content_type, (b"cache-control", b"no-cache"))
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -290,6 +306,17 @@ def too_large(max_bytes: int) -> ApiError:
     return ApiError(f"the body is larger than {max_bytes} bytes", status=413, code="body_too_large")
 
 
+def plain_path(path: str) -> str:
+    """The path without double and trailing slashes, which clients make of a base URL and a route.
+
+    >>> plain_path("//v1//chat/completions/"), plain_path("/")
+    ('/v1/chat/completions', '/')
+    """
+    if "//" in path or path.endswith("/"):
+        path = re.sub("/{2,}", "/", path).rstrip("/") or "/"
+    return path
+
+
 def _split(path: str) -> tuple[tuple[str, int] | None, str]:
     """(attempt, the rest) of a path.
 
@@ -318,14 +345,20 @@ def _route(rest: str) -> tuple[str | None, str | None]:
     ((None, 'chat/completions'), (None, None))
     >>> _route("/v1beta/models/org/name:generateContent"), _route("/v1beta/models")
     (('org/name', 'models:generateContent'), (None, 'v1beta/models'))
+    >>> _route("/openai/deployments/name/chat/completions"), _route("/openai/v1/responses")
+    (('name', 'chat/completions'), (None, 'responses'))
     """
     if match := _GOOGLE_PATH.fullmatch(rest):
         return match[1], f"models:{match[2]}"
-    if rest.rstrip("/") in ("", "/v1", "/v1beta"):
+    if rest in BASE_PATHS:
         return None, ""
-    if rest.startswith("/v1beta/"):
+    if match := _OPENAI_PATH.fullmatch(rest):
+        return match[1], match[2] or match[3]
+    if rest.startswith(("/v1beta/", "/v1alpha/")):
+        return None, "v1beta/" + rest.split("/", 2)[2]
+    if rest in OLLAMA_PATHS:
         return None, rest[1:]
-    return None, rest[4:] if rest.startswith("/v1/") and len(rest) > 4 else None
+    return None, rest[4:] if rest.startswith("/v1/") else None
 
 
 def _agent(given: Mapping[bytes, bytes], headers: list[tuple[bytes, bytes]]) -> str | None:
@@ -334,7 +367,7 @@ def _agent(given: Mapping[bytes, bytes], headers: list[tuple[bytes, bytes]]) -> 
     name = shown_name(given.get(AGENT_HEADER, b"").decode("latin-1"))
     name = name or baggage_agent(b",".join(value for header, value in headers if header == b"baggage"))
     if name is None:
-        found = next((given[header] for header in (*SUBAGENT_HEADERS, SUBAGENT_ID_HEADER) if given.get(header)), b"")
+        found = next((given[header] for header in SUBAGENT_HEADERS if given.get(header)), b"")
         name = shown_name(found.decode("latin-1"))
     if name is not None and name.startswith(RESERVED_AGENTS):
         log.warning("an agent called itself %s, a name that only keys give: it has none in the record", name)

@@ -32,7 +32,7 @@ from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.recorded import recorded_answer
 from agentlightning.gateway.policy.response_decoder import AgentCall, CallJob, send_recorded
 from agentlightning.protocols import generate_content
-from agentlightning.protocols.base import ApiError, CompletionRequest
+from agentlightning.protocols.base import EVENTS, ApiError, CompletionRequest
 from agentlightning.records import ABANDONED, JSON, Call, Sampling, Span
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.graph import RequestView
@@ -156,10 +156,10 @@ class ExternalCalls:
         route = incoming.route or ""
         settings, choices = job.external.settings, data.get("n")
         headers = request_headers(job.external, route, incoming.headers)
-        if incoming.model is not None:  # Google's protocol: the path names the model, not the body
-            route = _google_route(route, settings.rename or incoming.model)
-        elif settings.rename is not None:
-            body = orjson.dumps({**data, "model": settings.rename})
+        if job.call.wire.NAME == generate_content.NAME:  # the path names the model, not the body
+            route = _google_route(route, settings.rename or job.request.model, job.request.stream_type == EVENTS)
+        elif (model := settings.rename or incoming.model) is not None:
+            body = orjson.dumps({**data, "model": model})
         return Exchange(
             external=job.external,
             route=route,
@@ -179,6 +179,8 @@ class ExternalCalls:
             self._metrics.external(job.external.name, "abandoned")
         elif response.failure is None:
             await self._record(job, exchange, exchange.reader.finish_reason)
+            if job.request.stream and job.request.stream_type != EVENTS:
+                response = replace(response, body=b"[" + response.body + b"]")
             await _deliver(job.call.reply, response)
         else:
             self._metrics.call(job.call.wire.NAME, _result(response.status))
@@ -305,14 +307,14 @@ def _usage(exchange: Exchange, cut_off: bool, counts: bool) -> JSON:
     }
 
 
-def _google_route(route: str, model: str) -> str:
-    """The route of a call in Google's protocol, for this model.
+def _google_route(route: str, model: str, as_events: bool) -> str:
+    """The route of a call in Google's protocol, for this model. A stream that is an array comes whole.
 
-    >>> _google_route("models:streamGenerateContent", "gemini-3-pro")
+    >>> _google_route("models:streamGenerateContent", "gemini-3-pro", True)
     'models/gemini-3-pro:streamGenerateContent?alt=sse'
     """
-    method = route.removeprefix("models:")
-    return f"models/{quote(model)}:{method}" + ("?alt=sse" if method.startswith("stream") else "")
+    streamed = as_events and route == "models:streamGenerateContent"
+    return f"models/{quote(model)}:" + ("streamGenerateContent?alt=sse" if streamed else "generateContent")
 
 
 def _sampling(data: JSON) -> Sampling:

@@ -42,6 +42,7 @@ from agentlightning.protocols import (
     embeddings,
     generate_content,
     messages,
+    ollama,
     responses,
     tokens,
 )
@@ -136,14 +137,15 @@ class Proxy:
             "models:generateContent": generate_content,
             "models:streamGenerateContent": generate_content,
             "tokens/generate": tokens,
+            "api/chat": ollama,
         }
 
     async def __call__(self, incoming: AgentRequest, reply: AgentResponse) -> None:
         """Answer one request; whatever goes wrong becomes an error in the protocol's shape."""
         wire = self._wires.get(incoming.route or "") or self._wire(incoming)
         try:
-            if incoming.route == "" and incoming.method in ("GET", "HEAD"):
-                await reply.whole(200, b'{"status":"ok"}')  # programs look whether their base URL is there
+            if self._is_probe(incoming):
+                await reply.whole(200, b'{"status":"ok"}')
             elif incoming.route == "traces" and incoming.method == "POST":
                 await self._traces.answer(incoming, reply)
             elif incoming.named is None and incoming.key is not None and is_token(incoming.key):
@@ -162,11 +164,20 @@ class Proxy:
             sentence = "the gateway failed; its log says why"
             await self._refuse(wire, reply, ApiError(sentence, status=500, type="server_error", code="internal"))
 
+    def _is_probe(self, incoming: AgentRequest) -> bool:
+        """True for a program that looks whether its base URL, or a route, is there."""
+        route, head = incoming.route, incoming.method == "HEAD"
+        if route == "":
+            return head or incoming.method == "GET"
+        return head and (route in self._wires or route in OTHER_POSTS or _named_model(route or "") is not None)
+
     def _wire(self, incoming: AgentRequest) -> WireFormat:
         """The protocol that a route belongs to, for calls and for errors."""
         route = incoming.route or ""
         if route.startswith(("models:", "v1beta/")):
             return generate_content
+        if route.startswith("api/"):
+            return ollama
         if route.startswith("models"):
             named = {name for name, _ in incoming.headers}
             if b"x-goog-api-key" in named:  # Google's SDKs list models under /v1, too
@@ -244,8 +255,10 @@ class Proxy:
         data = await self._with_prompt(call, read_object(body))
         if incoming.prompt:
             body = orjson.dumps(data)
-        if incoming.model is not None:
-            data = generate_content.with_route(data, incoming.model, _google_stream(incoming))
+        if call.wire is generate_content:
+            data = generate_content.with_route(data, incoming.model or "", **_google_stream(incoming))
+        elif incoming.model is not None:
+            data = {**data, "model": incoming.model}
         model = data.get("model")
         external: ExternalModel | None = None
         for resource in call.resources:
@@ -266,6 +279,8 @@ class Proxy:
         route, get = incoming.route or "", incoming.method == "GET"
         if get and (named := _named_model(route)) is not None:
             await self._models(call, named)
+        elif get and route == "api/version":
+            await reply.whole(200, ollama.VERSION)
         elif get and route.startswith("responses/"):
             for name in incoming.query:
                 if name.removesuffix("[]") in ("include", "stream", "starting_after"):
@@ -285,7 +300,7 @@ class Proxy:
                 await reply.whole(200, messages.count(*await self._calls.count(call, data)))
             elif route == "models:countTokens":
                 data = await self._with_prompt(call, generate_content.count_request(data))
-                data = generate_content.with_route(data, incoming.model or "", False)
+                data = generate_content.with_route(data, incoming.model or "")
                 await reply.whole(200, generate_content.count((await self._calls.count(call, data))[0]))
             else:
                 data = await self._calls.stored.dereference(attempt, await self._with_prompt(call, data))
@@ -348,6 +363,13 @@ class Proxy:
         if incoming.method == "POST":
             asked = {"path": incoming.path, "method": incoming.method}
             await self._store.append_spans([gateway_span(attempt.rollout, attempt.number, UNKNOWN_ROUTE, asked)])
+        if (incoming.route or "").split("/")[:2] == ["v1beta", "interactions"]:
+            raise ApiError(
+                "interactions: not served here; call models/MODEL:generateContent (client.models.generate_content), which "
+                "gives the same completions",
+                status=404,
+                code="unknown_route",
+            )
         base = incoming.base_url(incoming.named)
         raise ApiError(
             f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
@@ -361,13 +383,15 @@ class Proxy:
 
 def _named_model(route: str) -> str | None:
     """The model that GET models/{name} asks for, '' for all of them; None for another route."""
+    if route == "api/tags":
+        return ""
     base, _, name = route.removeprefix("v1beta/").partition("/")
     return name if base == "models" else None
 
 
 async def _show_models(wire: WireFormat, names: list[str], name: str, created_s: int, reply: AgentResponse) -> None:
     """Send the list of models, or the one of this name."""
-    shapes = {module.NAME: module for module in (messages, generate_content)}
+    shapes = {module.NAME: module for module in (messages, generate_content, ollama)}
     shape = shapes.get(wire.NAME, chat)
     if not name:
         await reply.whole(200, shape.models(names, created_s))
@@ -378,12 +402,13 @@ async def _show_models(wire: WireFormat, names: list[str], name: str, created_s:
         raise ApiError(f"no model is named {name!r}; known are {known}", status=404, param="model")
 
 
-def _google_stream(incoming: AgentRequest) -> bool:
-    """True where a request of Google's protocol wants a stream. Raises ApiError where not as server-sent events."""
-    streamed = incoming.route == "models:streamGenerateContent"
-    if streamed and incoming.query.get("alt") != "sse":
-        raise ApiError("alt: expected sse (streamGenerateContent?alt=sse), the only form of a stream here", param="alt")
-    return streamed
+def _google_stream(incoming: AgentRequest) -> dict[str, bool]:
+    """Whether a request of Google's protocol wants a stream, and whether as one JSON array in place of events. Raises
+    ApiError."""
+    alt = incoming.query.get("alt", "json")
+    if alt not in ("json", "sse"):
+        raise ApiError(f"alt: expected sse or json, got {alt!r}", param="alt")
+    return {"streamed": incoming.route == "models:streamGenerateContent", "as_array": alt == "json"}
 
 
 def _as_refusal(cause: ApiError | InputError) -> ApiError:

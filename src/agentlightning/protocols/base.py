@@ -8,6 +8,7 @@ the record are written in it. Pure data: knows nothing of tokens, templates, HTT
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ MAX_PARTS = 50_000
 
 MAX_MARKS = 2_000_000
 """Commas, braces and brackets of a request, those of its texts among them: before it is read, nobody knows which are."""
+
+EVENTS = b"text/event-stream; charset=utf-8"
 
 ID_PREFIXES = ("tok-", "chatcmpl-", "cmpl-", "resp_", "msg_")
 
@@ -91,6 +94,8 @@ class CompletionRequest:
     cached_tokens: int = 0
     """Tokens of the prompt that continue an earlier call, filled in by the gateway where the response is streamed."""
     stream: bool = False
+    stream_type: bytes = EVENTS
+    """Content type of the stream."""
     include_usage: bool = False
     """Streaming: a chunk with the token counts before the end."""
     forced: JSON = field(default_factory=dict)
@@ -434,6 +439,35 @@ def call_id(response_id: str) -> str:
         if response_id.startswith(prefix):
             return response_id[len(prefix) :]
     return response_id
+
+
+class OpenToolCalls:
+    """Ids of tool calls in conversations whose protocol need not have any: a result answers the call of its id, else the
+    first open one of its name, else the first open one."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._open: dict[str, None] = {}
+        """Ids of calls without a result, in their order."""
+        self._named: defaultdict[str, deque[str]] = defaultdict(deque)
+        """Ids by name, those with a result since among them: a request may have thousands."""
+
+    def call(self, given: str | None, name: str) -> str:
+        """The id of the next call."""
+        call_id = given or f"call_{self._count}"
+        self._count += 1
+        self._open[call_id] = None
+        self._named[name].append(call_id)
+        return call_id
+
+    def answered(self, given: str | None, name: str) -> str:
+        """The id of the call that a result answers; the name where none is open."""
+        named = self._named[name]
+        while named and named[0] not in self._open:
+            named.popleft()
+        found = given or (named[0] if named else next(iter(self._open), name))
+        self._open.pop(found, None)
+        return found
 
 
 def short(value: Any) -> str:

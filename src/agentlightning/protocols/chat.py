@@ -25,6 +25,7 @@ from agentlightning.protocols.base import (
     CompletionRequest,
     Delta,
     EventStream,
+    OpenToolCalls,
     RequestImage,
     TokenLogprob,
     ToolDelta,
@@ -53,11 +54,8 @@ PLAIN = frozenset({
 })  # fmt: skip
 """Fields that are read at once, or not at all."""
 
-LEGACY = {
-    "functions": "no longer supported; give them as `tools`",
-    "function_call": "no longer supported; give `tools` and `tool_choice`",
-}
-"""Fields that others have replaced."""
+LEGACY = "_functions"
+"""Name in `echo` of a request with `functions`, whose response has `function_call` in place of tool calls."""
 
 NOT_APPLIED = ("reasoning_effort", "verbosity", *fields.NOT_APPLIED)
 """Fields that no trained policy has a setting for; they are recorded."""
@@ -76,6 +74,7 @@ REASONING: Mapping[str, tuple[Any, ...]] = {"max_tokens": (), "enabled": (True,)
 
 class ChatRequest(fields.IdsRequest, kw_only=True):
     messages: list[JSON] | None = None
+    functions: list[JSON] | None = None
     max_tokens: fields.Positive = None
     max_completion_tokens: fields.Positive = None
     logprobs: fields.Flag = None
@@ -97,14 +96,14 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     asked = fields.read(ChatRequest, data)
     if not asked.messages:
         raise expected("a list of at least one message", data.get("messages"), "messages")
-    tools, other_tools = _tools(asked.tools)
-    parse_tools, tool_call = tool_choice(data.get("tool_choice"), tools)
+    tools, other_tools = _tools(asked)
+    parse_tools, tool_call = _tool_choice(data, tools)
     messages: list[JSON] = []
     images: tuple[RequestImage, ...] = ()
-    plain = True
+    plain, calls = True, OpenToolCalls()
     for index, message in enumerate(asked.messages):
         if not (len(message) == 2 and message.get("role") in ROLES and isinstance(message.get("content"), str)):
-            message, plain = _message(message, f"messages[{index}]"), False
+            message, plain = _message(message, f"messages[{index}]", calls), False
         messages.append(message)  # most are plain: nothing else can be wrong with them
     if not plain:
         messages, images = take_images(messages)
@@ -121,7 +120,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         images=images,
         tools=tools,
         parse_tools=parse_tools,
-        one_tool_call=asked.parallel_tool_calls is False,
+        one_tool_call=asked.parallel_tool_calls is False or bool(asked.functions),
         max_tokens=_max_tokens(asked),
         stop=fields.stops(asked.stop),
         include_stop=bool(asked.include_stop_str_in_output),
@@ -139,6 +138,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         not_applied=details(images) if images else {},
         unsupported={**generation_prompt, **other_tools},
         grammar={"tool_call": tool_call} if tool_call else {},
+        echo={LEGACY: True} if asked.functions else {},
     )
     return request if data.keys() <= PLAIN else _with_rarer_fields(request, asked, data, tool_call)
 
@@ -151,7 +151,6 @@ def _with_rarer_fields(
     return replace(
         request,
         refused={
-            **{name: LEGACY[name] for name in fields.given(data, LEGACY, neutral=(None, [], "auto", "none"))},
             **fields.reserved_variables(asked.chat_template_kwargs),
             **fields.engine_refused(data),
         },
@@ -180,7 +179,7 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
             "index": index,
             "message": {**_message_of(choice, request), "refusal": None},
             "logprobs": _logprobs(request, choice.logprobs),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": _finish_reason(choice, request),
             **openai_shapes.choice_ids(request, choice),
         }
         for index, choice in enumerate(completion.choices)
@@ -285,11 +284,17 @@ def _external_request(data: JSON) -> CompletionRequest:
     )
 
 
-def _tools(given: list[Any] | None) -> tuple[list[JSON] | None, JSON]:
+def _tools(asked: ChatRequest) -> tuple[list[JSON] | None, JSON]:
     """Function tools (None where there are none), and the tools that are no functions, by path."""
-    if not given:
+    if asked.functions:
+        if asked.tools:
+            raise ApiError("functions: the older name of tools; expected one of them, got both", param="functions")
+        for index, function in enumerate(asked.functions):
+            fields.read(fields.FunctionTool, function, f"functions[{index}]")
+        return [{"type": "function", "function": one} for one in asked.functions], {}
+    if not asked.tools:
         return None, {}
-    functions, others = fields.split_tools(given)
+    functions, others = fields.split_tools(asked.tools)
     for where, tool in functions.items():
         if tool.get("function") is None:
             raise expected('{"type": "function", "function": {"name": …}}', tool, where)
@@ -297,7 +302,17 @@ def _tools(given: list[Any] | None) -> tuple[list[JSON] | None, JSON]:
     return list(functions.values()) or None, others
 
 
-def tool_choice(value: Any, tools: list[JSON] | None) -> tuple[bool, JSON]:
+def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
+    """The same by `tool_choice`, or by `function_call`, its older name."""
+    older = data.get("function_call")
+    if older is None or data.get("tool_choice") is not None:
+        return tool_choice(data.get("tool_choice"), tools)
+    if older not in ("auto", "none") and not (isinstance(older, dict) and isinstance(older.get("name"), str)):
+        raise expected('"auto", "none" or {"name": …}', older, "function_call")
+    return tool_choice({**older, "type": "function"} if isinstance(older, dict) else older, tools, "function_call")
+
+
+def tool_choice(value: Any, tools: list[JSON] | None, field: str = "tool_choice") -> tuple[bool, JSON]:
     """(tool calls are parsed, `tool_call` of the grammar)."""
     if value == "none":
         return False, {}
@@ -310,7 +325,7 @@ def tool_choice(value: Any, tools: list[JSON] | None) -> tuple[bool, JSON]:
         )
     if tools is None and value in (None, "auto"):
         return False, {}
-    return tools is not None, fields.tool_call(value, tools)
+    return tools is not None, fields.tool_call(value, tools, field)
 
 
 def _continuation(asked: ChatRequest) -> tuple[bool, JSON]:
@@ -349,7 +364,7 @@ def _top_logprobs(asked: ChatRequest) -> int:
 
 class _Function(Struct):
     name: str
-    arguments: Annotated[str, Meta(description="a JSON object as a string")]
+    arguments: fields.Arguments
 
 
 class _ToolCall(Struct):
@@ -361,7 +376,7 @@ class ChatMessage(Struct):
     """The fields of a message that are read; its content may hold images."""
 
     role: Annotated[
-        Literal["assistant", "developer", "system", "tool", "user"],
+        Literal["assistant", "developer", "function", "system", "tool", "user"],
         Meta(description="one of assistant, developer, system, tool, user"),
     ]
     tool_call_id: fields.Text = None
@@ -369,19 +384,33 @@ class ChatMessage(Struct):
     name: fields.Text = None
     refusal: fields.Text = None
     tool_calls: list[JSON] | None = None
+    function_call: fields.Record = None
 
 
-def _message(given: JSON, where: str) -> JSON:
-    """The message, if it is one; a refusal that it repeats is its content."""
+def _message(given: JSON, where: str, calls: OpenToolCalls) -> JSON:
+    """The message, if it is one; a refusal that it repeats is its content. `calls` are the tool calls before it."""
     read = fields.read(ChatMessage, given, where)
     message = {name: value for name, value in given.items() if name not in MARKS}
     if "content" in message:
-        message["content"] = _content(message["content"], f"{where}.content", images=read.role in ("user", "tool"))
-    for name, instead in (("function_call", "use tool_calls"), ("audio", NO_AUDIO)):
-        if message.get(name) is not None:
-            raise fields.refused(f"{where}.{name}", f"not supported; {instead}")
-    for index, call in enumerate(read.tool_calls or ()):
-        _check_tool_call(call, f"{where}.tool_calls[{index}]")
+        results = ("user", "tool", "function")
+        message["content"] = _content(message["content"], f"{where}.content", images=read.role in results)
+    if message.get("audio") is not None:
+        raise fields.refused(f"{where}.audio", f"not supported; {NO_AUDIO}")
+    if read.role in ("tool", "function"):
+        message["role"] = "tool"
+        if answered := calls.answered(read.tool_call_id, read.name or ""):
+            message["tool_call_id"] = answered
+    older = message.pop("function_call", None)
+    if read.tool_calls and older:
+        raise fields.refused(f"{where}.function_call", "expected none beside tool_calls")
+    if read.tool_calls:
+        places = [f"{where}.tool_calls[{index}]" for index in range(len(read.tool_calls))]
+        made = [_tool_call(call, place, calls) for call, place in zip(read.tool_calls, places, strict=True)]
+        message["tool_calls"] = made
+    elif older is not None:
+        function = fields.read(_Function, older, f"{where}.function_call")
+        written = {"name": function.name, "arguments": fields.arguments_text(function.arguments)}
+        message["tool_calls"] = [{"id": calls.call(None, function.name), "type": "function", "function": written}]
     if read.reasoning_content is None and isinstance(message.get("reasoning"), str):
         message["reasoning_content"] = message["reasoning"]
     if read.refusal and not message.get("content"):
@@ -409,10 +438,16 @@ def _part(part: Any, where: str, images: bool) -> JSON:
     return found
 
 
-def _check_tool_call(call: JSON, where: str) -> None:
+def _tool_call(call: JSON, where: str, calls: OpenToolCalls) -> JSON:
+    """The tool call with arguments as text and with an id."""
     if not isinstance(call.get("function"), dict) or call.get("type", "function") != "function":
         raise expected('{"id", "type": "function", "function": {"name", "arguments"}}', call, where)
-    fields.read(_ToolCall, call, where)
+    read = fields.read(_ToolCall, call, where)
+    call_id = calls.call(read.id, read.function.name)
+    if read.id and isinstance(read.function.arguments, str):
+        return call
+    function = {**call["function"], "arguments": fields.arguments_text(read.function.arguments)}
+    return {"type": "function", **call, "id": call_id, "function": function}
 
 
 # --- building -----------------------------------------------------------------------------------------------------------
@@ -428,6 +463,9 @@ class _ChatEvents(openai_shapes.ChunkStream):
             chunks += [self.chunk(index, {"delta": {"content": echoed}}) for index in range(self._count)]
         return b"".join(chunks)
 
+    def finish_reason(self, choice: Choice) -> str:
+        return _finish_reason(choice, self._request)
+
     def parts(self, index: int, delta: Delta) -> list[JSON]:
         """A part for each kind of text, since many clients read only one kind from each; and one without for the finish
         reason of tool calls, at which some stop reading, as OpenAI sends it."""
@@ -437,7 +475,8 @@ class _ChatEvents(openai_shapes.ChunkStream):
         if delta.content or ((delta.logprobs or delta.token_ids) and not said and not delta.tools):
             said.append({"content": delta.content})
         for tool in delta.tools:
-            said.append({"tool_calls": [_tool_delta(tool)]})
+            older = self._request.echo.get(LEGACY)
+            said.append({"function_call": _function_delta(tool)} if older else {"tool_calls": [_tool_delta(tool)]})
         if delta.last and (delta.tools or not said):
             said.append({})
         parts: list[JSON] = []
@@ -458,7 +497,14 @@ def _message_of(choice: Choice, request: CompletionRequest) -> JSON:
         message.pop("reasoning_content", None)
     elif "reasoning_content" in message:
         message["reasoning"] = message["reasoning_content"]  # the newer name of it in vLLM
+    if choice.tool_calls and request.echo.get(LEGACY):
+        message["function_call"] = message.pop("tool_calls")[0]["function"]
     return message
+
+
+def _finish_reason(choice: Choice, request: CompletionRequest) -> str:
+    older = choice.finish_reason == "tool_calls" and request.echo.get(LEGACY)
+    return "function_call" if older else choice.finish_reason
 
 
 def _frame(kind: str, call_id: str, model: str, created_s: int) -> JSON:
@@ -466,10 +512,13 @@ def _frame(kind: str, call_id: str, model: str, created_s: int) -> JSON:
 
 
 def _tool_delta(tool: ToolDelta) -> JSON:
-    if tool.id is None and tool.name is None:
-        return {"index": tool.index, "function": {"arguments": tool.arguments}}
-    function = {"name": tool.name, "arguments": tool.arguments}
-    return {"index": tool.index, "id": tool.id, "type": "function", "function": function}
+    opened = {} if tool.id is None and tool.name is None else {"id": tool.id, "type": "function"}
+    return {"index": tool.index, **opened, "function": _function_delta(tool)}
+
+
+def _function_delta(tool: ToolDelta) -> JSON:
+    named = {} if tool.name is None else {"name": tool.name}
+    return {**named, "arguments": tool.arguments}
 
 
 def _logprobs(request: CompletionRequest, tokens: tuple[TokenLogprob, ...] | None) -> JSON | None:

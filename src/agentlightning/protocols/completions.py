@@ -140,6 +140,8 @@ def _prompt(value: Any) -> str | list[int]:
         value = value[0]
     if isinstance(value, str) and value:
         return value
+    if isinstance(value, list) and any(type(one) is float for one in value):
+        value = [fields.whole(one) for one in value]
     if isinstance(value, list) and value and all(type(one) is int for one in value):
         if not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
             raise ApiError(f"prompt: expected token ids from 0 to {MAX_TOKEN_ID}", param="prompt")

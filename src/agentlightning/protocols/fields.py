@@ -45,6 +45,8 @@ Repetition = Annotated[float, Meta(ge=0.01, le=100)] | None
 TopK = Annotated[int, Meta(ge=-1, le=MAX_INTEGER)] | None
 Word = Annotated[str, Meta(min_length=1)]
 Stops = Annotated[Word | list[Word], Meta(description="a string or a list of strings, none empty")] | None
+Arguments = Annotated[str | JSON, Meta(description="a JSON object as a string")]
+"""Of a tool call: the object itself is taken, too."""
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Meta(description="a list of token ids")] | None
 
@@ -163,10 +165,15 @@ RESERVED_VARIABLES = frozenset({
 
 def read(kind: type[S], data: Any, at: str = "") -> S:
     """The fields of an object that `kind` has. Raises ApiError, naming the field below `at` and what was expected."""
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as cause:
-        raise _refusal(kind, data, str(cause), at) from None
+    seen = ""
+    while True:
+        try:
+            return msgspec.convert(data, kind)
+        except msgspec.ValidationError as cause:
+            error = str(cause)
+            if "got `float`" not in error or error == seen:
+                raise _refusal(kind, data, error, at) from None
+            seen, data = error, _with_whole_numbers(data, _steps(error))
 
 
 _PLACE = re.compile(r" - at `\$(.*)`$", re.DOTALL)
@@ -174,10 +181,38 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MISSING = re.compile(r"Object missing required field `(.+?)`")
 
 
+def _steps(error: str) -> list[str]:
+    """The names and numbers by which msgspec's error says where it is."""
+    place = _PLACE.search(error)
+    return [name or index for name, index in _STEP.findall(place[1])] if place else []
+
+
+def _with_whole_numbers(data: Any, steps: Sequence[str]) -> Any:
+    """The data with ``50`` for the ``50.0`` at this place, as JavaScript and Go may write it, and likewise in the rest of
+    its list."""
+    if not steps:
+        return whole(data)
+    if isinstance(data, list):
+        at = int(steps[0])
+        inner = _with_whole_numbers(data[at], steps[1:])
+        return [whole(one) for one in data] if len(steps) == 1 else [*data[:at], inner, *data[at + 1 :]]
+    if isinstance(data, dict) and steps[0] in data:
+        return {**data, steps[0]: _with_whole_numbers(data[steps[0]], steps[1:])}
+    return data
+
+
+def whole(value: Any) -> Any:
+    """A float without a fraction as an integer, all else as it is.
+
+    >>> whole(50.0), whole(0.5), whole("50.0")
+    (50, 0.5, '50.0')
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _refusal(kind: type[Struct], data: Any, error: str, at: str) -> ApiError:
     """The sentence of msgspec's error: its path is followed through the type and the value to what was expected there."""
-    place = _PLACE.search(error)
-    steps = [name or index for name, index in _STEP.findall(place[1])] if place else []
+    steps = _steps(error)
     if missing := _MISSING.match(error):
         steps.append(missing[1])
     node: inspect.Type = inspect.type_info(kind)
@@ -326,6 +361,11 @@ def split_tools(tools: list[Any] | None) -> tuple[dict[str, JSON], JSON]:
             raise expected('{"type": "function", …}', tool, where)
         (functions if kind == "function" else others)[where] = tool
     return functions, others
+
+
+def arguments_text(given: str | JSON) -> str:
+    """The arguments of a tool call as text."""
+    return given if isinstance(given, str) else orjson.dumps(given).decode()
 
 
 def begun(messages: list[JSON]) -> list[JSON]:

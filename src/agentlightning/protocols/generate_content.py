@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import (
+    EVENTS,
     ApiError,
     Choice,
     Completion,
@@ -25,6 +26,7 @@ from agentlightning.protocols.base import (
     CompletionRequest,
     Delta,
     EventStream,
+    OpenToolCalls,
     TokenLogprob,
     ToolDelta,
     short,
@@ -55,13 +57,13 @@ STATUSES = {
 }  # fmt: skip
 
 
-def with_route(data: JSON, model: str, streamed: bool) -> JSON:
-    """The body with what its path says."""
-    return {**data, "model": model, "stream": streamed}
+def with_route(data: JSON, model: str, streamed: bool = False, as_array: bool = False) -> JSON:
+    """The body with what its path says. as_array: a stream is one JSON array of responses, no events."""
+    return {**data, "model": model, "stream": streamed, "asArray": streamed and as_array}
 
 
 class GenerateContentRequest(fields.ExternalRequest, rename="camel"):
-    system_instruction: fields.Record = None
+    as_array: fields.Flag = None
     generation_config: fields.Record = None
     tool_config: fields.Record = None
 
@@ -96,15 +98,21 @@ class ThinkingConfig(Struct, rename="camel"):
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     data = camel_keys(data)
+    data["tools"] = _listed(data.get("tools"))
     asked = fields.read(GenerateContentRequest, data)
-    system = asked.system_instruction
+    system = data.get("systemInstruction")
     instruction = [] if system is None else [
         {"role": "system", "content": text_of(system, "systemInstruction", trained)}
     ]  # fmt: skip
     messages, images = take_images(instruction + messages_of(data.get("contents"), trained))
+    stream_type = b"application/json" if asked.as_array else EVENTS
     if not trained:
         return CompletionRequest(
-            model=asked.model or "", messages=messages, tools=_external_tools(asked.tools), stream=bool(asked.stream)
+            model=asked.model or "",
+            messages=messages,
+            tools=_external_tools(asked.tools),
+            stream=bool(asked.stream),
+            stream_type=stream_type,
         )
     given = camel_keys(asked.generation_config or {})
     config = fields.read(GenerationConfig, given, CONFIG)
@@ -133,6 +141,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         logprobs=bool(config.response_logprobs),
         top_logprobs=config.logprobs or 0,
         stream=bool(asked.stream),
+        stream_type=stream_type,
         forced={name: value for name, value in forced.items() if value is not None},
         not_applied={
             **({f"{CONFIG}.mediaResolution": config.media_resolution} if resolution else {}),
@@ -151,8 +160,8 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    thoughts = bool(request.echo.get("_thoughts"))
-    return CandidateEvents(call_id, model, prompt_tokens, thoughts)
+    thoughts, as_array = bool(request.echo.get("_thoughts")), request.stream_type != EVENTS
+    return CandidateEvents(call_id, model, prompt_tokens, thoughts, as_array)
 
 
 def error(refusal: ApiError) -> bytes:
@@ -386,8 +395,14 @@ def camel_keys(record: JSON) -> JSON:
 # --- requests -----------------------------------------------------------------------------------------------------------
 
 
+def _listed(value: Any) -> Any:
+    """The value as a list, where it is one object or text in place of a list of one."""
+    return [value] if isinstance(value, dict | str) else value
+
+
 def messages_of(contents: Any, trained: bool) -> list[JSON]:
     """Contents as messages in the form of Chat Completions. Raises ApiError."""
+    contents = _listed(contents)
     if not isinstance(contents, list) or (trained and not contents):
         if contents is None and not trained:
             return []
@@ -398,7 +413,7 @@ def messages_of(contents: Any, trained: bool) -> list[JSON]:
     return history.messages
 
 
-def text_of(content: JSON, where: str, trained: bool) -> Any:
+def text_of(content: Any, where: str, trained: bool) -> Any:
     """The text of a content; its parts, where an external model reads others."""
     parts = _parts(content, where)
     for part, path in parts:
@@ -416,15 +431,19 @@ class _Function(Struct):
 
     id: fields.Text = None
     name: fields.Text = None
-    args: fields.Record = None
+    args: fields.Arguments | None = None
     response: fields.Record = None
     parts: list[Any] | None = None
 
 
-def _parts(content: JSON, where: str) -> list[tuple[JSON, str]]:
-    """The parts of a content and their paths."""
-    given = fields.read(_Parts, content, where).parts or ()
-    return [(_part(part, f"{where}.parts[{at}]"), f"{where}.parts[{at}]") for at, part in enumerate(given)]
+def _parts(content: Any, where: str) -> list[tuple[JSON, str]]:
+    """The parts of a content, which may be a text, and their paths."""
+    content = {"parts": content} if isinstance(content, str) else content
+    if not isinstance(content, dict):
+        raise expected("an object", content, where)
+    given = fields.read(_Parts, {"parts": _listed(content.get("parts"))}, where).parts or ()
+    parts = [{"text": part} if isinstance(part, str) else part for part in given]
+    return [(_part(part, f"{where}.parts[{at}]"), f"{where}.parts[{at}]") for at, part in enumerate(parts)]
 
 
 class _History:
@@ -433,15 +452,11 @@ class _History:
     def __init__(self, trained: bool) -> None:
         self.messages: list[JSON] = []
         self._trained = trained
-        self._calls = 0
-        self._unanswered: list[tuple[str, str]] = []
-        """Id and name of function calls without a response yet."""
+        self._calls = OpenToolCalls()
 
     def add(self, content: Any, where: str) -> None:
         """Take in one content."""
-        if not isinstance(content, dict):
-            raise expected("an object", content, where)
-        role = content.get("role") or "user"
+        role = content.get("role") or "user" if isinstance(content, dict) else "user"
         if role not in ROLES:
             raise expected("user or model", role, "role", where)
         (self._add_model if role == "model" else self._add_user)(_parts(content, where))
@@ -467,11 +482,10 @@ class _History:
     def _call(self, part: JSON, where: str) -> JSON:
         where = f"{where}.functionCall"
         call = fields.read(_Function, _part(part["functionCall"], where), where)
-        name, call_id = call.name or "", call.id or f"call_{self._calls}"
-        self._calls += 1
-        self._unanswered.append((call_id, name))
-        arguments = arguments_text(call.args or {})
-        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        name = call.name or ""
+        arguments = call.args if isinstance(call.args, str) else arguments_text(call.args or {})
+        function = {"name": name, "arguments": arguments}
+        return {"id": self._calls.call(call.id, name), "type": "function", "function": function}
 
     def _add_user(self, parts: list[tuple[JSON, str]]) -> None:
         said: list[JSON] = []
@@ -495,21 +509,12 @@ class _History:
         text = _result_text(result)
         message: JSON = {
             "role": "tool",
-            "tool_call_id": self._answered(given.id, given.name or ""),
+            "tool_call_id": self._calls.answered(given.id, given.name or ""),
             "content": _joined([{"text": text}, *inner]) if inner else text,
         }
         if "error" in result and "output" not in result:
             message["is_error"] = True
         return message
-
-    def _answered(self, given: str | None, name: str) -> str:
-        """The id of the call that a response answers: by its id, else the first open one of that name, else of any."""
-        named = next((one for one in self._unanswered if one[0] == given or (not given and one[1] == name)), None)
-        found = named or (self._unanswered[0] if self._unanswered and not given else None)
-        if found is None:
-            return given or name
-        self._unanswered.remove(found)
-        return found[0]
 
 
 def _result_text(result: JSON) -> str:
@@ -622,9 +627,11 @@ def usage(completion: Completion) -> JSON:
 
 
 class CandidateEvents:
-    """The chunks of one streamed response: each is a response that holds what is new."""
+    """The chunks of one streamed response: each is a response that holds what is new; events, or members of an array."""
 
-    def __init__(self, call_id: str, model: str, prompt_tokens: int, thoughts: bool) -> None:
+    def __init__(self, call_id: str, model: str, prompt_tokens: int, thoughts: bool, as_array: bool = False) -> None:
+        self._array = as_array
+        self._begun = False
         self._frame = {
             "usageMetadata": {"promptTokenCount": prompt_tokens, "totalTokenCount": prompt_tokens},
             "modelVersion": model,
@@ -657,12 +664,15 @@ class CandidateEvents:
     def last(self, completion: Completion) -> bytes:
         """The rest of every choice, why it ended, and the counts."""
         counts = {"usageMetadata": usage(completion)}
-        return b"".join(
+        chunks = [
             self._chunk(index, self._closed(index) or [{"text": ""}], {**_end(choice)}, counts)
             for index, choice in enumerate(completion.choices)
-        )
+        ]
+        return b"".join(chunks) + (b"]" if self._array else b"")
 
     def failed(self, refusal: ApiError) -> bytes:
+        if self._array:
+            return (b",\r\n" if self._begun else b"[") + error(refusal) + b"]"
         return b"data: " + error(refusal) + b"\n\n"
 
     def _tool(self, index: int, tool: ToolDelta) -> list[JSON]:
@@ -685,7 +695,11 @@ class CandidateEvents:
         candidate: JSON = {"content": {"parts": parts, "role": "model"}, **(end or {}), "index": index}
         if tokens := self._logprobs.pop(index, None):
             candidate |= _logprobs(tokens)
-        return sse_event({"candidates": [candidate], **self._frame, **(counts or {})})
+        data = {"candidates": [candidate], **self._frame, **(counts or {})}
+        if not self._array:
+            return sse_event(data)
+        before, self._begun = b",\r\n" if self._begun else b"[", True
+        return before + orjson.dumps(data)
 
 
 # --- external models ----------------------------------------------------------------------------------------------------

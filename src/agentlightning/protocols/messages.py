@@ -217,7 +217,7 @@ class _ToolResult(Struct):
 class _ToolUse(Struct):
     id: fields.Text = None
     name: fields.Text = None
-    input: fields.Record = None
+    input: fields.Arguments | None = None
 
 
 class ToolDefinition(Struct):
@@ -306,7 +306,8 @@ def _assistant(message: JSON, where: str, trained: bool) -> JSON:
 
 def _tool_use(part: JSON, where: str) -> JSON:
     given = fields.read(_ToolUse, part, where)
-    function = {"name": given.name or "", "arguments": arguments_text(given.input or {})}
+    written = given.input or {}
+    function = {"name": given.name or "", "arguments": written if isinstance(written, str) else arguments_text(written)}
     return {"id": given.id or "", "type": "function", "function": function}
 
 

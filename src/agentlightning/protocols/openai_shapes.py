@@ -81,6 +81,10 @@ class ChunkStream(ABC):
         self._sampled: dict[int, int] | None = {} if request.continuous_usage else None
         """Sampled tokens so far, by choice, where every chunk has the counts."""
 
+    def finish_reason(self, choice: Choice) -> str:
+        """The reason as the protocol has it."""
+        return choice.finish_reason
+
     @abstractmethod
     def parts(self, index: int, delta: Delta) -> list[JSON]:
         """The parts of choice `index` that a delta says, one for each chunk; at least one where it is the last."""
@@ -97,7 +101,8 @@ class ChunkStream(ABC):
         parts: list[bytes] = []
         for index, choice in enumerate(completion.choices):
             end = self._ends.get(index, Delta(last=True))
-            parts += self._chunks(index, replace(end, sampled_tokens=choice.sampled_tokens), choice.finish_reason)
+            ended = replace(end, sampled_tokens=choice.sampled_tokens)
+            parts += self._chunks(index, ended, self.finish_reason(choice))
         if self._usage:
             parts.append(sse_event({**self._frame, "choices": [], "usage": usage(completion)}))
         parts.append(SSE_DONE)

@@ -246,7 +246,7 @@ def replace_system(protocol: str, data: JSON, text: str) -> tuple[JSON, str | No
     Several system messages at its beginning become one. What a Responses request has of them among its input goes into its
     instructions: these are sent with every request, while earlier input comes back by `previous_response_id`.
     """
-    if protocol == "chat" and isinstance(data.get("messages"), list):
+    if protocol in ("chat", "ollama") and isinstance(data.get("messages"), list):
         system, others = _leading(data["messages"])
         role = system[0]["role"] if system else "system"
         made = {"role": role, "content": text}
@@ -265,7 +265,7 @@ def replace_system(protocol: str, data: JSON, text: str) -> tuple[JSON, str | No
     if protocol == "generate_content":
         name = _google_name(data)
         given = data.get(name)
-        kept = given if isinstance(given, dict) else {}
+        kept = given if isinstance(given, dict) else {"parts": given}
         return {**data, name: {**kept, "parts": [{"text": text}]}}, _joined([kept.get("parts")])
     return data, None
 

@@ -135,7 +135,9 @@ class AssistantTurn:
             if text:
                 self.message["reasoning_content"] = self.message.get("reasoning_content", "") + text
         elif kind == "function_call":
-            function = {"name": str(item.get("name") or ""), "arguments": str(item.get("arguments") or "")}
+            arguments = item.get("arguments") or ""
+            written = orjson.dumps(arguments).decode() if isinstance(arguments, dict) else str(arguments)
+            function = {"name": str(item.get("name") or ""), "arguments": written}
             call = {"id": str(item.get("call_id") or ""), "type": "function", "function": function}
             self.message.setdefault("tool_calls", []).append(call)
         else:

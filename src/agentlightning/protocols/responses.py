@@ -182,7 +182,7 @@ def _instructions(given: str | None) -> list[JSON]:
 class _FunctionCall(Struct):
     name: str
     call_id: str
-    arguments: str
+    arguments: fields.Arguments
 
 
 class _ReasoningItem(Struct):

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from agentlightning.adapters.agent_names import is_prompt_name
 from agentlightning.adapters.semantics import ToolUse, tool_use
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.records import ABANDONED, JSON, RESERVED_AGENTS, Call, Span
@@ -308,8 +309,9 @@ def _before(one: CallStep, step: CallStep) -> bool:
 
 
 async def named_calls(store: LightningStore, calls: Sequence[Call]) -> list[Call]:
-    """The calls, those that lack an agent with the one that their span is within; reads spans only where one lacks it."""
-    nameless = {call.rollout_id for call in calls if call.agent is None and call.span_id is not None}
+    """The calls, those whose request named no agent with the one that their span is within; reads spans only where there are
+    some."""
+    nameless = {call.rollout_id for call in calls if _is_nameless(call)}
     if not nameless:
         return list(calls)
     return name_calls(calls, await store.spans(sorted(nameless)))
@@ -322,8 +324,13 @@ def name_calls(calls: Sequence[Call], spans: Sequence[Span]) -> list[Call]:
 
 
 def _named(call: Call, tree: SpanTree | None) -> Call:
-    if tree is None or call.agent is not None or call.span_id is None:
+    if tree is None or not _is_nameless(call):
         return call
-    span = tree.get(call.span_id)
+    span = tree.get(call.span_id or "")
     agent = tree.agent(span) if span is not None else None
     return call if agent is None or agent.startswith(RESERVED_AGENTS) else replace(call, agent=agent)
+
+
+def _is_nameless(call: Call) -> bool:
+    """True where a span may name the agent: its request did not."""
+    return call.span_id is not None and (call.agent is None or is_prompt_name(call.agent))

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from agentlightning.adapters.side_calls import side_calls, side_calls_line
 from agentlightning.config.run import Config, public_task
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NoCallsError
 from agentlightning.records import JSON, Attempt, Call, RetryPolicy, Reward, Rollout
@@ -57,6 +58,15 @@ class CheckResult:
         if not self.calls:
             return NoCallsError(f"there would be nothing to learn from: {self.rollout.warning}")
         return None
+
+    @property
+    def side_calls(self) -> str | None:
+        """A sentence about calls beside the task; None where there are none."""
+        found = side_calls([call for call in self.calls if call.attempt == self.rollout.attempt])
+        if not found:
+            return None
+        left = 'they are context and not trained on (algorithm.side_calls = "train" changes that)'
+        return f"{side_calls_line([*found.values()])}: {left}"
 
     @property
     def warning(self) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from agentlightning.adapters.side_calls import side_calls
 from agentlightning.adapters.trajectories import JUDGE, counts, trajectories
 from agentlightning.algorithms.selection import Selection
 from agentlightning.config.run import Config
@@ -198,7 +199,7 @@ def _inputs(rollout: Rollout, calls: Sequence[Call], named: Sequence[Call], told
         attempt=rollout.attempt,
         calls=[call.id for call in calls if call.learnable],
         rewards=[reward.id for reward in told],
-        agents=[(call.id, names[call.id]) for call in calls if call.agent is None and call.id in names],
+        agents=[(call.id, names[call.id]) for call in calls if names.get(call.id, call.agent) != call.agent],
         replayed=[call.id for call in calls if call.shared],
     )
 
@@ -271,8 +272,7 @@ class LoadedTrajectories:
         found = {"rollouts": float(len(self._rollouts)), "failed": float(failed)}
         found["refused_share"] = refused / max(1, len(self._rollouts))
         found |= {name: float(self._counts[name]) for name in ("calls", "forked_calls", "invalid")}
-        if compactions := self._counts["compactions"]:
-            found["compactions"] = float(compactions)
+        found |= {name: float(self._counts[name]) for name in ("compactions", "side_calls") if self._counts[name]}
         if self._broken:
             found["broken_spans"] = float(self._broken.total())
             found |= {f"rollout/broken_spans/{cause}": float(count) for cause, count in self._broken.items()}
@@ -290,8 +290,9 @@ class LoadedTrajectories:
         kept, left_out = trajectories(rollouts, inputs.calls, inputs.rewards, keep_unrewarded=True, images=images)
         for trajectory in kept:
             self.groups.setdefault(trajectory.group_id, []).append(trajectory)
+        self._counts["side_calls"] += sum(len(side_calls(own)) for own in by_attempt(inputs.calls).values())
         for policy, selects in self.selections.items():
-            self.selected[policy] |= {call.id for call in calls if selects(call)}
+            self.selected[policy] |= selects.ids(inputs.calls) & {call.id for call in calls}
         self.names |= _names(calls)
         forked = sum(call.fork_cause is not None for call in calls)
         compactions = sum(one.compaction is not None for trajectory in kept for one in trajectory.transitions)

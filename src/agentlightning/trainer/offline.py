@@ -143,8 +143,9 @@ class OfflineDataset:
         if self.algorithm.reward is not None:
             named = named_rewards(rewards, self.algorithm.reward)
             rollouts = [replace(one, reward=named.get((one.id, one.attempt))) for one in rollouts]
-        chosen = {policy: selection(policy, self.algorithm.agents) for policy in {call.policy for call in calls}}
-        selected = {call.id for call in calls if chosen[call.policy](call)}
+        of, agents = self.algorithm, self.algorithm.agents
+        chosen = [selection(policy, agents, of.side_calls).ids(calls) for policy in {call.policy for call in calls}]
+        selected = set[str]().union(*chosen)
         imported = {call.rollout_id for call in calls if call.protocol == TRACE_PROTOCOL}  # text without tokens
         as_text = [one for one in rollouts if self.algorithm.renders or one.id in imported]
         found, reasons = self._rendered(as_text, calls, selected)

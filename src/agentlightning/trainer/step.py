@@ -183,7 +183,10 @@ class StepPlanner:
         one = first.config
         return LoadedTrajectories(
             store=self.store,
-            selections={alias: selection(alias, own.algorithm.agents) for alias, own in self.policies.items()},
+            selections={
+                alias: selection(alias, own.algorithm.agents, own.algorithm.side_calls)
+                for alias, own in self.policies.items()
+            },
             on_failure=one.agent.on_failure,
             progress=self.progress,
             air_rules=one.air.rules,

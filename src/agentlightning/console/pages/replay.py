@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from agentlightning.adapters.agent_names import is_prompt_name
 from agentlightning.adapters.semantics import error_of
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.analysis.rollout_view import decoding_line, fork_place
@@ -237,7 +238,7 @@ def _attempts(one: Recorded) -> Html | None:
 def _agents(calls: Sequence[Call], current: int) -> Html | None:
     """Each sub-agent as it stood after the shown call."""
     names = Counter(call.agent for call in calls if call.agent)
-    if not names:
+    if len(names) < 2 and all(map(is_prompt_name, names)):  # one agent, which nobody named
         return None
     until = calls[: current + 1]
     last = {call.agent: call for call in until}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
+from agentlightning.adapters.agent_names import prompt_name, prompt_text
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, parent_span
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
@@ -123,7 +124,7 @@ class CallJob:
             overridden_params=self.overridden_params,
             decoding=self.decoding,
             usage=usage or {},
-            agent=incoming.agent,
+            agent=incoming.agent or prompt_name(self._own_prompt()) or incoming.agent_id,
             finish_reason=finish_reason,
             started_ns=self.started_ns,
             finished_ns=self.finished_ns or time.time_ns(),
@@ -132,6 +133,11 @@ class CallJob:
             request_fields=self._request_fields(),
             images=list(plan.images),
         )
+
+    def _own_prompt(self) -> str:
+        """The system prompt that the agent sent, whatever a rule has put in its place."""
+        rule = self.call.request.prompt
+        return str(rule["replaced"]) if rule else prompt_text(self.request.messages)
 
     def _request_fields(self) -> JSON:
         kept: JSON = {}
@@ -391,6 +397,7 @@ class StreamedResponse:
         request = replace(job.request, cached_tokens=prompt_tokens - len(job.plan.suffix_ids))
         self._events = job.call.wire.stream(request, job.id, model, created_s, prompt_tokens)
         self._started_ns = job.started_ns
+        self._type = request.stream_type
         reply = self._reply = job.call.reply
         self._metrics = metrics
         reply.failed = self._events.failed
@@ -413,7 +420,7 @@ class StreamedResponse:
 
     async def _start(self) -> None:
         self._metrics.first_token.observe((time.time_ns() - self._started_ns) / 1e9)
-        await self._reply.start_events(self._events.first())
+        await self._reply.start_events(self._events.first(), self._type)
 
 
 async def send_recorded(call: AgentCall, request: CompletionRequest, answer: Completion) -> None:
@@ -428,7 +435,7 @@ async def send_recorded(call: AgentCall, request: CompletionRequest, answer: Com
     request = replace(request, cached_tokens=answer.cached_tokens)
     events = wire.stream(request, answer.call_id, answer.model, answer.created_s, answer.prompt_tokens)
     *parts, end = replayed(events, answer, bool(request.return_token_ids))
-    await reply.start_events(b"".join(parts))
+    await reply.start_events(b"".join(parts), request.stream_type)
     await reply.end(end)
 
 

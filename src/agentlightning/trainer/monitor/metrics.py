@@ -70,6 +70,7 @@ METRICS: Mapping[str, str] = {
     "rollout/forked_calls": "calls whose prompt does not continue an earlier call's tokens",
     "rollout/forked_share": "rollout/forked_calls / rollout/calls",
     "rollout/compactions": "conversations continued from the agent's own summary; absent if none",
+    "rollout/side_calls": "calls beside the task, such as for a title; absent if none",
     "rollout/failed": "rollouts whose attempts all failed",
     "rollout/refused_share": "share of rollouts that failed because the gateway refused their last model call",
     "rollout/invalid": "rollouts without a reward or a policy call",

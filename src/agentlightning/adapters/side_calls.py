@@ -1,0 +1,129 @@
+"""Side calls: calls that programs make beside their task, such as for a conversation's title. They are context. Pure.
+
+`algorithms/selection.py` leaves them out of training, and screens mark them. A rule of shapes, not of texts, finds them, as
+OpenEnv's capture does, so that it holds for programs that nobody has looked at; two texts only narrow it down: what a later
+prompt quotes was part of the work, and so may be the last thing that a program asks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import orjson
+
+from agentlightning.adapters.agent_names import is_prompt_name, prompt_text
+from agentlightning.adapters.trajectories import MIN_SUMMARY_CHARS, plain, summary_texts
+from agentlightning.records import Call
+
+SideCallKind = Literal["title", "summary", "probe", "side call"]
+
+_TITLES = (
+    r"(?:(?:re)?titles?\b|headlines?\b|nam(?:e|ing)s? (?:for |of |this |the |a )*(?:chat|conversation|session|thread|task)"
+    r"|(?:topic|branch name|slug|emoji|subject line|tag)s?\b|titre\b|titel\b|t[íi]tulo\b|标题|タイトル)"
+)
+_TITLE = re.compile(rf"\b{_TITLES}", re.IGNORECASE)
+_ASKS_TITLE = re.compile(
+    r"\b(?:generate|create|write|give|suggest|propose|provide|produce|make|return|come up with|reply with|respond with"
+    rf"|choose|name)\b\W+(?:\S+\s+){{0,8}}?\W*{_TITLES}",
+    re.IGNORECASE,
+)
+_SUMMARY = re.compile(r"\bsummar(?:y|ies|i[sz]e|i[sz]ing)\b|\brecap\b", re.IGNORECASE)
+
+MAX_TITLE_CHARS = 200
+"""Of a completion that is a title: a longer one is a text that somebody reads."""
+MAX_PROBE_TOKENS = 16
+"""Of a completion by which a program looks whether the model answers."""
+MAX_PROBE_CHARS = 64
+"""Of the message of a user in such a call."""
+
+
+def side_calls(attempt: Sequence[Call]) -> dict[str, SideCallKind]:
+    """By the ids of an attempt's side calls, what each looks like. `attempt` is in the order in which calls finished.
+
+    A call is one where others of its policy have tools and it has none, its system prompt is none of theirs, nobody named
+    its agent, it is no part of a conversation, and no later prompt has what it said. Where no call with tools began after
+    it, it may have made the program's answer: then it has to look like a title or a probe.
+    """
+    by_id = {call.id: call for call in attempt}
+    working: defaultdict[str, list[Call]] = defaultdict(list)
+    prompts: defaultdict[str, set[str]] = defaultdict(set)
+    for call in attempt:
+        if (root := _root(call, by_id)).tools:
+            working[call.policy].append(call)
+            prompts[call.policy].add(prompt_text(root.messages))
+    continued = {call.parent_id for call in attempt}
+    found: dict[str, SideCallKind] = {}
+    for place, call in enumerate(attempt):
+        alone = call.parent_id is None and call.id not in continued and not call.tools
+        named = call.agent is not None and not is_prompt_name(call.agent)
+        others = working[call.policy] if call.policy and alone and not named else []
+        if not others or prompt_text(call.messages) in prompts[call.policy]:
+            continue
+        kind = _kind(call)
+        last = not any(one.started_ns >= call.finished_ns for one in others)
+        if (last and kind not in ("title", "probe")) or _is_quoted(call, attempt[place + 1 :]):
+            continue
+        found[call.id] = kind
+    return found
+
+
+def side_calls_line(kinds: Sequence[SideCallKind]) -> str:
+    """What they look like, in a sentence.
+
+    >>> side_calls_line(["title", "title", "probe"])
+    '2 calls look like titles, 1 call looks like a probe'
+    """
+    told = []
+    for kind in sorted(set(kinds), key=kinds.index):
+        count = kinds.count(kind)
+        plural = {"summary": "summaries"}.get(kind, f"{kind}s")
+        told.append(f"1 call looks like a {kind}" if count == 1 else f"{count} calls look like {plural}")
+    return ", ".join(told)
+
+
+def _root(call: Call, by_id: Mapping[str, Call]) -> Call:
+    while call.parent_id is not None and call.parent_id in by_id:
+        call = by_id[call.parent_id]
+    return call
+
+
+def _kind(call: Call) -> SideCallKind:
+    system, users = prompt_text(call.messages), plain([one for one in call.messages if one.get("role") == "user"])
+    short = len(plain(call.completion)) <= MAX_TITLE_CHARS
+    if short and (_TITLE.search(system) or _ASKS_TITLE.search(users)):
+        return "title"
+    if len(call.sampled_ids) <= MAX_PROBE_TOKENS and len(users) <= MAX_PROBE_CHARS and not system:
+        return "probe"
+    return "summary" if _SUMMARY.search(f"{system} {users}") else "side call"
+
+
+def _is_quoted(call: Call, later: Sequence[Call]) -> bool:
+    """True where a later prompt has what the call said, or a part of it that its own prompt had not."""
+    own = plain(call.messages)
+    parts = [plain(text) for text in _parts(call)]
+    news = [text for text in dict.fromkeys(parts) if len(text) >= MIN_SUMMARY_CHARS and text not in own]
+    if not news:
+        return False
+    return any(text in shown for shown in (plain(one.messages) for one in later) for text in news)
+
+
+def _parts(call: Call) -> Iterator[str]:
+    """A completion, its lines, and the texts in it where it is JSON: programs hand on a plan step by step."""
+    yield from summary_texts(call.completion)
+    content = call.completion.get("content")
+    if not isinstance(content, str):
+        return
+    yield from (line.strip(" -*#0123456789.)") for line in content.splitlines())
+    try:
+        waiting = [orjson.loads(content)]
+    except orjson.JSONDecodeError:
+        return
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
