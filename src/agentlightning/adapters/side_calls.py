@@ -71,7 +71,7 @@ def side_calls(attempt: Sequence[Call]) -> dict[str, SideCallKind]:
 
 
 def side_calls_line(kinds: Sequence[SideCallKind]) -> str:
-    """What they look like, in a sentence.
+    """A sentence with the number of calls of each kind.
 
     >>> side_calls_line(["title", "title", "probe"])
     '2 calls look like titles, 1 call looks like a probe'

@@ -403,7 +403,7 @@ async def _show_models(wire: WireFormat, names: list[str], name: str, created_s:
 
 
 def _google_stream(incoming: AgentRequest) -> dict[str, bool]:
-    """Whether a request of Google's protocol wants a stream, and whether as one JSON array in place of events. Raises
+    """The form of a response of Google's protocol: streamed, and then as one JSON array in place of events. Raises
     ApiError."""
     alt = incoming.query.get("alt", "json")
     if alt not in ("json", "sse"):

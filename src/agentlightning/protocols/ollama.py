@@ -147,7 +147,7 @@ def _frame(model: str, created_s: int) -> JSON:
 
 
 def _end(completion: Completion) -> JSON:
-    """What the last piece says."""
+    """Fields of the last piece."""
     choice = completion.choices[0]
     lasted_ns = max(0, (completion.completed_s or completion.created_s) - completion.created_s) * 10**9
     return {
