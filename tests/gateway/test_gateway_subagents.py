@@ -23,6 +23,7 @@ HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
         ({"x-claude-code-agent-id": "a" * 500}, "a" * 200),
         ({"x-claude-code-agent-id": "a\u0085b"}, "ab"),
         ({"x-claude-code-agent-id": "  "}, None),
+        ({"x-claude-code-agent-id": "agl.judge"}, None),
     ],
 )
 async def test_a_sub_agent_has_the_name_of_its_header(house: House, headers: dict[str, str], agent: str | None) -> None:

@@ -120,7 +120,7 @@ class AgentRequest:
         self.traceparent = given.get(b"traceparent", b"")
         self.agent = None if AGENT_MARKS.isdisjoint(given) else _agent(given, self.headers)
         """The name of the sub-agent behind the request, by itself or by its trace's baggage."""
-        self.agent_id = shown_name(given.get(SUBAGENT_ID_HEADER, b"").decode("latin-1"))
+        self.agent_id = _unreserved(shown_name(given.get(SUBAGENT_ID_HEADER, b"").decode("latin-1")))
         self.prompt: JSON = {}
         """The system prompt that a rule put into the request: template, version, and the text that it replaced."""
         self.named, rest = _split(plain_path(self.path))
@@ -369,6 +369,10 @@ def _agent(given: Mapping[bytes, bytes], headers: list[tuple[bytes, bytes]]) -> 
     if name is None:
         found = next((given[header] for header in SUBAGENT_HEADERS if given.get(header)), b"")
         name = shown_name(found.decode("latin-1"))
+    return _unreserved(name)
+
+
+def _unreserved(name: str | None) -> str | None:
     if name is not None and name.startswith(RESERVED_AGENTS):
         log.warning("an agent called itself %s, a name that only keys give: it has none in the record", name)
         return None
