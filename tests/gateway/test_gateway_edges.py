@@ -280,7 +280,7 @@ async def test_an_engine_that_dies_in_the_middle_of_a_stream_ends_it_with_an_err
     with pytest.raises(openai.APIError, match="was lost in the middle of a completion"):
         async for _ in await house.openai(claim).chat.completions.create(**HI, stream=True):
             pass
-    assert await house.store.calls([claim.rollout.id]) == []
+    assert [call.finish_reason for call in await house.store.calls([claim.rollout.id])] == ["abandoned"]
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -46,9 +46,9 @@ def rendered(
         if call.protocol in RAW_PROMPTS:
             return f"call {call.id} has a raw prompt, which belongs to the model that was asked"
         try:
-            plan = conversation.plan(RequestView.of(messages, tools))
-            view = [normal(message) for message in messages]
-            completion_ids = renderer.completion_ids(plan.prompt_ids, view, tools, normal(call.completion))
+            view = RequestView.of(messages, tools)
+            plan = conversation.plan(view)
+            completion_ids = renderer.completion_ids(plan.prompt_ids, view.normal, tools, normal(call.completion))
         except RenderError as refusal:
             return f"call {call.id}: {refusal}"
         if completion_ids is None:
@@ -64,7 +64,7 @@ def rendered(
             versions=[],
             policy=call.policy,
             agent=call.agent,
-            messages=messages[plan.known :],
+            messages=view.messages[plan.known :],
             completion=call.completion,
             parent=None if plan.parent is None else made[plan.parent.call_id],
         )

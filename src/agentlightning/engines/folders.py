@@ -22,6 +22,7 @@ import orjson
 
 from agentlightning.config.base import checked_folder_url
 from agentlightning.errors import ConfigError, MissingExtraError, ModelError, StoreError
+from agentlightning.rendering.model_folder import CHAT_TEMPLATES
 from agentlightning.runtime.backoff import Backoff
 from agentlightning.runtime.disk import file_hash, make_private_folder, open_private, sync
 
@@ -57,6 +58,7 @@ def find_model(name: str | Path) -> Path:
         raise ModelError(
             f"model {name}: neither a folder here nor a model that the Hugging Face hub serves ({first_line(cause)})"
         ) from cause
+    check_model(Path(found))
     return Path(found)
 
 
@@ -64,6 +66,11 @@ def check_model(folder: Path) -> None:
     """ModelError, naming the folder, unless it looks like a transformers model with weights."""
     if not folder.is_dir():
         raise ModelError(f"model {folder}: there is no such folder")
+    if (folder / "adapter_config.json").is_file():
+        raise ModelError(
+            f"model {folder}: it holds an adapter (adapter_config.json), which is trained apart from its model; expected a "
+            "model that has it merged into its weights: peft's merge_and_unload makes one"
+        )
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {folder}: not a transformers model folder (it has no config.json)")
     if not any(folder.glob("*.safetensors")):
@@ -82,6 +89,8 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
+    if (source / CHAT_TEMPLATES).is_dir():
+        shutil.copytree(source / CHAT_TEMPLATES, target / CHAT_TEMPLATES)
 
 
 def first_line(error: BaseException) -> str:

@@ -26,6 +26,7 @@ from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.http_client import MAX_BODY_BYTES, HttpClient, HttpResponse
 from agentlightning.protocols.base import MAX_EVENT_BYTES, ApiError, CompletionReader, EventReader, event_too_large
 from agentlightning.records import JSON, Resource
+from agentlightning.runtime import json_text
 from agentlightning.runtime.backoff import Backoff
 
 
@@ -163,7 +164,7 @@ class StreamPassthrough:
                 self.ended = True
                 continue
             try:
-                data = orjson.loads(text)
+                data = json_text.loads(text)
             except orjson.JSONDecodeError:
                 continue  # for the agent to judge
             if isinstance(data, dict):
@@ -400,7 +401,7 @@ def _object(exchange: Exchange, body: bytes) -> JSON:
     except (msgspec.DecodeError, RecursionError):  # not JSON, or of a form that no reader knows
         pass
     try:
-        data = orjson.loads(body)
+        data = json_text.loads(body)
     except orjson.JSONDecodeError:
         data = None
     if not isinstance(data, dict):

@@ -415,7 +415,7 @@ def _as_refusal(cause: ApiError | InputError) -> ApiError:
     if isinstance(cause, ApiError):
         return cause
     if isinstance(cause, RenderError):
-        return ApiError(str(cause), param="messages")
+        return ApiError(str(cause), param=cause.param)
     if isinstance(cause, ModelError):  # the policy's, and no agent's
         return _as_failure(cause, 500)
     return ApiError(str(cause), status=cause.http_status)
@@ -429,10 +429,13 @@ def _as_failure(cause: AgentLightningError, status: int) -> ApiError:
 
 def _of_prompt(refusal: ApiError, field: str) -> ApiError:
     """A refusal of the prompt by the request's own field for it, where it has the engine's or the renderer's."""
-    if refusal.param not in ("token_ids", "content_parts", "messages") or refusal.param == field:
+    path = refusal.param or ""
+    holder = path.partition("[")[0]
+    if holder not in ("token_ids", "content_parts", "messages") or holder == field:
         return refusal
     told = copy(refusal)
-    told.message = re.sub(rf"^{refusal.param}\b", field, refusal.message)
+    inner = f"{field}: {refusal.message}"
+    told.message = re.sub(rf"^{path}\b", field, refusal.message) if holder == path else inner
     told.param = field
     return told
 

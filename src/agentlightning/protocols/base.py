@@ -18,6 +18,7 @@ import orjson
 
 from agentlightning.errors import EngineError
 from agentlightning.records import JSON
+from agentlightning.runtime import json_text
 
 if TYPE_CHECKING:
     from agentlightning.protocols.prompt_edits import ContextEdit
@@ -385,7 +386,7 @@ def read_object(body: bytes) -> JSON:
     if sum(map(body.count, (b"{", b"[", b","))) > MAX_MARKS:  # what is made of them takes a hundred times their bytes
         raise ApiError(f"the body: expected at most {MAX_MARKS} commas, braces and brackets", status=413)
     try:
-        data = orjson.loads(body)
+        data = json_text.loads(body)
     except orjson.JSONDecodeError as cause:
         raise ApiError(f"the body is not valid JSON: {cause}") from None
     if not isinstance(data, dict):

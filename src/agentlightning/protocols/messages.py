@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import (
+    MAX_NESTING,
     ApiError,
     Choice,
     Completion,
@@ -473,6 +474,9 @@ def _text(text: str) -> JSON:
 RAW = "_arguments"
 """The key of an input that holds arguments which are no JSON object, as they were sampled."""
 
+MAX_INPUT_NESTING = MAX_NESTING - 10
+"""Levels of an input; deeper arguments travel under `RAW`, since the request that repeats them has levels of its own."""
+
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 FINISH_REASONS = {"max_tokens": "length", "tool_use": "tool_calls"}
 
@@ -564,7 +568,11 @@ class InputText:
         out: list[str] = []
         while self._read < len(self._member):
             char = self._member[self._read]
-            if self._is_end_of_member(char):
+            ends = self._is_end_of_member(char)
+            if self._depth > MAX_INPUT_NESTING:
+                self._broken = True
+                break
+            if ends:
                 member, self._member, self._read = self._member[: self._read], self._member[self._read :], 0
                 if not _members(member + "}", first=not self._given):
                     self._broken = True

@@ -13,6 +13,7 @@ or broken; what is never recognised goes back as text. Pure; knows nothing of pr
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ import orjson
 
 from agentlightning.errors import ModelError, boundary
 from agentlightning.records import JSON
+from agentlightning.runtime.json_text import whole_characters
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
@@ -244,7 +246,7 @@ class WholeSplitter:
                 (str(call["function"]["name"]), _arguments_text(call["function"]["arguments"]))
                 for call in message.get("tool_calls") or ()
             ]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return Piece(text)
         if calls and not self._parse_tools:
             return Piece(text)
@@ -275,7 +277,9 @@ def _opens_reasoning(prompt: str) -> bool:
 
 
 def _arguments_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 # --- syntaxes of tool calls ------------------------------------------------------------------------------------------
@@ -612,13 +616,17 @@ def _json_call(text: str) -> tuple[str, str] | None:
         return None
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, dict):
-        return name, orjson.dumps(arguments).decode()
+        return name, _arguments_text(arguments)
     return (name, arguments) if isinstance(arguments, str) and isinstance(_json(arguments), dict) else None
 
 
 def _json(text: str) -> Any:
-    """None where it is no JSON."""
+    """None where it is no JSON. Not by orjson, which makes floats of integers beyond 64 bits."""
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
+        return json.loads(whole_characters(text), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         return None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

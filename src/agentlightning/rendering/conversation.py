@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Literal
+
+import orjson
 
 from agentlightning.records import ABANDONED, JSON, TEMPLATE_KWARGS, Call, ImageSpan, prefill_of, with_completion
 from agentlightning.rendering.graph import (
@@ -196,6 +198,9 @@ def _again_alike(digests: list[Digest], path: _Path, same: int, at: int) -> tupl
     return end, places[digests[end]]
 
 
+PARSED_BYTES = 5
+"""Memory of parsed JSON for each byte of its text, roughly."""
+
 Rendering = Callable[..., str]
 """`Renderer.render` with the tools and the template's variables of one request."""
 
@@ -227,6 +232,9 @@ class PromptPlan:
     """Number of earlier requests of the attempt with this hash: with the hash, it identifies the call."""
     root: Digest = b""
     """Hash of the tools and of the template's variables."""
+    tools: list[JSON] | None = None
+    template_kwargs: JSON = field(default_factory=dict)
+    """Tools and variables of the template as the prompt has them."""
     step: Turn | None = None
     """Messages and digests that `record` keeps; None for a raw prompt."""
     prompt_text: str = ""
@@ -263,6 +271,9 @@ class Conversation:
         self._external = CallGraph()
         self._prompts = PromptIndex()
         self._seen: dict[Digest, int] = {}
+        self._given: dict[Digest, tuple[list[JSON] | None, JSON]] = {}
+        """Tools and variables of the template by their hash, as they came first: only the same text continues a prompt, and
+        some clients order the keys anew in every request."""
         self.add(calls)
 
     def __contains__(self, call_id: str) -> bool:
@@ -272,6 +283,8 @@ class Conversation:
 
     def plan(self, view: RequestView) -> PromptPlan:
         """The exact prompt of a request. Raises RenderError where the model's template refuses the messages."""
+        if (given := self._given.get(view.hashes[0])) is not None:
+            view = replace(view, tools=given[0], template_kwargs=given[1])
         known, node = self._sampled.longest_path(view.roles, view.hashes)
         cause: ForkCause | None = None
         lost = 0
@@ -281,7 +294,7 @@ class Conversation:
             prefix = node.prompt_ids() + node.sampled_ids.tolist()
             continued = self._continued(node, prefix, view, known)
             if continued is None:
-                cause, lost = "template_rewrites_history", node.sampled_total
+                cause, lost = self._why_not_continued(node, view), node.sampled_total
                 prefix, known, node = [], 0, None
         renderer = self._renderer
         if continued is None:
@@ -415,6 +428,8 @@ class Conversation:
         if plan.step is None:
             self._add_prompt(call_id, plan.parent, plan.suffix_ids, sampled_ids, plan.messages, plan.request_hash)
             return
+        if plan.parent is None and not plan.external:
+            self._keep_given(plan.root, plan.tools, plan.template_kwargs)
         self._add(
             CallNode(
                 call_id=call_id,
@@ -422,7 +437,7 @@ class Conversation:
                 suffix_ids=array("i", plan.suffix_ids),
                 sampled_ids=array("i", sampled_ids),
                 root=plan.root,
-                step=_step(plan.step.digests, plan.step.roles, answer, plan.external, plan.prefill),
+                step=_step(plan.step, answer, plan.external, plan.prefill),
                 request_hash=plan.request_hash,
                 head=plan.head,
                 images=plan.images,
@@ -451,16 +466,20 @@ class Conversation:
                 continue
             begun = None if external else prefill_of(call.messages)
             messages = call.messages if begun is None else call.messages[:-1]
-            digests = [verbatim(message) if external else digest(normal(message)) for message in messages]
+            view = messages if external else [normal(message) for message in messages]
+            digests = list(map(verbatim if external else digest, view))
             kwargs = call.request_fields.get(TEMPLATE_KWARGS)
             base = external_root(call.tools) if external else root(call.tools, kwargs)
+            if parent is None and not external:
+                self._keep_given(base, call.tools, kwargs or {})
+            step = Turn(digests, letters(messages), {}, (), {} if external else _called(view))
             node = CallNode(
                 call_id=call.id,
                 parent=parent,
                 suffix_ids=array("i", call.suffix_ids),
                 sampled_ids=array("i", call.sampled_ids),
                 root=base if parent is None else parent.root,
-                step=_step(digests, letters(messages), call.completion, external, begun),
+                step=_step(step, call.completion, external, begun),
                 request_hash=request_hash,
                 images=tuple(call.images),
                 prefill=begun and normal(begun),
@@ -508,6 +527,18 @@ class Conversation:
             return None
         return renderer.encode(suffix, after=last), text, True
 
+    def _why_not_continued(self, node: CallNode, view: RequestView) -> ForkCause:
+        """The template's rendering of the node's own request, made again, shows whether the template is the cause or the
+        agent, by a change that no hash counts: a name, an id, space around an example."""
+        history = _with_answers(view.normal, node)[: node.depth - 1]
+        begun = history if node.prefill is None else [*history, node.prefill]
+        try:
+            own = self._rendering(view)(begun, generate=True)
+        except RenderError:
+            return "template_rewrites_history"
+        rewritten = node.head is None or fingerprint(own) == node.head[1]
+        return "template_rewrites_history" if rewritten else "history_edited"
+
     def _suffix(self, node: CallNode, filled: list[JSON], render: Rendering, text: str) -> str | None:
         """The text that follows the node's sampled ids in `text`; None where it cannot be proven.
 
@@ -546,7 +577,9 @@ class Conversation:
             request_hash=view.request_hash,
             position=self._take(view.request_hash),
             root=view.hashes[0],
-            step=Turn(view.digests[known:end], view.roles[known:end], {}, ()),
+            tools=view.tools,
+            template_kwargs=view.template_kwargs,
+            step=Turn(view.digests[known:end], view.roles[known:end], {}, (), _called(view.normal[known:end])),
             messages=view.messages[known:],
             prefill=view.prefill,
             **prompt,
@@ -561,6 +594,11 @@ class Conversation:
 
     def _count(self, request_hash: Digest, more: int) -> None:
         self._seen[request_hash] = self._seen.get(request_hash, 0) + more
+
+    def _keep_given(self, root: Digest, tools: list[JSON] | None, template_kwargs: JSON) -> None:
+        if (tools or template_kwargs) and root not in self._given:
+            self._given[root] = tools, template_kwargs
+            self.size += PARSED_BYTES * len(orjson.dumps([tools, template_kwargs]))
 
     def _add(self, node: CallNode, external: bool) -> None:
         self._nodes[node.call_id] = node
@@ -596,19 +634,28 @@ class Conversation:
         self.size += node.size
 
 
-def _step(digests: list[Digest], roles: str, answer: JSON, external: bool, begun: JSON | None) -> Turn:
+def _step(turn: Turn, answer: JSON, external: bool, begun: JSON | None) -> Turn:
+    """The turn with its completion."""
     if external:
-        return Turn(digests, roles, {}, answer_digests(answer, verbatim))
+        return replace(turn, called={}, answer_digests=answer_digests(answer, verbatim))
     answer = normal(answer if begun is None else with_completion([begun], answer)[-1])
-    return Turn(digests, roles, answer, answer_digests(answer, digest))
+    return replace(turn, answer=answer, answer_digests=answer_digests(answer, digest))
+
+
+def _called(messages: list[JSON]) -> dict[int, list[JSON]]:
+    return {place: message["tool_calls"] for place, message in enumerate(messages) if "tool_calls" in message}
 
 
 def _with_answers(view: list[JSON], node: CallNode) -> list[JSON]:
-    """The messages with the path's own completions: equal, but for the reasoning that an agent may have dropped (the model
-    did sample it, and some templates keep it) and for the order of arguments."""
+    """The messages with the path's own completions and tool calls: equal, but for the reasoning that an agent may have
+    dropped (the model did sample it, and some templates keep it) and for the spelling of arguments."""
     filled = list(view)
     for step in node.up():
-        filled[step.depth - 1] = step.step.answer
+        at = step.depth - 1
+        filled[at] = step.step.answer
+        for place, calls in step.step.called.items():
+            place += at - len(step.step.digests)
+            filled[place] = {**filled[place], "tool_calls": calls}
     return filled
 
 

@@ -5,11 +5,15 @@ branches. Nodes keep token ids, hashes and the completion, never whole histories
 
 Calls are found by hashes of their messages. Agents and their frameworks send a message back with cosmetic changes: content
 None, "" or missing, a string or a list of text parts, arguments re-serialised, fields added. `normal` removes what means
-nothing, for hashes and for chat templates; `digest` hashes what is left. Knows nothing of templates or of text.
+nothing, for hashes and for chat templates; `digest` hashes what is left, so that whatever is equal as JSON hashes alike.
+Knows nothing of templates or of text.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,10 +23,14 @@ from typing import Any
 import orjson
 
 from agentlightning.records import JSON, PREFILL, REASONING_CLEARED, ImageSpan, prefill_of
+from agentlightning.runtime.json_text import whole_characters
 
 Digest = bytes
 
 DIGEST_BYTES = 16
+
+MAX_NESTING = 64
+"""Levels of nesting of a tool call's arguments; deeper ones stay text: what writes them is recursive."""
 
 NODE_BYTES = 2600
 """Memory of a node and its index entries beside ids, text and digests; measured."""
@@ -39,6 +47,8 @@ class Turn:
     """The completion as a normal message, its prefill included."""
     answer_digests: tuple[Digest, ...]
     """Digests with and without its reasoning, which most agents drop when they send it back."""
+    called: Mapping[int, list[JSON]] = field(default_factory=dict)
+    """Tool calls of these messages by place, as the template wrote them: those of examples, which nobody sampled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -170,11 +180,35 @@ def normal(message: JSON) -> JSON:
     return result
 
 
+def in_call_order(messages: list[JSON]) -> list[JSON]:
+    """The messages with the results of parallel calls in the order of the calls, by id: most templates write no ids, so that
+    the model takes the first result for that of the first call. Results of no known call stay where they are."""
+    ordered = messages
+    for at, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if not calls or len(calls) < 2:
+            continue
+        order = {call.get("id"): place for place, call in reversed(list(enumerate(calls)))}
+        places: list[int] = []
+        for place in range(at + 1, len(messages)):
+            role = messages[place].get("role")
+            if role == "assistant":
+                break
+            if role == "tool" and messages[place].get("tool_call_id") in order:
+                places.append(place)
+        by_call = sorted(places, key=lambda place: order[messages[place]["tool_call_id"]])
+        if by_call != places:
+            ordered = ordered if ordered is not messages else list(messages)
+            for place, source in zip(places, by_call, strict=True):
+                ordered[place] = messages[source]
+    return ordered
+
+
 def digest(message: JSON) -> Digest:
     """Hash of a normal message: role, content, reasoning, tool calls by name and arguments, and the tool call answered.
 
     Names, the ids of tool calls and space around a completion do not count: where a template renders them differently, the
-    check of the prefix notices.
+    check of the prefix notices. Arguments count as JSON, so that their order does not, and 1.0 is 1.
     """
     role, content = message["role"], message["content"]
     form: tuple[Any, ...] = (role, content.strip() if role == "assistant" and isinstance(content, str) else content)
@@ -189,7 +223,7 @@ def digest(message: JSON) -> Digest:
         form = (*form, REASONING_CLEARED)
     if message.get(PREFILL) is True:
         form = (PREFILL, *form[:1], content, *form[2:])  # here space counts: the completion begins right after it
-    return blake2b(orjson.dumps(form, option=orjson.OPT_SORT_KEYS), digest_size=DIGEST_BYTES).digest()
+    return _hash(canonical(form) if calls else orjson.dumps(form))
 
 
 def verbatim(message: JSON) -> Digest:
@@ -197,7 +231,7 @@ def verbatim(message: JSON) -> Digest:
 
     What `normal` understands whole hashes like `digest`, so that cosmetic changes do not count; the rest as it stands.
     """
-    return digest(normal(message)) if _plain(message) else _hash(orjson.dumps(message, option=orjson.OPT_SORT_KEYS))
+    return digest(normal(message)) if _plain(message) else _hash(canonical(message))
 
 
 def letters(messages: list[JSON]) -> str:
@@ -239,10 +273,35 @@ def hash_before(request_hash: Digest, prefill: JSON | None) -> Digest:
 
 def root(tools: list[JSON] | None, template_kwargs: JSON | None = None) -> Digest:
     """The hash of an empty history: of the tools, and of the variables that the request gives to the chat template."""
-    of_tools = _hash(orjson.dumps(tools) if tools else b"")
-    if not template_kwargs:
-        return of_tools
-    return link(of_tools, _hash(orjson.dumps(template_kwargs, option=orjson.OPT_SORT_KEYS)))
+    of_tools = _hash(canonical(tools) if tools else b"")
+    return link(of_tools, _hash(canonical(template_kwargs))) if template_kwargs else of_tools
+
+
+_WHOLE = (b".0", b"e+")
+"""Texts without which orjson has written no whole number as a float."""
+
+
+def canonical(value: Any) -> bytes:
+    """JSON text that is the same for all that is equal as JSON, whatever its keys' order and its numbers' spelling.
+
+    >>> canonical({"b": 1e2, "a": -0.0}) == canonical({"a": 0, "b": 100})
+    True
+    """
+    try:
+        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        if not any(mark in data for mark in _WHOLE):
+            return data
+        return orjson.dumps(_with_whole_numbers(value), option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # integers of more than 64 bits
+        return json.dumps(_with_whole_numbers(value), sort_keys=True).encode()
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(one) for name, one in value.items()}
+    return [_with_whole_numbers(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def fingerprint(text: str) -> Digest:
@@ -306,14 +365,52 @@ def _tool_call(call: JSON) -> JSON:
     }
 
 
+class Arguments(dict[str, Any]):
+    """A tool call's arguments, and the text that they came as, which some templates write."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, value: JSON, text: str) -> None:
+        super().__init__(value)
+        self.text = text
+
+
 def _arguments(text: Any) -> Any:
+    """The object that the arguments are, empty where there is nothing; the text itself where it is none, or one that
+    `MAX_NESTING` levels or Python's numbers cannot hold."""
     if not isinstance(text, str):
         return text
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
+    if not text.strip():
+        return Arguments({}, "{}")
+    if "\\u" in text:
+        text = whole_characters(text)
+    if text.count("{") + text.count("[") > MAX_NESTING and _levels(text) > MAX_NESTING:
         return text
-    return value if isinstance(value, dict) else text
+    try:
+        value = _ARGUMENTS.decode(text.strip())
+    except ValueError:
+        return text
+    return Arguments(value, text) if isinstance(value, dict) else text
+
+
+def _finite(text: str) -> float:
+    if abs(number := float(text)) < math.inf:
+        return number
+    raise ValueError(f"{text} is not finite")
+
+
+_ARGUMENTS = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+"""Not orjson, which makes floats of integers beyond 64 bits."""
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def _levels(text: str) -> int:
+    """Levels of nesting of a JSON text."""
+    level = deepest = 0
+    for char in _STRING.sub("", text):
+        level += (char in "{[") - (char in "}]")
+        deepest = max(deepest, level)
+    return deepest
 
 
 EXTERNAL = b"external"
@@ -325,7 +422,7 @@ class RequestView:
     """The messages and tools of one request, normalised and hashed once."""
 
     messages: list[JSON]
-    """As the agent sent them."""
+    """As the agent sent them, but for the order of the results of parallel calls."""
     tools: list[JSON] | None
     normal: list[JSON]
     roles: str
@@ -353,6 +450,7 @@ class RequestView:
         template_kwargs: JSON | None = None,
     ) -> RequestView:
         """For a policy: only what its chat template reads counts."""
+        messages = in_call_order(messages)
         view = list(map(normal, messages))
         digests = list(map(digest, view))
         hashes = chain(root(tools, template_kwargs), digests)

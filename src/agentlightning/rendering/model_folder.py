@@ -1,7 +1,9 @@
-"""A model's folder: its settings, its special tokens, the tokens that end a completion, and the bytes of tokens.
+"""A model's folder: its tokenizer with its settings, its chat templates, the tokens that end a completion, and the bytes of
+tokens.
 
-Renderer, sampler and learner read them here, so that they agree, with vLLM too, on what ends a completion and by which token
-one ends that follows a grammar. Refuses to know weights and templates.
+Renderer, sampler and learner read them here, so that they agree, with transformers and vLLM too, on what a prompt is, what
+ends a completion and by which token one ends that follows a grammar. What a folder lacks is a ModelError that names it.
+Refuses to know weights, and what templates write.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from agentlightning.records import JSON
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+CHAT_TEMPLATES = "additional_chat_templates"
+"""Folder of further chat templates, as transformers writes it; also what their files' names begin with where all files of a
+model are in one folder."""
 RENDERING = (".json", ".jinja", ".txt", ".model")
 """Suffixes of the files in a model's folder that are neither weights nor code."""
 
@@ -35,17 +40,95 @@ def read_json(path: Path) -> JSON:
 
 def rendering_files(folder: Path) -> dict[str, bytes]:
     """Reads what a renderer of the model needs of its folder, by name: settings, tokenizer, chat template, processor."""
-    return {
+    files = {
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())
         if path.is_file() and path.suffix in RENDERING and not path.name.endswith(".index.json")
     }
+    further = sorted((folder / CHAT_TEMPLATES).glob("*.jinja"))
+    return files | {f"{CHAT_TEMPLATES}.{path.name}": path.read_bytes() for path in further}
+
+
+def tokenizer_settings(folder: Path) -> JSON:
+    """tokenizer_config.json with the special tokens that older folders keep in a file of their own."""
+    settings = read_json(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in settings:
+        settings |= read_json(folder / "special_tokens_map.json")
+    further = settings.get("extra_special_tokens")
+    return settings | (further if isinstance(further, dict) else {})
 
 
 def special_tokens(settings: JSON) -> dict[str, str]:
-    """The special tokens that tokenizer_config.json names, as templates know them."""
-    tokens: dict[str, Any] = {name: settings.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
-    return {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items() if token}
+    """The special tokens that a tokenizer's settings name, as templates know them."""
+    named = {name: token for name, token in settings.items() if name.endswith("_token")}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str) and text}
+
+
+def chat_templates(folder: Path, settings: JSON) -> dict[str, str]:
+    """Chat templates by name: those in files of their own take precedence over those in the settings."""
+    files = [*(folder / CHAT_TEMPLATES).glob("*.jinja"), *folder.glob(f"{CHAT_TEMPLATES}.*.jinja")]
+    found = {file.name.removeprefix(f"{CHAT_TEMPLATES}.").removesuffix(".jinja"): file for file in files}
+    if (folder / "chat_template.jinja").is_file():
+        found["default"] = folder / "chat_template.jinja"
+    if found:
+        return {name: file.read_text(encoding="utf-8") for name, file in found.items()}
+    given = settings.get("chat_template")
+    if isinstance(given, list):
+        return {entry["name"]: entry["template"] for entry in given}
+    return {"default": given} if isinstance(given, str) and given else {}
+
+
+def open_tokenizer(folder: Path, settings: JSON) -> Tokenizer:
+    """The folder's tokenizer, with all tokens that its settings add. Raises ModelError."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as cause:  # the Rust side raises bare Exception
+            raise ModelError(f"{file}: not a tokenizer: {cause}") from cause
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        _add_tokens(tokenizer, folder, settings)
+        return tokenizer
+    from transformers import AutoTokenizer  # converts older tokenizers; slow to import, rarely needed
+
+    try:
+        converted: Tokenizer = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
+    except (OSError, ValueError, AttributeError) as cause:
+        raise ModelError(f"{folder}: no tokenizer can be loaded from it: {cause}") from cause
+    return converted
+
+
+def _add_tokens(tokenizer: Tokenizer, folder: Path, settings: JSON) -> None:
+    """Add the tokens that tokenizer.json does not have, or has as plain ones, as transformers does."""
+    from tokenizers import AddedToken
+
+    named = special_tokens(settings).values()
+    known = tokenizer.get_added_tokens_decoder()
+    declared = {int(index): AddedToken(**given) for index, given in settings.get("added_tokens_decoder", {}).items()}
+    if not declared:
+        older = {text: index for text, index in read_json(folder / "added_tokens.json").items() if index not in known}
+        declared = {
+            index: AddedToken(text, special=text in named, normalized=text not in named)
+            for text, index in older.items()
+        }
+    for index, token in sorted(declared.items()):
+        if repr(known.get(index)) != repr(token):
+            tokenizer.add_tokens([token])
+        if tokenizer.token_to_id(token.content) != index:
+            raise ModelError(
+                f"{folder}: the token {token.content!r} should have id {index} and has "
+                f"{tokenizer.token_to_id(token.content)}: tokenizer.json and the tokens added to it do not fit together"
+            )
+    further = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
+    texts = [one["content"] if isinstance(one, dict) else one for one in further] if isinstance(further, list) else []
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for text in (*named, *texts):
+        if text not in added and tokenizer.token_to_id(text) is not None:
+            tokenizer.add_special_tokens([AddedToken(text, special=True)])
 
 
 def end_ids(folder: Path, tokenizer: Tokenizer | None = None) -> list[int]:
@@ -54,12 +137,13 @@ def end_ids(folder: Path, tokenizer: Tokenizer | None = None) -> list[int]:
     config = read_json(folder / "config.json")
     holders = [read_json(folder / "generation_config.json"), config, config.get("text_config") or {}]
     found: Any = next((one["eos_token_id"] for one in holders if one.get("eos_token_id") is not None), [])
-    if tokenizer is None and (file := folder / "tokenizer.json").is_file():
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(file))
-    eos = special_tokens(read_json(folder / "tokenizer_config.json")).get("eos_token")
+    settings = tokenizer_settings(folder)
+    if tokenizer is None and (folder / "tokenizer.json").is_file():
+        tokenizer = open_tokenizer(folder, settings)
+    eos = special_tokens(settings).get("eos_token")
     own = None if tokenizer is None or eos is None else tokenizer.token_to_id(eos)
+    if tokenizer is not None and eos is not None and own is None:
+        raise ModelError(f"{folder}: its eos_token {eos!r} is no token of its tokenizer")
     ids: list[int] = found if isinstance(found, list) else [found]
     return ids if own is None else [own, *(one for one in ids if one != own)]
 

@@ -6,9 +6,12 @@ loads the fast tokenizer without torch. It knows nothing of recorded calls: whic
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,8 +26,15 @@ from agentlightning.records import JSON, ImageSpan, prefill_of, with_completion
 from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser
 from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import Grammars, TemplateModel
+from agentlightning.rendering.graph import Arguments
 from agentlightning.rendering.images import ImageProcessor
-from agentlightning.rendering.model_folder import end_ids, read_json, special_tokens
+from agentlightning.rendering.model_folder import (
+    chat_templates,
+    end_ids,
+    open_tokenizer,
+    special_tokens,
+    tokenizer_settings,
+)
 
 PROBE = "agl-probe-7f3a9c"
 """Stands for a completion's text where the template is asked what it puts after one; no template trims or rewrites it."""
@@ -35,8 +45,16 @@ MAX_TEXT = 2 << 20
 a second where nothing else runs."""
 
 
+CALL_ID = "aglprobe1"
+"""Nine letters and digits, as Mistral's templates want an id."""
+
+
 class RenderError(InputError):
-    """The model's chat template does not accept these messages."""
+    """The model's chat template does not accept these messages; `param` is the field that it fails on."""
+
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class Renderer:
@@ -47,12 +65,17 @@ class Renderer:
     """
 
     def __init__(self, folder: str | Path, cached_texts: int = 4096) -> None:
-        settings = _settings(Path(folder))
-        self._tokenizer = _tokenizer(Path(folder))
-        self._variables = special_tokens(settings)
-        self._source: str = settings["chat_template"]
-        self._template = _compiled(self._source, folder)
-        self.variables = _free_variables(self._template, self._source) - {"messages", "tools", *self._variables}
+        if not Path(folder).is_dir():
+            raise ModelError(f"{folder}: no such folder; expected one with a tokenizer")
+        settings = tokenizer_settings(Path(folder))
+        self._tokenizer = open_tokenizer(Path(folder), settings)
+        sources = _templates(Path(folder), settings)
+        self._source = "\n".join(sources)
+        compiled = [_compiled(source, folder) for source in sources]
+        self._template, self._tool_template = compiled[0], compiled[-1]
+        read = frozenset[str]().union(*map(_free_variables, compiled, sources))
+        self._variables = _special_variables(Path(folder), settings, read, self._tokenizer)
+        self.variables = read - {"messages", "tools", *self._variables}
         """Names that the chat template reads beside those that it always gets: `chat_template_kwargs` may set them."""
         self._cuts = _cuts(self._tokenizer)
         self._encode_cached = lru_cache(maxsize=cached_texts)(self._encode)
@@ -61,8 +84,14 @@ class Renderer:
         }
         self.end_ids = {index: self.token_text(index) for index in end_ids(Path(folder), self._tokenizer)}
         """End tokens: id -> text; first the one that ends a completion under a grammar."""
-        self._takes_text = True
+        if not self.end_ids:
+            raise ModelError(
+                f"{folder}: nothing ends a completion; expected eos_token in tokenizer_config.json, or eos_token_id in "
+                "generation_config.json or config.json"
+            )
+        self._takes_text, self._call_form = True, _CallForm()
         self._takes_text = self._writes_text()
+        self._call_form = self._find_call_form()
         self.closing = self._find_closing()
         """Text that the template puts after a completion's text, before anything else; None where it is unknown."""
         self.parser = CompletionParser(self._source, settings.get("response_template"))
@@ -92,17 +121,19 @@ class Renderer:
             return text
         if not self._takes_text:
             messages = [_in_parts(message) for message in messages]
+        if self._call_form != _CallForm():
+            messages = [self._call_form.of(message) if "tool_calls" in message else message for message in messages]
         try:
             given: JSON = {"documents": None, **(template_kwargs or {}), **self._variables}
-            return self._template.render(
+            return (self._template if tools is None else self._tool_template).render(
                 {**given, "messages": messages, "tools": tools, "add_generation_prompt": generate}
             )
-        except jinja2.TemplateError as cause:
-            raise RenderError(f"messages: the model's chat template refuses them: {cause}") from cause
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as cause:
-            raise RenderError(
-                f"messages: the model's chat template fails on them: {type(cause).__name__}: {cause}"
-            ) from cause
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as cause:
+            if not self._call_form.text:
+                self._check_arguments(messages, tools, template_kwargs)
+            refuses = isinstance(cause, jinja2.TemplateError)
+            what = f"refuses them: {cause}" if refuses else f"fails on them: {type(cause).__name__}: {cause}"
+            raise RenderError(f"messages: the model's chat template {what}") from cause
 
     def encode(self, text: str, after: int | None = None) -> list[int]:
         """Encodes `text` as a continuation of the special token `after`, or as a beginning."""
@@ -254,6 +285,49 @@ class Renderer:
         except RenderError:
             return True
 
+    def _check_arguments(self, messages: list[JSON], tools: list[JSON] | None, template_kwargs: JSON | None) -> None:
+        """RenderError for the first tool call whose arguments are no object, where the template fails on that alone."""
+        broken: list[tuple[str, str]] = []
+        emptied = list(messages)
+        for index, message in enumerate(messages):
+            calls = []
+            for place, call in enumerate(message.get("tool_calls") or ()):
+                function = call["function"]
+                if not isinstance(function["arguments"], dict):
+                    path = f"messages[{index}].tool_calls[{place}].function.arguments"
+                    broken.append((path, str(function["arguments"])))
+                    function = {**function, "arguments": {}}
+                calls.append({**call, "function": function})
+            if calls:
+                emptied[index] = {**message, "tool_calls": calls}
+        if not broken:
+            return
+        try:
+            self.render(emptied, tools, False, template_kwargs)
+        except RenderError:
+            return
+        path, text = broken[0]
+        raise RenderError(f"{path}: expected a JSON object, got {text[:58]!r}{'…' * (len(text) > 58)}", path)
+
+    def _find_call_form(self) -> _CallForm:
+        """The form of a tool call in which the template writes its arguments as JSON, or as it teaches."""
+        arguments = Arguments({"x": PROBE}, f'{{"x": "{PROBE}"}}')
+        call = {"id": CALL_ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}
+        messages: list[JSON] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": CALL_ID, "content": "x"},
+        ]
+        function = {"name": "probe", "description": "x", "parameters": {"type": "object", "properties": {}}}
+        for form in (_CallForm(), _CallForm(text=True), _CallForm(null=True), _CallForm(text=True, null=True)):
+            try:
+                written = self.render(list(map(form.of, messages)), [{"type": "function", "function": function}], True)
+            except RenderError:
+                continue
+            if PROBE in written and f"'{PROBE}'" not in written:  # which is how Python writes a text
+                return form
+        return _CallForm()
+
     def _stretches(self, text: str) -> list[tuple[int, int]]:
         """Start and end of the parts of `text` that are tokenised independently."""
         if self._cuts is None:
@@ -298,6 +372,34 @@ def check_text(*values: object) -> None:
         raise RenderError(f"messages: the prompt has {size} characters to tokenise; expected at most {MAX_TEXT}")
 
 
+@dataclass(frozen=True, slots=True)
+class _CallForm:
+    """The form in which a template wants tool calls."""
+
+    text: bool = False
+    """Arguments as a text, as DeepSeek's templates do, and not as a mapping."""
+    null: bool = False
+    """The content of a message with calls and no text is None, not empty."""
+
+    def of(self, message: JSON) -> JSON:
+        """The message in this form."""
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        if self.text:
+            calls = [{**call, "function": {**call["function"], "arguments": _text(call)}} for call in calls]
+        content = message["content"]
+        return {**message, "content": None if self.null and not content else content, "tool_calls": calls}
+
+
+def _text(call: JSON) -> str:
+    """Arguments as they came."""
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, Arguments):
+        return arguments.text
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
 def _in_parts(message: JSON) -> JSON:
     content = message["content"]
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
@@ -321,38 +423,32 @@ class TextStream:
 # --- loading ------------------------------------------------------------------------------------------------------
 
 
-def _settings(folder: Path) -> JSON:
-    if not folder.is_dir():
-        raise ModelError(f"{folder}: no such folder; expected one with a tokenizer")
-    settings = read_json(folder / "tokenizer_config.json")
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        settings["chat_template"] = template.read_text(encoding="utf-8")
-    elif isinstance(settings.get("chat_template"), list):
-        named = {entry["name"]: entry["template"] for entry in settings["chat_template"]}
-        settings["chat_template"] = named.get("default")
-    if not settings.get("chat_template"):
+def _templates(folder: Path, settings: JSON) -> list[str]:
+    """The folder's chat template, and the one for requests with tools where it has another for these."""
+    named = chat_templates(folder, settings)
+    if not named:
         raise ModelError(f"{folder}: its tokenizer has no chat template, so that messages cannot be rendered")
-    return settings
+    if "default" not in named:
+        raise ModelError(f"{folder}: its chat templates are {', '.join(sorted(named))}; expected one named default")
+    return list(dict.fromkeys((named["default"], named.get("tool_use", named["default"]))))
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
-    file = folder / "tokenizer.json"
-    if file.is_file():
-        try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as cause:  # the Rust side raises bare Exception
-            raise ModelError(f"{file}: not a tokenizer: {cause}") from cause
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-    from transformers import AutoTokenizer  # converts older tokenizers; slow to import, rarely needed
+def _special_variables(folder: Path, settings: JSON, read: frozenset[str], tokenizer: Tokenizer) -> dict[str, str]:
+    """Special tokens by the names that templates know. Those that the template reads must be tokens, and be named, if only
+    as null: the names that a tokenizer's class stands for are transformers' to know."""
+    tokens = special_tokens(settings)
+    unnamed = [name for name in ("bos_token", "eos_token", "pad_token", "unk_token") if name in read - settings.keys()]
+    if unnamed:
+        from transformers import AutoTokenizer
 
-    try:
-        converted: Tokenizer = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
-    except (OSError, ValueError, AttributeError) as cause:
-        raise ModelError(f"{folder}: no tokenizer can be loaded from it: {cause}") from cause
-    return converted
+        with suppress(OSError, ValueError):
+            tokens = {**AutoTokenizer.from_pretrained(str(folder)).special_tokens_map, **tokens}
+        if (missing := next((name for name in unnamed if name not in tokens), None)) is not None:
+            raise ModelError(f"{folder}: its chat template writes {missing}, which tokenizer_config.json does not name")
+    for name in sorted(read & tokens.keys()):
+        if tokenizer.token_to_id(tokens[name]) is None:
+            raise ModelError(f"{folder}: its {name} {tokens[name]!r}, which the chat template writes, is no token")
+    return tokens
 
 
 def _cuts(tokenizer: Tokenizer) -> tuple[re.Pattern[str], frozenset[str]] | None:

@@ -20,6 +20,7 @@ from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.agent import AirConfig, AirRuleConfig
 from agentlightning.errors import AgentError, ConfigError, RewardError, boundary
 from agentlightning.records import Call, Reward, Span
+from agentlightning.runtime import json_text
 from agentlightning.store.rules import AIR_PREFIX, reward_number
 from agentlightning.tracing.tool_uses import (
     CallStep,
@@ -284,7 +285,7 @@ def _over(value: float, budget: float) -> float:
 def _is_valid(step: CallStep, use: ToolExecution) -> bool | None:
     """None: the prompt's tools are not recorded, and nothing else is wrong."""
     try:
-        arguments = orjson.loads(use.arguments or "{}")  # a tool without parameters is often called with nothing
+        arguments = json_text.loads(use.arguments or "{}")  # a tool without parameters is often called with nothing
     except orjson.JSONDecodeError:
         return False
     if not isinstance(arguments, dict):

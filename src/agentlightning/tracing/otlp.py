@@ -21,6 +21,7 @@ import orjson
 
 from agentlightning.errors import InputError, MissingExtraError
 from agentlightning.records import JSON, Span, SpanKind, SpanStatus
+from agentlightning.runtime import json_text
 
 K = TypeVar("K")
 
@@ -105,7 +106,7 @@ def read_json(body: bytes, max_spans: int | None = None) -> OtlpRequest:
             f"traces: expected at most {MAX_MARKS} braces, brackets and quotes, got {marks}; send less at once"
         )
     try:
-        request = orjson.loads(body)
+        request = json_text.loads(body)
     except orjson.JSONDecodeError:
         raise InputError("traces: expected JSON, as the content type says") from None
     return from_object(request, max_spans)

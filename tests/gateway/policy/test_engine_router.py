@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
 from agentlightning.errors import EngineError
-from agentlightning.gateway.policy.engine_client import SampledTokens, read_answer
+from agentlightning.gateway.policy.engine_client import SampledTokens, body, read_answer
 from agentlightning.gateway.policy.engine_router import SLACK, Balancer, pause, resume
 from agentlightning.records import Sampling, VersionSpan
 
@@ -301,3 +301,10 @@ async def test_a_pause_whose_trainer_died_ends_with_its_lease(house: House) -> N
     await pause(house.store, house.run_id, lease_s=0.2)
     reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
     assert reply.status_code == 200
+
+
+def test_a_models_generation_config_changes_no_sampling() -> None:
+    request = {"token_ids": [1], "stream": False, "sampling_params": {"temperature": 0.5, "top_k": 7, "stop": []}}
+    sent = body(request, "completions", "policy")
+    assert sent["repetition_penalty"] == 1.0
+    assert (sent["top_k"], sent["temperature"], sent["min_p"], "stop" in sent) == (7, 0.5, 0.0, False)

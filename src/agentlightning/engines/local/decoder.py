@@ -30,6 +30,7 @@ from agentlightning.engines.local.model import (
     load_model,
     read_config,
     read_weights,
+    warn_of_unused,
 )
 from agentlightning.errors import ModelError
 
@@ -81,7 +82,12 @@ class LlamaDecoder:
         self._width: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._eps: float = config.rms_norm_eps
         self._hidden: int = config.hidden_size
+        self._inner: int = config.intermediate_size
         self._tied: bool = config.tie_word_embeddings
+        # As transformers has it for each of the four families: whatever else the files hold is no part of the model.
+        self._qk_norms = config.model_type == "qwen3"
+        self._out_bias: bool = config.model_type in ("llama", "qwen3") and config.attention_bias
+        self._qkv_bias = self._out_bias or config.model_type == "qwen2"
         self._group = self._heads // self._kv_heads
         self.row_bytes = 2 * self._layers * self._kv_heads * self._width * dtype.itemsize
         self._frequencies, self._rope_scale = _rope(config, self._width)
@@ -93,26 +99,29 @@ class LlamaDecoder:
 
     def load(self, folder: Path) -> None:
         weights = read_weights(folder)
+        taken = set[str]()
 
         def take(name: str, *shape: int) -> Tensor:
             tensor = weights.get(name)
             if tensor is None or tuple(tensor.shape) != shape:
                 found = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}"
                 raise ModelError(f"model {folder}: weight {name} {found}; expected shape {shape}")
+            taken.add(name)
             return tensor.to(self._device, self._dtype)
 
-        blocks = [self._block(f"model.layers.{index}.", weights, take) for index in range(self._layers)]
-        embedding = take("model.embed_tokens.weight", self.vocab, self._hidden)
-        tied = self._tied or "lm_head.weight" not in weights
-        head = embedding if tied else take("lm_head.weight", self.vocab, self._hidden)
+        blocks = [self._block(f"model.layers.{index}.", take) for index in range(self._layers)]
+        names = ["model.embed_tokens.weight", "lm_head.weight"]
+        if self._tied:  # the files may have either; where they have both and these differ, they are not tied
+            names = [name for name in names if name in weights] or names[:1]
+        embedding, *others = (take(name, self.vocab, self._hidden) for name in names)
+        head = next((other for other in others if not torch.equal(other, embedding)), embedding)
         norm = take("model.norm.weight", self._hidden)
+        warn_of_unused(folder, weights.keys() - taken)
         self._blocks, self._embedding, self._norm, self._head = blocks, embedding, norm, head
 
-    def _block(self, at: str, weights: dict[str, Tensor], take: Take) -> Block:
-        hidden, width = self._hidden, self._width
+    def _block(self, at: str, take: Take) -> Block:
+        hidden, inner, width = self._hidden, self._inner, self._width
         sizes = {"q": self._heads, "k": self._kv_heads, "v": self._kv_heads}
-        gate = weights.get(f"{at}mlp.gate_proj.weight")
-        inner = 0 if gate is None else gate.shape[0]
 
         def joined(kind: str, *shape: int) -> Tensor:
             parts = []
@@ -121,18 +130,15 @@ class LlamaDecoder:
                 parts.append(part if name == "v" else part[_pairs(heads, width)])
             return torch.cat(parts)
 
-        def optional(name: str, size: int) -> Tensor | None:
-            return take(at + name, size) if at + name in weights else None
-
-        q_norm, k_norm = (optional(f"self_attn.{name}_norm.weight", width) for name in "qk")
+        q_norm, k_norm = (take(f"{at}self_attn.{name}_norm.weight", width) if self._qk_norms else None for name in "qk")
         return Block(
             norm=take(f"{at}input_layernorm.weight", hidden),
             qkv=joined("weight", hidden),
-            qkv_bias=joined("bias") if f"{at}self_attn.q_proj.bias" in weights else None,
+            qkv_bias=joined("bias") if self._qkv_bias else None,
             q_norm=None if q_norm is None else q_norm[_pairs(1, width)],
             k_norm=None if k_norm is None else k_norm[_pairs(1, width)],
             out=take(f"{at}self_attn.o_proj.weight", hidden, self._heads * width),
-            out_bias=optional("self_attn.o_proj.bias", hidden),
+            out_bias=take(f"{at}self_attn.o_proj.bias", hidden) if self._out_bias else None,
             mlp_norm=take(f"{at}post_attention_layernorm.weight", hidden),
             gate_up=torch.cat([take(f"{at}mlp.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]),
             down=take(f"{at}mlp.down_proj.weight", hidden, inner),

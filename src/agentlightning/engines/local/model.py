@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,8 @@ from agentlightning.engines.local.batches import attend_in_trees
 from agentlightning.engines.local.sharding import Ranks, copy_into, whole_state
 from agentlightning.errors import ConfigError, EngineError, InputError, MissingExtraError, ModelError
 from agentlightning.runtime.disk import sync
+
+log = logging.getLogger(__name__)
 
 LLAMA_SHAPED = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"})
 LLAMA_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
@@ -130,12 +133,31 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     disable_progress_bar()  # its bars would end up in logs and in the display of a demo
     try:
         kind = AutoModelForImageTextToText if has_sight(config) else AutoModelForCausalLM
-        model = kind.from_pretrained(folder, dtype=dtype)
+        model, loaded = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except InputError:
         raise
     except Exception as cause:  # transformers, safetensors and torch all have their own; each means the same here
         raise ModelError(f"model {folder}: its weights do not load ({first_line(cause)})") from cause
+    if missing := sorted(loaded["missing_keys"]):  # transformers would draw them at random
+        raise ModelError(f"model {folder}: {several('weight', missing)} missing in its files")
+    warn_of_unused(folder, loaded["unexpected_keys"])
     return model.eval()
+
+
+def several(what: str, names: Sequence[str]) -> str:
+    """The first names and the number of the others, as the subject of a sentence."""
+    shown = ", ".join(names[:3])
+    return (
+        f"{what} {shown} is"
+        if len(names) == 1
+        else f"{what}s {shown}{f' and {len(names) - 3} more' * (len(names) > 3)} are"
+    )
+
+
+def warn_of_unused(folder: Path, names: Iterable[str]) -> None:
+    """Log the weights in the files that the model has no place for."""
+    if unused := sorted(name for name in names if not name.endswith("rotary_emb.inv_freq")):
+        log.warning("model %s: %s in its files and no part of the model", folder, several("weight", unused))
 
 
 def write_model(

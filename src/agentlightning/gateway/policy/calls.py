@@ -268,24 +268,31 @@ class PolicyCalls:
         watch = job.call.request.on_disconnect(lambda: self._abandon(job, pending, timeout))
         try:
             async with timeout:
-                if stream is not None and job.request.repeats_prompt:
-                    echo = await self._echo(job.call, job.policy, job.request, job.plan.prompt_ids)
-                    for index in range(job.request.n):
-                        await stream.more(index, echo)
-                if len(job.seeds) == 1 and stream is None and not job.replayed:
-                    request = job.engine_request(0)
-                    sampled = await self._engine_router.generate(job.policy, request, job.call.affinity)
-                    job.decoders[0].sampled = sampled
-                    if sampled.prompt_ids is not None:
-                        check_prompt(job.plan, sampled)
-                else:
-                    await self._sample(job, stream)
+                await self._sample(job, stream)
             rest = [decoder.finish() for decoder in job.decoders]
             job.finished_ns = time.time_ns()
             completion = _completion(job)
             watch.look()
             recorded_as_gone = job.gone  # the watch may say so at any time from here on
-            await self._record(job, completion)
+            calls = _records(job, completion.choices)
+            if "grammar" in job.decoding and any(call.versions for call in calls):  # a fork's answer follows none
+                calls = await with_forced(calls, job.policy.renderer)
+        except (Exception, asyncio.CancelledError) as cause:
+            # Whatever fails once tokens are sampled, they are recorded.
+            sampled = not job.replayed and any(decoder.sampled.logprobs for decoder in job.decoders)
+            if sampled or isinstance(cause, TimeoutError):
+                await self._append(job, _partial_records(job))
+            if not isinstance(cause, TimeoutError):
+                raise
+            if not job.gone:
+                raise ApiError(
+                    f"the completion did not finish within {self._deadline_s:g} s",
+                    status=504,
+                    type="server_error",
+                    code="deadline_exceeded",
+                ) from None
+        else:
+            await self._record(job, calls)
             pending.call_id = completion.call_id
             watch.look()
             if job.gone and not recorded_as_gone:  # the agent left while its call was being recorded
@@ -298,15 +305,6 @@ class PolicyCalls:
                 await job.call.reply.whole(200, job.call.wire.body(job.request, completion))
             else:
                 await stream.last(rest, completion)
-        except TimeoutError:
-            await self._record_partial(job)
-            if not job.gone:
-                raise ApiError(
-                    f"the completion did not finish within {self._deadline_s:g} s",
-                    status=504,
-                    type="server_error",
-                    code="deadline_exceeded",
-                ) from None
         finally:
             if pending.call_id is None:
                 job.conversation.withdraw(job.plan)
@@ -322,6 +320,13 @@ class PolicyCalls:
         end_within(timeout, self._grace_s)
 
     async def _sample(self, job: PolicyJob, stream: StreamedResponse | None) -> None:
+        if stream is not None and job.request.repeats_prompt:
+            echo = await self._echo(job.call, job.policy, job.request, job.plan.prompt_ids)
+            for index in range(job.request.n):
+                await stream.more(index, echo)
+        if len(job.seeds) == 1 and stream is None:
+            await self._sample_one(job, 0, None)
+            return
         try:
             async with asyncio.TaskGroup() as group:
                 for index in range(len(job.seeds)):
@@ -352,11 +357,8 @@ class PolicyCalls:
                 check_prompt(job.plan, decoder.sampled)
             await stream.more(index, decoder.feed(ids))
 
-    async def _record(self, job: PolicyJob, completion: Completion) -> None:
+    async def _record(self, job: PolicyJob, calls: list[Call]) -> None:
         """Make the calls durable, then let later requests continue them."""
-        calls = _records(job, completion.choices)
-        if "grammar" in job.decoding and any(call.versions for call in calls):  # a fork's answer follows none
-            calls = await with_forced(calls, job.policy.renderer)
         await self._append(job, calls)
         for call in calls:
             job.conversation.record(job.plan, call.id, call.sampled_ids, call.completion)
@@ -367,12 +369,6 @@ class PolicyCalls:
                 job.plan.fork_cause,
                 job.plan.untrained_tokens,
             )
-
-    async def _record_partial(self, job: PolicyJob) -> None:
-        """The agent never saw the end of this call: what was sampled is kept, neither continued nor trained on."""
-        for decoder in job.decoders:
-            decoder.finish()
-        await self._append(job, _records(job, [decoder.choice() for decoder in job.decoders], ABANDONED))
 
     async def _append(self, job: PolicyJob, calls: list[Call]) -> None:
         if job.plan.images:  # before the calls that name them: whoever reads a call finds its images
@@ -587,17 +583,28 @@ def _completion(job: PolicyJob) -> Completion:
     )
 
 
-def _records(job: PolicyJob, choices: Sequence[Choice], finish_reason: str | None = None) -> list[Call]:
+def _records(job: PolicyJob, choices: Sequence[Choice]) -> list[Call]:
     """The records of a job's choices."""
+    return [
+        job.record_choice(index, assistant_message(choice), choice.finish_reason)
+        for index, choice in enumerate(choices)
+    ]
+
+
+def _partial_records(job: PolicyJob) -> list[Call]:
+    """The records of a call whose end the agent never saw: what was sampled is kept, neither continued nor trained on. Never
+    raises: where it cannot be read as a message, it is kept as text."""
     calls = []
-    for index, choice in enumerate(choices):
-        call = job.record(
-            assistant_message(choice),
-            finish_reason or choice.finish_reason,
-            index=index,
-            sampled=job.decoders[index].sampled,
-        )
-        calls.append(replace(call, replayed_id=job.replayed[index].id) if job.replayed else call)
+    for index, decoder in enumerate(job.decoders):
+        ids = decoder.sampled.ids
+        del ids[len(decoder.sampled.logprobs) :]  # an engine's answer that is refused may have too few
+        try:
+            decoder.finish()
+            calls.append(job.record_choice(index, assistant_message(decoder.choice()), ABANDONED))
+        except Exception:
+            log.exception("call %s: what was sampled cannot be read; it is recorded as text", job.id)
+            text = job.policy.renderer.decode(ids, special=True)
+            calls.append(job.record_choice(index, {"role": "assistant", "content": text}, ABANDONED))
     return calls
 
 

@@ -23,6 +23,12 @@ EngineApi = Literal["generate", "completions"]
 PATHS: dict[EngineApi, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions"}
 
 
+NEUTRAL: JSON = {
+    "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}  # fmt: skip
+"""Without these, vLLM's Completions samples as the model's generation_config.json says, and no learner knows."""
+
+
 class PromptLogprob(msgspec.Struct, gc=False):
     """One token at a place of the prompt. Rank 1 is the likeliest."""
 
@@ -170,6 +176,7 @@ def body(request: JSON, api: EngineApi, model: str) -> JSON:
         "stream": request["stream"],
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
+        **NEUTRAL,
         **{name: value for name, value in request["sampling_params"].items() if value not in ([], None)},
     }
 

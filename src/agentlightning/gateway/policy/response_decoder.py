@@ -118,7 +118,7 @@ class CallJob:
             request_hash=plan.request_hash.hex(),
             messages=plan.messages,
             completion=completion,
-            tools=self.request.tools if plan.parent is None else None,
+            tools=plan.tools if plan.parent is None else None,
             fork_cause=plan.fork_cause,
             untrained_tokens=plan.untrained_tokens,
             overridden_params=self.overridden_params,
@@ -144,8 +144,8 @@ class CallJob:
         for name, value in self.request.echo.items():
             if value if name == FOLDS else not name.startswith("_"):
                 kept[name] = value
-        if self.plan.parent is None and self.request.template_kwargs:
-            kept[TEMPLATE_KWARGS] = self.request.template_kwargs
+        if self.plan.parent is None and self.plan.template_kwargs:
+            kept[TEMPLATE_KWARGS] = self.plan.template_kwargs
         if prompt := self.call.request.prompt:
             replaced, seen = prompt["replaced"], self.call.attempt.replaced_prompts
             own = blake2b(replaced.encode(errors="replace"), digest_size=16).digest()
@@ -225,7 +225,8 @@ class ResponseDecoder:
         else:
             piece = Piece()
         rest = self._splitter.finish() if self._splitter is not None else Piece()
-        return replace(self._take(*self._end, piece, rest), last=True)
+        ended, self._end = self._end, []
+        return replace(self._take(*ended, piece, rest), last=True)
 
     def choice(self) -> Choice:
         """The finished completion; only after `finish`."""
@@ -359,6 +360,11 @@ class PolicyJob(CallJob):
     @property
     def alias(self) -> str:
         return self.policy.alias
+
+    def record_choice(self, index: int, completion: JSON, finish_reason: str) -> Call:
+        """The record of choice `index`, with its tokens."""
+        call = self.record(completion, finish_reason, index=index, sampled=self.decoders[index].sampled)
+        return replace(call, replayed_id=self.replayed[index].id) if self.replayed else call
 
     def engine_request(self, index: int) -> JSON:
         """The request for choice `index` in the form of vLLM's /inference/v1/generate."""
