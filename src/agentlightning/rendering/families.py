@@ -174,15 +174,19 @@ def _call(call_id: str, word: str) -> JSON:
 
 
 def _differing(renderer: Renderer, known: FamilyRenderer) -> str | None:
-    """The first probe that the family encodes differently from the template; None where there is none."""
+    """The first probe that the family encodes differently from the template; None where there is none. The opening of a
+    completion after results may differ (DeepSeek's template has none there): `bridge` compares it each time."""
     for name, messages, tools in _probes():
-        try:
-            expected = renderer.encode(renderer.render(messages, tools, generate=True))
-        except InputError:
-            if tools is None:
-                return name
-            continue  # some templates know no tools; nothing will be continued that they refuse
-        if known.render_ids(messages, tools=tools, add_generation_prompt=True) != expected:
+        for opens in (True, False) if messages[-1]["role"] == "tool" else (True,):
+            try:
+                expected = renderer.encode(renderer.render(messages, tools, generate=opens))
+            except InputError:
+                if tools is None:
+                    return name
+                break  # some templates know no tools; nothing will be continued that they refuse
+            if known.render_ids(messages, tools=tools, add_generation_prompt=opens) == expected:
+                break
+        else:
             return name
     return None
 
