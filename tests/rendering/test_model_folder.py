@@ -98,7 +98,9 @@ FORMS: dict[str, Form] = {
         file(f"{CHAT_TEMPLATES}/tool_use.jinja", WITH_TOOLS),
     ),
     "special tokens as objects": config(
-        chat_template=LLAMA, eos_token={"__type": "AddedToken", **token("<|eot_id|>")}, bos_token={"__type": "AddedToken", **token("<|endoftext|>")}
+        chat_template=LLAMA,
+        eos_token={"__type": "AddedToken", **token("<|eot_id|>")},
+        bos_token={"__type": "AddedToken", **token("<|endoftext|>")},
     ),
     "special tokens in a file of their own": several(
         config(eos_token=..., bos_token=..., chat_template=LLAMA),
