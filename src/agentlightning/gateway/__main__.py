@@ -26,7 +26,7 @@ from agentlightning.gateway.app import App
 from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.gateway.server_settings import ServerSettings, add_options, read_options
 from agentlightning.gateway.uvicorn_server import UvicornServer
-from agentlightning.runtime.children import end_with_parent, hide_memory, keep_files_private, listen
+from agentlightning.runtime.children import end_with_parent, hide_memory, keep_files_private, keep_freed_memory, listen
 from agentlightning.runtime.watchdog import ChildHeartbeat, beat_to_parent
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
@@ -56,6 +56,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     options = server_parser().parse_args(arguments)
     hide_memory()
     keep_files_private()
+    keep_freed_memory()
     if options.fd is not None:
         os.environ.update(end_with_parent())  # of this process, which starts no other
     store_url = options.store or os.environ.get("AGL_STORE")

@@ -166,23 +166,42 @@ async def read_body(
     """The whole body of a request. Raises ApiError where it is too large, comes too slowly, or its sender goes away."""
     parts: list[bytes] = []
     size = 0
+
+    def ends(message: Any) -> bool:
+        nonlocal size
+        if message["type"] == "http.disconnect":
+            raise ApiError("the client went away before its request was complete", status=499)
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise too_large(max_bytes)
+        if take is not None:
+            take(len(part))
+        parts.append(part)
+        return not message.get("more_body")
+
+    first = ready(receive)  # most bodies are there: those need no clock
+    if first is None or not ends(first):
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not ends(await receive()):
+                    pass
+        except TimeoutError:
+            sentence = f"the body did not arrive within {timeout_s:.0f} s"
+            raise ApiError(sentence, status=408, code="body_timeout") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def ready(receive: Receive) -> Any:
+    """The next message of a request, if it is there already."""
+    looking = receive()
     try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ApiError("the client went away before its request was complete", status=499)
-                part: bytes = message.get("body", b"")
-                size += len(part)
-                if size > max_bytes:
-                    raise too_large(max_bytes)
-                if take is not None:
-                    take(len(part))
-                parts.append(part)
-                if not message.get("more_body"):
-                    return part if len(parts) == 1 else b"".join(parts)
-    except TimeoutError:
-        raise ApiError(f"the body did not arrive within {timeout_s:.0f} s", status=408, code="body_timeout") from None
+        looking.send(None)
+    except StopIteration as heard:
+        return heard.value
+    finally:
+        looking.close()
+    return None
 
 
 async def disconnected(receive: Receive) -> None:
@@ -204,14 +223,9 @@ class DisconnectWatch:
 
     def look(self) -> None:
         """Tell now where the client has disconnected already: most calls end before anybody waits for that."""
-        looking = self._receive()
-        try:
-            looking.send(None)
-        except StopIteration as heard:  # the answer was there: the body was read before, so it can be one thing only
-            if heard.value["type"] == "http.disconnect":
-                self._tell()
-        finally:
-            looking.close()
+        message = ready(self._receive)  # the body was read before, so it can be one thing only
+        if message is not None and message["type"] == "http.disconnect":
+            self._tell()
 
     def stop(self) -> None:
         """Wait no longer."""
@@ -348,7 +362,7 @@ def _route(rest: str) -> tuple[str | None, str | None]:
     >>> _route("/openai/deployments/name/chat/completions"), _route("/openai/v1/responses")
     (('name', 'chat/completions'), (None, 'responses'))
     """
-    if match := _GOOGLE_PATH.fullmatch(rest):
+    if ":" in rest and (match := _GOOGLE_PATH.fullmatch(rest)):
         return match[1], f"models:{match[2]}"
     if rest in BASE_PATHS:
         return None, ""

@@ -58,7 +58,7 @@ class TrackedAttempt:
     checked_s: float
     """Monotonic time of the last check that it runs."""
     key: str = ""
-    """Its key, once it came with a request and was found to be signed."""
+    """The key of its last request, which was verified if it is one of ours."""
     conversations: dict[str, Conversation] = field(default_factory=dict)
     """The graph of its calls by policy, built at the first call: no policy continues the ids of another. Calls of external
     models are in the first; its name is '' as long as no policy was called."""
@@ -232,8 +232,6 @@ class AttemptCache:
                 type="permission_error",
                 code="key_mismatch",
             )
-        if known is not None and known.number == owner.attempt and not owner.judge:
-            known.key = key
         return owner
 
     async def running(self, identity: tuple[str, int]) -> TrackedAttempt:

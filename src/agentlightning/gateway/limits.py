@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
-
-from cachetools import LRUCache
 
 from agentlightning.config.run import LIMITS_RESOURCE, LimitConfig, LimitsConfig, parse_settings
 from agentlightning.errors import ConfigError
@@ -377,8 +375,9 @@ class LastUsed(Generic[K, V]):
 
     def __init__(self, new: Callable[[], V], limit: int) -> None:
         self._new = new
+        self._limit = limit
         self._alive: WeakValueDictionary[K, V] = WeakValueDictionary()
-        self._recent: LRUCache[K, V] = LRUCache(limit)
+        self._recent: OrderedDict[K, V] = OrderedDict()
 
     def get(self, key: K) -> V | None:
         return self._alive.get(key)
@@ -393,6 +392,9 @@ class LastUsed(Generic[K, V]):
         if value is None:
             value = self._alive[key] = self._new()
         self._recent[key] = value
+        self._recent.move_to_end(key)
+        if len(self._recent) > self._limit:
+            self._recent.popitem(last=False)
         return value
 
 

@@ -66,6 +66,8 @@ class GatewayMetrics:
             "agl_broken_spans", "Spans that were mended, or of which nothing is left, by cause", ["cause"]
         )
         self._by_result: dict[tuple[str, str], Counter] = {}
+        self._added: dict[Counter, float] = {}
+        """Increments that the counters do not have yet, which take a lock for each."""
         self._last_versions: LRUCache[tuple[str, str], int] = LRUCache(MAX_POLICIES)
 
     def record(self, call: Call) -> None:
@@ -74,7 +76,8 @@ class GatewayMetrics:
         A call with n > 1 choices is recorded as n; the further ones have sampled tokens of their own and nothing else.
         """
         replayed = call.replayed_id is not None
-        self._sampled_tokens.inc(0 if replayed else len(call.sampled_ids))
+        if not replayed:
+            self._add(self._sampled_tokens, len(call.sampled_ids))
         if "." in call.id:
             return
         self.call(
@@ -82,7 +85,7 @@ class GatewayMetrics:
             "abandoned" if call.finish_reason == ABANDONED else "replayed" if replayed else "recorded",
         )
         self._seconds.observe((call.finished_ns - call.started_ns) / 1e9)
-        self._prompt_tokens.inc(call.prompt_tokens)
+        self._add(self._prompt_tokens, call.prompt_tokens)
         if call.fork_cause is not None:
             self._forks.labels(call.fork_cause).inc()
             self._untrained_tokens.inc(call.untrained_tokens)
@@ -94,7 +97,7 @@ class GatewayMetrics:
         counter = self._by_result.get((protocol, result))
         if counter is None:
             counter = self._by_result[protocol, result] = self._calls.labels(protocol, result)
-        counter.inc()
+        self._add(counter, 1)
 
     def external(self, model: str, result: Result) -> None:
         """Count a call to an external model; `model` is its name in the configuration."""
@@ -112,7 +115,13 @@ class GatewayMetrics:
 
     def text(self) -> bytes:
         """The exposition."""
+        added, self._added = self._added, {}
+        for counter, count in added.items():
+            counter.inc(count)
         return bytes(generate_latest(self.registry))
+
+    def _add(self, counter: Counter, count: float) -> None:
+        self._added[counter] = self._added.get(counter, 0) + count
 
     def _version(self, run_id: str, policy: str, version: int) -> None:
         key = (run_id, policy)

@@ -152,9 +152,12 @@ class Proxy:
                 await self._answer_client(wire, incoming, reply)
             else:
                 owner = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
+                attempt = await self._attempts.running(owner[:2])
                 if owner.judge:
                     incoming.agent = JUDGE
-                await self._answer(wire, await self._attempts.running(owner[:2]), incoming, reply)
+                else:
+                    attempt.key = incoming.key or ""
+                await self._answer(wire, attempt, incoming, reply)
         except (ApiError, InputError) as cause:
             await self._refuse(wire, reply, _as_refusal(cause))
         except AgentLightningError as cause:

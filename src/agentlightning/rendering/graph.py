@@ -241,7 +241,7 @@ def letters(messages: list[JSON]) -> str:
     for message in messages:
         role = message.get("role")
         found += "s" if role == "developer" else str(role or "x")[0]
-    return found if prefill_of(messages) is None else found[:-1] + "p"
+    return found[:-1] + "p" if messages and messages[-1].get(PREFILL) is True else found
 
 
 def answer_digests(answer: JSON, of: Callable[[JSON], Digest]) -> tuple[Digest, ...]:
@@ -454,14 +454,15 @@ class RequestView:
         view = list(map(normal, messages))
         digests = list(map(digest, view))
         hashes = chain(root(tools, template_kwargs), digests)
-        prefill = prefill_of(view)
+        roles = letters(view)
+        prefill = view[-1] if roles.endswith("p") else None
         if prefill is not None:
             hashes[-1] = hash_before(hashes[-2], view[-1])
         return cls(
             messages,
             tools,
             view,
-            letters(view),
+            roles,
             digests,
             hashes,
             hashes[-1],

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from agentlightning.errors import InputError, ModelError
-from agentlightning.records import JSON, ImageSpan, prefill_of, with_completion
+from agentlightning.records import JSON, PREFILL, ImageSpan, prefill_of, with_completion
 from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser
 from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import Grammars, TemplateModel
@@ -113,7 +113,7 @@ class Renderer:
 
         Each image is one placeholder, as the template writes it. `template_kwargs` are further variables of the template.
         """
-        if generate and (begun := prefill_of(messages)) is not None:
+        if generate and messages and PREFILL in messages[-1] and (begun := prefill_of(messages)) is not None:
             marked = {**begun, "content": begun["content"] + PROBE}
             text, found, _ = self.render([*messages[:-1], marked], tools, False, template_kwargs).rpartition(PROBE)
             if not found:
@@ -480,6 +480,7 @@ def _compiled(template: str, folder: str | Path) -> jinja2.Template:
 
     try:
         compiled: jinja2.Template = _compile_jinja_template(template)
+        compiled.globals = dict(compiled.globals)  # a chain of them, of which each rendering made a dict twice
     except jinja2.TemplateError as cause:
         raise ModelError(f"{folder}: its chat template does not compile: {cause}") from cause
     return compiled

@@ -27,6 +27,9 @@ from agentlightning.runtime.disk import OTHERS, open_private
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+KEPT_BYTES = 64 << 20
+"""Freed memory that a server keeps, since its next requests need as much."""
 
 OWN_SECRETS = ("AGL_SERVER_KEY", "AGL_STORE")
 """Variables of ours that no process inherits: the server's key, and a store's URL, which may hold a password."""
@@ -123,6 +126,16 @@ def hide_memory() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def keep_freed_memory() -> None:
+    """Have the allocator, where it is glibc's, keep up to `KEPT_BYTES` that were freed. By itself it gives the end of its
+    heap back to the system once 128 kB are free there, and asks for it again with the next request."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is not None and hasattr(libc, "mallopt"):
+        libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        libc.mallopt(M_TOP_PAD, KEPT_BYTES // 4)
+        libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 16)  # of which each use is a mapping of its own
 
 
 def keep_files_private() -> None:

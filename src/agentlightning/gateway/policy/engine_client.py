@@ -90,8 +90,7 @@ class SampledTokens:
                 ]
             return
         content = logprobs.content or []
-        for token in content:
-            self.logprobs.append(token.logprob)
+        self.logprobs += [token.logprob for token in content]
         if content and content[0].top_logprobs:
             self.top += [
                 [

@@ -38,7 +38,7 @@ from agentlightning.records import ABANDONED, JSON, SYSTEM_PROMPT, TEMPLATE_KWAR
 from agentlightning.rendering.completion_parser import Piece, Splitter, WholeSplitter, held_back
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.model_folder import token_bytes
-from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.renderer import Renderer, TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class ResponseDecoder:
             self.stops = (*request.stop, self._one_call)
             if (index := renderer.special_id(self._one_call)) is not None:
                 self.stop_ids = (*request.stop_ids, index)
-        self._text = renderer.text_stream()
+        self._text: TextStream | None = None
         self._splitter: Splitter | WholeSplitter | None = None
         """None where all is content."""
         tools = request.parse_tools or request.tools is not None
@@ -206,6 +206,7 @@ class ResponseDecoder:
         if self._stopped is None:
             before = len(self._decoded)
             ends = ids and (ids[-1] in self._renderer.end_ids or ids[-1] in self._request.stop_ids)
+            self._text = self._text or self._renderer.text_stream()
             self._decoded += self._text.feed(self._body(list(ids)) if ends else list(ids))
             piece = self._release(before, last=False)
         if self.sampled.finish_reason is None:

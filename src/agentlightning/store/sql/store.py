@@ -324,7 +324,7 @@ class SqlLightningStore(WaitingStore):
     async def _write(self, method: BatchMethod[A, R], argument: A, kind: Any = None, part: str = "") -> R:
         """`kind`: the type of the result, if a request that comes again gets that. `part`: names one of several
         transactions of a request."""
-        writer, request = self._opened(), current_request()
+        writer, request = self._opened(), None if kind is None else current_request()
         with self._explaining():
             return await writer.submit(method, argument, None if request is None else request.part(part), kind)
 
