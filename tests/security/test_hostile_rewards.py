@@ -293,3 +293,10 @@ async def test_spans_and_step_rewards_of_other_attempts_stay_theirs(scene: Scene
     assert await scene.store.rewards(both) == []
     assert await scene.store.spans([scene.other.rollout.id]) == []
     assert [len(await scene.store.calls([one])) for one in both] == [1, 1]
+
+
+async def test_an_agent_that_asks_for_nothing_without_end_fills_no_store(scene: Scene, http: httpx.AsyncClient) -> None:
+    for number in range(40):
+        reply = await http.post(f"{path(scene.mine)}/v1/nothing/{number}", json={}, headers=bearer(scene.mine.key))
+        assert reply.status_code == 404
+    assert len(await scene.store.spans([scene.mine.rollout.id])) == 16 + 1

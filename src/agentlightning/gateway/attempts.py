@@ -11,6 +11,7 @@ import hmac
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -83,6 +84,16 @@ class TrackedAttempt:
     """No call was answered since a refusal was recorded last."""
     replay: AttemptReplay | None = None
     """Of a forked rollout, from its first call on."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    """Events of each kind that may leave a span."""
+
+    def leaves_span(self, event: str) -> bool:
+        """True where one more event of this kind leaves a span: the first ones do, then every doubling of their number,
+        whatever a looping agent sends."""
+        self.events[event] += 1
+        count = self.events[event]
+        return count <= MAX_SINGLE or not count & (count - 1)
 
     def knows(self, call_id: str) -> bool:
         """True where a call of that id is in one of its graphs."""
@@ -459,7 +470,8 @@ def gateway_span(rollout: Rollout, attempt: int, name: str, attributes: JSON, er
 
 
 MAX_SINGLE = 16
-"""Refusals of an attempt that are recorded one by one; later ones when their number has doubled."""
+"""Refusals of an attempt, and other events of a kind, that are recorded one by one; later ones when their number has
+doubled."""
 MAX_MESSAGE_CHARS = 500
 NOT_REFUSALS = frozenset({401, 403, 408, 409, 410, 429, 499})
 """Statuses that say nothing of the request itself, but of its sender, its time or their number."""

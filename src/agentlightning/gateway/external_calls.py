@@ -249,6 +249,8 @@ class ExternalCalls:
     async def _leave_span(self, job: _ExternalJob, status: int | None, error: str) -> None:
         """The trace of a call that was not answered; `status` where the external model gave one."""
         self._metrics.external(job.external.name, _result(status))
+        if not job.call.attempt.leaves_span(FAILED):
+            return
         rollout = job.call.attempt.rollout
         span = Span(
             id=job.id,

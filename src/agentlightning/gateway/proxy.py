@@ -363,7 +363,7 @@ class Proxy:
 
     async def _unknown(self, attempt: TrackedAttempt, incoming: AgentRequest) -> None:
         """Refuse it. Where it could have been a model call, its rollout is told; who only looks (GET, HEAD) makes none."""
-        if incoming.method == "POST":
+        if incoming.method == "POST" and attempt.leaves_span(UNKNOWN_ROUTE):
             asked = {"path": incoming.path, "method": incoming.method}
             await self._store.append_spans([gateway_span(attempt.rollout, attempt.number, UNKNOWN_ROUTE, asked)])
         if (incoming.route or "").split("/")[:2] == ["v1beta", "interactions"]:
