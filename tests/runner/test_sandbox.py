@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runner_bench import DEADLINE_S, SHORT_LEASE, Bench, Server
@@ -402,7 +403,7 @@ async def test_a_worker_runs_agents_in_the_sandbox_that_the_run_asks_for(
     server: Server, bench: Bench, tmp_path: Path
 ) -> None:
     boxed("sh", server.url, tmp_path)
-    config = {"agent": {"reward": []}}
+    config: dict[str, Any] = {"agent": {"reward": [], "posted_rewards": ["reward"]}}
     config["sandbox"] = {"type": "bubblewrap", "readable": [str(tmp_path)]}
     bench.run_id = (await bench.store.create_run("boxed", config)).id
     source = """
