@@ -7,6 +7,8 @@ import json
 import pytest
 from agent_house import AGAIN, DONE, TASK, WELCOME, AgentHouse, node_program, python_program
 
+from agentlightning.adapters.side_calls import side_calls
+
 pytestmark = pytest.mark.slow
 
 
@@ -47,6 +49,15 @@ async def test_opencode(agent_house: AgentHouse) -> None:
     assert WELCOME in await agent_house.run(opencode, "run", "--continue", AGAIN, **variables)
     agent_house.check_work()
     assert await agent_house.forks() == []
+
+
+@pytest.mark.long
+async def test_the_title_that_opencode_asks_for_is_beside_the_task(agent_house: AgentHouse) -> None:
+    opencode = node_program("opencode")
+    agent_house.shell_turns("bash", "command", description="run")
+    assert DONE in await agent_house.run(opencode, "run", TASK, **agent_house.configure_opencode())
+    assert list(side_calls(await agent_house.calls()).values()) == ["title"]
+    await agent_house.check_capture()
 
 
 @pytest.mark.long
