@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import orjson
@@ -47,14 +47,15 @@ def side_calls(attempt: Sequence[Call]) -> dict[str, SideCallKind]:
     its agent, it is no part of a conversation, and no later prompt has what it said. Where no call with tools began after
     it, it may have made the program's answer: then it has to look like a title or a probe.
     """
-    by_id = {call.id: call for call in attempt}
+    roots: dict[str, Call] = {}
     working: defaultdict[str, list[Call]] = defaultdict(list)
     prompts: defaultdict[str, set[str]] = defaultdict(set)
     for call in attempt:
-        if (root := _root(call, by_id)).tools:
+        root = roots[call.id] = roots.get(call.parent_id or "", call)  # a parent finishes before its children begin
+        if root.tools:
             working[call.policy].append(call)
             prompts[call.policy].add(prompt_text(root.messages))
-    continued = {call.parent_id for call in attempt}
+    continued, shown = {call.parent_id for call in attempt}, _Prompts(attempt)
     found: dict[str, SideCallKind] = {}
     for place, call in enumerate(attempt):
         alone = call.parent_id is None and call.id not in continued and not call.tools
@@ -64,7 +65,7 @@ def side_calls(attempt: Sequence[Call]) -> dict[str, SideCallKind]:
             continue
         kind = _kind(call)
         last = not any(one.started_ns >= call.finished_ns for one in others)
-        if (last and kind not in ("title", "probe")) or _is_quoted(call, attempt[place + 1 :]):
+        if (last and kind not in ("title", "probe")) or shown.quote(call, place + 1):
             continue
         found[call.id] = kind
     return found
@@ -84,12 +85,6 @@ def side_calls_line(kinds: Sequence[SideCallKind]) -> str:
     return ", ".join(told)
 
 
-def _root(call: Call, by_id: Mapping[str, Call]) -> Call:
-    while call.parent_id is not None and call.parent_id in by_id:
-        call = by_id[call.parent_id]
-    return call
-
-
 def _kind(call: Call) -> SideCallKind:
     system, users = prompt_text(call.messages), plain([one for one in call.messages if one.get("role") == "user"])
     short = len(plain(call.completion)) <= MAX_TITLE_CHARS
@@ -100,14 +95,25 @@ def _kind(call: Call) -> SideCallKind:
     return "summary" if _SUMMARY.search(f"{system} {users}") else "side call"
 
 
-def _is_quoted(call: Call, later: Sequence[Call]) -> bool:
-    """True where a later prompt has what the call said, or a part of it that its own prompt had not."""
-    own = plain(call.messages)
-    parts = [plain(text) for text in _parts(call)]
-    news = [text for text in dict.fromkeys(parts) if len(text) >= MIN_SUMMARY_CHARS and text not in own]
-    if not news:
-        return False
-    return any(text in shown for shown in (plain(one.messages) for one in later) for text in news)
+class _Prompts:
+    """The texts of an attempt's prompts, each made once."""
+
+    def __init__(self, attempt: Sequence[Call]) -> None:
+        self._attempt = attempt
+        self._texts: dict[int, str] = {}
+
+    def quote(self, call: Call, start: int) -> bool:
+        """True where a prompt from `start` on has what the call said, or a part of it that its own prompt had not."""
+        own = self._text(start - 1)
+        parts = [plain(text) for text in _parts(call)]
+        news = [text for text in dict.fromkeys(parts) if len(text) >= MIN_SUMMARY_CHARS and text not in own]
+        later = range(start, len(self._attempt)) if news else ()
+        return any(text in self._text(place) for place in later for text in news)
+
+    def _text(self, place: int) -> str:
+        if place not in self._texts:
+            self._texts[place] = plain(self._attempt[place].messages)
+        return self._texts[place]
 
 
 def _parts(call: Call) -> Iterator[str]:
