@@ -152,3 +152,22 @@ async def test_a_model_that_the_run_does_not_have_is_told_with_those_that_it_has
     (tmp_path / "agent.py").write_text(agent)
     printed = await agl(tmp_path, "check", "run.toml", "--tasks", "1", expect=1)
     assert "no policy serves this run yet, and 'gpt-9' is none of its external models: *-5, small-1" in printed
+
+
+@pytest.mark.slow
+async def test_a_check_names_what_the_reward_reads_and_the_agent_gets_until_it_is_private(
+    tmp_path: Path, external: ExternalServer
+) -> None:
+    prepare(tmp_path, external.url)
+    text = CONFIG.format(url=external.url, protocol="openai").replace("[agent]", '[agent]\nreward = "agent.py:score"')
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": "?", "answer": "sunny"}) + "\n")
+    agent = AGENTS["openai"].replace("return float(", "return str((sorted(task), ").replace("content)", "content))")
+    score = 'def score(task, result):\n    return task["answer"] in result.answer and float("answer" not in result.output)\n'
+    (tmp_path / "agent.py").write_text(agent + score)
+    for private, reward in ((False, 0.0), (True, 1.0)):
+        (tmp_path / "run.toml").write_text(text.replace("[data]", '[data]\nprivate = "answer"') if private else text)
+        printed = await agl(tmp_path, "check", "run.toml", "--tasks", "1")
+        assert (
+            "the reward reads 'answer' of the task, which the agent gets, too" in " ".join(printed.split())
+        ) != private
+        assert json.loads(printed.splitlines()[-1])["reward"] == reward
