@@ -127,6 +127,20 @@ async def test_a_group_that_cannot_be_planned_is_resampled_where_those_without_a
     assert sizes == [TASKS * GROUP, (TASKS + 1) * GROUP, TASKS * GROUP]
 
 
+async def test_agents_that_call_themselves_otherwise_in_a_later_step_end_no_run(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    (tmp_path / "names.py").write_text("def chosen(call):\n    return call.versions[0].version == 1\n")
+    own = LightningRL(group_size=GROUP, minibatches=1, agents=(f"{tmp_path}/names.py:chosen",))
+    engine = RememberingEngine()
+    training, progress = loop(store, engine, tmp_path, val=[], algorithm=own), Noting()
+    training.planner = replace(training.planner, progress=progress)
+    async with agents(store, reward_of=lambda claim: float(claim.rollout.replica)):
+        assert await training.run(resume=False) == STEPS
+    assert len([note for note in progress.notes if "no call of this step is learned from" in note]) == STEPS - 1
+    assert len(engine.updates) == 1
+
+
 # --- rewards that no store takes in any more ------------------------------------------------------------------------------
 
 
