@@ -13,6 +13,11 @@ ALIKE = {
     "folders": ("You plan. Working directory: /tmp/a1/b", "You plan. Working directory: /home/c"),
     "hashes": ("You plan. Commit 1a2b3c4d", "You plan. Commit 99aa88bb"),
     "addresses": ("You plan. See http://127.0.0.1:4321/x", "You plan. See http://10.0.0.7:80/"),
+    "a folder before a long text": (
+        "You plan in /tmp/a. " + "word " * 3000,
+        "You plan in /home/somewhere/else. " + "word " * 3000,
+    ),
+    "parts that are joined otherwise": ("You plan.\n\n# Tone", "You plan.# Tone"),
     "the header of Claude Code": (
         "x-anthropic-billing-header: cc_version=2.1.332.a43; cc_entrypoint=cli; cch=00000;You are Claude Code",
         "x-anthropic-billing-header: cc_version=2.1.332.b12; cc_entrypoint=cli; cch=1f2e3;You are Claude Code",

@@ -10,6 +10,7 @@ from external_house import serve
 from external_server import ExternalServer
 from gateway_house import House, path
 
+from agentlightning.adapters.agent_names import prompt_name
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.prompts.templates import Template
 from agentlightning.records import Call, Claim, NewRollout, Resource, WorkerStatus
@@ -85,6 +86,18 @@ async def test_the_system_prompt_of_a_named_agent_is_replaced_in_every_protocol(
     assert call.request_fields["system_prompt"] == {"template": "system", "version": 1, "replaced": "Old."}
     assert "Old." not in house.renderer.decode(call.suffix_ids)
     assert NEW in house.renderer.decode(call.suffix_ids)
+
+
+async def test_a_rule_may_name_the_agent_of_a_program_by_its_own_prompt(house: House) -> None:
+    agent = prompt_name("You plan the trip.")
+    await ruled(house, [{"template": "system", "agents": [agent]}])
+    house.say("hello")
+    made = await claim(house)
+    for text in ("You plan the trip.", "You write the mail."):
+        await post(house, made, "v1/chat/completions", chat(text, "hi"), None)
+    first, second = await calls(house, made)
+    assert (first.messages[0]["content"], first.agent) == (NEW, agent)
+    assert second.messages[0]["content"] == "You write the mail."
 
 
 async def test_an_agent_that_no_rule_names_keeps_its_prompt(house: House) -> None:

@@ -16,8 +16,12 @@ from agentlightning.records import JSON
 
 SYSTEM_ROLES = ("system", "developer")
 
-MAX_CHARS = 6000
-"""Of a prompt that are read, since each conversation costs it."""
+MAX_CHARS = 8000
+"""Of a prompt that are read, since each costs it."""
+MAX_KEPT_CHARS = 4000
+"""Of those that a name is made of: what is left out before them must not move the end."""
+MAX_NAME_WORDS = 40
+"""Of a prompt that may be in a name."""
 MAX_WORDS = 2
 MAX_WORD_CHARS = 16
 
@@ -55,7 +59,7 @@ def prompt_name(text: str) -> str | None:
     """The name of the agent with this system prompt; None where it says nothing.
 
     >>> prompt_name("You are the Planner."), prompt_name("You are player 2.")
-    ('planner~4b6368', 'player~2960bd')
+    ('planner~27021b', 'player~eb9af6')
     >>> prompt_name("Plan. Today is Nov 29, 2026 in /tmp/a1") == prompt_name("Plan. Today is May 2, 2027 in /tmp/b2")
     True
     """
@@ -64,12 +68,13 @@ def prompt_name(text: str) -> str | None:
 
 @lru_cache(maxsize=256)  # a run has few prompts, and many calls with each
 def _prompt_name(text: str) -> str | None:
-    kept = " ".join(_lasting(text.split()))
+    kept = list(_lasting(text.split()))
     if not kept:
         return None
-    words = [word.lower()[:MAX_WORD_CHARS] for word in _WORD.findall(kept[:200])]
+    words = [word.lower()[:MAX_WORD_CHARS] for word in _WORD.findall(" ".join(kept[:MAX_NAME_WORDS]))]
+    digest = blake2b("".join(kept)[:MAX_KEPT_CHARS].encode(errors="replace"), digest_size=3)  # without joints of parts
     telling = [word for word in words if not _FILLER.fullmatch(word)] or words or ["agent"]
-    return f"{'-'.join(telling[:MAX_WORDS])}~{blake2b(kept.encode(errors='replace'), digest_size=3).hexdigest()}"
+    return f"{'-'.join(telling[:MAX_WORDS])}~{digest.hexdigest()}"
 
 
 def is_prompt_name(name: str) -> bool:

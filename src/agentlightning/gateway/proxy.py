@@ -20,6 +20,7 @@ import orjson
 from cachetools import LRUCache
 from uuid_utils import uuid7
 
+from agentlightning.adapters.agent_names import prompt_name
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.prompts import PromptRuleConfig, PromptsConfig
 from agentlightning.config.run import parse_settings, private_fields, public_task
@@ -470,6 +471,7 @@ class PromptRules:
         """The request with the system prompt that it is to have, and what the record says of that; {} where no rule is for
         it. Raises ApiError where the rule's template cannot be rendered, and the errors of the store."""
         rules, private = await self._rules_of(attempt.rollout.run_id)
+        agent = agent or prompt_name(replace_system(wire.NAME, data, "")[1] or "")
         rule = next((rule for rule in rules if rule.applies(agent)), None) if agent != JUDGE else None
         if rule is None:
             return data, {}
