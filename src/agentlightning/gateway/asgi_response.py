@@ -120,7 +120,8 @@ class AgentRequest:
         self.traceparent = given.get(b"traceparent", b"")
         self.agent = None if AGENT_MARKS.isdisjoint(given) else _agent(given, self.headers)
         """The name of the sub-agent behind the request, by itself or by its trace's baggage."""
-        self.agent_id = _unreserved(shown_name(given.get(SUBAGENT_ID_HEADER, b"").decode("latin-1")))
+        agent_id = given.get(SUBAGENT_ID_HEADER)
+        self.agent_id = _unreserved(shown_name(agent_id.decode("latin-1"))) if agent_id else None
         self.prompt: JSON = {}
         """The system prompt that a rule put into the request: template, version, and the text that it replaced."""
         self.named, rest = _split(plain_path(self.path))

@@ -82,6 +82,8 @@ def portions(
 
 def dump(value: Any, name: str) -> str:
     """JSON text; InputError that names the field where the value is not JSON."""
+    if not value and type(value) in (dict, list):  # as most of a call's fields are
+        return "{}" if type(value) is dict else "[]"
     try:
         return orjson.dumps(value).decode()
     except TypeError as error:
