@@ -12,7 +12,8 @@
     │   ├── NotFoundError            no such run, rollout, attempt (exit code 2: somebody named it)
     │   └── ConflictError            the change contradicts what is recorded (a rollout consumed twice, a stale lease)
     ├── EngineError                  sampling or learning failed
-    │   └── LearnerLostError         the learner ended, and what it had learned since the last checkpoint with it
+    │   ├── LearnerLostError         the learner ended, and what it had learned since the last checkpoint with it
+    │   └── UnjudgeableError         a judge refuses what a rollout holds, or its record has no text to judge
     ├── BudgetSpentError             a prompt search's budget: it ends with the best candidate so far
     ├── GatewayError                 the gateway cannot start or serve (port in use)
     └── MissingExtraError            an optional dependency is absent; names the extra to install
@@ -100,6 +101,10 @@ class EngineError(AgentLightningError):
 
 class LearnerLostError(EngineError):
     """The learner ended, and what it had learned since the last checkpoint with it."""
+
+
+class UnjudgeableError(EngineError):
+    """A judge refuses what a rollout holds, or its record has no text to judge."""
 
 
 class BudgetSpentError(AgentLightningError):

@@ -169,6 +169,16 @@ def replayed_id(rollout: Rollout, number: int) -> str | None:
     return None if fork is None or number >= fork.calls else f"{fork.rollout_id}-{number}"
 
 
+class Noting(Silent):
+    """Remembers what a run notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 class Gate:
     """Agents of rollouts that `held` names wait until it is opened."""
 

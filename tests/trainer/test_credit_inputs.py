@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import httpx
 import pytest
-from loop_doubles import answer
+from loop_doubles import Noting, answer
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.settings import NamedPart
-from agentlightning.errors import ConfigError, EngineError
+from agentlightning.errors import ConfigError, EngineError, UnjudgeableError
 from agentlightning.records import Consumed, NewRollout, Resource, WorkerStatus
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.credit_inputs import CreditInputReader, check_credit_inputs
@@ -23,12 +24,14 @@ from build import transition
 JUDGE = {"url": "https://judge.test/v1", "model": "wise", "key_env": "JUDGE_KEY"}
 
 
-def rollout(name: str, text: str) -> Trajectory:
+def rollout(name: str, text: str | None, group: str = "g") -> Trajectory:
     messages = [{"role": "user", "content": "task"}]
-    call = transition(name, messages=messages, completion={"role": "assistant", "content": text})
-    return Trajectory(rollout_id=name, group_id="g", reward=0.0, transitions=[call])
+    completion = {} if text is None else {"role": "assistant", "content": text}
+    call = transition(name, messages=messages, completion=completion)
+    return Trajectory(rollout_id=name, group_id=group, reward=0.0, transitions=[call])
 
 
+MAX_CONTEXT = 10_000
 GROUPS = [[rollout("a", "good"), rollout("b", "bad")]]
 
 
@@ -40,6 +43,8 @@ class Endpoint:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
         attempts = json.loads(request.content)["messages"][1]["content"].split("<attempt ")[1:]
+        if len(request.content) > MAX_CONTEXT:
+            return httpx.Response(400, json={"error": {"code": "context_length_exceeded"}})
         text = json.dumps({"scores": [float("good" in attempt) for attempt in attempts]})
         body = {"choices": [{"message": {"content": text}}], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
         return httpx.Response(self.status, json=body)
@@ -76,6 +81,29 @@ async def test_a_judge_that_refuses_ends_the_step_with_its_reason(
     monkeypatch.setenv("JUDGE_KEY", "secret")
     with pytest.raises(EngineError, match=r"the judge at https://judge\.test/v1 refused the request: 401"):
         await witness(store, tmp_path, Endpoint(401)).gather(1, GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("x" * MAX_CONTEXT, "refused the request: 400"), (None, "it is recorded without them")],
+    ids=["too long for the judge", "no text"],
+)
+async def test_a_group_that_cannot_be_judged_has_no_scores_and_ends_no_run(
+    store: LightningStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, reason: str
+) -> None:
+    """An agent decides what it says, and with which calls: the run would end here, and at each resume."""
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    spoiled = [rollout("c", text, "spoiled"), rollout("d", "good", "spoiled")]
+    for step, groups in ((1, [*GROUPS, spoiled]), (2, [spoiled])):
+        progress = Noting()
+        reader = replace(witness(store, tmp_path, Endpoint()), progress=progress)
+        evidence, _ = await reader.gather(step, groups)
+        assert evidence.scores == ({"a": 1.0, "b": 0.0} if step == 1 else {})
+        [note] = progress.notes
+        assert note.startswith(f"step {step}: left out without scores: group spoiled: ")
+        assert reason in note
+    with pytest.raises(UnjudgeableError, match=reason):  # at the beginning it may be the settings
+        await witness(store, tmp_path, Endpoint()).gather(1, [spoiled])
 
 
 async def test_rules_that_ask_for_nothing_get_nothing(store: LightningStore, tmp_path: Path) -> None:

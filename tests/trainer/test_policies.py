@@ -18,6 +18,7 @@ from loop_doubles import (
     Countdown,
     Crash,
     Crashing,
+    Noting,
     RememberingEngine,
     config,
     loop,
@@ -164,14 +165,6 @@ class Game:
     @property
     def updates(self) -> dict[str, list[str]]:
         return {name: engine.updates for name, engine in self.each.items()}
-
-
-class Noting(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def game(

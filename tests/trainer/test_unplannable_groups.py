@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loop_doubles import EVERY, GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
+from loop_doubles import EVERY, GROUP, STEPS, TASKS, Countdown, Crash, Crashing, Noting, RememberingEngine, agents, loop
 from loop_doubles import reward_of as usual_reward
 
 from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
 from agentlightning.errors import AgentError
 from agentlightning.records import Claim, Outcome
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.step import plan_groups
 from agentlightning.training_types import Trajectory
 from build import trajectory
@@ -25,14 +24,6 @@ from build import trajectory
 HUGE = sys.float_info.max
 BAD = "train:2:0"
 """The first group of the second step."""
-
-
-class Noting(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from agentlightning.adapters.conversations import JudgeReply, is_score, json_lines, values_of
 from agentlightning.config.agent import RewardConfig
 from agentlightning.config.external import ExternalModelConfig
-from agentlightning.errors import ConfigError, EngineError, RewardError
+from agentlightning.errors import ConfigError, EngineError, RewardError, UnjudgeableError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.attempt import CURRENT
@@ -47,6 +47,10 @@ MAX_ASKS = 3
 """Attempts at a judge whose completion holds no score."""
 
 
+REFUSES_CONTENT = (400, 413, 422)
+"""Statuses that say something of the request itself, such as that it is longer than the model's context."""
+
+
 @dataclass(frozen=True)
 class ChatEndpoint:
     """Asks `url`, which ends in /v1."""
@@ -58,7 +62,8 @@ class ChatEndpoint:
     """Between the first two tries; then it doubles."""
 
     async def __call__(self, request: JSON) -> JudgeReply:
-        """The first choice's text. EngineError where the endpoint refuses, or does not answer."""
+        """The first choice's text. EngineError where the endpoint refuses, UnjudgeableError where it does for what the
+        request holds, or does not answer."""
         problem, backoff = "", Backoff(self.first_pause_s, max_s=8.0)
         for attempt in range(MAX_TRIES):
             if attempt:
@@ -74,9 +79,8 @@ class ChatEndpoint:
                 problem = f"status {answer.status_code}"
                 continue
             if answer.status_code != 200:
-                raise EngineError(
-                    f"the judge at {self.url} refused the request: {answer.status_code} {answer.text:.200}"
-                )
+                kind = UnjudgeableError if answer.status_code in REFUSES_CONTENT else EngineError
+                raise kind(f"the judge at {self.url} refused the request: {answer.status_code} {answer.text:.200}")
             return _reply(self.url, answer)
         raise EngineError(f"the judge at {self.url} did not answer {MAX_TRIES} times, at last: {problem}")
 

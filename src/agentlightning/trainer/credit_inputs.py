@@ -27,7 +27,7 @@ from agentlightning.algorithms.credit.judge import judge_groups
 from agentlightning.algorithms.credit.rule import HISTORY
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.rewards import shaped_air
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, UnjudgeableError
 from agentlightning.records import FINAL_STATES, Call, NewRollout, Rollout, Step
 from agentlightning.runner.llm_judge import ChatEndpoint, bearer
 from agentlightning.runtime.code_loader import load_function
@@ -123,6 +123,10 @@ class CreditInputReader:
                 judge = ChatEndpoint(client, settings["url"], bearer(settings["key_env"]))
                 asked = {name: settings[name] for name in ("model", "instructions")}
                 judged = await judge_groups(groups, judge, _Replies(self.folder), **asked)
+            if judged.unjudgeable is not None:
+                if step == 1 and not judged.scores:  # it may be the judge's settings
+                    raise UnjudgeableError(judged.unjudgeable)
+                self.progress.note(f"step {step}: left out without scores: {judged.unjudgeable}")
             evidence, cost = replace(evidence, scores=judged.scores), cost | judged.stats
         return evidence, cost
 

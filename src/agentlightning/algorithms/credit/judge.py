@@ -17,7 +17,7 @@ from typing import Protocol
 
 from agentlightning.adapters.conversations import JudgeReply, is_score, json_lines, values_of
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
-from agentlightning.errors import ConfigError
+from agentlightning.errors import UnjudgeableError
 from agentlightning.records import JSON, with_completion
 from agentlightning.training_types import Trajectory
 
@@ -54,6 +54,8 @@ class Judged:
     scores: dict[str, float]
     stats: dict[str, float] = field(default_factory=dict)
     """Numbers by the names of `STATS`."""
+    unjudgeable: str | None = None
+    """The reason why a group could not be judged at all, of the first of them: what an agent did must not end the run."""
 
 
 @credit_rule("judge", each="step", needs=("scores",), reads_steps=False)
@@ -85,19 +87,27 @@ async def judge_groups(
     model: str = "judge",
     instructions: str = INSTRUCTIONS,
 ) -> Judged:
-    """Ask for the scores of every group. An answer that cannot be read is asked for again, ATTEMPTS times in all."""
+    """Ask for the scores of every group. An answer that cannot be read is asked for again, ATTEMPTS times in all. Groups
+    that cannot be judged have no scores."""
     gate = asyncio.Semaphore(MAX_CONCURRENCY)
 
     async def one(group: Sequence[Trajectory]) -> Judged:
         async with gate:
-            return await _judge(group, ask, cache, model, instructions)
+            try:
+                return await _judge(group, ask, cache, model, instructions)
+            except UnjudgeableError as error:
+                return Judged(scores={}, unjudgeable=f"group {group[0].group_id}: {error}")
 
     judged = await asyncio.gather(*(one(group) for group in groups if group))
     stats = dict.fromkeys(STATS, 0.0)
     for part in judged:
         for name, value in part.stats.items():
             stats[name] += value
-    return Judged(scores={key: value for part in judged for key, value in part.scores.items()}, stats=stats)
+    return Judged(
+        scores={key: value for part in judged for key, value in part.scores.items()},
+        stats=stats,
+        unjudgeable=next((part.unjudgeable for part in judged if part.unjudgeable is not None), None),
+    )
 
 
 async def _judge(group: Sequence[Trajectory], ask: Ask, cache: Cache, model: str, instructions: str) -> Judged:
@@ -177,7 +187,7 @@ def _text(trajectory: Trajectory) -> list[JSON]:
     conversations: list[list[JSON]] = []
     for transition in trajectory.transitions:
         if not transition.completion:
-            raise ConfigError(
+            raise UnjudgeableError(
                 f"credit rule 'judge': expected the messages of call {transition.call_id}, but it is recorded without them"
             )
         prompt = transition.prompt_messages
