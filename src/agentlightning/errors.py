@@ -5,7 +5,7 @@
     │   ├── ConfigError              a setting: unknown, ignored, of the wrong type, in conflict
     │   ├── DataError                a data set or a task row
     │   ├── ModelError               a model path or name that does not load
-    │   └── RewardError              a reward that is not a finite number, or final rewards that contradict each other
+    │   └── RewardError              a reward out of its bounds, or final rewards that contradict each other
     ├── AgentError                   the agent's own code failed (its import, its run, its reward function)
     │   └── NoCallsError             it finished, but no model call was recorded
     ├── StoreError                   the store cannot serve: full disk, lost connection, newer schema
@@ -59,7 +59,7 @@ class ModelError(InputError):
 
 
 class RewardError(InputError):
-    """A reward is not a finite number, or final rewards contradict each other."""
+    """A reward is no number within its bounds, or final rewards contradict each other."""
 
 
 class AgentError(AgentLightningError):
