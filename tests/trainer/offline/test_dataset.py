@@ -90,7 +90,7 @@ async def test_a_record_without_a_call_to_learn_from_is_an_error(
     store: LightningStore, folder: RunFolder, algorithm: OfflineAlgorithm, call: dict[str, str]
 ) -> None:
     await record(store, calls=[call])
-    (folder.path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x"}))
+    (folder.path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x", "eos_token": "x"}))
     (folder.path / "tokenizer.json").write_text(
         json.dumps(
             {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"x": 0}, "unk_token": "x"}}
