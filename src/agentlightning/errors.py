@@ -25,6 +25,7 @@ was. A bad rollout is data, not a crash: workers record these errors, they do no
 from __future__ import annotations
 
 import re
+from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -127,7 +128,8 @@ class MissingExtraError(AgentLightningError):
 
 @contextmanager
 def boundary(what: str, error: type[AgentLightningError] = AgentError) -> Iterator[None]:
-    """Run code that is not ours: whatever escapes becomes `error`, with `what` failed and the cause chained.
+    """Run code that is not ours: whatever escapes becomes `error`, with `what` failed and the cause chained. Ctrl-C and the
+    cancellation of a task go on.
 
     >>> with boundary("reward function"):
     ...     1 / 0
@@ -136,9 +138,9 @@ def boundary(what: str, error: type[AgentLightningError] = AgentError) -> Iterat
     """
     try:
         yield
-    except AgentLightningError:
+    except (AgentLightningError, KeyboardInterrupt, CancelledError):
         raise
-    except (Exception, SystemExit) as cause:
+    except BaseException as cause:  # a SystemExit, too, and the panic of a Rust extension, which is no Exception
         raise error(f"{what} failed: {type(cause).__name__}: {cause}") from cause
 
 

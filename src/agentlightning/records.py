@@ -185,6 +185,9 @@ class Rollout:
     """Suspicious fact of a successful attempt, with the likely cause (such as no recorded model call)."""
     refused: bool = False
     """The last attempt failed after the gateway had refused its last model call: trying again would end alike."""
+    gave_up: bool = False
+    """The last attempt failed by its agent's own exit, after it had sampled and with its model there; what that counts is
+    `agent.on_failure`."""
     prompts: dict[str, int] = field(default_factory=dict)
     """Versions of the run's prompt templates by name, of all its attempts: pinned at the first claim."""
     fork: Fork | None = None
@@ -240,6 +243,8 @@ class Finish:
     rewards: tuple[Reward, ...] = ()
     """Rewards that the worker still holds; they are recorded in the same transaction."""
     error: str | None = None
+    exited: bool = False
+    """It failed by the agent's own exit: its code raised, or its program ended with another exit code than 0."""
     output: str | None = None
     diagnosis: str | None = None
     """Facts of the worker's surroundings that could explain an attempt without a recorded call (proxy variables, …)."""

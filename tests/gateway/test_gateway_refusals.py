@@ -10,7 +10,7 @@ from gateway_house import House, path
 from agentlightning.gateway.attempts import MAX_SINGLE
 from agentlightning.records import Claim, Finish, Rollout, Span
 from agentlightning.store.base import RolloutQuery
-from agentlightning.store.gateway_events import NO_CALLS, REFUSED_CALLS
+from agentlightning.store.gateway_events import FAILED_CALLS, NO_CALLS, REFUSED_CALLS
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -24,8 +24,8 @@ async def refusals(house: House, claim: Claim) -> list[Span]:
     return [span for span in await house.store.spans([claim.rollout.id]) if span.name == REFUSED_CALLS]
 
 
-async def ended(house: House, claim: Claim, state: Any = "failed") -> Rollout:
-    await house.store.finish([Finish(lease=claim.lease, state=state, error="the agent's own")])
+async def ended(house: House, claim: Claim, state: Any = "failed", **more: Any) -> Rollout:
+    await house.store.finish([Finish(lease=claim.lease, state=state, error="the agent's own", **more)])
     [rollout] = await house.store.rollouts(RolloutQuery(ids=[claim.rollout.id]))
     return rollout
 
@@ -85,3 +85,15 @@ async def test_a_call_that_is_not_authorised_or_over_is_no_refusal(house: House)
     )
     assert answer.status_code == 401
     assert await refusals(house, claim) == []
+
+
+async def test_an_agent_that_ends_for_want_of_a_model_did_not_give_up(house: House) -> None:
+    there, away = await house.claim(replica=0), await house.claim(replica=1)
+    for claim in (there, away):
+        assert await post(house, claim) == 200
+    house.engine.refusals = [(500, {"error": {"message": "out of memory"}})] * 100
+    assert [await post(house, away) for _ in range(3)] == [502] * 3
+    events = [span for span in await house.store.spans([away.rollout.id]) if span.name == FAILED_CALLS]
+    assert len(events) == 1
+    gave_up = [(await ended(house, claim, exited=True)).gave_up for claim in (there, away)]
+    assert gave_up == [True, False]

@@ -14,13 +14,15 @@ from runner_bench import DEADLINE_S, gone
 
 import build
 from agentlightning.config.agent import Bubblewrap
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, RewardError
 from agentlightning.records import JSON, Claim
 from agentlightning.runner.agent import LLM, llm_for
 from agentlightning.runner.command import (
+    MAX_LINE_BYTES,
     MAX_OUTPUT_BYTES,
     CommandFailed,
     CommandRunner,
+    PrintedReward,
     Tail,
     command_environment,
     printed_reward,
@@ -287,10 +289,43 @@ def test_a_bad_command_is_named_in_one_sentence(command: str, sentence: str) -> 
         ("true", True, None),
         ("[1]", True, None),
         ("", True, None),
+        *((f'{{"reward": 0.5, "why": "a{separator}b"}}', True, 0.5) for separator in "\u2028\u2029\x85\v\f\r\t\x1c"),
+        ('{"reward": 0.5}\r\n', True, 0.5),
+        ('\ufeff{"reward": 0.5}', True, 0.5),
+        ('\x1b[32m{"reward": 0.5}\x1b[0m', True, 0.5),
+        ('\x1b]0;title\x07{"reward": 0.5}', True, 0.5),
+        ("\x1b[1m0.5\x1b[0m", True, 0.5),
+        ('10%\r100%\r{"reward": 0.5}', True, 0.5),
+        ('{"reward": 0.5}\n3', False, 0.5),
+        ("[" * 100_000, True, None),
+        ('{"reward": [' + "[" * 100_000, True, None),
+        ("9" * 10_000, True, None),
+        ('say {"reward": 1}', True, None),
     ],
 )
 def test_the_printed_reward(text: str, bare_numbers: bool, reward: object) -> None:
     assert printed_reward(text, bare_numbers=bare_numbers) == (reward, None)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 16])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"reward": 0.5}\n' + "log\n" * 100_000,
+        '{"reward": 0}\n' + "x" * (MAX_LINE_BYTES + 1) + '"reward"\n{"reward": 0.5, "trace": "' + "é" * 200_000 + '"}',
+    ],
+)
+def test_a_reward_is_found_in_an_output_of_any_length(text: str, chunk: int) -> None:
+    data, found = text.encode(), PrintedReward()
+    size = max(chunk, len(data) // 10_000)
+    for start in range(0, len(data), size):
+        found.add(data[start : start + size])
+    assert found.read(bare_numbers=False) == (0.5, None)
+
+
+def test_a_number_after_a_reward_is_a_contradiction() -> None:
+    with pytest.raises(RewardError, match="the printed reward: 3 is the last line, and an earlier one says"):
+        printed_reward('{"reward": 0.5}\n3\n', bare_numbers=True)
 
 
 def test_a_tail_is_bounded_and_keeps_the_end() -> None:

@@ -241,6 +241,12 @@ async def test_a_program_scores_with_the_last_line_that_it_prints(tmp_path: Path
     assert score == Score(finals={"reward": 1.0}, steps={"a": {"reward": 0.5}})
 
 
+async def test_a_score_is_found_whatever_its_texts_hold(tmp_path: Path) -> None:
+    spec = program(tmp_path, r"""print('\ufeff\x1b[1m{"reward": 0.5, "feedback": "a\u2028b\x0bc"}\x1b[0m')""")
+    score = await load(spec).score({}, RolloutResult(calls=[]))
+    assert score == Score(finals={"reward": 0.5}, feedback="a\u2028b\vc")
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -249,6 +255,8 @@ async def test_a_program_scores_with_the_last_line_that_it_prints(tmp_path: Path
         ("print('fine')", "expected a number or an object as its last line, got 'fine'"),
         ("", "expected a finite number, got NoneType"),
         ("print('[1]')", "expected a finite number, got list"),
+        ("print('1 2')", "expected a number or an object as its last line, got '1 2'"),
+        ("print('null')", "expected a finite number, got NoneType"),
     ],
 )
 async def test_a_program_that_gives_no_score_says_why(tmp_path: Path, text: str, sentence: str) -> None:

@@ -1,6 +1,7 @@
 """Loading agents and reward functions by path, by module and by value."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,25 @@ def test_a_file_finds_its_neighbours_while_it_is_imported_and_when_it_is_called(
     source = "import neighbour_one\ndef solve(task, llm):\n    import neighbour_two\n"
     path = write(tmp_path, "agent.py", source + "    return neighbour_one.A + neighbour_two.B\n")
     assert load(f"{path}:solve")({}, None) == 3
+
+
+def test_neighbours_called_like_libraries_hide_them_from_nobody(tmp_path: Path) -> None:
+    names = ("random", "tokenize", "statistics", "wsgiref", "colorsys", "openai", "typing_extensions")
+    for name in names:
+        write(tmp_path, f"{name}.py", "raise ImportError('of the agent')\n")
+    write(tmp_path, "neighbour_of_its_own.py", "C = 3\n")
+    source = (
+        f"import {', '.join(names)}, neighbour_of_its_own\ndef solve(task, llm):\n    return neighbour_of_its_own.C\n"
+    )
+    path = write(tmp_path, "agent.py", source)
+    assert load(f"{path}:solve")({}, None) == 3
+
+
+def test_a_neighbour_that_a_library_hides_is_named(tmp_path: Path) -> None:
+    beside = write(tmp_path, "sched.py", "def plan(): return 1\n")
+    path = write(tmp_path, "agent.py", "from sched import plan\ndef solve(task, llm): return plan()\n")
+    with pytest.raises(AgentError, match=rf"{re.escape(str(beside))} is hidden by the module 'sched' of .*: rename it"):
+        load(f"{path}:solve")
 
 
 def test_two_files_of_the_same_name_are_two_modules(tmp_path: Path) -> None:

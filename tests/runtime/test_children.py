@@ -149,3 +149,20 @@ def test_a_process_gives_way_with_its_session_where_it_leads_one(leads: bool, gi
     told = subprocess.run(ran, start_new_session=True, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert told.split()[0] == "7"
     assert told.split()[-1] == str(given)
+
+
+@pytest.mark.parametrize("python", [sys.executable, "another"])
+def test_a_child_finds_the_standard_library_whatever_lies_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
+    for name in ("random", "json", "queue", "this"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the one of the working directory')\n")
+    if python == "another":
+        python = str(tmp_path / "python")
+        os.symlink(sys.executable, python)
+    monkeypatch.chdir(tmp_path)
+    child = start_child(["this"], log=tmp_path / "log", python=python)
+    assert child.wait(PATIENCE_S) == 0
+    assert "Zen of Python" in (tmp_path / "log").read_text()
+    assert child.stdin is not None
+    child.stdin.close()

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from store_samples import a_call, a_reward, a_span, a_worker, claimed, ending, finished, one, some, states
 
-from agentlightning.records import RetryPolicy
+from agentlightning.records import JSON, AttemptEnd, RetryPolicy
 from agentlightning.store.base import LightningStore
-from agentlightning.store.gateway_events import BROKEN_SPANS, NO_CALLS, OUTGROWN, REFUSED_CALLS
+from agentlightning.store.gateway_events import BROKEN_SPANS, FAILED_CALLS, NO_CALLS, OUTGROWN, REFUSED_CALLS
 from agentlightning.store.rules import broken_warning
 
 DEADLINE_S = 20.0
@@ -266,3 +266,32 @@ async def test_what_air_saw_of_a_rollout_is_never_its_final_reward(store: Lightn
     await store.finish([ending(given, rewards=(a_reward(given, 1.0),)), ending(unrewarded)])
     assert [(await one(store, claim.rollout.id)).reward for claim in (given, unrewarded)] == [1.0, None]
     assert {reward.source for reward in await store.rewards([unrewarded.rollout.id])} == {"air"}
+
+
+async def test_only_an_agent_that_exits_by_itself_after_it_sampled_gave_up(store: LightningStore) -> None:
+    async def failed(
+        *events: tuple[str, JSON], calls: int = 1, state: AttemptEnd = "failed", exited: bool = True
+    ) -> bool:
+        [claim] = await claimed(store)
+        await store.append_calls([a_call(claim, finished_ns=5) for _ in range(calls)])
+        for name, attributes in events:
+            await store.append_spans([a_span(claim, name, attributes=attributes, started_ns=10, finished_ns=10)])
+        await store.finish([ending(claim, state, error="boom", exited=exited)])
+        return (await one(store, claim.rollout.id)).gave_up
+
+    refused = {"fields": "top_a", "count": 1}
+    assert await failed()
+    assert not await failed(calls=0)
+    assert not await failed(exited=False)
+    assert not await failed(state="timed_out")
+    assert not await failed(state="lost")
+    assert not await failed((FAILED_CALLS, {"status": 503, "message": "no engine"}))
+    assert not await failed((REFUSED_CALLS, refused))
+
+
+async def test_an_agent_gives_up_that_got_over_a_call_without_a_model(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.append_spans([a_span(claim, FAILED_CALLS, attributes={"status": 503}, started_ns=3, finished_ns=3)])
+    await store.append_calls([a_call(claim, finished_ns=5)])
+    await store.finish([ending(claim, "failed", error="boom", exited=True)])
+    assert (await one(store, claim.rollout.id)).gave_up

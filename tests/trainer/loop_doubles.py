@@ -158,7 +158,7 @@ async def answer(
         await store.append_calls([made])
     record = build.reward(claim, reward, f"reward-{rollout.id}")
     if failed:
-        await store.finish([Finish(lease=claim.lease, state="failed", error="boom")])
+        await store.finish([Finish(lease=claim.lease, state="failed", error="boom", exited=True)])
     else:
         await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=(record,))])
 

@@ -6,6 +6,7 @@ nothing here decides anything that a caller of the library could not.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -30,9 +31,9 @@ from agentlightning.cli import (
     train,
     worker,
 )
-from agentlightning.errors import AgentLightningError, printable
+from agentlightning.errors import AgentLightningError, ConfigError, printable
 from agentlightning.runtime.children import hide_memory
-from agentlightning.runtime.log_lines import escape_last_resort
+from agentlightning.runtime.log_lines import escape_last_resort, replace_unprintable
 
 EXIT_INTERRUPTED = 130
 
@@ -103,10 +104,34 @@ def main() -> None:
     """Entry point: errors raised on purpose become one sentence and their exit code."""
     hide_memory()
     escape_last_resort()
+    replace_unprintable()
     try:
+        _check_working_directory()
         app()
     except AgentLightningError as error:
         sys.stderr.write(f"error: {printable(str(error))}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    finally:
+        _flush_output()
+
+
+def _check_working_directory() -> None:
+    """ConfigError where it has no name that stores, settings and JSON can hold."""
+    try:
+        os.getcwd().encode()
+    except UnicodeEncodeError:
+        name = os.fsencode(os.getcwd())
+        raise ConfigError(f"working directory: expected a name in UTF-8, got {name!r}; rename it") from None
+    except FileNotFoundError:
+        raise ConfigError("working directory: it was deleted; change to another one") from None
+
+
+def _flush_output() -> None:
+    """A reader that has gone (``agl … | head``) is no error: what is left for it goes nowhere."""
+    try:
+        if sys.stdout is not None:  # it was closed before (``>&-``)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

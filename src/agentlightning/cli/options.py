@@ -112,7 +112,9 @@ def reward_scorer(function: str, threads: Executor) -> Scorer:
     from agentlightning.config.file import load_config
     from agentlightning.runner.llm_judge import external_judge
     from agentlightning.runner.scoring import load_scorers
+    from agentlightning.runner.shared_process import watch_signals
 
+    watch_signals()
     config = load_config(Path(function)) if function.endswith(".toml") else None
     specs = [function] if config is None else config.agent.reward_specs
     if not specs:

@@ -147,7 +147,7 @@ def add_template(
     from agentlightning.store.templates import add_version
 
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        text = sys.stdin.read().removeprefix("\ufeff") if str(file) == "-" else file.read_text(encoding="utf-8-sig")
         given: Any = json.loads(text) if format == "messages" else text
     except (OSError, ValueError) as cause:
         raise InputError(f"{file}: cannot be read: {cause}") from cause

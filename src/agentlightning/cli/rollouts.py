@@ -359,7 +359,7 @@ def read_answer(given: str) -> str | dict[str, Any]:
     if not os.path.isfile(path):  # Path.is_file() raises where a text is too long for a name
         return given
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = path.read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as cause:
         raise InputError(f"--answer: {given:.80} cannot be read: {cause}") from cause
     if path.suffix != ".json":

@@ -79,8 +79,13 @@ class AgentConfig(Table):
     """Labels that workers must have to be given its rollouts, for workers that run elsewhere: ``{gpu = "no"}``."""
     timeout_s: float = Field(300.0, gt=0)
     max_attempts: int = Field(2, ge=1)
-    on_failure: Literal["drop", "zero"] = "drop"
-    """A rollout that failed all its attempts: left out, or reward 0."""
+    on_failure: Literal["drop", "zero"] = "zero"
+    """A rollout whose last attempt ended by the agent's own exit (an exception, an exit code from 1 to 127) after it had
+    sampled: reward 0, so that giving up does not pay, or left out. Failures of anything else (time limits, the sandbox, the
+    model, a reward function) are always left out."""
+    event_loop: Literal["auto", "asyncio"] = "auto"
+    """Event loop of function agents that are coroutines: uvloop where it is installed, or asyncio's own, which nest_asyncio
+    and what builds on it want."""
     trace: bool | tuple[str, ...] = True
     """Function agents: name the agent (node, role) of each call, and record the OpenTelemetry spans that its code makes. A
     list also switches instrumentations on in every worker, by name (langchain, openai_agents) or package: any that is
@@ -138,6 +143,8 @@ class AgentConfig(Table):
                 "trace: has no effect on a command, which is traced by what its environment says "
                 "(OTEL_EXPORTER_OTLP_ENDPOINT is set for it)"
             )
+        if self.command is not None and self.event_loop != "auto":
+            raise ValueError("event_loop: has no effect on a command, which has a process of its own")
         return self
 
 

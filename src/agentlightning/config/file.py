@@ -87,7 +87,7 @@ def _module_in(name: str, value: str) -> str | None:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table that a TOML file is. ConfigError, naming the file, where it is none."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as cause:
         raise ConfigError(f"{path}: no such file; give the path of a TOML file") from cause
     except (OSError, UnicodeDecodeError) as cause:

@@ -36,7 +36,7 @@ async def warm_start(name: str, seed: int, to: Path, progress: Progress, head_di
     """Build and warm-start the tiny model in a process of its own; returns the facts. EngineError if that fails."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "agentlightning.demo.warm_start", "--child"),
+        *("-P", "-m", "agentlightning.demo.warm_start", "--child"),
         *("--task", name, "--seed", str(seed), "--to", str(to)),
         *(() if head_dim is None else ("--head-dim", str(head_dim))),
         env=inheritable(os.environ),

@@ -7,6 +7,7 @@ where another server may end them. Knows nothing of messages.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import re
@@ -29,7 +30,7 @@ from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store.base import LEASE_S, LightningStore, RolloutQuery
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.forks import Choices, calls_to_replay, replayable, replayable_external
-from agentlightning.store.gateway_events import MAX_REASON_CHARS, OUTGROWN, REFUSED_CALLS
+from agentlightning.store.gateway_events import FAILED_CALLS, MAX_REASON_CHARS, OUTGROWN, REFUSED_CALLS
 from agentlightning.store.server_keys import is_loopback
 from agentlightning.store.tokens import KEY_PREFIX, KeyOwner, verify_key
 
@@ -82,6 +83,8 @@ class TrackedAttempt:
     """Hashes of the agent's own system prompts that the record has already."""
     ends_refused: bool = False
     """No call was answered since a refusal was recorded last."""
+    ends_failed: bool = False
+    """The same of a failure for want of a model."""
     replay: AttemptReplay | None = None
     """Of a forked rollout, from its first call on."""
 
@@ -497,6 +500,17 @@ async def record_refusal(store: LightningStore, attempt: TrackedAttempt, refusal
     message = refusal.message[:MAX_MESSAGE_CHARS]
     about = {"fields": refused_fields(refusal), "count": count, "status": refusal.status, "message": message}
     await store.append_spans([gateway_span(attempt.rollout, attempt.number, REFUSED_CALLS, about, message)])
+
+
+async def record_failure(store: LightningStore, attempt: TrackedAttempt, failure: Exception) -> None:
+    """Records that a call failed for want of a model, before the agent gets the answer: it does not give up then."""
+    status = getattr(failure, "status", 500)
+    if attempt.ends_failed or not (status >= 500 or status == 429):
+        return
+    attempt.ends_failed = True
+    about: JSON = {"status": status, "message": str(failure)[:MAX_MESSAGE_CHARS]}
+    with contextlib.suppress(StoreError):  # it is away: the worker sees that, too
+        await store.append_spans([gateway_span(attempt.rollout, attempt.number, FAILED_CALLS, about, "failed")])
 
 
 def refused_fields(refusal: ApiError) -> str:

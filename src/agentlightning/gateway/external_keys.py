@@ -70,7 +70,7 @@ def external_keys(pairs: Iterable[str]) -> ExternalKeys:
 def read_file(path: Path) -> list[str]:
     """``VARIABLE=HOST`` for each entry of a TOML file: ``OPENAI_API_KEY = ["api.openai.com"]``. Raises ConfigError."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as cause:
         raise ConfigError(f"--external-keys: {path} cannot be read: {cause}") from None
     for variable, hosts in table.items():

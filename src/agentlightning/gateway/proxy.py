@@ -27,7 +27,7 @@ from agentlightning.config.run import parse_settings, private_fields, public_tas
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, InputError, ModelError, StoreError
 from agentlightning.gateway.access import Authentication
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
-from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt, gateway_span, record_refusal
+from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt, gateway_span, record_failure, record_refusal
 from agentlightning.gateway.external_calls import ExternalCalls
 from agentlightning.gateway.external_client import ExternalModel
 from agentlightning.gateway.limits import CallLimits, LimitReachedError
@@ -242,8 +242,12 @@ class Proxy:
                             raise
                         refusal = _of_prompt(_as_refusal(cause), PROMPT_FIELDS.get(wire.NAME, "messages"))
                         await record_refusal(self._store, attempt, refusal)
+                        await record_failure(self._store, attempt, refusal)
                         raise refusal from cause
-                    attempt.ends_refused = False
+                    except Exception as cause:
+                        await record_failure(self._store, attempt, cause)
+                        raise
+                    attempt.ends_refused = attempt.ends_failed = False
                 else:
                     await self._answer_other(call)
             finally:

@@ -38,10 +38,8 @@ from agentlightning.kubernetes.lightkube_cluster import LightkubeCluster
 from agentlightning.records import JSON, Claim, Lease, NewRollout
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.command import (
-    MAX_OUTPUT_BYTES,
     MAX_RECORDED_BYTES,
     CommandFailed,
-    Tail,
     printed_reward,
 )
 from agentlightning.runner.failure import AttemptLostError
@@ -290,16 +288,16 @@ class KubernetesRunner:
                     raise AttemptLostError(f"kubernetes: what the program printed cannot be read: {error}") from error
 
     async def _log(self, pod: str) -> str:
-        tail = Tail()
-        tail.add((await self._cluster.log(pod, AGENT_CONTAINER, LOG_LINES)).encode())
-        return tail.text(MAX_OUTPUT_BYTES)
+        return await self._cluster.log(pod, AGENT_CONTAINER, LOG_LINES)
 
     def _output(self, exited: Exited, printed: str) -> AgentOutput:
         recorded = printed.encode()[-MAX_RECORDED_BYTES:].decode(errors="replace")
         if exited.code != 0 or exited.why:
             why = f" ({exited.why})" if exited.why else ""
             raise CommandFailed(
-                f"program ended with exit code {exited.code}{why}; the end of its output:\n{recorded}", recorded
+                f"program ended with exit code {exited.code}{why}; the end of its output:\n{recorded}",
+                recorded,
+                0 if exited.why else exited.code,
             )
         reward, feedback = printed_reward(printed, bare_numbers=not self._scored)
         return AgentOutput(output=recorded, reward=reward, reward_source="output", feedback=feedback, printed=recorded)

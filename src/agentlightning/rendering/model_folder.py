@@ -72,7 +72,7 @@ def chat_templates(folder: Path, settings: JSON) -> dict[str, str]:
     if (folder / "chat_template.jinja").is_file():
         found["default"] = folder / "chat_template.jinja"
     if found:
-        return {name: file.read_text(encoding="utf-8") for name, file in found.items()}
+        return {name: file.read_text(encoding="utf-8-sig") for name, file in found.items()}
     given = settings.get("chat_template")
     if isinstance(given, list):
         return {entry["name"]: entry["template"] for entry in given}

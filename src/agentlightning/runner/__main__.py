@@ -10,15 +10,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import faulthandler
-import importlib
-import importlib.util
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from os import _exit
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -29,7 +30,7 @@ from agentlightning.config.run import parse_settings, private_fields
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError, printable
 from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.runner.air import air_of_run
-from agentlightning.runner.attempt import CURRENT
+from agentlightning.runner.attempt import CURRENT, attributed_task
 from agentlightning.runner.command import without_proxy
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.execution import Execution
@@ -38,10 +39,11 @@ from agentlightning.runner.guardian import Guardian
 from agentlightning.runner.llm_judge import gateway_judge
 from agentlightning.runner.sandboxes import CommandAgent, StartedRunner, start_runner, store_folders
 from agentlightning.runner.scoring import Scorer, load_scorers
+from agentlightning.runner.shared_process import run_loop, share_process, watch_signals
 from agentlightning.runner.user_code import load
 from agentlightning.runner.worker import HEARTBEAT_INTERVAL_S, Worker, WorkerOptions
 from agentlightning.runtime.children import OWN_SECRETS, end_with_parent, hide_memory
-from agentlightning.runtime.log_lines import escape_last_resort
+from agentlightning.runtime.log_lines import escape_last_resort, replace_unprintable
 from agentlightning.runtime.watchdog import beat_to_parent
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.client import LightningStoreClient
@@ -64,6 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     hide_memory()
     escape_last_resort()
+    replace_unprintable()
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # a process that its guardian ends (SIGABRT) says where its threads were
     handed_down = end_with_parent() if options.child else {}
@@ -74,6 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
     if options.agent:  # its agents' connections are this process's; programs keep the limit they were written for
         raise_file_limit()
+    share_process()
+    watch_signals()
     guardian = Guardian()
     os.environ |= guardian.environment
     connections = ConnectionPool()
@@ -83,44 +88,72 @@ def main(arguments: list[str] | None = None) -> int:
             reward = load_scorers(options.reward, threads, judge) if options.reward else None
             _forget(*handed_down)  # judges have read their keys
             agent = FunctionRunner(load(options.agent), threads, scored=reward is not None) if options.agent else None
+            config = asyncio.run(_config_of_run(options, server_key))
+            _forget(*secret_variables(config))
+            event_loop = _agent_settings(config, "event_loop").event_loop
         except AgentLightningError as error:
-            sys.stderr.write(f"worker: {printable(str(error))}\n")
-            return 2
-        with asyncio.Runner(loop_factory=_loop_factory()) as loop:
-            return loop.run(_work(options, server_key, agent, reward, threads, connections, guardian))
+            return _cannot_start(error)
+        process = _Process(
+            options=options,
+            server_key=server_key,
+            config=config,
+            agent=agent,
+            reward=reward,
+            threads=threads,
+            connections=connections,
+            guardian=guardian,
+        )
+        return run_loop(_work(process), event_loop, attributed_task, process.working.is_set)
 
 
-async def _work(
-    options: argparse.Namespace,
-    server_key: str,
-    agent: FunctionRunner | None,
-    reward: Scorer | None,
-    threads: Executor,
-    connections: ConnectionPool,
-    guardian: Guardian,
-) -> int:
-    store = LightningStoreClient(options.server, server_key)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Process:
+    """The parts of this process that are there before its event loop."""
+
+    options: argparse.Namespace
+    server_key: str
+    config: Mapping[str, Any]
+    """The run's configuration in the store: workers anywhere do alike."""
+    agent: FunctionRunner | None
+    reward: Scorer | None
+    threads: Executor
+    connections: ConnectionPool
+    guardian: Guardian
+    working: threading.Event = field(default_factory=threading.Event)
+    """Set once agents may run; Ctrl-C ends the process before."""
+
+
+async def _config_of_run(options: argparse.Namespace, server_key: str) -> Mapping[str, Any]:
     if not options.child:  # a person started it: a server that is away is waited for, for half a minute
         sys.stderr.write(f"note: asking {options.server} for run {options.run}\n")
+    async with LightningStoreClient(options.server, server_key) as store:
+        return (await find_run(store, options.run)).config
+
+
+def _cannot_start(error: AgentLightningError) -> int:
+    sys.stderr.write(f"worker: {printable(str(error))}\n")
+    return error.exit_code if isinstance(error, StoreError) else 2
+
+
+async def _work(process: _Process) -> int:
+    options, config = process.options, process.config
+    store = LightningStoreClient(options.server, process.server_key)
     async with store:
         try:
-            config = (await find_run(store, options.run)).config
-            _forget(*secret_variables(config))
+            started = await _start(process, store)
+            air = await air_of_run(options.run, store, process.threads)
             model = options.model or _agent_model(config)
-            started = await _start(options, agent, config, guardian, store, scored=reward is not None)
-            air = await air_of_run(options.run, store, threads)
             private = private_fields(config)
             traced = not options.command and _trace_agents(options, config)
         except AgentLightningError as error:
-            sys.stderr.write(f"worker: {printable(str(error))}\n")
-            return error.exit_code if isinstance(error, StoreError) else 2
+            return _cannot_start(error)
         execution = Execution(
             store=store,
             server_url=options.server,
             model=model,
             runner=started.runner,
-            reward=reward,
-            connections=connections,
+            reward=process.reward,
+            connections=process.connections,
             templates=TemplateReader(store),
             abandon_s=options.abandon_s,
             air=air,
@@ -131,9 +164,9 @@ async def _work(
         worker = Worker(
             execution,
             _worker_options(options),
-            open_store=lambda: LightningStoreClient(options.server, server_key),
+            open_store=lambda: LightningStoreClient(options.server, process.server_key),
             boots=lambda: store.boots,
-            guardian=guardian,
+            guardian=process.guardian,
             left=started.left,
         )
         if not options.child:  # a person started it, and sees nothing else
@@ -141,12 +174,13 @@ async def _work(
         handle = _on_signal(worker, options)
         for sign in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(sign, handle)
+        process.working.set()
         try:
             code = await worker.run()
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {printable(str(error))}\n")
             code = error.exit_code
-    _end_now(code, guardian)
+    _end_now(code, process.guardian)
 
 
 def _worker_options(options: argparse.Namespace) -> WorkerOptions:
@@ -194,28 +228,21 @@ def _on_signal(worker: Worker, options: argparse.Namespace) -> Callable[[], None
     return handle
 
 
-async def _start(
-    options: argparse.Namespace,
-    agent: FunctionRunner | None,
-    config: Mapping[str, Any],
-    guardian: Guardian,
-    store: LightningStoreClient,
-    scored: bool,
-) -> StartedRunner:
+async def _start(process: _Process, store: LightningStoreClient) -> StartedRunner:
     """The runner of the agent, in the sandbox that the run's configuration in the store asks for: workers anywhere do alike.
     ConfigError where it cannot be had here."""
-    sandbox = sandbox_of_run(dict(config))
-    if agent is None:
-        hidden = [Path(path) for path in options.hidden or ()] + store_folders(config, options.server)
+    options, sandbox = process.options, sandbox_of_run(dict(process.config))
+    if process.agent is None:
+        hidden = [Path(path) for path in options.hidden or ()] + store_folders(process.config, options.server)
         command = CommandAgent(
             command=options.command,
             sandbox=sandbox,
             server_url=options.server,
             run_id=options.run,
             worker_id=options.worker_id,
-            scored=scored,
+            scored=process.reward is not None,
             hidden=hidden,
-            guardian=guardian,
+            guardian=process.guardian,
         )
         return await start_runner(command, store)
     if not isinstance(sandbox, NoSandbox):
@@ -223,7 +250,7 @@ async def _start(
             "sandbox: this run's agents run in a sandbox, and a function agent cannot be isolated from its worker; "
             "expected a command"
         )
-    return StartedRunner(runner=agent)
+    return StartedRunner(runner=process.agent)
 
 
 def _forget(*names: str) -> None:
@@ -234,12 +261,17 @@ def _forget(*names: str) -> None:
 
 def _trace_agents(options: argparse.Namespace, config: Mapping[str, Any]) -> bool:
     """Returns whether the run's agents are traced, as its configuration in the store says: workers anywhere do alike."""
-    table = config.get("agent")
-    told = {name: table[name] for name in ("trace",) if name in table} if isinstance(table, dict) else {}
-    agent = parse_settings(AgentConfig, told, "agent")
+    agent = _agent_settings(config, "trace")
     if agent.trace is not False:
         trace_agents(agent, options.server)
     return agent.trace is not False
+
+
+def _agent_settings(config: Mapping[str, Any], *names: str) -> AgentConfig:
+    """The run's settings of these names; the others have their defaults."""
+    table = config.get("agent")
+    told = {name: table[name] for name in names if name in table} if isinstance(table, dict) else {}
+    return parse_settings(AgentConfig, told, "agent")
 
 
 def trace_agents(agent: AgentConfig, server_url: str) -> None:
@@ -278,14 +310,7 @@ def _end_now(code: int, guardian: Guardian) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:  # a full disk, a stream that an agent closed: nothing keeps the process
-        os._exit(code)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if importlib.util.find_spec("uvloop") is None:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
-    return factory
+        _exit(code)
 
 
 def _parser() -> argparse.ArgumentParser:

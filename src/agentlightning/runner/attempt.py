@@ -11,7 +11,6 @@ import math
 import os
 import socket
 import time
-import weakref
 from collections.abc import Coroutine, Generator
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
@@ -48,8 +47,10 @@ class AttemptContext:
     interruption: Interruption | None = None
     """Reason why the worker interrupted it; expired: the lease could not be renewed; revoked: it is no
     longer held, so nothing is reported."""
-    tasks: weakref.WeakSet[asyncio.Task[Any]] = field(default_factory=weakref.WeakSet)
-    """Tasks started by the agent, to find out whose code blocks an event loop."""
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Tasks started by the agent that run, to find out whose code blocks an event loop."""
+    left_loop: BaseException | None = None
+    """What a task of the agent raised to end the process, or a handler of signals for somebody else's code."""
     thread: int | None = None
     """Identity of the thread that a synchronous agent runs in, while it does."""
     work: asyncio.Task[Finish] | None = None
@@ -92,6 +93,19 @@ class AttemptContext:
             self.interruption = why
             self.work.cancel()
 
+    def task_ended(self, task: asyncio.Task[Any]) -> None:
+        """One of its tasks is done. What would have ended the process of an agent that runs alone ends the attempt."""
+        self.tasks.discard(task)
+        error = task._exception  # `exception()` would keep asyncio from logging one that nobody takes
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            self.end(error)
+
+    def end(self, error: BaseException) -> None:
+        """End the attempt for what its agent raised where the agent's own coroutine does not see it."""
+        if self.open and self.work is not None:
+            self.left_loop = error
+            self.work.cancel()
+
     def emit(self, reward: Reward) -> None:
         """Keep a reward until the attempt finishes. AgentError once it has ended or holds too many."""
         if not self.open:
@@ -121,8 +135,23 @@ def attributed_task(
     **options: Any,
 ) -> asyncio.Task[Any]:
     """A task factory that notes which attempt started each task (Task.get_context exists only from Python 3.12)."""
-    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, context=context, **options)
     attempt = context.get(CURRENT) if context is not None else CURRENT.get(None)
+    task = AttributedTask(coroutine, loop=loop, context=context, **options)
+    task.attempt = attempt
     if attempt is not None:
         attempt.tasks.add(task)
+        task.add_done_callback(attempt.task_ended)
     return task
+
+
+class AttributedTask(asyncio.Task[Any]):
+    """A task that the code of another attempt cannot cancel: agents that end all tasks of "their" loop are common."""
+
+    attempt: AttemptContext | None = None
+    """The attempt that started it; None for the worker's own."""
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        caller = CURRENT.get(None)
+        if caller is not None and caller.open and caller is not self.attempt:
+            return False
+        return super().cancel(msg)

@@ -84,11 +84,13 @@ class AgentLightningClient:
     async def finish(
         self, claim: Claim, reward: float | None = None, state: AttemptEnd = "succeeded", error: str | None = None
     ) -> bool:
-        """End an attempt; False where its lease was lost. A reward of None leaves what was posted to decide."""
+        """End an attempt; False where its lease was lost. A reward of None leaves what was posted to decide. A state of
+        "failed" is the agent's own failure: what is not, such as a sandbox that could not be had, is "lost"."""
         attempt = AttemptContext(claim, time.monotonic())
         rewards = () if reward is None else (attempt.reward(reward_number(reward), "return"),)
         self._held = max(0, self._held - 1)
-        [held] = await self.store.finish([Finish(lease=claim.lease, state=state, rewards=rewards, error=error)])
+        finish = Finish(lease=claim.lease, state=state, rewards=rewards, error=error, exited=state == "failed")
+        [held] = await self.store.finish([finish])
         return held
 
     def _worker(self) -> WorkerStatus:

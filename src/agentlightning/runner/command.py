@@ -8,9 +8,11 @@ worker; whatever way an attempt ends, nothing that the program started stays beh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -20,10 +22,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
-from agentlightning.errors import AgentError, ConfigError
+from agentlightning.errors import AgentError, ConfigError, RewardError
 from agentlightning.records import Claim
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.attempt import CURRENT
@@ -34,11 +36,17 @@ from agentlightning.runtime.children import inheritable
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """Most output held in memory for a running program."""
+SIGNALLED = 128
+"""Exit codes above it are of a shell whose program was killed by a signal."""
+MAX_LINE_BYTES = 1024 * 1024
+"""Longest line in which a reward is looked for."""
 MAX_RECORDED_BYTES = 8 * 1024
 """Tail of the output kept with the attempt."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OWN_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """Variables of a user who sends traces to a collector of his own."""
+_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+"""Colours, and what else a terminal would obey."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,17 +105,17 @@ class CommandRunner:
         yield Program(arguments=self._arguments, environment=environment)
 
     async def _run(self, claim: Claim, program: Program) -> AgentOutput:
-        printed, both = Tail(), Tail()
+        printed, both, rewards = Tail(), Tail(), PrintedReward()
         process: asyncio.subprocess.Process | None = None
         code: int | None
         # Pipes of our own: waiting for the program must not wait for a leaked child that holds its output open.
         readers: list[_Reader] = []
         ends: list[int] = []
         try:
-            for tails in ((printed, both), (both,)):
+            for sinks in ((printed, both, rewards), (both,)):
                 read, write = os.pipe()
                 ends.append(write)
-                readers.append(await _read(read, *tails))
+                readers.append(await _read(read, *sinks))
             self._guardian.begins(claim.lease, _lease_ends(), _marks(claim))
             process = await self._start(program, *ends)
             self._guardian.runs(claim.lease, process.pid)
@@ -125,8 +133,9 @@ class CommandRunner:
         if code is None:
             raise CommandFailed("the program was interrupted", output)
         if code != 0:
-            raise CommandFailed(f"program {_ended(code)}{program.explain()}; the end of its output:\n{output}", output)
-        reward, feedback = printed_reward(printed.text(MAX_OUTPUT_BYTES), bare_numbers=not self._scored)
+            text = f"program {_ended(code)}{program.explain()}; the end of its output:\n{output}"
+            raise CommandFailed(text, output, code)
+        reward, feedback = rewards.read(bare_numbers=not self._scored)
         return AgentOutput(
             output=printed.text(MAX_RECORDED_BYTES),
             reward=reward,
@@ -194,9 +203,11 @@ def split_command(command: str, what: str, *, found: bool = True) -> list[str]:
 class CommandFailed(AgentError):
     """A program was interrupted, or ended with an exit code other than 0."""
 
-    def __init__(self, message: str, output: str) -> None:
+    def __init__(self, message: str, output: str, code: int = 0) -> None:
         super().__init__(message)
         self.output = output
+        self.exited = 0 < code < SIGNALLED
+        """It ended by itself; a signal may come from whoever wants its memory."""
 
 
 def command_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM, task: Path) -> dict[str, str]:
@@ -252,30 +263,64 @@ def without_proxy(inherited: Mapping[str, str], server_url: str) -> str:
     return ",".join(dict.fromkeys([*names, *local]))
 
 
-def printed_reward(text: str, *, bare_numbers: bool) -> tuple[object, object]:
-    """The reward in a program's standard output and the feedback beside it, as they stand there; None where there is none.
+class PrintedReward:
+    """Finds the reward in a program's standard output of any length: the last line that is a JSON object with "reward", or a
+    bare number as the very last line. Only a line feed ends a line: text in JSON may hold any other separator."""
 
-    The last line that is a JSON object with "reward" counts; a bare number counts only as the very last line.
-    """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if lines and bare_numbers:
-        last = _json(lines[-1])
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._last = ""
+        self._found: dict[str, object] | None = None
+
+    def add(self, chunk: bytes) -> None:
+        """The next part of the output."""
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            self._grow(end)
+            self._end()
+        self._grow(rest)
+
+    def read(self, *, bare_numbers: bool) -> tuple[object, object]:
+        """The reward and the feedback beside it, as they stand there; None where there is none. RewardError where a bare
+        number follows another reward: it may be a stray one."""
+        self._end()
+        last = json_of(self._last) if bare_numbers else None
         if isinstance(last, int | float) and not isinstance(last, bool):
+            if self._found is not None:
+                raise RewardError(
+                    f"the printed reward: {self._last.strip()[:80]} is the last line, and an earlier one says "
+                    f"{self._found['reward']!r:.80}: print one reward only"
+                )
             return last, None
-    for line in reversed(lines):
-        if line.startswith("{"):
-            found = _json(line)
-            if isinstance(found, dict) and "reward" in found:
-                return found["reward"], found.get("feedback")
-    return None, None
+        return (None, None) if self._found is None else (self._found["reward"], self._found.get("feedback"))
+
+    def _grow(self, part: bytes) -> None:
+        if len(self._line) <= MAX_LINE_BYTES:  # one that is longer is cut, and no JSON any more
+            self._line += part[: MAX_LINE_BYTES + 1]
+
+    def _end(self) -> None:
+        line, self._line = self._line.decode(errors="replace"), bytearray()
+        if line.strip():
+            self._last = line
+        if '"reward"' in line and isinstance(found := json_of(line), dict) and "reward" in found:
+            self._found = found
 
 
-def _json(line: str) -> object:
-    try:
-        value: object = json.loads(line)
-    except ValueError:
-        return None
-    return value
+def printed_reward(text: str, *, bare_numbers: bool) -> tuple[object, object]:
+    """`PrintedReward` of a whole output."""
+    found = PrintedReward()
+    found.add(text.encode(errors="replace"))
+    return found.read(bare_numbers=bare_numbers)
+
+
+def json_of(line: str) -> Any:
+    """The JSON value that a printed line is, without colours, a byte order mark, or what a progress bar wrote before it;
+    None where it is none."""
+    plain = _TERMINAL.sub("", line).strip().removeprefix("\ufeff")
+    for text in dict.fromkeys((plain, plain.rpartition("\r")[2])):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text, strict=False)  # with control characters as they are, tabs say, in its texts
+    return None
 
 
 class Tail:
@@ -293,11 +338,15 @@ class Tail:
         return bytes(self._bytes[-most:]).decode(errors="replace")
 
 
-class _Reader(asyncio.Protocol):
-    """Appends what a pipe brings to tails."""
+class _Sink(Protocol):
+    def add(self, chunk: bytes) -> None: ...
 
-    def __init__(self, tails: tuple[Tail, ...]) -> None:
-        self._tails = tails
+
+class _Reader(asyncio.Protocol):
+    """Gives what a pipe brings to its sinks."""
+
+    def __init__(self, sinks: tuple[_Sink, ...]) -> None:
+        self._sinks = sinks
         self._transport: asyncio.BaseTransport | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -305,8 +354,8 @@ class _Reader(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        for tail in self._tails:
-            tail.add(data)
+        for sink in self._sinks:
+            sink.add(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.closed.done():
@@ -317,9 +366,9 @@ class _Reader(asyncio.Protocol):
             self._transport.close()
 
 
-async def _read(descriptor: int, *tails: Tail) -> _Reader:
+async def _read(descriptor: int, *sinks: _Sink) -> _Reader:
     pipe: IO[bytes] = os.fdopen(descriptor, "rb", 0)
-    _, reader = await asyncio.get_running_loop().connect_read_pipe(lambda: _Reader(tails), pipe)
+    _, reader = await asyncio.get_running_loop().connect_read_pipe(lambda: _Reader(sinks), pipe)
     return reader
 
 

@@ -74,6 +74,9 @@ class Execution:
         else:
             finish = work.result()
         finish = _interrupted(attempt, finish) if attempt.interruption is not None else finish
+        if attempt.left_loop is not None and attempt.interruption is None:
+            text = f"a task or a signal's handler of the agent raised:\n{describe(attempt.left_loop)}"
+            finish = ended(attempt, "failed", bounded(text), exited=True)
         if attempt.spans is not None:
             attempt.spans.close()
             await self.deliver(attempt)
@@ -99,25 +102,31 @@ class Execution:
                 attempt.spans.count_lost(lost)
 
     async def _work(self, attempt: AttemptContext) -> Finish:
+        own = False  # the agent's own code runs
         try:
-            own = attempt.claim.rollout
-            shown = dataclasses.replace(own, task=public_task(own.task, self.private)) if self.private else own
+            rollout = attempt.claim.rollout
+            shown = (
+                dataclasses.replace(rollout, task=public_task(rollout.task, self.private)) if self.private else rollout
+            )
             claim = dataclasses.replace(attempt.claim, rollout=shown)
             attempt.prompts = await self.templates.of(shown)
             llm = llm_for(claim, self.server_url, self.model, self.connections, attempt.prompts)
+            own = True
             run = await self.runner.run(claim, llm)
+            own = False
             rewards = await self._settle(attempt, run)
         except asyncio.CancelledError as cause:
             if attempt.interruption is None:
-                return ended(attempt, "failed", "the agent's code cancelled its own attempt")
+                text = f"the agent's code cancelled its own attempt\n{describe(cause)}"
+                return ended(attempt, "failed", bounded(text), exited=own)
             where = interrupted_at(cause)
             return ended(attempt, "failed", f"it was at:\n{where}" if where else "")
         except CommandFailed as failure:
-            return ended(attempt, "failed", bounded(str(failure)), failure.output)
+            return ended(attempt, "failed", bounded(str(failure)), failure.output, exited=failure.exited)
         except AttemptLostError as lost:
             return ended(attempt, "lost", bounded(str(lost)))
-        except Exception as error:  # the agent's own code: whatever it raises ends its attempt only
-            return ended(attempt, "failed", describe(error))
+        except BaseException as error:  # the agent's own code: whatever it raises ends its attempt only
+            return ended(attempt, "failed", describe(error), exited=own and not isinstance(error, RewardError))
         return Finish(
             lease=attempt.lease,
             state="succeeded",
@@ -173,10 +182,12 @@ class Execution:
         return any(reward.attempt == attempt.lease.attempt and reward.call_id is None for reward in recorded)
 
 
-def ended(attempt: AttemptContext, state: AttemptEnd, error: str, output: str | None = None) -> Finish:
-    """A Finish other than succeeded; a lost attempt takes its rewards with it."""
+def ended(
+    attempt: AttemptContext, state: AttemptEnd, error: str, output: str | None = None, *, exited: bool = False
+) -> Finish:
+    """A Finish other than succeeded; a lost attempt takes its rewards with it. exited: by the agent's own code."""
     rewards = tuple(attempt.rewards) if state != "lost" else ()
-    return Finish(lease=attempt.lease, state=state, rewards=rewards, error=error, output=output)
+    return Finish(lease=attempt.lease, state=state, rewards=rewards, error=error, exited=exited, output=output)
 
 
 def _interrupted(attempt: AttemptContext, finish: Finish) -> Finish:

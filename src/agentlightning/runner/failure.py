@@ -22,6 +22,28 @@ _OURS = str(Path(__file__).resolve().parent)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
+ADVICE = (
+    (
+        "Can't patch loop of type",
+        'nest_asyncio wants asyncio\'s own event loop: set agent.event_loop = "asyncio", or make the agent a plain function',
+    ),
+    (
+        "event loop is already running",
+        "await it, or make the agent a plain function, which runs in a thread without a loop",
+    ),
+    ("cannot be called from a running event loop", "await it, or make the agent a plain function (def, not async def)"),
+    (
+        "There is no current event loop in thread",
+        "a plain function runs in a thread: call asyncio.run(…), or use async def",
+    ),
+    (
+        "signal only works in main thread",
+        "a plain function runs in another thread: make it a program (agent.command)",
+    ),
+)
+"""What to do about errors that come from the place where agents run, by a part of their text."""
+
+
 class AttemptLostError(AgentLightningError):
     """The place of an agent could not run it, or ended it: not the agent's failure, so that its attempt counts as lost."""
 
@@ -30,9 +52,14 @@ def describe(error: BaseException) -> str:
     """The error as text: our own errors by their sentence, others with the frames of the user's files."""
     if isinstance(error, AgentLightningError) and error.__cause__ is None:
         return bounded(str(error))
-    told = traceback.TracebackException.from_exception(error)
-    _trim(told)
-    return bounded("".join(told.format()).rstrip())
+    try:
+        told = traceback.TracebackException.from_exception(error)
+        _trim(told)
+        text = "".join(told.format()).rstrip()
+        advice = [f"\nadvice: {what}" for part, what in ADVICE if part in text][:1]
+        return bounded("".join([text, *advice]))
+    except BaseException as cause:  # of the user's class, or more causes in a chain than can be followed
+        return f"{type(error).__name__}, whose traceback cannot be shown: {type(cause).__name__}"
 
 
 def interrupted_at(error: BaseException) -> str:
@@ -62,7 +89,9 @@ def stack(thread: int | None) -> str:
 
 
 def bounded(text: str) -> str:
-    """At most `MAX_CHARACTERS`: the beginning and, three times as long, the end."""
+    """At most `MAX_CHARACTERS`: the beginning and, three times as long, the end. Halves of characters
+    are replaced: no store has them."""
+    text = text.encode("utf-8", "replace").decode()
     if len(text) <= MAX_CHARACTERS:
         return text
     gap = "\n…\n"
@@ -89,10 +118,11 @@ def proxy_diagnosis(server_url: str, environment: Mapping[str, str]) -> str | No
 
 
 def _trim(told: traceback.TracebackException) -> None:
-    told.stack = traceback.StackSummary.from_list(_of_user(told.stack))
-    for linked in (told.__cause__, told.__context__, *(told.exceptions or ())):
-        if linked is not None:
-            _trim(linked)
+    left = [told]  # not by recursion: a loop that wraps its last error makes chains of thousands
+    while left:
+        one = left.pop()
+        one.stack = traceback.StackSummary.from_list(_of_user(one.stack))
+        left += [linked for linked in (one.__cause__, one.__context__, *(one.exceptions or ())) if linked is not None]
 
 
 def _of_user(frames: traceback.StackSummary) -> list[traceback.FrameSummary]:

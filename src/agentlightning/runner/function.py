@@ -20,6 +20,7 @@ from agentlightning.errors import AgentError
 from agentlightning.records import Claim, RewardSource
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.attempt import CURRENT
+from agentlightning.runner.shared_process import alarms_told, forks_ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +62,25 @@ class FunctionRunner:
         return AgentOutput(output=output, reward=None if is_output else output)
 
 
-async def invoke(function: Callable[..., Any], threads: Executor, *arguments: Any) -> Any:
-    """Call a user's function: awaited where it is asynchronous, else in a thread that sees the attempt.
+async def invoke(function: Callable[..., Any], threads: Executor, *arguments: Any, what: str = "the agent") -> Any:
+    """Call a user's function: awaited where it is asynchronous, else in a thread that sees the attempt. AgentError where it
+    would end what it runs in; else it raises what the function does.
 
     Cancelling waits for the thread, which nothing can stop: whoever cancels decides how long to wait for that.
     """
     try:
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-            return await function(*arguments)
+            with forks_ended():
+                return await function(*arguments)
         result = await _in_thread(function, threads, arguments)
         return await result if inspect.isawaitable(result) else result
     except (SystemExit, KeyboardInterrupt) as cause:  # would end the worker and every sibling
-        raise AgentError(f"the agent ended its process: {type(cause).__name__}({cause})") from cause
+        raise AgentError(f"{what} ended its process: {type(cause).__name__}({cause})") from cause
+    except asyncio.CancelledError as cause:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise AgentError(f"{what} raised CancelledError") from cause
 
 
 async def _in_thread(function: Callable[..., Any], threads: Executor, arguments: tuple[Any, ...]) -> Any:
@@ -90,12 +98,13 @@ async def _in_thread(function: Callable[..., Any], threads: Executor, arguments:
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     attempt = CURRENT.get(None)
-    if attempt is None:
-        return function(*arguments)
-    attempt.thread = threading.get_ident()
+    if attempt is not None:
+        attempt.thread = threading.get_ident()
     try:
-        return function(*arguments)
+        with forks_ended(), alarms_told():
+            return function(*arguments)
     except StopIteration as cause:  # a future cannot carry it
-        raise AgentError("the agent raised StopIteration") from cause
+        raise AgentError("StopIteration was raised") from cause
     finally:
-        attempt.thread = None
+        if attempt is not None:
+            attempt.thread = None

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from os import _exit  # the true one, whatever the worker makes of os._exit
 from typing import TYPE_CHECKING, NoReturn
 
 from agentlightning.errors import AgentLightningError
@@ -187,7 +188,7 @@ class Heartbeat:
             if self._guardian is not None:
                 self._guardian.kill_left()
         finally:  # nothing that failed above, for want of descriptors, say, keeps the process
-            os._exit(EXIT_REPLACE)
+            _exit(EXIT_REPLACE)
 
 
 def close_connections() -> None:

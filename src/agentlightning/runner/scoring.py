@@ -21,10 +21,12 @@ from agentlightning.config.agent import RewardConfig, reward_labels
 from agentlightning.config.base import parse_settings
 from agentlightning.errors import ConfigError, RewardError, boundary
 from agentlightning.records import JSON, Call
-from agentlightning.runner.command import split_command
+from agentlightning.runner.command import json_of, split_command
 from agentlightning.runner.function import invoke
+from agentlightning.runner.own_process import OwnProcess
 from agentlightning.runner.processes import kill_group
 from agentlightning.runner.result import RolloutResult, as_json
+from agentlightning.runner.shared_process import AlarmRefusedError
 from agentlightning.runner.user_code import load
 from agentlightning.runtime.children import inheritable
 from agentlightning.store.rules import reward_name, reward_number
@@ -129,15 +131,27 @@ def _named(name: Any, where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FunctionScorer:
-    """A callable ``(task, result)``, called in `threads` where it is synchronous."""
+    """A callable ``(task, result)``, called in `threads` where it is synchronous, and in `own_process` once it was seen to
+    need SIGALRM (math_verify does for its time limits)."""
 
     function: Callable[..., Any]
     threads: Executor
+    own_process: OwnProcess | None = None
 
     async def score(self, task: JSON, result: RolloutResult) -> Score:
         with boundary("the reward function"):
-            said = await invoke(self.function, self.threads, task, result)
+            said = await self._said(task, result)
         return read_score(said, result.calls)
+
+    async def _said(self, task: JSON, result: RolloutResult) -> Any:
+        own = self.own_process
+        if own is None or not own.used:
+            try:
+                return await invoke(self.function, self.threads, task, result, what="the reward function")
+            except AlarmRefusedError:
+                if own is None:
+                    raise
+        return await own.call(task, result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +173,10 @@ class CommandScorer:
         if code != 0:
             why = errors.strip()[-MAX_SHOWN_CHARACTERS:] or "it wrote nothing to its standard error"
             raise RewardError(f"the reward command ended with exit code {code}: {why}")
-        lines = [line for line in printed.splitlines() if line.strip()]
-        try:
-            said = json.loads(lines[-1]) if lines else None
-        except ValueError:
-            raise RewardError(
-                f"the reward command: expected a number or an object as its last line, got {lines[-1][:80]!r}"
-            ) from None
+        last = next((line for line in reversed(printed.split("\n")) if line.strip()), "null").strip()
+        said = json_of(last)
+        if said is None and last != "null":
+            raise RewardError(f"the reward command: expected a number or an object as its last line, got {last[:80]!r}")
         return read_score(said, result.calls)
 
     async def _run(self, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> int:
@@ -249,7 +260,8 @@ def load_scorer(spec: str, threads: Executor, judge: Callable[[RewardConfig], Sc
                 f"reward function {spec!r}: expected file.py:name or package.module:name; a program is named in a "
                 "configuration, as command in [agent.reward]"
             )
-        return FunctionScorer(load(spec, ("task", "result"), "reward function"), threads)
+        own = OwnProcess(spec, ("task", "result"), "reward function")
+        return FunctionScorer(load(spec, ("task", "result"), "reward function"), threads, own)
     config = _reward_config(spec)
     if config.run is not None:
         return load_scorer(config.run, threads, judge)

@@ -65,7 +65,9 @@ def agent_spec(function: Callable[..., Any], folder: Path) -> str:
             pass  # a closure or a renamed function: it travels by value
     try:
         body = cloudpickle.dumps(function)
-    except Exception as cause:  # pickling runs the __reduce__ of whatever the function refers to
+    except KeyboardInterrupt:
+        raise
+    except BaseException as cause:  # pickling runs the __reduce__ of whatever the function refers to
         raise ConfigError(
             f"agent {name or function!r} cannot be sent to workers: {cause}; "
             "put it in a module of its own (file.py:name) or build that object inside the function"
@@ -95,5 +97,7 @@ def _unpickle(path: Path, what: str) -> Any:
         stored = pickle.loads(path.read_bytes())
         sys.path.extend(entry for entry in stored["path"] if entry not in sys.path)
         return pickle.loads(stored["body"])
-    except (Exception, SystemExit) as cause:  # unpickling imports the modules that the callable refers to
+    except KeyboardInterrupt:
+        raise
+    except BaseException as cause:  # unpickling imports the modules that the callable refers to
         raise AgentError(f"{what} {str(path)!r} cannot be loaded: {place_of(cause)}") from cause

@@ -215,7 +215,10 @@ class Worker:
     async def _attempt(self, attempt: AttemptContext) -> None:
         try:
             finish = await self._execution.execute(attempt)
-        except Exception as error:
+        except BaseException as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # with the worker
+                raise
             # An agent's own are caught where it runs: this one is ours, and must not hold the lease for ever.
             log.exception("an attempt of rollout %s failed in the worker", attempt.lease.rollout_id)
             finish = ended(attempt, "failed", f"the worker failed, not the agent: {describe(error)}")

@@ -53,22 +53,26 @@ def start_child(
     log: Path | None = None,
     python: str = sys.executable,
 ) -> subprocess.Popen[bytes]:
-    """Start ``python -m arguments…``; its output is appended to `log` (inherited where None). python: another interpreter
-    than this process's.
+    """Start ``python -P -m arguments…``, which finds no module in the working directory; its output is appended to `log`
+    (inherited where None). python: another interpreter than this process's.
 
     `secrets` reach it by its standard input and nothing else; it inherits the environment without them, without the
     variables to `withhold` and without `OWN_SECRETS`. Children get a process group of their own, so that Ctrl-C in a
     terminal reaches the parent alone, which then decides in what order they end.
     """
+    # What agents start keeps Python's own way, so that a variable will not do; an interpreter before 3.11 lacks the option.
+    command, safe = (
+        ([python, "-P", "-m"], {}) if python == sys.executable else ([python, "-m"], {"PYTHONSAFEPATH": "1"})
+    )
     output = open_private(log, "ab") if log is not None else None  # the child owns it after Popen
     try:
         child = subprocess.Popen(
-            [python, "-m", *arguments],
+            [*command, *arguments],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
             pass_fds=tuple(pass_fds),
-            env={**inheritable(os.environ, {*withhold, *(secrets or {})}), **(env or {})},
+            env={**inheritable(os.environ, {*withhold, *(secrets or {})}), **safe, **(env or {})},
             start_new_session=True,
         )
     finally:

@@ -191,23 +191,27 @@ def _package_of(path: Path) -> tuple[Path, str]:
 
 @contextmanager
 def _importing(root: Path | None, source: str, what: str) -> Iterator[None]:
-    """Import with `root` first on sys.path; afterwards it is last: late imports of the agent still find its neighbours,
-    and a neighbour called like a library no longer hides it."""
-    entry = str(root)
-    known = root is None or entry in sys.path
-    if root is not None:
-        sys.path.insert(0, entry)
+    """Import with `root` last on sys.path, where it stays: the code finds its neighbours, also later, and a neighbour called
+    like a library (random.py) does not hide it."""
+    if root is not None and str(root) not in sys.path:
+        sys.path.append(str(root))
     try:
         yield
-    except AgentLightningError:
+    except (AgentLightningError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as cause:
-        raise AgentError(f"{what} {source!r} cannot be imported: {place_of(cause)}") from cause
-    finally:
-        if root is not None:
-            sys.path.remove(entry)
-        if not known:
-            sys.path.append(entry)
+    except BaseException as cause:
+        hidden = "" if root is None else _hidden_neighbour(root, cause)
+        raise AgentError(f"{what} {source!r} cannot be imported: {place_of(cause)}{hidden}") from cause
+
+
+def _hidden_neighbour(root: Path, error: BaseException) -> str:
+    """Names the file of `root` that a library of its name hid from an import; '' where none did."""
+    name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    beside = [path for path in (root / f"{name}.py", root / name / "__init__.py") if path.is_file()]
+    if not name or not beside or (file is not None and Path(file).is_relative_to(root)):
+        return ""
+    return f" ({beside[0]} is hidden by the module {name!r}{f' of {file}' if file else ''}: rename it)"
 
 
 def place_of(error: BaseException) -> str:

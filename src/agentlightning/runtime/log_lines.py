@@ -6,7 +6,9 @@ other servers. The server's log has a form of its own (gateway/log.py).
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,13 @@ def line_handler(form: str) -> logging.Handler:
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(form))
     return handler
+
+
+def replace_unprintable() -> None:
+    """Have standard output take what its encoding has not, as replacement characters: a terminal or a pipe need not be
+    UTF-8."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def escape_last_resort() -> None:

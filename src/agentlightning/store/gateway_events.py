@@ -25,6 +25,10 @@ REFUSED_CALLS: Literal["gateway.refused_calls"] = "gateway.refused_calls"
 """Name of the span that says which model calls of an attempt the gateway refused: `fields` that it did not serve, `count`,
 and an example of the `message`."""
 
+FAILED_CALLS: Literal["gateway.failed_calls"] = "gateway.failed_calls"
+"""Name of the span that says that a model call failed for want of a model (5xx, 429): what its agent did then is no giving
+up. One for calls that fail in a row."""
+
 MAX_REASON_CHARS = 100
 """Bound of the fields that one refusal names."""
 

@@ -78,6 +78,7 @@ class Ending:
     output: str | None = None
     diagnosis: str | None = None  # the worker's guess where no call was recorded
     agent_failed: bool = False  # the worker reports that the agent failed: only then a refused call may be why
+    exited: bool = False  # by the agent's own doing, as its worker reports
     cancelled: bool = False
 
 
@@ -91,6 +92,7 @@ class AttemptRecord:
     unknown_path: str | None = None  # the last path that a request asked for and that is no route
     refused: Counter[str] = field(default_factory=Counter)  # refused calls by their fields
     refused_last: bool = False  # a call was refused after the last recorded one, for another reason than OUTGROWN
+    failed_last: bool = False  # a call failed for want of a model after the last recorded one
     broken: Counter[str] = field(default_factory=Counter)  # broken spans by cause
 
 
@@ -108,6 +110,7 @@ class EndChange:
     calls: int = 0
     warning: str | None = None
     refused: bool = False
+    gave_up: bool = False
 
 
 def end_attempt(rollout: LiveRollout, ending: Ending, evidence: AttemptRecord | None) -> EndChange:
@@ -120,6 +123,7 @@ def end_attempt(rollout: LiveRollout, ending: Ending, evidence: AttemptRecord | 
         except RewardError as contradiction:
             attempt_state, error = "failed", str(contradiction)
     refused = evidence is not None and evidence.refused_last and ending.agent_failed
+    sampled = evidence is not None and evidence.calls > 0 and not (evidence.refused_last or evidence.failed_last)
     ran = rollout.state == "running"
     return EndChange(
         ran=ran,
@@ -132,6 +136,7 @@ def end_attempt(rollout: LiveRollout, ending: Ending, evidence: AttemptRecord | 
         calls=0 if evidence is None else evidence.calls,
         warning=None if evidence is None else _warning(attempt_state, ending.diagnosis, evidence),
         refused=refused,
+        gave_up=sampled and ending.exited and attempt_state == "failed",
     )
 
 
@@ -212,6 +217,7 @@ def last_rewards(
         output=finish.output,
         diagnosis=finish.diagnosis,
         agent_failed=finish.state == "failed",
+        exited=finish.exited,
     )
     kept = []
     for reward in finish.rewards:
@@ -222,7 +228,7 @@ def last_rewards(
                     f"{reward.name}: expected call_id to name a recorded call of the rollout, got {reward.call_id}"
                 )
         except RewardError as error:
-            ending = replace(ending, state="failed", error=str(error))
+            ending = replace(ending, state="failed", error=str(error), exited=False)
             continue
         named = replace(reward, run_id=rollout.run_id, rollout_id=rollout.id, attempt=rollout.attempt)  # by the lease
         kept.append(replace(named, value=value, created_ns=reward.created_ns or now_ns))

@@ -7,6 +7,7 @@ which names the line and the field; of spans only what is broken is lost.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
 from collections import Counter
@@ -97,9 +98,10 @@ class TraceFileReader:
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         """The JSON values of the file and where each stands. Lines are read one by one where each is a value."""
-        opener = gzip.open if self._path.suffix == ".gz" else open
+        opener = gzip.open if self._path.suffix.lower() == ".gz" else open
         with opener(self._path, "rb") as file:
             for number, line in enumerate(file, 1):
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if not line.strip():
                     continue
                 try:

@@ -159,10 +159,10 @@ def fixed_inputs(step: Step) -> dict[str, ConsumedInputs]:
 
 
 def with_failures(rollouts: Sequence[Rollout], on_failure: Literal["drop", "zero"]) -> list[Rollout]:
-    """The rollouts as a step learns from them: where failures count as zero, those that failed have that reward."""
+    """The rollouts as a step learns from them: where failures count as zero, those whose agents gave up have that reward."""
     if on_failure == "drop":
         return [*rollouts]
-    return [one if one.state == "succeeded" else replace(one, reward=0.0) for one in rollouts]
+    return [replace(one, reward=0.0) if one.gave_up and one.state == "failed" else one for one in rollouts]
 
 
 async def read_inputs(

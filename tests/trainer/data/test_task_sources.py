@@ -23,13 +23,27 @@ def test_jsonl_plain_and_gzipped_and_csv_hold_the_same_rows(tmp_path: Path) -> N
         writer = csv.DictWriter(file, ["question", "answer"])
         writer.writeheader()
         writer.writerows(ROWS)
-    assert all(load_tasks(str(tmp_path / name)) == ROWS for name in ("t.jsonl", "t.jsonl.gz", "t.csv"))
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress((tmp_path / "t.csv").read_bytes()))
+    (tmp_path / "T.JSONL").write_text(text)
+    (tmp_path / "T.CSV.GZ").write_bytes((tmp_path / "t.csv.gz").read_bytes())
+    (tmp_path / "t.json").write_text(json.dumps(ROWS, indent=1))
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress(json.dumps(ROWS).encode()))
+    (tmp_path / "lines.json").write_text(text)
+    files = [*tmp_path.iterdir()]
+    assert len(files) == 9
+    assert all(load_tasks(str(file)) == ROWS for file in files)
+
+
+def test_one_object_over_several_lines_is_one_task(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(json.dumps(ROWS[0], indent=2))
+    assert load_tasks(str(tmp_path / "t.json")) == ROWS[:1]
 
 
 def test_a_byte_order_mark_is_not_part_of_the_first_field(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbfquestion,answer\n1+1,2\n")
     (tmp_path / "t.jsonl").write_bytes(b'\xef\xbb\xbf{"question": "1+1", "answer": "2"}\n')
-    assert all(load_tasks(str(tmp_path / name)) == ROWS[:1] for name in ("t.jsonl", "t.csv"))
+    (tmp_path / "t.json").write_bytes(b'\xef\xbb\xbf[{"question": "1+1", "answer": "2"}]')
+    assert all(load_tasks(str(tmp_path / name)) == ROWS[:1] for name in ("t.jsonl", "t.csv", "t.json"))
 
 
 def test_a_callable_by_path_gives_rows_and_may_take_the_seed(tmp_path: Path) -> None:
@@ -58,6 +72,44 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path, content: str, sentence: s
     file.write_text(content)
     with pytest.raises(DataError, match=sentence):
         load_tasks(str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("t.csv", "a,b\n1,2\n3\n", r"t\.csv, line 3: expected 2 fields, got 1"),
+        ("t.csv", "a,b\n1,2,3\n", r"t\.csv, line 2: expected 2 fields, got 3"),
+        ("t.csv", "a,a\n1,2\n", r"t\.csv, line 1: expected distinct names of fields, got 'a' twice"),
+        ("t.csv", 'a\n"1\n2\n', r"reading .*t\.csv failed: Error: unexpected end of data"),
+        ("t.json", '[{"a": 1},\n{"a": }]', r"t\.json, line 2: not JSON"),
+        ("t.json", "[1]", "row 1: expected a JSON object, got int"),
+        ("t.json", "[]", "holds no task"),
+        ("t.jsonl", '{"a": NaN}', "row 1: field 'a': expected a finite number, got nan"),
+        (
+            "t.json",
+            '[{"a": 1}, {"a": {"b": [0, -Infinity]}}]',
+            r"row 2: field 'a'\.b\[1\]: expected a finite .* -inf",
+        ),
+        (
+            "t.jsonl",
+            '{"a": 18446744073709551616}',
+            "row 1: field 'a': expected an integer of at most 64 bits, or a text",
+        ),
+        ("t.jsonl", '{"a": -9223372036854775809}', "row 1: field 'a': expected an integer of at most 64 bits"),
+        ("t.tsv", "a\tb", r"unknown kind of file; expected \.jsonl, \.json, \.csv or \.parquet"),
+    ],
+)
+def test_what_a_store_would_not_give_back_names_its_place(
+    tmp_path: Path, name: str, content: str, sentence: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=sentence):
+        load_tasks(str(tmp_path / name))
+
+
+def test_the_largest_integers_are_kept() -> None:
+    rows = [{"a": (1 << 64) - 1}, {"a": -(1 << 63)}]
+    assert load_tasks(rows) == rows
 
 
 def test_a_missing_file_says_what_can_be_given() -> None:

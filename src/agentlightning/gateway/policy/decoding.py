@@ -330,7 +330,7 @@ def _busy(field: str) -> ApiError:
 
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "agentlightning.rendering.grammar"],
+        [sys.executable, "-P", "-m", "agentlightning.rendering.grammar"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -25,7 +25,19 @@ T = TypeVar("T")
 ROLLOUT = ("new", "now", "place", "consumed")
 """Fields of a rollout's hash, as they are read."""
 CHANGING = (
-    *("state", "attempt", "lost", "started_ns", "finished_ns", "reward", "calls", "error", "warning", "refused"),
+    *(
+        "state",
+        "attempt",
+        "lost",
+        "started_ns",
+        "finished_ns",
+        "reward",
+        "calls",
+        "error",
+        "warning",
+        "refused",
+        "gave_up",
+    ),
     "prompts",
 )
 MAX_INT = 2**63

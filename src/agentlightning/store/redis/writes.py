@@ -35,6 +35,7 @@ from agentlightning.store import rules
 from agentlightning.store.audit import AUDITED_KINDS, AuditEntry, named_ids, noted_value
 from agentlightning.store.gateway_events import (
     BROKEN_SPANS,
+    FAILED_CALLS,
     OUTGROWN,
     REFUSED_CALLS,
     UNKNOWN_ROUTE,
@@ -283,20 +284,25 @@ class _Attempt:
     def evidence(self, rewards: Sequence[Reward]) -> rules.AttemptRecord:
         """The record of the attempt, with these rewards."""
         counts: dict[str, Counter[str]] = {REFUSED_CALLS: Counter(), BROKEN_SPANS: Counter()}
-        refused_ns, paths = 0, []
+        refused_ns, failed_ns, paths = 0, 0, []
         for event in self.events:
             if event["name"] == UNKNOWN_ROUTE:
                 paths.append(event["path"])
                 continue
+            if event["name"] == FAILED_CALLS:
+                failed_ns = max(failed_ns, event["started_ns"])
+                continue
             counts[event["name"]].update(event["counts"])
             if event["name"] == REFUSED_CALLS and OUTGROWN not in event["counts"]:
                 refused_ns = max(refused_ns, event["started_ns"])
+        last_call_ns = max((each.finished_ns for each in self.totals), default=0)
         return rules.AttemptRecord(
             rewards=sorted(rewards, key=lambda reward: reward.created_ns),
             calls=len(self.totals),
             unknown_path=paths[-1] if paths else None,
             refused=counts[REFUSED_CALLS],
-            refused_last=refused_ns > max((each.finished_ns for each in self.totals), default=0),
+            refused_last=refused_ns > last_call_ns,
+            failed_last=failed_ns > last_call_ns,
             broken=counts[BROKEN_SPANS],
         )
 
@@ -390,7 +396,7 @@ def end(t: Transaction, attempt: _Attempt, ending: rules.Ending, evidence: rules
     after = _change(
         t,
         attempt.stored,
-        **{name: getattr(change, name) for name in ("state", "lost", "reward", "calls", "refused")},
+        **{name: getattr(change, name) for name in ("state", "lost", "reward", "calls", "refused", "gave_up")},
         error=error,
         warning=records.text(change.warning),
         finished_ns=None if change.state == "queued" else t.now_ns,
@@ -462,7 +468,7 @@ def append_spans(t: Transaction, spans: Sequence[tuple[Span, bytes]]) -> Reads[N
             event["path"] = records.text(str(span.attributes.get("path")))
         elif span.name in counted and (counts := counted[span.name](span.attributes)):
             event["counts"] = counts
-        else:
+        elif span.name != FAILED_CALLS:
             continue
         t.write("HSETNX", f"x:{which}", span.id, dump(event, "attributes"))
 

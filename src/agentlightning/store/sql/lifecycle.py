@@ -24,6 +24,7 @@ from agentlightning.store.audit import Actor, named_ids
 from agentlightning.store.base import SESSION_HOLDER, RolloutQuery
 from agentlightning.store.gateway_events import (
     BROKEN_SPANS,
+    FAILED_CALLS,
     OUTGROWN,
     REFUSED_CALLS,
     UNKNOWN_ROUTE,
@@ -483,6 +484,8 @@ def _look(connection: Connection, ended: Iterable[rules.LiveRollout]) -> dict[tu
         one, attributes = found[row.rollout_id, row.attempt], orjson.loads(row.attributes)
         if row.name == UNKNOWN_ROUTE:
             one.unknown_path = attributes.get("path")
+        elif row.name == FAILED_CALLS:
+            one.failed_last |= row.started_ns > one.last_call_ns
         elif row.name == BROKEN_SPANS:
             one.broken.update(broken_counts(attributes))
         elif row.name == REFUSED_CALLS and (counts := refused_counts(attributes)):
@@ -514,7 +517,7 @@ def _end(
         if change.state == "queued":
             transaction.tell(QUEUED, rollout.run_id)
         place = places.get(rollout.id)
-        kept = {name: getattr(change, name) for name in ("state", "lost", "reward", "calls", "refused")}
+        kept = {name: getattr(change, name) for name in ("state", "lost", "reward", "calls", "refused", "gave_up")}
         finished = {"finished_ns": None if place is None else now_ns, "finished_seq": place}
         warning = codec.text(change.warning)
         end_rollouts.append({"rollout": rollout.id, **kept, **finished, "error": error, "warning": warning})

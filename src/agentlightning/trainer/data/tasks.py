@@ -10,15 +10,20 @@ import gzip
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TextIO
 
 import orjson
 
 from agentlightning.errors import DataError, MissingExtraError, boundary
 from agentlightning.records import JSON
 from agentlightning.runner.user_code import load
+
+MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 64) - 1
 
 Source = str | Sequence[JSON] | Callable[..., Iterable[JSON]]
 
@@ -27,8 +32,8 @@ def load_tasks(source: Source, seed: int = 0) -> list[JSON]:
     """All rows of a source; DataError, with the row's number and field, where one is not what was expected.
 
     Args:
-        source: a .jsonl, .csv or .parquet file (.jsonl.gz too), ``hub:NAME[:SPLIT]``, ``file.py:name`` or a callable (which
-            may take ``seed``), or the rows themselves.
+        source: a .jsonl, .json, .csv or .parquet file (text also as .gz), ``hub:NAME[:SPLIT]``, ``file.py:name`` or a
+            callable (which may take ``seed``), or the rows themselves.
 
     Fields of the first row must be in all rows.
     """
@@ -41,6 +46,8 @@ def load_tasks(source: Source, seed: int = 0) -> list[JSON]:
             raise DataError(f"{name}, row {number}: expected a JSON object, got {type(row).__name__}")
         if missing := sorted(set(rows[0]) - set(row)):
             raise DataError(f"{name}, row {number}: field {missing[0]!r} is missing")
+        if problem := next(_not_kept(row, ""), None):
+            raise DataError(f"{name}, row {number}: {problem}")
         try:
             orjson.dumps(row)
         except TypeError as cause:
@@ -63,15 +70,15 @@ def _read(source: Source, seed: int) -> Iterable[JSON]:
     path = Path(source)
     if not path.exists():
         raise DataError(f"{source}: no such file; give a .jsonl, .csv or .parquet file, hub:NAME or file.py:name")
+    kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]
     with boundary(f"reading {source}", DataError):
-        if path.suffix == ".csv":
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                return list(csv.DictReader(file))
-        if path.suffix == ".parquet":
+        if kind == "parquet":
             return _parquet(path)
-        if path.name.endswith((".jsonl", ".jsonl.gz", ".json")):
-            return _jsonl(path)
-    raise DataError(f"{source}: unknown kind of file; expected .jsonl, .csv or .parquet")
+        if kind in TEXTS:
+            opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
+            with opener(path, "rt", encoding="utf-8-sig", newline="" if kind == "csv" else None) as file:
+                return TEXTS[kind](path, file)
+    raise DataError(f"{source}: unknown kind of file; expected .jsonl, .json, .csv or .parquet")
 
 
 def _called(function: Callable[..., Iterable[JSON]], seed: int) -> Iterable[JSON]:
@@ -80,18 +87,61 @@ def _called(function: Callable[..., Iterable[JSON]], seed: int) -> Iterable[JSON
         return list(function(seed=seed) if takes_seed else function())
 
 
-def _jsonl(path: Path) -> list[JSON]:
+def _csv(path: Path, file: TextIO) -> list[JSON]:
+    lines = csv.reader(file, strict=True)  # else a quote that is never closed swallows the rows after it
+    names = next(lines, [])
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{path}, line 1: expected distinct names of fields, got {twice[0]!r} twice")
     rows: list[JSON] = []
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as cause:
-                raise DataError(f"{path}, line {number}: not JSON: {cause}") from cause
+    for cells in filter(None, lines):
+        if len(cells) != len(names):
+            raise DataError(f"{path}, line {lines.line_num}: expected {len(names)} fields, got {len(cells)}")
+        rows.append(dict(zip(names, cells, strict=True)))
     return rows
+
+
+def _json(path: Path, file: TextIO) -> list[JSON]:
+    """An array of rows, one row, or a row a line."""
+    try:
+        whole = json.load(file)
+    except json.JSONDecodeError as cause:
+        file.seek(0)
+        if not cause.msg.startswith("Extra data"):
+            raise DataError(f"{path}, line {cause.lineno}: not JSON: {cause}") from cause
+        return _jsonl(path, file)
+    return whole if isinstance(whole, list) else [whole]
+
+
+def _jsonl(path: Path, file: TextIO) -> list[JSON]:
+    rows: list[JSON] = []
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except ValueError as cause:
+            raise DataError(f"{path}, line {number}: not JSON: {cause}") from cause
+    return rows
+
+
+TEXTS: Mapping[str, Callable[[Path, TextIO], list[JSON]]] = MappingProxyType(
+    {"csv": _csv, "jsonl": _jsonl, "json": _json}
+)
+"""Readers of text files, by the ending of their names."""
+
+
+def _not_kept(value: Any, field: str) -> Iterator[str]:
+    """Names what stores would not give back as it is: they write NaN as null, and have integers of 64 bits."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _not_kept(inner, f"{field}.{name}" if field else f"field {name!r}")
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from _not_kept(inner, f"{field}[{place}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{field}: expected a finite number, got {value}"
+    elif isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
+        yield f"{field}: expected an integer of at most 64 bits, or a text, got one of {value.bit_length()} bits"
 
 
 def _parquet(path: Path) -> list[JSON]:

@@ -330,7 +330,7 @@ class TrackerProcesses:
         program = "agentlightning.trainer.monitor.trackers"
         with open_private(self._folder.path / "logs" / f"tracker-{name}.log", "ab") as log:
             child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", program, "--folder", str(self._folder.path), "--tracker", name),
+                *(sys.executable, "-P", "-m", program, "--folder", str(self._folder.path), "--tracker", name),
                 env=inheritable(os.environ, {*self._withhold, *own}),
                 stdin=PIPE,
                 stdout=PIPE,

@@ -49,7 +49,7 @@ def scripted_model(grammar: Path) -> Answer:
     """Edits of the grammar in a JSON file, and no model: equal requests have equal answers, so that none is recorded.
     ConfigError."""
     try:
-        edits = json.loads(grammar.read_text(encoding="utf-8"))
+        edits = json.loads(grammar.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as cause:
         raise ConfigError(f"optimize.grammar: {grammar}: cannot be read: {cause}") from cause
     if not isinstance(edits, dict):
