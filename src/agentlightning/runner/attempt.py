@@ -50,7 +50,7 @@ class AttemptContext:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Tasks started by the agent that run, to find out whose code blocks an event loop."""
     left_loop: BaseException | None = None
-    """What a task of the agent raised to end the process, or a handler of signals for somebody else's code."""
+    """Raised by a task of the agent to end the process, or by its handler of signals amid somebody else's code."""
     thread: int | None = None
     """Identity of the thread that a synchronous agent runs in, while it does."""
     work: asyncio.Task[Finish] | None = None

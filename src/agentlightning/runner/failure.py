@@ -41,7 +41,7 @@ ADVICE = (
         "a plain function runs in another thread: make it a program (agent.command)",
     ),
 )
-"""What to do about errors that come from the place where agents run, by a part of their text."""
+"""Remedies for errors that come from the place where agents run, by a part of their text."""
 
 
 class AttemptLostError(AgentLightningError):

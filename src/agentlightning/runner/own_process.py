@@ -33,7 +33,7 @@ class OwnProcess:
         return self._pool is not None
 
     async def call(self, *arguments: Any) -> Any:
-        """What the function returns. Raises what it raises; AgentError where it ends its process."""
+        """Calls the function; returns and raises as it does. AgentError where it ends its process."""
         if self._pool is None:
             # spawn: a child that was forked from a process with threads may wait for a lock of theirs for ever
             context = multiprocessing.get_context("spawn")
