@@ -80,7 +80,7 @@ async def invoke(function: Callable[..., Any], threads: Executor, *arguments: An
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise AgentError(f"{what} raised CancelledError") from cause
+        raise AgentError(f"{what} cancelled its own attempt") from cause
 
 
 async def _in_thread(function: Callable[..., Any], threads: Executor, arguments: tuple[Any, ...]) -> Any:
