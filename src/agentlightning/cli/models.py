@@ -267,6 +267,26 @@ def _reward(version: ModelVersion) -> str:
     return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" if found else "-"
 
 
+@app.command("import")
+def import_weights(
+    source: Annotated[
+        str, typer.Argument(help="FILE.gguf, as llama.cpp and Ollama run it; a model folder; or hub:NAME.")
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="New folder for the model.", show_default="models/ and the source's name"),
+    ] = None,
+) -> None:
+    """Make a model folder to train from, with its licence, source and hash recorded."""
+    from agentlightning.engines.import_model import import_model
+
+    folder = to or Path("models") / Path(source.removeprefix("hub:")).name.removesuffix(".gguf")
+    found = import_model(source, folder)
+    lost = f", de-quantised from {' and '.join(found.quantization)}" if found.quantization else ""
+    say(f"license {found.license or 'unknown'}{lost}; sha256 {found.sha256[:12]}")
+    typer.echo(folder)
+
+
 @app.command("export")
 def export_model(
     what: Annotated[

@@ -1,0 +1,166 @@
+"""Import a model: a folder that transformers, vLLM and this trainer load, made of a GGUF file, a folder or a hub name.
+
+``agl models import`` runs it. Quantised weights are de-quantised to bfloat16: what llama.cpp or Ollama run can be trained.
+The folder records where its weights come from, so that a trained model's licence can be looked up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentlightning.engines.folders import check_model, copy_tokenizer, find_model, first_line, seal
+from agentlightning.errors import ConfigError, MissingExtraError, ModelError
+from agentlightning.runtime.disk import file_hash, make_private_folder
+
+SOURCE_FILE = "source.json"
+"""In an imported folder: its `ModelSource`."""
+HUB = "hub:"
+WHOLE_TYPES = frozenset({"F32", "F16", "BF16"})
+"""Types of GGUF tensors that are not quantised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where the weights of an imported folder come from."""
+
+    source: str
+    """The file's name, the folder or the hub's name, as given."""
+    sha256: str
+    """Of the GGUF file or the file of weights; of several files, of their hashes one after the other."""
+    license: str | None
+    """As the file or the model card names it; None where neither does."""
+    name: str | None = None
+    """The model's own name, in a GGUF file."""
+    url: str | None = None
+    quantization: tuple[str, ...] = ()
+    """Types of a GGUF file's quantised tensors: what was lost before the import."""
+
+
+def import_model(source: str, to: Path) -> ModelSource:
+    """Make the folder `to` of a .gguf file, a model folder or ``hub:NAME``.
+
+    ConfigError where `to` exists or the source is none of the three, ModelError where it cannot be read or transformers
+    does not know its architecture, MissingExtraError without the package gguf. Nothing stands at `to` unless all of it does.
+    """
+    if to.exists():
+        raise ConfigError(f"--to: {to} exists; expected a new folder")
+    if not (source.startswith(HUB) or Path(source).suffix.lower() == ".gguf" or Path(source).is_dir()):
+        raise ConfigError(f"SOURCE: expected a .gguf file, a folder or {HUB}NAME, got {source!r}")
+    with _new_folder(to) as folder:
+        if Path(source).suffix.lower() == ".gguf" and not source.startswith(HUB):
+            found = _import_gguf(Path(source), folder)
+        else:
+            found = _copy_folder(source, folder)
+        check_model(folder)
+        (folder / SOURCE_FILE).write_bytes(orjson.dumps(asdict(found), option=orjson.OPT_INDENT_2))
+        seal(folder)
+    return found
+
+
+@contextlib.contextmanager
+def _new_folder(to: Path) -> Iterator[Path]:
+    """A folder beside `to`, which gets that name if the block ends well."""
+    folder = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
+        yield folder
+        folder.rename(to)
+    except OSError as cause:
+        raise ModelError(f"--to: {to} cannot be written: {first_line(cause)}") from cause
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy_folder(source: str, folder: Path) -> ModelSource:
+    """The weights, configuration and tokenizer of a model folder."""
+    name = source.removeprefix(HUB)
+    if source.startswith(HUB) and Path(name).is_dir():
+        raise ConfigError(f"SOURCE: {name} is a folder here; give it without {HUB!r}")
+    found = find_model(name)
+    weights = sorted(found.glob("*.safetensors"))
+    for path in (*weights, *found.glob("*.safetensors.index.json"), found / "config.json"):
+        shutil.copyfile(path, folder / path.name)
+    for path in (found / "generation_config.json", *found.glob("LICENSE*")):
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    copy_tokenizer(found, folder)
+    return ModelSource(source=source, sha256=_hash(weights), license=_license_of_card(found))
+
+
+def _hash(files: Sequence[Path]) -> str:
+    """SHA-256 of one file's content, or of several files' hashes."""
+    hashes = [file_hash(file) for file in files]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def _license_of_card(folder: Path) -> str | None:
+    """The license that the front matter of a model card names."""
+    card = folder / "README.md"
+    lines = card.read_text("utf-8-sig", "replace").splitlines() if card.is_file() else []
+    for line in lines[1 : lines.index("---", 1) if "---" in lines[1:] else 0]:
+        key, _, value = line.partition(":")
+        if key.strip() == "license":
+            return value.strip() or None
+    return None
+
+
+def _import_gguf(file: Path, folder: Path) -> ModelSource:
+    if not file.is_file():
+        raise ModelError(f"model {file}: there is no such file")
+    for package in ("gguf", "accelerate", "torch"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "gguf")
+    found = _source_of_gguf(file)
+    try:
+        _dequantize(file, folder)
+    except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError, AttributeError, ImportError) as cause:
+        raise ModelError(f"model {file}: transformers cannot load it: {first_line(cause)}") from cause
+    for path in file.parent.glob("LICENSE*"):
+        shutil.copyfile(path, folder / path.name)
+    return found
+
+
+def _source_of_gguf(file: Path) -> ModelSource:
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(file)
+    except Exception as cause:  # the reader trusts its file: whatever it stumbles over, the file is damaged
+        raise ModelError(f"model {file}: not a whole GGUF file ({first_line(cause)})") from cause
+
+    def text(key: str) -> str | None:
+        field = reader.get_field(key)
+        return None if field is None else str(field.contents())
+
+    return ModelSource(
+        source=file.name,
+        sha256=file_hash(file),
+        license=text("general.license"),
+        name=text("general.name"),
+        url=text("general.source.url") or text("general.repo_url") or text("general.url"),
+        quantization=tuple(sorted({one.tensor_type.name for one in reader.tensors} - WHOLE_TYPES)),
+    )
+
+
+def _dequantize(file: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    place: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    tokenizer = AutoTokenizer.from_pretrained(**place)
+    model = AutoModelForCausalLM.from_pretrained(
+        **place, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
