@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.records import Span
+from agentlightning.types import Span
 
 
 def span(rollout_id: str, attempt_id: str, number: int, attributes: dict[str, Any]) -> Span:
