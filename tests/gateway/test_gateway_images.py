@@ -288,7 +288,7 @@ async def test_an_engine_that_expands_pictures_in_another_way_fails_the_call(sig
     claim = await sighted.claim()
     found = await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]}, status=502)
     assert "expands images in another way than the model's processor" in found["error"]["message"]
-    assert not await sighted.store.calls([claim.rollout.id])
+    assert [call.finish_reason for call in await sighted.store.calls([claim.rollout.id])] == ["abandoned"]
 
 
 async def test_a_processor_that_does_not_load_is_no_mistake_of_the_agent(
