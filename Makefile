@@ -13,7 +13,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: kubernetes coding-agents test-coding-agents demo test lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients clean
+.PHONY: kubernetes coding-agents test-coding-agents demo test lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients newest-clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -237,6 +237,17 @@ clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-c
 	test ! -e $< || { $(BIN)/pip --python $(@D)/bin/python download --quiet --disable-pip-version-check --no-binary :all: --no-deps --no-build-isolation \
 		--dest $(@D)/sources $$(grep -E '^(openai|anthropic)==' tests/clients/sdks.lock) && \
 		for each in $(@D)/sources/*.tar.gz; do tar xzf $$each -C $(@D)/sources; done && touch $@; }
+
+# Moves the pins of these to the newest versions that fit together, and prints what changed; then: make test-clients
+newest-clients: frameworks clients
+	for lock in tests/clients/*.lock tests/frameworks/*.lock; do \
+		python=.venv-$$(basename $$(dirname $$lock))-$$(basename $$lock .lock)/bin/python; test -x $$python || continue; \
+		$(BIN)/uv pip tree --depth 0 --python $$python 2>/dev/null | sed 's/ v.*//' > $$lock.in && \
+			$(BIN)/uv pip compile --quiet --no-annotate --no-header --python $$python --output-file $$lock.new $$lock.in && \
+			{ grep '^#' $$lock; cat $$lock.new; } > $$lock.in && mv $$lock.in $$lock; rm -f $$lock.in $$lock.new; done
+	for folder in tests/sdk/node tests/frameworks/node tests/coding_agents; do (cd $$folder && npm install --package-lock-only --save-exact \
+		$$(node -p 'Object.keys(require("./package.json").dependencies).map(name => name + "@latest").join(" ")')); done
+	@git diff --unified=0 -- 'tests/*.lock' 'tests/*/package.json' | grep -E '^[-+] *["a-z]' || echo "the pins are the newest versions"
 
 clean:
 	rm -rf site build .venv .venv-vllm .venv-verl .venv-frameworks-* .venv-clients-* .venv-litellm .venv-phoenix .venv-docs .venv-deploy .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules tests/console/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -38,6 +38,8 @@ class ScriptedEngine:
     """Where set: health probes are not answered."""
     probes: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
     chunk: int = 1
+    context: int = 1 << 20
+    """The model's, as it lists it."""
     logprob: float = -0.5
     """Of every token."""
     tokenizer: Path | None = None
@@ -72,7 +74,7 @@ class ScriptedEngine:
         return web.Response()
 
     async def _models(self, http: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "policy", "max_model_len": 4096}]})
+        return web.json_response({"object": "list", "data": [{"id": "policy", "max_model_len": self.context}]})
 
     async def _generate(self, http: web.CompletionRequest) -> web.StreamResponse:
         request = await http.json()

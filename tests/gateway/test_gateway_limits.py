@@ -165,6 +165,41 @@ async def test_concurrent_calls_do_not_pass_the_limit_together(house: House) -> 
     assert sorted(one.status_code for one in answers) == [200] * 3 + [429] * 7
 
 
+@pytest.mark.parametrize("table", ["attempt", "run"])
+@pytest.mark.parametrize("asked", [{}, {"max_tokens": 100}])
+async def test_what_is_asked_for_is_reserved_so_that_calls_at_once_do_not_pass_a_limit_of_tokens_together(
+    house: House, table: str, asked: dict[str, int]
+) -> None:
+    await limit(house, **{table: {"max_tokens": 1}})
+    claim = await house.claim()
+    url, http = f"{path(claim)}/v1/chat/completions", house.http()
+    answers = await asyncio.gather(*(http.post(url, json={**CHAT, **asked}) for _ in range(20)))
+    assert sorted(one.status_code for one in answers) == [200] + [429] * 19
+    assert {one.headers["x-should-retry"] for one in answers if one.status_code == 429} == {"false"}
+    assert len(house.engine.requests) == 1
+
+
+async def test_a_call_that_may_not_fit_waits_for_those_under_way_and_then_fits(house: House) -> None:
+    await limit(house, attempt={"max_tokens": 400})
+    claim = await house.claim()
+    house.engine.gate, house.engine.hold_whole = asyncio.Event(), True
+    url, http = f"{path(claim)}/v1/chat/completions", house.http()
+    calls = [asyncio.create_task(http.post(url, json={**CHAT, "max_tokens": most})) for most in (300, 100, 20, 20)]
+    while len(house.engine.requests) < 2:
+        await http.get(f"{path(claim)}/v1/models")
+    await http.get(f"{path(claim)}/v1/models")
+    assert len(house.engine.requests) == 2  # with their prompts these two may use more than there is
+    house.engine.gate.set()
+    assert [one.status_code for one in await asyncio.gather(*calls)] == [200] * 4
+
+
+async def test_an_echo_with_log_probabilities_does_not_wait_for_itself(house: House) -> None:
+    await limit(house, attempt={"max_tokens": 30})
+    claim = await house.claim()
+    body = {"model": "policy", "prompt": [5] * 20, "echo": True, "logprobs": 1, "max_tokens": 20, "stream": True}
+    assert (await house.http().post(f"{path(claim)}/v1/completions", json=body)).status_code == 200
+
+
 async def test_a_call_that_failed_does_not_count(house: House) -> None:
     await limit(house, attempt={"max_calls": 1})
     claim = await house.claim()
@@ -283,6 +318,53 @@ async def test_a_stream_that_breaks_off_counts_with_what_came(
     (record,) = await house.store.calls([spender.rollout.id])
     assert record.finish_reason == "abandoned"
     assert 50 < record.usage["sampled_tokens"] < 200
+
+
+@pytest.mark.parametrize("table", ["attempt", "run"])
+async def test_calls_of_an_external_model_at_once_do_not_pass_a_limit_together(
+    house: House, spender: Claim, table: str
+) -> None:
+    await limit(house, **{table: {"max_tokens": 1}})
+    answers = await asyncio.gather(*(post(house, spender, max_tokens=50) for _ in range(20)))
+    assert sorted(one.status_code for one in answers) == [200] + [429] * 19
+
+
+@pytest.mark.parametrize("bound", [{"max_tokens": 900}, {"max_calls": 1}])
+async def test_a_call_that_was_sent_and_timed_out_costs_what_it_asked_for(
+    house: House, external: ExternalServer, bound: dict[str, int]
+) -> None:
+    await serve(house, "judge", url=external.url, models=["gpt-4o-mini"], key_env="JUDGE_KEY", timeout_s=0.05)
+    claim = await house.claim()
+    await limit(house, attempt=bound)
+    external.gate = asyncio.Event()
+    assert (await post(house, claim, max_tokens=500, n=2)).status_code == 504
+    (record,) = await house.store.calls([claim.rollout.id])
+    assert record.finish_reason == "abandoned"
+    if "max_tokens" in bound:
+        prompt = -(-len(external.requests[0].body) // 4)
+        assert record.usage == {"prompt_tokens": prompt, "sampled_tokens": 1000, "estimated": True}
+    assert (await post(house, claim)).status_code == 429
+    assert len(external.requests) == 1
+
+
+async def test_each_try_that_may_have_been_executed_costs(
+    house: House, external: ExternalServer, spender: Claim
+) -> None:
+    await serve(house, "judge", url=external.url, models=["gpt-4o-mini"], key_env="JUDGE_KEY", max_retries=2)
+    await limit(house, attempt={"max_tokens": 10_000})
+    external.drop, external.refusals = 1, [web.json_response({}, status=503, headers={"retry-after": "0"})]
+    assert (await post(house, spender, max_tokens=500)).status_code == 200
+    (record,) = await house.store.calls([spender.rollout.id])
+    prompt = -(-len(external.requests[0].body) // 4)
+    assert record.usage == {"prompt_tokens": 11 + prompt, "sampled_tokens": 507, "estimated": True}
+
+
+async def test_a_call_that_no_server_took_costs_nothing(house: House) -> None:
+    await serve(house, "judge", url="http://127.0.0.1:1/v1", models=["gpt-4o-mini"], max_retries=0)
+    claim = await house.claim()
+    await limit(house, attempt={"max_tokens": 18})
+    assert (await post(house, claim, max_tokens=500)).status_code == 502
+    assert await house.store.calls([claim.rollout.id]) == []
 
 
 async def test_a_request_that_the_external_model_refused_costs_nothing(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.gateway.policy.decoding import MAX_HEADER_BYTES, ignored_header, unsupported_error
+from agentlightning.records import Sampling
 from agentlightning.store.base import RolloutQuery
 
 FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -59,6 +60,42 @@ async def test_an_answer_to_which_everything_was_applied_has_no_such_header(hous
     answer = await post(house, "chat/completions", **body)
     assert answer.status_code == 200
     assert "x-agl-ignored" not in answer.headers
+
+
+TEMPERATURES: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": [{"role": "user", "content": "hi"}], "temperature": 2.0, "top_p": 0.5},
+    "completions": {"prompt": "hi", "temperature": 2.0, "top_p": 0.5},
+    "responses": {"input": "hi", "temperature": 2.0, "top_p": 0.5},
+    "messages": {**BODIES["messages"], "tools": [], "temperature": 0.5, "top_p": 0.5},
+}
+
+
+@pytest.mark.parametrize("route", TEMPERATURES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_temperature_that_the_runs_own_overrides_is_named_in_the_answer(
+    house: House, route: str, stream: bool
+) -> None:
+    for setting in (None, "drop"):
+        await house.serve_policy(unsupported_params=setting)
+        answer = await post(house, route, **TEMPERATURES[route], stream=stream)
+        assert (answer.status_code, answer.headers["x-agl-ignored"]) == (200, "temperature, top_p")
+    same = {**TEMPERATURES[route], "temperature": 1, "top_p": 1.0}
+    assert "x-agl-ignored" not in (await post(house, route, **same)).headers
+
+
+async def test_a_run_that_says_error_refuses_another_temperature_in_training(house: House) -> None:
+    await house.serve_policy(unsupported_params="error")
+    body = TEMPERATURES["chat/completions"]
+    answer = await post(house, "chat/completions", **body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "temperature", "unsupported_value")
+    assert "temperature: 2.0, top_p: 0.5 are not supported" in error["message"]
+    claim = await house.claim(group="same")
+    same = {"model": "policy", **body, "temperature": 1.0, "top_p": 1}
+    assert (await house.http().post(f"{path(claim)}/v1/chat/completions", json=same)).status_code == 200
+    greedy = await house.claim(group="greedy", sampling=Sampling(temperature=0.0), mode="eval")
+    evaluated = await house.http().post(f"{path(greedy)}/v1/chat/completions", json={"model": "policy", **body})
+    assert (evaluated.status_code, evaluated.headers["x-agl-ignored"]) == (200, "temperature, top_p")
 
 
 async def test_what_would_make_it_another_response_is_refused_though_the_run_drops(house: House) -> None:

@@ -161,6 +161,16 @@ async def test_a_response_continues_one_whose_prompt_was_replaced(house: House) 
     assert [call.continuation for call in await calls(house, made)] == ["first_turn", "continued"]
 
 
+async def test_a_thread_keeps_the_prompt_that_replaced_its_own(house: House) -> None:
+    await ruled(house)
+    made = await claim(house)
+    given = {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}
+    first = await post(house, made, "v1/messages", {**given, "system": "Old.", "thread": {"type": "create"}})
+    thread = {"type": "continue", "previous_message_id": first["id"]}
+    await post(house, made, "v1/messages", {**given, "thread": thread})
+    assert [call.continuation for call in await calls(house, made)] == ["first_turn", "continued"]
+
+
 async def test_an_attempt_keeps_its_version_and_new_rollouts_have_the_newest(house: House) -> None:
     await ruled(house)
     house.say("hello")

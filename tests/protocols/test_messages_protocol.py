@@ -120,11 +120,10 @@ NOT_OURS: dict[str, Any] = {
 }
 REFUSED: dict[str, Any] = {
     "container": "c",
-    "thread": {"type": "continue", "previous_message_id": "msg_1"},
 }
 HONOURED = {
     "model", "max_tokens", "messages", "system", "stop_sequences", "stream", "temperature", "top_p", "tools",
-    "context_management", "output_config",
+    "context_management", "output_config", "thread",
 }  # fmt: skip
 HEADERS = {"betas", "user_profile_id", "workspace_id"}
 """Parameters that the SDK sends as headers."""
@@ -229,7 +228,7 @@ def test_tools_that_anthropic_runs_are_collected_by_path() -> None:
         ({"temperature": 1.1}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"thinking": {"type": "on"}}, "thinking.type"),
-        ({"thinking": {"type": "adaptive", "display": "some"}}, "thinking.display"),
+        ({"thinking": {"type": "adaptive", "display": 1}}, "thinking.display"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "tool_choice.disable_parallel_tool_use"),
         ({"tools": TOOL}, "tools"),

@@ -103,19 +103,42 @@ async def messages(place: Place, stream: bool) -> list[Turn]:
                     message: Any = await events.get_final_message()
             else:
                 message = await client.messages.create(**given)
+            heard.append(message_turn(message))
             calls = [block for block in message.content if block.type == "tool_use"]
-            assert message.stop_reason == ("tool_use" if calls else "end_turn")
-            heard.append(
-                turn(
-                    "".join(block.text for block in message.content if block.type == "text"),
-                    "".join(block.thinking for block in message.content if block.type == "thinking"),
-                    [(call.name, json.dumps(call.input)) for call in calls],
-                )
-            )
             history.append({"role": "assistant", "content": message.content})
             results = [{"type": "tool_result", "tool_use_id": call.id, "content": RESULT} for call in calls]
             history.append({"role": "user", "content": results or THANKS})
         return heard
+
+
+async def threads(place: Place, stream: bool) -> list[Turn]:
+    """The SDK's own loop over tools, whose requests continue a thread that the server holds, and one turn more."""
+    async with anthropic.AsyncAnthropic(base_url=place.anthropic_base_url, api_key=place.key, max_retries=0) as client:
+
+        @anthropic.beta_async_tool
+        async def weather(city: str, days: list[int]) -> str:
+            """The weather."""
+            assert (city, days) == ("Paris", [1, 2, 3])
+            return RESULT
+
+        given: dict[str, Any] = {"model": "policy", "max_tokens": 200, "thinking": {"type": "adaptive"}}
+        thread = client.beta.messages.thread(**given, tools=[weather], messages=[{"role": "user", "content": QUESTION}])
+        heard: list[Turn] = []
+        async for one in thread.tool_runner(stream=stream):
+            heard.append(message_turn(await one.get_final_message() if stream else one))
+        assert thread.previous_message_id is not None
+        heard.append(message_turn(await thread.send({"role": "user", "content": THANKS})))
+        return heard
+
+
+def message_turn(message: Any) -> Turn:
+    calls = [block for block in message.content if block.type == "tool_use"]
+    assert message.stop_reason == ("tool_use" if calls else "end_turn")
+    return turn(
+        "".join(block.text for block in message.content if block.type == "text"),
+        "".join(block.thinking for block in message.content if block.type == "thinking"),
+        [(call.name, json.dumps(call.input)) for call in calls],
+    )
 
 
 async def completions(place: Place, stream: bool) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from python_drivers import FUNCTION, chat, completions, messages, responses
+from python_drivers import FUNCTION, chat, completions, messages, responses, threads
 from sdk_house import ARGUMENTS, CONVERSATION, QUESTION, SdkHouse, check_record
 
 BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -34,6 +34,13 @@ async def test_responses(sdk_house: SdkHouse, stream: bool, stored: bool) -> Non
 async def test_messages(sdk_house: SdkHouse, stream: bool) -> None:
     place = await sdk_house.place()
     assert await messages(place, stream) == CONVERSATION
+    check_record(await sdk_house.calls(place))
+
+
+@BOTH
+async def test_the_anthropic_sdks_own_loop_over_tools(sdk_house: SdkHouse, stream: bool) -> None:
+    place = await sdk_house.place()
+    assert await threads(place, stream) == CONVERSATION
     check_record(await sdk_house.calls(place))
 
 

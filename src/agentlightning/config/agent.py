@@ -90,11 +90,16 @@ class AgentConfig(Table):
     """Function agents: name the agent (node, role) of each call, and record the OpenTelemetry spans that its code makes. A
     list also switches instrumentations on in every worker, by name (langchain, openai_agents) or package: any that is
     installed of OpenInference's and OpenTelemetry's."""
-    unsupported_params: Literal["error", "drop"] = "error"
+    unsupported_params: Literal["error", "drop"] | None = None
     """Treatment of a call that asks for sampling no trainer could account for (bad_words, typical_p, a grammar that cannot
     be made): error: refused with a sentence; drop: sampled without it. What was asked for is recorded with the call. Calls
     with a grammar, penalties or cuts are learned from under the same mask; where the engine cannot rebuild masks, error
-    refuses them and drop learns nothing from them."""
+    refuses them and drop learns nothing from them. None: as error, but another temperature or top_p than the run's is
+    overridden, and only named in the header x-agl-ignored."""
+    at_limit: Literal["end", "error"] | None = None
+    """Answer to a call beyond a total of the run's limits, or whose prompt fills the model's context. end: an assistant
+    message that says so, which is not recorded, so that the agent ends and its reward counts; error: HTTP 429 or 400. None:
+    end for a command, error for a function."""
 
     @property
     def reward_specs(self) -> list[str]:

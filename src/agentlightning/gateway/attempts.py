@@ -42,6 +42,8 @@ SHARED_ATTEMPT_AGE_S = 5.0
 """The same where other servers share the store."""
 MAX_ATTEMPTS = 16_384
 """Cached attempts: as many as a server has connections."""
+MAX_ENDS = 64
+"""Of an attempt: sub-agents end one by one, and a program may ask again a few times."""
 MAX_READ_STATES = 256
 """States of rollouts per query."""
 MAX_CACHE_BYTES = 256 * 1024 * 1024
@@ -81,6 +83,8 @@ class TrackedAttempt:
     """Rendered prompt templates, by name."""
     replaced_prompts: set[bytes] = field(default_factory=set)
     """Hashes of the agent's own system prompts that the record has already."""
+    ends: int = 0
+    """Calls beyond a limit that were told to end."""
     ends_refused: bool = False
     """No call was answered since a refusal was recorded last."""
     ends_failed: bool = False
@@ -205,7 +209,7 @@ class AttemptCache:
         self._max_bytes = max_bytes
         self._secret: bytes | None = None
         self._attempts = _Attempts(limit)
-        self._rewarding: LRUCache[str, Callable[[str], str | None]] = LRUCache(limit)
+        self._settings: LRUCache[str, JSON] = LRUCache(limit)
         self._states: Coalescer[str, Rollout | None] = Coalescer(self._read_states, max_items=MAX_READ_STATES)
         self._reads: dict[str, object] = {}
         """Reads of states under way, by rollout; one that ended meanwhile is removed."""
@@ -290,14 +294,28 @@ class AttemptCache:
         return self._track(rollout, number, time.monotonic())
 
     async def reward_refusal(self, attempt: TrackedAttempt, name: str) -> str | None:
-        """The reason why the run does not let its agents post a reward of this name, which never changes; None where it
-        does."""
-        run_id = attempt.rollout.run_id
-        refusal = self._rewarding.get(run_id)
-        if refusal is None:
+        """The reason why the run does not let its agents post a reward of this name; None where it does."""
+        return _reward_refusal(await self._settings_of(attempt.rollout.run_id), name)
+
+    async def ends_at_limit(self, attempt: TrackedAttempt) -> bool:
+        """True where a call beyond a limit gets an answer that ends the agent (`agent.at_limit`), which one that asks on and
+        on gets no more. Users of a served model get errors."""
+        agent = (await self._settings_of(attempt.rollout.run_id))["agent"]
+        default = "error" if agent.get("command") is None else "end"
+        if attempt.rollout.kind == "session" or (agent.get("at_limit") or default) == "error":
+            return False
+        attempt.ends += 1
+        return attempt.ends <= MAX_ENDS
+
+    async def _settings_of(self, run_id: str) -> JSON:
+        """The tables of the run's agent and its sandbox, which never change."""
+        known = self._settings.get(run_id)
+        if known is None:
             found = await self._store.runs([run_id])
-            refusal = self._rewarding[run_id] = _reward_refusal(found[0].config if found else {})
-        return refusal(name)
+            tables = {name: found[0].config.get(name) if found else None for name in ("agent", "sandbox")}
+            known = {name: table if isinstance(table, dict) else {} for name, table in tables.items()}
+            self._settings[run_id] = known
+        return known
 
     async def conversation(
         self, attempt: TrackedAttempt, renderer: Renderer | None, policy: str = DEFAULT_POLICY
@@ -419,17 +437,16 @@ def _equal(known: str, given: str) -> bool:
     return bool(known) and given.isascii() and hmac.compare_digest(known, given)
 
 
-def _reward_refusal(config: JSON) -> Callable[[str], str | None]:
-    agent, sandbox = config.get("agent"), config.get("sandbox")
-    if not isinstance(agent, dict) or agent.get("reward") != []:
-        return lambda name: "this run takes no rewards from its agents: it has a reward function"
-    isolated = isinstance(sandbox, dict) and sandbox.get("type", "none") != "none"
+def _reward_refusal(settings: JSON, name: str) -> str | None:
+    agent = settings["agent"]
+    if agent.get("reward") != []:
+        return "this run takes no rewards from its agents: it has a reward function"
+    isolated = settings["sandbox"].get("type", "none") != "none"
     named = agent.get("posted_rewards")
-    if named is None and not isolated:
-        return lambda name: None
-    allowed = named if isinstance(named, list) else []
+    if (named is None and not isolated) or (isinstance(named, list) and name in named):
+        return None
     why = "its agents run in a sandbox, and " * isolated + "agent.posted_rewards does not name it"
-    return lambda name: None if name in allowed else f"this run takes no posted reward {name[:80]!r}: {why}"
+    return f"this run takes no posted reward {name[:80]!r}: {why}"
 
 
 def _unauthorized(sentence: str) -> ApiError:

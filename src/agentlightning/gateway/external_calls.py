@@ -40,6 +40,9 @@ from agentlightning.store.base import LightningStore
 
 BYTES_PER_TOKEN = 4
 
+MAX_ASKED_TOKENS = 1 << 18
+"""Of one call: a request may ask for any number, and none that failed may use up a run's budget alone."""
+
 FAILED = "gateway.external_failed"
 """Name of the span that a failed call leaves."""
 
@@ -49,6 +52,8 @@ class _ExternalJob(CallJob):
     """One call under way."""
 
     external: ExternalModel
+    asked: int
+    """Tokens of the answer that the request asks for, as far as it says."""
     recorded: bool = False
 
 
@@ -88,14 +93,17 @@ class ExternalCalls:
                 "costs is known only after its call",
                 param="background",
             )
-        call.admission.begin()
+        sampling = _sampling(data)
+        asked = _asked_tokens(sampling, data.get("n"))
+        await call.admission.begin(_prompt_tokens(body) + asked)
         conversation, plan = await self._planned(request, attempt)
         job = _ExternalJob(
             id=str(uuid7()),
             external=external,
+            asked=asked,
             call=call,
             request=request,
-            sampling=_sampling(data),
+            sampling=sampling,
             conversation=conversation,
             plan=plan,
             started_ns=started_ns,
@@ -154,7 +162,7 @@ class ExternalCalls:
     def _exchange(self, job: _ExternalJob, data: JSON, body: bytes) -> Exchange:
         incoming = job.call.request
         route = incoming.route or ""
-        settings, choices = job.external.settings, data.get("n")
+        settings = job.external.settings
         headers = request_headers(job.external, route, incoming.headers)
         if job.call.wire.NAME == generate_content.NAME:  # the path names the model, not the body
             route = _google_route(route, settings.rename or job.request.model, job.request.stream_type == EVENTS)
@@ -165,7 +173,7 @@ class ExternalCalls:
             route=route,
             headers=headers,
             body=body,
-            choices=max(1, choices) if isinstance(choices, int) else 1,
+            choices=_count(data.get("n")),
             deadline_s=asyncio.get_running_loop().time() + settings.timeout_s,
             new_reader=job.call.wire.reader,
             send=lambda events, kind: self._send(job, events, kind),
@@ -229,12 +237,12 @@ class ExternalCalls:
 
     async def _record(self, job: _ExternalJob, exchange: Exchange, finish_reason: str) -> None:
         """Make the call durable, then let later requests continue it unless it was abandoned."""
-        used = _usage(exchange, finish_reason == ABANDONED, job.call.admission.counts_tokens)
+        used = _usage(exchange, job.asked, finish_reason == ABANDONED, job.call.admission.counts_tokens)
         await self._keep(job, job.record(exchange.reader.message, finish_reason, usage=used))
 
     async def _charge(self, job: _ExternalJob, exchange: Exchange) -> None:
-        """Record a call that failed after the external model had begun to answer, where limits count its tokens."""
-        if job.call.admission.counts_tokens and exchange.answered:
+        """Record a call that failed and that the external model may have executed, where limits count it."""
+        if job.call.admission.has_totals and exchange.executed:
             await self._record(job, exchange, ABANDONED)
 
     async def _keep(self, job: _ExternalJob, call: Call) -> None:
@@ -289,24 +297,42 @@ def _failed(job: _ExternalJob, refusal: ApiError) -> bytes:
     return events.failed(refusal)
 
 
-def _usage(exchange: Exchange, cut_off: bool, counts: bool) -> JSON:
-    """Tokens of a call: as reported, and where limits need them (`counts`) estimated from what came otherwise.
+def _usage(exchange: Exchange, asked: int, cut_off: bool, counts: bool) -> JSON:
+    """Tokens of a call: as reported, and where limits need them (`counts`) estimated from what came otherwise. Tries that
+    may have been executed and of which nothing came cost what was `asked`.
 
     Streams have a report only where it is asked for: four bytes count as a token, as in English text.
     """
-    reader = exchange.reader
+    reader, lost = exchange.reader, exchange.executed - exchange.answered
     reported: JSON = {"prompt_tokens": reader.prompt_tokens, "sampled_tokens": reader.sampled_tokens}
     known = any(reported.values())
-    if not counts or (known and not cut_off):
+    if not counts or (known and not cut_off and not lost):
         return reported if known else {}
+    prompt, came = _prompt_tokens(exchange.body), 0
+    if cut_off or not known:
+        came = -(-max(len(orjson.dumps(reader.message)), reader.choice_bytes) // BYTES_PER_TOKEN)
     return {
-        "prompt_tokens": reader.prompt_tokens or -(-len(exchange.body) // BYTES_PER_TOKEN),
-        "sampled_tokens": max(
-            reader.sampled_tokens,
-            -(-max(len(orjson.dumps(reader.message)), reader.choice_bytes) // BYTES_PER_TOKEN),
-        ),
+        "prompt_tokens": exchange.answered * (reader.prompt_tokens or prompt) + lost * prompt,
+        "sampled_tokens": exchange.answered * max(reader.sampled_tokens, came) + lost * asked,
         "estimated": True,
     }
+
+
+def _prompt_tokens(body: bytes) -> int:
+    return -(-len(body) // BYTES_PER_TOKEN)
+
+
+def _asked_tokens(sampling: Sampling, choices: Any) -> int:
+    """Tokens that all choices of an answer may have, as far as the request says.
+
+    >>> _asked_tokens(Sampling(max_tokens=500), 2), _asked_tokens(Sampling(), None)
+    (1000, 0)
+    """
+    return int(min(max(0, sampling.max_tokens or 0) * _count(choices), MAX_ASKED_TOKENS))
+
+
+def _count(choices: Any) -> int:
+    return max(1, choices) if isinstance(choices, int) else 1
 
 
 def _google_route(route: str, model: str, as_events: bool) -> str:

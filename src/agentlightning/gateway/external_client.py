@@ -218,6 +218,8 @@ ANTHROPIC_VERSION = "2023-06-01"
 CONNECT_TIMEOUT_S = 10.0
 MIN_PAUSE_S = 0.5
 MAX_PAUSE_S = 8.0
+NOT_EXECUTED = (501, 503, 529)
+"""Statuses of server errors that say that the model was not asked."""
 MAX_RETRY_AFTER_S = 60.0
 """An external model that asks for more patience than this is not asked again: the agent gets its refusal."""
 
@@ -241,8 +243,21 @@ class Exchange:
     """The reader of the current attempt's response."""
     begun: bool = False
     """Events have been handed on."""
+    under_way: bool = False
+    """The request of this try went out, and no refusal has come back: the external model may execute it."""
+    left: int = 0
+    """Tries before this one that were left while that was so."""
     answered: bool = False
-    """A response of status 200 has begun, in this try or one before."""
+    """The response of one of them came whole, or as a stream, which tells what it cost."""
+
+    @property
+    def executed(self) -> int:
+        """Tries that the external model may have executed."""
+        return self.left + self.under_way
+
+    def begin(self) -> None:
+        """The request of this try goes out."""
+        self.under_way = True
 
     def failed(self, sentence: str, code: str = "external_unreachable") -> ApiError:
         """The refusal that says what went wrong with the external model."""
@@ -279,11 +294,13 @@ class ExternalClient:
         backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)
         while True:
             pause: float | None
+            exchange.left, exchange.under_way = exchange.executed, False
             try:
-                async with await self._client.post(url, exchange.headers, exchange.body) as response:
+                sending = self._client.post(url, exchange.headers, exchange.body, on_send=exchange.begin)
+                async with await sending as response:
                     if response.status == 200:
-                        exchange.answered = True
                         return await _read_response(exchange, response)
+                    exchange.under_way = response.status >= 500 and response.status not in NOT_EXECUTED
                     refused = await _refused(exchange, response)
                     pause = _pause(backoff, response.status, response.headers)
             except OSError as cause:
@@ -345,9 +362,11 @@ async def _read_response(exchange: Exchange, response: HttpResponse) -> External
     exchange.reader = exchange.new_reader()
     if not kind.startswith(b"text/event-stream"):
         body = await _whole(exchange, response)
+        exchange.answered = True
         data = _object(exchange, body)
         exchange.reader.whole(data)
         return ExternalResponse(status=200, body=body, content_type=kind, failure=error_in(data))
+    exchange.answered = True
     relay, size = StreamPassthrough(exchange.reader, exchange.choices), 0
     async for chunk in response.chunks():
         size += len(chunk)

@@ -12,7 +12,7 @@ import ssl
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -88,8 +88,16 @@ class HttpClient:
         """Ask for a page, as `post` does."""
         return await self.post(url, headers, b"", "GET")
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes, method: str = "POST") -> HttpResponse:
-        """Send a request; returns when the head of the response has arrived. Raises OSError."""
+    async def post(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        method: str = "POST",
+        on_send: Callable[[], None] = lambda: None,
+    ) -> HttpResponse:
+        """Send a request; returns when the head of the response has arrived. Raises OSError. `on_send` is called before each
+        time that it is sent: at most twice, where the first connection was closed as idle."""
         origin, head = _request_head(method, url, tuple(headers.items()))
         request = [b"%s%d\r\n\r\n" % (head, len(body)), body]
         idle = self._idle.get(origin)
@@ -100,17 +108,20 @@ class HttpClient:
                 kept.transport.close()
                 continue
             try:
-                return await self._exchange(kept, request)
+                return await self._exchange(kept, request, on_send)
             except ConnectionError:
                 # Its server may have closed it, as idle, while the request was on its way: then nothing came back, at once.
                 if kept.head_bytes or time.monotonic() - sent > MAX_IDLE_CLOSE_S:
                     raise
                 break
-        return await self._exchange(await self._connect(origin), request)
+        return await self._exchange(await self._connect(origin), request, on_send)
 
-    async def _exchange(self, connection: HttpResponse, request: list[bytes]) -> HttpResponse:
+    async def _exchange(
+        self, connection: HttpResponse, request: list[bytes], on_send: Callable[[], None]
+    ) -> HttpResponse:
         self._busy.add(connection)
         try:
+            on_send()
             connection.begin(request)
             while not connection.has_head:
                 await connection.wait()

@@ -22,6 +22,7 @@ from agentlightning.gateway.attempts import gateway_span
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import Call, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.gateway_events import OUTGROWN
 from agentlightning.store.scan import read_calls, read_rollouts
 from agentlightning.store.tokens import Token
 
@@ -29,7 +30,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 LIMIT_REACHED = "gateway.limit_reached"
-"""Name of the span that the first refusal by each limit leaves in an attempt."""
+"""Name of the span that each limit leaves in an attempt when it is first reached."""
 RETRY_AFTER_S = 1
 """Seconds after which a refusal that will pass may be tried again."""
 ATTEMPT_AGE_S = 5.0
@@ -78,13 +79,17 @@ class Usage:
     """Of the requests under way."""
     begun: int = 0
     """Calls under way, which are not recorded yet."""
+    reserved: int = 0
+    """Tokens that these may use."""
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced, when some are not reserved any more."""
     read_s: float = float("-inf")
     """Start of the last read of the totals, by the monotonic clock."""
     shared: bool = False
     """Other gateways record calls of it, too: it is read again from time to time."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     reported: set[str] = field(default_factory=set)
-    """Settings whose refusals have left a span."""
+    """Limits that have left a span."""
 
     def add(self, call: Call) -> None:
         """Count a recorded call. Further choices of a call have sampled tokens of their own and nothing else.
@@ -167,7 +172,7 @@ Bound = tuple[str, LimitConfig, Usage]
 class Admission:
     """One request's place within the limits; `leave` must follow."""
 
-    __slots__ = ("_begun", "_bounds", "_bytes", "_run", "_usages")
+    __slots__ = ("_bounds", "_bytes", "_reserved", "_run", "_usages")
 
     def __init__(self, bounds: Sequence[Bound], usages: Sequence[Usage], run: _Run | None = None) -> None:
         self._bounds = bounds
@@ -175,9 +180,15 @@ class Admission:
         self._run = run
         """Held, so that a run with a request under way is not forgotten."""
         self._bytes = 0
-        self._begun = 0
+        self._reserved: list[int] = []
+        """Tokens of each of its calls under way, of which the last begun ends first."""
         for usage in usages:
             usage.requests += 1
+
+    @property
+    def has_totals(self) -> bool:
+        """True where the call counts."""
+        return any(limit.has_totals for _, limit, _ in self._bounds)
 
     @property
     def counts_tokens(self) -> bool:
@@ -193,38 +204,59 @@ class Admission:
         for usage in self._usages:
             usage.bytes += size
 
-    def begin(self) -> None:
-        """The request is a call that has not been answered before. Raises ApiError where a total is reached."""
-        for name, limit, usage in self._bounds:
-            if limit.max_calls is not None or limit.max_tokens is not None:
-                _check_totals(name, limit, usage)
-        self._begun += 1
+    async def begin(self, tokens: int) -> None:
+        """The request is a call that has not been answered before, and may use so many tokens. While calls under way may
+        use all that is left, it waits: else any number of them would pass a total together. Raises LimitReachedError where
+        one is reached."""
+        while (blocking := self._blocking()) is not None:
+            await blocking.freed.wait()
+        tokens = max(1, tokens)
+        self._reserved.append(tokens)
         for usage in self._usages:
             usage.begun += 1
+            usage.reserved += tokens
+
+    def _blocking(self) -> Usage | None:
+        """The usage whose calls under way may use up what is left of it; a call that has begun waits for no other, which
+        might wait for it."""
+        for name, limit, usage in self._bounds:
+            _check_totals(name, limit, usage)
+        for _, limit, usage in () if self._reserved else self._bounds:
+            if limit.max_tokens is not None and usage.tokens + usage.reserved >= limit.max_tokens:
+                return usage
+        return None
 
     def record(self, calls: Sequence[Call]) -> None:
         """The choices of the call are in the store."""
-        ended = min(1, self._begun)
-        self._begun -= ended
         for usage in self._usages:
-            usage.begun -= ended
             for call in calls:
                 usage.add(call)
+        self._end()
 
     def count_prompt(self, tokens: int) -> None:
         """The call only read a prompt: there is no record of it, and gateways that read the totals from records miss it."""
-        self.record([])
         for usage in self._usages:
             usage.calls += 1
             usage.tokens += tokens
+        self._end()
 
     def leave(self) -> None:
         """The request has been answered, or never will be."""
+        while self._reserved:
+            self._end()
         for usage in self._usages:
             usage.requests -= 1
             usage.bytes -= self._bytes
-            usage.begun -= self._begun
-        self._begun, self._usages = 0, ()
+        self._usages = ()
+
+    def _end(self) -> None:
+        """The call under way is counted, or never will be; whoever waits for it finds it counted."""
+        tokens = self._reserved.pop() if self._reserved else 0
+        for usage in self._usages if tokens else ():
+            usage.begun -= 1
+            usage.reserved -= tokens
+            usage.freed.set()
+            usage.freed = asyncio.Event()
 
 
 class CallLimits:
@@ -330,13 +362,14 @@ class CallLimits:
                 if usage is not None:
                     usage.add(call)
 
-    async def leave_span(self, rollout: Rollout, number: int, reached: LimitReachedError) -> None:
-        """Record a refusal on the rollout, the first by each limit."""
+    async def leave_span(self, rollout: Rollout, number: int, reached: ApiError) -> None:
+        """Record on the rollout that a limit was reached, the first time for each, the model's context among them."""
         usage = self._attempts.use((rollout.id, number))
-        if reached.setting in usage.reported:
+        setting = reached.setting if isinstance(reached, LimitReachedError) else OUTGROWN
+        if setting in usage.reported:
             return
-        usage.reported.add(reached.setting)
-        about = {"setting": reached.setting, "error": reached.message}
+        usage.reported.add(setting)
+        about = {"setting": setting, "error": reached.message}
         await self._store.append_spans([gateway_span(rollout, number, LIMIT_REACHED, about, reached.message)])
 
     async def _read_attempt(self, rollout: Rollout, number: int, usage: Usage) -> None:

@@ -35,7 +35,7 @@ MAX_POLICIES = 64
 LOOK_S = 2.0
 """Timeout of a scrape's read; a store that takes longer counts as down, and the scrape does not hang with it."""
 
-Result = Literal["recorded", "abandoned", "replayed", "joined", "refused", "failed"]
+Result = Literal["recorded", "abandoned", "replayed", "joined", "ended", "refused", "failed"]
 Engines = Callable[[], Iterable[tuple[str, str, int]]]
 
 

@@ -35,7 +35,7 @@ from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
-from agentlightning.gateway.policy.response_decoder import AgentCall
+from agentlightning.gateway.policy.response_decoder import AgentCall, send_end
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols import (
     chat,
@@ -52,7 +52,7 @@ from agentlightning.protocols.prompt_edits import replace_system
 from agentlightning.records import JSON, Reward, Rollout
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.gateway_events import UNKNOWN_ROUTE
+from agentlightning.store.gateway_events import OUTGROWN, UNKNOWN_ROUTE
 from agentlightning.store.rules import MAX_REWARDS, reward_name, reward_number
 from agentlightning.store.templates import TemplateReader
 from agentlightning.store.tokens import Token, is_token
@@ -274,12 +274,25 @@ class Proxy:
                 known = self._external.directory.models(attempt.rollout.run_id, call.resources)
                 external = known.find(model) if isinstance(model, str) else None
                 break
-        if external is None:
-            if call.wire.NAME == responses.NAME:
-                data = await self._calls.stored.dereference(attempt, data)
+        try:
+            if external is not None:
+                await self._external.answer(external, call, data, body)
+                return
+            data = await self._calls.stored.dereference(call.wire.NAME, attempt, data)
             await self._calls.answer(call, data)
-        else:
-            await self._external.answer(external, call, data, body)
+        except ApiError as reached:
+            if call.reply.started or not (await self._ends(call, reached)):
+                raise
+            await self._limits.leave_span(attempt.rollout, attempt.number, reached)
+            self._metrics.call(call.wire.NAME, "ended")
+            await send_end(call, call.wire.parse(data, trained=external is None), reached)
+
+    async def _ends(self, call: AgentCall, reached: ApiError) -> bool:
+        """True where the refusal of a call is to be the end of its agent instead."""
+        total = isinstance(reached, LimitReachedError) and reached.final
+        if not (total or reached.code == OUTGROWN) or call.wire.NAME in (embeddings.NAME, tokens.NAME):
+            return False
+        return call.request.agent != JUDGE and await self._attempts.ends_at_limit(call.attempt)
 
     async def _answer_other(self, call: AgentCall) -> None:
         """Answers what is no model call: counts, log-probabilities, rewards, models, stored responses."""
@@ -305,13 +318,15 @@ class Proxy:
                 await self._calls.score(call, data)
             elif route == "messages/count_tokens":
                 data = await self._with_prompt(call, {"max_tokens": 1, **data})
+                data = await self._calls.stored.dereference(call.wire.NAME, attempt, data)
                 await reply.whole(200, messages.count(*await self._calls.count(call, data)))
             elif route == "models:countTokens":
                 data = await self._with_prompt(call, generate_content.count_request(data))
                 data = generate_content.with_route(data, incoming.model or "")
                 await reply.whole(200, generate_content.count((await self._calls.count(call, data))[0]))
             else:
-                data = await self._calls.stored.dereference(attempt, await self._with_prompt(call, data))
+                data = await self._with_prompt(call, data)
+                data = await self._calls.stored.dereference(call.wire.NAME, attempt, data)
                 counted, _ = await self._calls.count(call, data)
                 await reply.whole(200, orjson.dumps({"object": "response.input_tokens", "input_tokens": counted}))
 
@@ -319,7 +334,7 @@ class Proxy:
         """The request with the system prompt that a rule of the run has for it, which `AgentRequest.prompt` then has."""
         run_id = call.attempt.rollout.run_id
         known = self._prompts.known.get(run_id)
-        if known is None or known[0]:
+        if (known is None or known[0]) and not (call.wire.NAME == messages.NAME and messages.continued_id(data)):
             data, call.request.prompt = await self._prompts.apply(call.wire, data, call.attempt, call.request.agent)
         return data
 

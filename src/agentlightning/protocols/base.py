@@ -122,7 +122,7 @@ class CompletionRequest:
     truncates: bool = False
     """Responses only: the agent would have the oldest items cut where the prompt does not fit; it is refused then."""
     previous_id: str | None = None
-    """Responses only: the response that this request continues (previous_response_id)."""
+    """The call that this request continues (Responses: previous_response_id, Messages: thread)."""
     echo: JSON = field(default_factory=dict)
     """Fields of the request that the protocol's response repeats; no other module reads them."""
 

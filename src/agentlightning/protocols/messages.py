@@ -46,8 +46,11 @@ UNSUPPORTED_PARAMS = {**fields.ENGINE_PARAMS, **fields.SAMPLING_PARAMS, **fields
 NOT_OURS = ("mcp_servers", "compaction")
 """Fields for services that stand before Anthropic's models, without which a model responds all the same."""
 
-REFUSED = ("container", "thread")
+REFUSED = ("container",)
 """Fields for such services that the response would have to continue."""
+
+THREAD_NOT_FOUND = "thread_not_found"
+"""Code of the error on which SDKs send the whole conversation as a new thread."""
 
 ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -56,8 +59,16 @@ ERROR_TYPES = {
 
 
 class Thinking(Struct):
-    type: Annotated[Literal["enabled", "disabled", "adaptive"], Meta(description="enabled, adaptive or disabled")]
-    display: Annotated[Literal["summarized", "omitted"], Meta(description="summarized or omitted")] | None = None
+    type: Annotated[
+        Literal["enabled", "disabled", "adaptive", "between_tools"],
+        Meta(description="enabled, adaptive, between_tools or disabled"),
+    ]
+    display: fields.Text = None
+
+
+class Thread(Struct):
+    type: Annotated[Literal["create", "continue"], Meta(description="create or continue")]
+    previous_message_id: fields.Text = None
 
 
 class ToolChoice(Struct):
@@ -74,6 +85,7 @@ class MessagesRequest(fields.ExternalRequest, kw_only=True):
     top_p: fields.Share = None
     top_k: fields.TopK = None
     thinking: Thinking | None = None
+    thread: Thread | None = None
     tool_choice: ToolChoice | None = None
     output_config: fields.Record = None
     output_format: fields.Record = None
@@ -113,6 +125,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     edits, unknown_edits = parse_edits(asked.context_management)
     thinking = asked.thinking
     return CompletionRequest(
+        previous_id=_continued(asked.thread, data),
         include_reasoning=thinking is not None and thinking.type != "disabled",
         model=asked.model or "",
         messages=messages,
@@ -147,6 +160,37 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     )
 
 
+def _continued(thread: Thread | None, data: JSON) -> str | None:
+    """The call that a request continues. Its `tools` are the thread's (`with_tools`), and so is the system prompt."""
+    if thread is None or thread.type == "create":
+        return None
+    if not thread.previous_message_id:
+        raise expected("the id of a message", thread.previous_message_id, "thread.previous_message_id")
+    if data.get("system") is not None:
+        raise fields.refused(
+            "system", "a thread keeps that of its first request; leave it out, or create another thread"
+        )
+    return call_id(thread.previous_message_id)
+
+
+def continued_id(data: JSON) -> str | None:
+    """The call whose thread a request continues, which sends neither a system prompt nor tools."""
+    thread = data.get("thread")
+    name = thread.get("previous_message_id") if isinstance(thread, dict) and thread.get("type") == "continue" else None
+    return call_id(name) if isinstance(name, str) else None
+
+
+def with_tools(data: JSON, tools: list[JSON] | None) -> JSON:
+    """A request that continues a thread, with the thread's tools, which are in the form of Chat Completions. Raises ApiError
+    where it has tools itself."""
+    if data.get("tools") is not None:
+        raise fields.refused(
+            "tools", "a thread keeps those of its first request; leave them out, or create another thread"
+        )
+    found = [{**tool["function"], "input_schema": tool["function"].get("parameters")} for tool in tools or ()]
+    return {**data, "tools": found} if found else data
+
+
 def _other_output_settings(output_config: JSON | None) -> JSON:
     return {
         f"output_config.{name}": value
@@ -165,7 +209,8 @@ def stream(request: CompletionRequest, call_id: str, model: str, created_s: int,
 
 def error(refusal: ApiError) -> bytes:
     kind = ERROR_TYPES.get(refusal.status) or ("api_error" if refusal.status >= 500 else "invalid_request_error")
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": refusal.message}})
+    details = {"details": {"error_code": refusal.code}} if refusal.code == THREAD_NOT_FOUND else {}
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": refusal.message, **details}})
 
 
 def count(tokens: int, original: int | None = None) -> bytes:

@@ -116,9 +116,11 @@ async def test_a_dead_engine_is_left_for_one_that_lives(house: House) -> None:
 class CompletionsEngine:
     """An engine that has only /v1/completions with token ids, and wants a key."""
 
-    def __init__(self, ids: list[int], key: str | None = None) -> None:
+    def __init__(self, ids: list[int], key: str | None = None, models: Any = None) -> None:
         self.ids = ids
         self.key = key
+        self.models = models
+        """What it says of its models; None: that it has no such route."""
         self.requests: list[dict[str, Any]] = []
         self.refusals: list[web.Response] = []
         self.url = ""
@@ -126,6 +128,8 @@ class CompletionsEngine:
     async def __aenter__(self) -> CompletionsEngine:
         app = web.Application()
         app.router.add_post("/v1/completions", self._complete)
+        if self.models is not None:
+            app.router.add_get("/v1/models", self._list)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -134,6 +138,9 @@ class CompletionsEngine:
 
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
+
+    async def _list(self, http: web.Request) -> web.Response:
+        return web.json_response(self.models)
 
     async def _complete(self, http: web.CompletionRequest) -> web.StreamResponse:
         if self.key is not None and http.headers.get("authorization") != f"Bearer {self.key}":
@@ -168,6 +175,45 @@ async def test_an_engine_without_generate_is_asked_for_completions(house: House,
         assert call.versions == [VersionSpan(version=policy.version, start=0, end=len(engine.ids))]
         [asked] = engine.requests
         assert (asked["model"], asked["prompt"], asked["return_token_ids"]) == ("big", call.suffix_ids, True)
+
+
+LISTED = {"data": [{"id": "base", "max_model_len": 64}, {"id": "lora"}]}
+
+
+@pytest.mark.parametrize("api", ["generate", "completions"])
+@pytest.mark.parametrize("asked", [None, 5, 32_000])
+async def test_what_is_asked_for_is_bounded_by_what_the_context_holds(
+    house: House, api: str, asked: int | None
+) -> None:
+    async with CompletionsEngine([5, END], models=LISTED) as engine:
+        url, house.engine.context = engine.url if api == "completions" else house.engine.url, 64
+        await house.serve_policy(endpoints=[url], api=api, served_model="lora")
+        claim = await house.claim()
+        reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json={**HI, "max_tokens": asked})
+        assert reply.status_code == 200
+        [call] = await house.store.calls([claim.rollout.id])
+        [sent] = engine.requests or [house.engine.requests[0]["sampling_params"]]
+        assert sent["max_tokens"] == min(asked or 64, 64 - call.prompt_tokens)
+        assert call.sampling.max_tokens == asked
+
+
+@pytest.mark.parametrize("models", [None, "none", {"data": [{"id": "m"}]}, {"data": [{"id": 3}]}, {"data": 1}, []])
+async def test_an_engine_that_lists_no_context_gets_what_was_asked_for(house: House, models: Any) -> None:
+    async with CompletionsEngine([5, END], models=models) as engine:
+        await house.serve_policy(endpoints=[engine.url], api="completions")
+        claim = await house.claim()
+        reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json={**HI, "max_tokens": 32_000})
+        assert (reply.status_code, engine.requests[0]["max_tokens"]) == (200, 32_000)
+
+
+async def test_an_engine_that_was_away_may_have_another_context(house: House) -> None:
+    claim, app = await house.claim(), house.gateway()
+    url = f"{path(claim)}/v1/chat/completions"
+    house.engine.context = 64
+    assert (await house.http(app).post(url, json=HI)).status_code == 200
+    house.engine.context, house.engine.drop = 1000, 2  # the kept connection and a new one
+    assert (await house.http(app).post(url, json={**HI, "max_tokens": 900})).status_code == 200
+    assert house.engine.requests[-1]["sampling_params"]["max_tokens"] == 900
 
 
 async def test_the_key_of_an_engine_comes_from_the_environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,27 @@ const { places, question, result, thanks, parameters } = JSON.parse(readFileSync
 const clientOf = (place) => new Anthropic({ baseURL: place.anthropic_base_url, apiKey: place.key, maxRetries: 0 });
 const of = (message, type) => message.content.filter((block) => block.type === type);
 
+const turn = (message) => ({
+  text: of(message, "text").map((block) => block.text).join(""),
+  reasoning: of(message, "thinking").map((block) => block.thinking).join(""),
+  tools: of(message, "tool_use").map((call) => ({ name: call.name, arguments: call.input })),
+});
+
+// The SDK's own loop over tools: its requests continue a thread that the server holds.
+async function toolRunner(place, stream) {
+  const weather = {
+    type: "custom", name: "weather", description: "The weather.", input_schema: parameters,
+    run: async () => result, parse: (given) => given,
+  };
+  const heard = [];
+  const runner = clientOf(place).beta.messages.toolRunner({
+    model: "policy", max_tokens: 200, thinking: { type: "adaptive" }, stream,
+    messages: [{ role: "user", content: question }], tools: [weather],
+  });
+  for await (const one of runner) heard.push(turn(stream ? await one.finalMessage() : one));
+  return heard;
+}
+
 async function messages(place, stream) {
   const client = clientOf(place);
   const history = [{ role: "user", content: question }];
@@ -18,11 +39,7 @@ async function messages(place, stream) {
       ? await client.messages.stream(asked).finalMessage()
       : await client.messages.create(asked);
     const calls = of(message, "tool_use");
-    heard.push({
-      text: of(message, "text").map((block) => block.text).join(""),
-      reasoning: of(message, "thinking").map((block) => block.thinking).join(""),
-      tools: calls.map((call) => ({ name: call.name, arguments: call.input })),
-    });
+    heard.push(turn(message));
     history.push({ role: "assistant", content: message.content });
     const results = calls.map((call) => ({ type: "tool_result", tool_use_id: call.id, content: result }));
     history.push({ role: "user", content: results.length ? results : thanks });
@@ -33,6 +50,8 @@ async function messages(place, stream) {
 const said = {
   "messages whole": await messages(places["messages whole"], false),
   "messages streamed": await messages(places["messages streamed"], true),
+  "tool runner whole": await toolRunner(places["tool runner whole"], false),
+  "tool runner streamed": await toolRunner(places["tool runner streamed"], true),
 };
 const client = clientOf(places.errors);
 const asked = { model: "policy", messages: [{ role: "user", content: question }] };

@@ -51,7 +51,7 @@ from agentlightning.gateway.policy.response_decoder import (
     send_recorded,
     token_logprob,
 )
-from agentlightning.protocols import fields, tokens
+from agentlightning.protocols import fields, messages, responses, tokens
 from agentlightning.protocols.base import (
     ApiError,
     Choice,
@@ -78,6 +78,12 @@ GRACE_S = 10.0
 
 DEADLINE_S = 600.0
 """Time limit of one call, in seconds."""
+
+PREVIOUS = {
+    responses.NAME: ("previous_response_id", "previous_response_not_found"),
+    messages.NAME: ("thread.previous_message_id", messages.THREAD_NOT_FOUND),
+}
+"""By protocol the field that names the call which a request continues, and the code of the error where there is none."""
 
 
 @dataclass(slots=True)
@@ -190,7 +196,7 @@ class PolicyCalls:
                 decoding = await decoding_of(
                     request, policy, plan.prompt_text, self._grammars, attempt, overridden_params
                 )
-            call.admission.begin()
+            await call.admission.begin(await self._tokens_of(call, asked, plan, sampling))
             if attempt.rollout.fork is not None:
                 replay = await self._attempts.replay(attempt)
                 replayed = replayed_choices(replay, policy, plan, asked.view, digest, request, sampling.max_tokens)
@@ -227,6 +233,14 @@ class PolicyCalls:
             decoders=decoders,
         )
 
+    async def _tokens_of(self, call: AgentCall, asked: _Understood, plan: PromptPlan, sampling: Sampling) -> int:
+        """Tokens that a call may use, where limits count them."""
+        if not call.admission.counts_tokens:
+            return 0
+        prompt, context = len(plan.prompt_ids), await self._engine_router.context(asked.policy)
+        bounds = [sampling.max_tokens, None if context is None else max(0, context - prompt)]
+        return prompt + asked.request.n * min((one for one in bounds if one is not None), default=0)
+
     async def _understood(self, call: AgentCall, data: JSON) -> _Understood:
         """The request with all that it refers to."""
         attempt = call.attempt
@@ -234,14 +248,12 @@ class PolicyCalls:
         policy = await self._engine_router.policy(attempt.rollout, request.model, call.resources)
         conversation = await self._attempts.conversation(attempt, policy.renderer, policy.alias)
         if request.previous_id is not None:
-            before = await self.stored.chain(attempt, request.previous_id)
+            before = await self.stored.chain(attempt, request.previous_id, call.wire.NAME)
             if not before:
-                raise ApiError(
-                    f"previous_response_id: this attempt has no response {data['previous_response_id']!r}",
-                    status=404,
-                    param="previous_response_id",
-                    code="previous_response_not_found",
-                )
+                field, code = PREVIOUS[call.wire.NAME]
+                named = data["thread"]["previous_message_id"] if call.wire.NAME == messages.NAME else data[field]
+                sentence = f"{field}: this attempt has no response {named!r}"
+                raise ApiError(sentence, status=404, param=field, code=code)
             request = replace(request, messages=_after(chain_messages(before), request.messages))
         # Before anything is made of them: a chain is longer than the request that names it.
         if request.previous_id is not None or call.request.size > MAX_TEXT:
@@ -437,7 +449,7 @@ class PolicyCalls:
     ) -> list[dict[int, PromptLogprob] | None]:
         """By token of a prompt the log-probabilities of itself and its alternatives, None for the first. It is a call by the
         limits. Raises ApiError where one is reached."""
-        call.admission.begin()
+        await call.admission.begin(len(ids))
         found = await self._engine_scores(policy, ids, alternatives, call.affinity)
         call.admission.count_prompt(len(ids))
         return found
@@ -612,12 +624,17 @@ def sampling_of(
     request: CompletionRequest, policy: Policy, attempt: TrackedAttempt
 ) -> tuple[CompletionRequest, Sampling, JSON, list[str]]:
     """The sampling parameters of a request, by the rollout and `agent.unsupported_params`, the parameters that were
-    overridden, and the names of those among them that were dropped.
+    overridden, and the names of those among them that were not applied.
 
     What the agent asks for never reaches the engine where it would make recorded log-probabilities wrong.
     """
     given = attempt.rollout.sampling
-    unsupported = dict(request.unsupported)
+    unsupported, forced = dict(request.unsupported), {}
+    if request.forced:
+        applied = {"temperature": given.temperature, "top_p": given.top_p}
+        forced = {name: value for name, value in request.forced.items() if value != applied.get(name)}
+    if policy.unsupported_params == "error" and attempt.rollout.mode == "train":  # an evaluation's are not the run's
+        unsupported |= forced
     if request.seed is not None and policy.seed is None:
         unsupported["seed"] = request.seed
     if request.one_tool_call and request.parse_tools and policy.renderer.parser.tool_end is None:
@@ -636,10 +653,6 @@ def sampling_of(
     if most is None or (request.max_tokens is not None and request.max_tokens < most):
         most = request.max_tokens
     sampling = Sampling(temperature=given.temperature, top_p=given.top_p, max_tokens=most)
-    forced: JSON = {}
-    if request.forced:
-        applied = {"temperature": given.temperature, "top_p": given.top_p}
-        forced = {name: value for name, value in request.forced.items() if value != applied.get(name)}
     if "seed" in unsupported:
         request = replace(request, seed=None)
-    return request, sampling, {**forced, **request.not_applied, **unsupported}, list(unsupported)
+    return request, sampling, {**forced, **request.not_applied, **unsupported}, [*unsupported, *forced]

@@ -159,6 +159,30 @@ def read_answer(data: bytes) -> EngineResponse:
         raise EngineError(f"the engine answered with something that is not JSON: {cause}") from cause
 
 
+class _Model(msgspec.Struct):
+    id: str = ""
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+def listed_context(data: bytes, model: str) -> int | None:
+    """The context of `model` by an engine's list of models, where it has that name, else that of the first that tells one:
+    an adapter has its base model's.
+
+    >>> listed_context(b'{"data": [{"id": "base", "max_model_len": 4096}, {"id": "adapter"}]}', "adapter")
+    4096
+    """
+    try:
+        listed = msgspec.json.decode(data, type=_Models).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # it lists none
+        return None
+    named = sorted((one for one in listed if (one.max_model_len or 0) > 0), key=lambda one: one.id != model)
+    return named[0].max_model_len if named else None
+
+
 def body(request: JSON, api: EngineApi, model: str) -> JSON:
     """The body for a request in the form of generate; `model` is the name that the engine serves."""
     if api == "generate":

@@ -17,7 +17,7 @@ import re
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -37,6 +37,7 @@ from agentlightning.gateway.policy.engine_client import (
     EngineResponse,
     SampledTokens,
     body,
+    listed_context,
     read_answer,
 )
 from agentlightning.gateway.resource_watcher import ResourceWatcher
@@ -46,6 +47,7 @@ from agentlightning.rendering.renderer import Renderer
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.runtime.backoff import Backoff
 from agentlightning.store.base import LightningStore
+from agentlightning.store.gateway_events import OUTGROWN
 
 REMEMBERED = 65_536
 """Attempts whose engine is remembered."""
@@ -363,8 +365,9 @@ class Policy:
     """The engine's HTTP API; None: detected, once per endpoint."""
     logprobs: Literal["processed", "raw"] = "processed"
     """Log-probabilities of the distribution that was sampled from (processed), or of the bare logits (raw)."""
-    unsupported_params: Literal["error", "drop"] = "error"
-    """Treatment of sampling parameters that no trainer could account for."""
+    unsupported_params: Literal["error", "drop"] | None = None
+    """Treatment of sampling parameters that no trainer could account for; None: an error, save for the temperature and
+    top_p, in whose place the run's apply."""
     structured: Literal["mask", "context_only", "refuse"] = "mask"
     """Treatment of calls with a grammar, penalties or cuts: trained under the same mask, context only, or refused (or left
     out, by `unsupported_params`), since the run's engine cannot rebuild masks."""
@@ -496,6 +499,8 @@ class EngineRouter:
         self._balancer = Balancer()
         self._health = EngineHealth(self._client, self._balancer, probe, metrics.hangs.inc, background)
         self._apis: dict[str, EngineApi] = {}
+        self._contexts: dict[str, int | None] = {}
+        """By URL, of the engines that were asked since they were away last."""
         self._policies: dict[str, tuple[list[Resource], dict[str, Policy]]] = {}
         """By run, with the resources that they come from."""
         metrics.watch_engines(self._balancer.states)
@@ -552,6 +557,16 @@ class EngineRouter:
                 return policy
         names = ", ".join(sorted(policy.model for policy in policies.values()))
         raise ApiError(f"model: no policy is named {model!r}; expected one of {names}", status=404, param="model")
+
+    async def context(self, policy: Policy) -> int | None:
+        """Tokens that prompt and completion may have together; None where no engine says."""
+        headers = _JSON_HEADERS if policy.key_env is None else _headers(policy.key_env)
+        for url in policy.endpoints:
+            with suppress(OSError):
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    if (context := await self._context(policy, headers, url)) is not None:
+                        return context
+        return None
 
     async def generate(self, policy: Policy, request: JSON, affinity: str) -> SampledTokens:
         """Sample to the end; `request` is in the form of vLLM's /inference/v1/generate, `affinity` names the attempt.
@@ -623,7 +638,7 @@ class EngineRouter:
             served_model=value.get("served_model"),
             api=value.get("api"),
             logprobs=value.get("logprobs") or "processed",
-            unsupported_params=value.get("unsupported_params") or "error",
+            unsupported_params=value.get("unsupported_params"),
             structured=value.get("structured") or "mask",
             images=bool(value.get("images", True)),
             key_env=value.get("key_env"),
@@ -664,7 +679,8 @@ class EngineRouter:
                     api = policy.api or self._apis.get(engine.url)
                     if api is None:
                         api = self._apis[engine.url] = await self._detect_api(headers, engine.url)
-                    data = orjson.dumps(body(request, api, policy.served_model or policy.alias))
+                    fitting = _fitting(request, await self._context(policy, headers, engine.url))
+                    data = orjson.dumps(body(fitting, api, policy.served_model or policy.alias))
                     async with await self._client.post(f"{engine.url}{PATHS[api]}", headers, data) as response:
                         if response.status != 200:
                             raise _refused(response.status, await response.read(), response.headers)
@@ -676,6 +692,7 @@ class EngineRouter:
                     self._health.calls.discard(call)
         except OSError as cause:
             self._balancer.failed(engine)
+            self._contexts.pop(engine.url, None)  # another may take its place
             if call is not None and call.reason and isinstance(cause, TimeoutError):
                 raise HungEngineError(f"the engine {call.reason}") from None
             raise
@@ -701,6 +718,31 @@ class EngineRouter:
             if reply.status in (429, 502, 503, 504):
                 raise _refused(reply.status, await reply.read(), reply.headers)
             return "completions" if reply.status in (403, 404, 405, 501) else "generate"
+
+    async def _context(self, policy: Policy, headers: dict[str, str], url: str) -> int | None:
+        """Tokens that prompt and completion may have together, as vLLM, SGLang and our samplers list it with their model;
+        None where an engine does not. Raises OSError."""
+        if url not in self._contexts:
+            async with await self._client.get(f"{url}/v1/models", headers) as response:
+                data = await response.read()
+            self._contexts[url] = listed_context(data, policy.served_model or policy.alias)
+        return self._contexts[url]
+
+
+def _fitting(request: JSON, context: int | None) -> JSON:
+    """The request with a bound of sampled tokens that the context holds: engines refuse a larger one, or know none and have
+    a default of their own. Raises ApiError where the prompt fills it."""
+    if context is None:
+        return request
+    prompt, parameters = len(request["token_ids"]), request["sampling_params"]
+    if prompt >= context:
+        raise ApiError(
+            f"the prompt has {prompt} tokens; the model's context is {context}, answer included",
+            param="token_ids",
+            code=OUTGROWN,
+        )
+    most = min(parameters.get("max_tokens") or context, context - prompt)
+    return {**request, "sampling_params": {**parameters, "max_tokens": most}}
 
 
 def _seconds(resource: Resource, name: str) -> float | None:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
+from uuid_utils import uuid7
+
 from agentlightning.adapters.agent_names import prompt_name, prompt_text
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, parent_span
 from agentlightning.gateway.attempts import TrackedAttempt
@@ -23,6 +25,7 @@ from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.gateway.policy.images import CallImages, engine_prompt
 from agentlightning.protocols.base import (
+    ApiError,
     Choice,
     Completion,
     CompletionRequest,
@@ -444,6 +447,22 @@ async def send_recorded(call: AgentCall, request: CompletionRequest, answer: Com
     *parts, end = replayed(events, answer, bool(request.return_token_ids))
     await reply.start_events(b"".join(parts), request.stream_type)
     await reply.end(end)
+
+
+async def send_end(call: AgentCall, request: CompletionRequest, reached: ApiError) -> None:
+    """Send a message in place of a completion, which is in no record: a limit was reached, and the agent is to end."""
+    content = f"The budget of this task is used up: {reached.message}. No further call is answered; end here."
+    choice = Choice(content=content, logprobs=() if request.logprobs else None)
+    now_s = int(time.time())
+    answer = Completion(
+        call_id=str(uuid7()),
+        model=request.model,
+        created_s=now_s,
+        prompt_tokens=0,
+        choices=(choice,) * request.n,
+        completed_s=now_s,
+    )
+    await send_recorded(call, request, answer)
 
 
 def _says(delta: Delta) -> bool:
