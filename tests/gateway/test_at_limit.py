@@ -15,7 +15,6 @@ from test_gateway_limits import BODIES as FOUR
 from test_gateway_limits import ask, limit, told
 
 import build
-from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.gateway.attempts import MAX_ENDS
 from agentlightning.records import Claim, Finish
 from agentlightning.store.base import RolloutQuery
@@ -107,7 +106,7 @@ async def test_a_program_that_asks_on_and_on_is_refused_in_the_end(house: House)
     assert statuses == [200] * (MAX_ENDS + 1) + [429]
 
 
-async def test_an_external_model_ends_the_agent_too_and_a_judge_gets_an_error(
+async def test_an_external_model_ends_the_agent_too_and_a_judge_is_no_agent(
     house: House, external: ExternalServer
 ) -> None:
     claim = await begin(house, command="x")
@@ -118,7 +117,11 @@ async def test_an_external_model_ends_the_agent_too_and_a_judge_gets_an_error(
     assert (await house.http().post(url, json=body)).status_code == 200
     ended = await house.http().post(url, json=body)
     assert "has used 18 of 18 tokens" in ended.json()["choices"][0]["message"]["content"]
-    judged = await house.http().post(url, json=body, headers={"x-agl-agent": JUDGE})
+    key = {"authorization": f"Bearer {claim.judge_key}"}
+    judged = await house.http().post(url, json=body, headers=key)
+    assert judged.json()["choices"][0]["message"]["content"] == "It is sunny."  # the attempt's limits are its agent's
+    await limit(house, run={"max_tokens": 18})
+    judged = await house.http(house.gateway()).post(url, json=body, headers=key)
     assert judged.status_code == 429
     embedded = await house.http().post(f"{path(claim)}/v1/embeddings", json={"model": "gpt-4o-mini", "input": "x"})
     assert embedded.status_code == 429
