@@ -93,6 +93,7 @@ def test_reasoning_is_read_from_what_an_item_has_of_it(item: dict[str, Any], rea
 
 NO_EFFECT: dict[str, Any] = {
     "access_programs": {"cyber": "standard"},
+    "background_options": {"completion_window": "soonest"},
     "image": {"context_compression": "auto"},
     "include": ["code_interpreter_call.outputs"],
     "max_tool_calls": 3,
