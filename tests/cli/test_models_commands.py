@@ -19,7 +19,7 @@ from agentlightning.errors import ConfigError, ConflictError, InputError, NotFou
 from agentlightning.runtime.disk import file_hash
 from agentlightning.store.models import ModelVersion
 from agentlightning.store.open import open_store
-from agentlightning.trainer.checkpoint import take_fingerprint
+from agentlightning.trainer.checkpoint import RunFolder, take_fingerprint
 from agentlightning.trainer.model_weights import with_versions
 
 
@@ -191,9 +191,12 @@ def test_a_run_with_other_code_or_data_is_not_started_again(tmp_path: Path) -> N
     asyncio.run(make())
 
     def rerun(*words: str) -> str:
-        runs = str(tmp_path / "runs")
-        return str(CliRunner().invoke(app, ["train", "--rerun", "r", "--store", url, "--runs", runs, *words]).exception)
+        given = ["--store", url, "--runs", str(tmp_path / "runs"), *words]
+        return str(CliRunner().invoke(app, ["train", "--rerun", "r", *given]).exception)
 
+    assert "only its record says what code it ran" in rerun()
+    RunFolder(tmp_path / "runs", "r").create(config)
+    RunFolder(tmp_path / "runs", "r").keep_fingerprint(take_fingerprint(config, [{"a": 1}]))
     started = rerun()  # refused for what it lacks: its record is the same
     assert "nowhere" in started
     tasks.write_text('{"a": 2}\n')

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-for shared in ("frameworks", "gateway", "runner", "sdk"):
+for shared in ("analysis", "frameworks", "gateway", "runner", "sdk"):
     sys.path.append(str(Path(__file__).parents[1] / shared))
 
 from attack_scene import END, SERVER_KEY, Scene, a_claim  # noqa: E402 - what these import is found by the lines above

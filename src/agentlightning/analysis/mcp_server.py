@@ -49,6 +49,8 @@ class StoreTools:
     """The tools of the server, over an open store."""
 
     store: LightningStore
+    _trust_run: bool = False
+    """True where the code that records name may be imported."""
 
     async def list_runs(self, limit: Limit = 20) -> Any:
         """Lists runs, newest first: id, name, state, step, rewards and active alarms."""
@@ -137,7 +139,7 @@ class StoreTools:
 
     async def explain_reward(self, rollout_id: str) -> Any:
         """Explains how a training rollout's rewards became the credit and advantage of each of its calls, in words."""
-        return await explain_rollout(self.store, rollout_id)
+        return await explain_rollout(self.store, rollout_id, trust_run=self._trust_run)
 
     async def reward_distribution(self, run_id: str, step: int) -> Any:
         """Shows the distribution of each reward of one training step, by the call that it was given to."""
@@ -148,15 +150,16 @@ class StoreTools:
         return await find_hacks(self.store, run_id)
 
 
-def mcp_server(store: LightningStore) -> MCPServer[Any]:
-    """The server over an open store. MissingExtraError without the package mcp."""
+def mcp_server(store: LightningStore, trust_run: bool = False) -> MCPServer[Any]:
+    """The server over an open store, which imports code that records name only with `trust_run`. MissingExtraError without
+    the package mcp."""
     try:
         from mcp.server import MCPServer
         from mcp.types import ToolAnnotations
     except ImportError as cause:
         raise MissingExtraError("mcp", "mcp") from cause
     server = MCPServer("agentlightning", instructions=INSTRUCTIONS, log_level="WARNING")
-    tools = StoreTools(store)
+    tools = StoreTools(store, trust_run)
     for name in (name for name in vars(StoreTools) if not name.startswith("_") and name != "store"):
         server.add_tool(
             _answering(getattr(tools, name)),

@@ -24,6 +24,7 @@ from agentlightning.analysis.step_record import StepRecord, read_step
 from agentlightning.errors import ConfigError, InputError, NotFoundError
 from agentlightning.records import Outcome, Reward, RewardSource, Rollout
 from agentlightning.runner.scoring import Score, Scorer
+from agentlightning.runtime.code_loader import only_named_code
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_steps
 from agentlightning.trainer.data.rescore import RescoredRollout, Rescoring
@@ -148,9 +149,16 @@ class WhatIfReport:
     """Rollouts on which the other reward function failed, and how."""
 
 
-async def explain_rollout(store: LightningStore, rollout_id: str, policy: str | None = None) -> RewardExplanation:
+async def explain_rollout(
+    store: LightningStore, rollout_id: str, policy: str | None = None, trust_run: bool = False
+) -> RewardExplanation:
     """The calculation of one rollout's credit and advantages. NotFoundError where there is no such rollout; ConfigError
-    where its advantages are in no store (a critic's, a judge's)."""
+    where its advantages are in no store (a critic's, a judge's), or the run names code of its own without `trust_run`."""
+    with only_named_code(trust_run=trust_run):
+        return await _explained(store, rollout_id, policy)
+
+
+async def _explained(store: LightningStore, rollout_id: str, policy: str | None) -> RewardExplanation:
     found = await store.rollouts(RolloutQuery(ids=[rollout_id]))
     if not found:
         raise NotFoundError(f"{rollout_id}: no such rollout; see: agl rollouts list RUN")
@@ -179,12 +187,26 @@ async def explain_rollout(store: LightningStore, rollout_id: str, policy: str | 
 
 
 async def what_if(
-    store: LightningStore, run_id: str, step: int, change: RewardChange, policy: str | None = None
+    store: LightningStore,
+    run_id: str,
+    step: int,
+    change: RewardChange,
+    policy: str | None = None,
+    trust_run: bool = False,
 ) -> WhatIfReport:
     """The step's rollouts under the change: reward, credit and advantage of each call, before anything is trained.
 
-    ConfigError where a part of the change is wrong, or where it needs a critic or a judge.
+    ConfigError where a part of the change is wrong, where it needs a critic or a judge, or where the run names code of its
+    own that the change does not name, without `trust_run`.
     """
+    given = [one for one in (change.credit_settings or {}).values() if isinstance(one, str)]
+    with only_named_code(change.credit, change.advantage, *given, trust_run=trust_run):
+        return await _what_if(store, run_id, step, change, policy)
+
+
+async def _what_if(
+    store: LightningStore, run_id: str, step: int, change: RewardChange, policy: str | None
+) -> WhatIfReport:
     record = await read_step(store, run_id, step, policy)
     changed = changed_algorithm(record.algorithm, change)
     groups, problems = record.groups, dict[str, str]()

@@ -17,6 +17,7 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.settings import as_table
 from agentlightning.errors import AgentLightningError
 from agentlightning.records import JSON, Run
+from agentlightning.runtime.code_loader import only_named_code
 
 SEED = "trainer.seed"
 IGNORED = frozenset({"store.url", "engine.listen", "engine.advertise", "engine.sampler.weights", "monitor.tags"})
@@ -44,7 +45,8 @@ class SettingDifference:
 
 
 def flat_settings(config: JSON) -> FlatSettings:
-    """The settings of a run by dotted name, the defaults of LightningRL included: a record has only what was given.
+    """The settings of a run by dotted name, the defaults of LightningRL included: a record has only what was given. Of an
+    algorithm that cannot be made any more, or that names code, what was given.
 
     >>> flat_settings({"trainer": {"steps": 5}, "algorithm": {"type": "sft"}})
     {'trainer.steps': 5, 'algorithm.type': 'sft'}
@@ -52,7 +54,7 @@ def flat_settings(config: JSON) -> FlatSettings:
     algorithm = config.get("algorithm")
     if isinstance(algorithm, Mapping) and algorithm.get("type", "lightning_rl") == "lightning_rl":
         given = {name: value for name, value in algorithm.items() if name not in ("type", "schedule")}
-        with contextlib.suppress(AgentLightningError):  # of an algorithm that cannot be made any more, what was given
+        with contextlib.suppress(AgentLightningError), only_named_code():
             config = {**config, "algorithm": {"type": "lightning_rl", **algorithm, **as_table(LightningRL(**given))}}
     found = _flat(config, "").items()
     return {name: value for name, value in found if name not in IGNORED and not name.startswith(IGNORED_TABLES)}

@@ -12,6 +12,7 @@ from agentlightning.cli.options import (
     Json,
     Server,
     Store,
+    TrustRun,
     one_store,
     print_columns,
     print_json,
@@ -172,8 +173,8 @@ def backup(
     typer.echo(f"{to}: the store as it was at one moment; copy the folder of its runs, too")
 
 
-def mcp(store: Store = None, server: Server = None) -> None:
+def mcp(store: Store = None, server: Server = None, trust_run: TrustRun = False) -> None:
     """Serve the store to an assistant over MCP on standard input and output; it can read, and change nothing."""
     from agentlightning.analysis.mcp_server import mcp_server
 
-    with_store(one_store(store, server), lambda opened: mcp_server(opened).run_stdio_async())
+    with_store(one_store(store, server), lambda opened: mcp_server(opened, trust_run).run_stdio_async())

@@ -18,6 +18,7 @@ from agentlightning.cli.options import (
     RunId,
     Step,
     Store,
+    TrustRun,
     interval,
     number,
     print_columns,
@@ -59,13 +60,14 @@ app = typer.Typer(
 def explain(
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Id of a training rollout.")],
     policy: Policy = None,
+    trust_run: TrustRun = False,
     as_json: Json = False,
     store: Store = None,
 ) -> None:
     """Explain a rollout's reward, and the credit and advantage of its calls, step by step."""
     from agentlightning.analysis.reward_debugger import explain_rollout
 
-    found = with_store(store, lambda opened: explain_rollout(opened, rollout, policy))
+    found = with_store(store, lambda opened: explain_rollout(opened, rollout, policy, trust_run))
     if as_json:
         print_json(found)
         return
@@ -93,6 +95,7 @@ def what_if(
     ] = None,
     function: Annotated[str | None, typer.Option("--with", help=REWARD_FUNCTION)] = None,
     policy: Policy = None,
+    trust_run: TrustRun = False,
     as_json: Json = False,
     store: Store = None,
 ) -> None:
@@ -111,7 +114,7 @@ def what_if(
             weights=None if weights is None else dict(map(_weight, weights.split(","))),
             scorer=scorer,
         )
-        found = with_store(store, lambda opened: reward_debugger.what_if(opened, run, step, change, policy))
+        found = with_store(store, lambda opened: reward_debugger.what_if(opened, run, step, change, policy, trust_run))
     print_json(found) if as_json else _print_what_if(found)
 
 

@@ -16,6 +16,7 @@ from agentlightning.cli.options import (
     Server,
     Settings,
     Store,
+    TrustRun,
     WithConsole,
     one_store,
     own_config,
@@ -144,6 +145,7 @@ def train(
     resume: Resume = None,
     rerun: Rerun = None,
     changed_ok: ChangedOk = False,
+    trust_run: TrustRun = False,
     agent: Agent = None,
     tasks: Tasks = None,
     val: Val = None,
@@ -173,9 +175,9 @@ def train(
     if rerun is not None:
         if any((config, resume, run, chosen, settings)):
             raise ConfigError("--rerun: takes all settings from that run; give no others")
-        _rerun(rerun, changed_ok, url, runs)
-    elif changed_ok:
-        raise ConfigError("--changed-ok: expected --rerun RUN with it")
+        _rerun(rerun, changed_ok, trust_run, url, runs)
+    elif changed_ok or trust_run:
+        raise ConfigError(f"--{'changed-ok' if changed_ok else 'trust-run'}: expected --rerun RUN with it")
     elif run is not None and resume is not None:
         raise ConfigError("--run: starts a run or goes on with it; give --run or --resume, not both")
     elif resume is not None:
@@ -216,8 +218,10 @@ def _start(
         raise typer.Exit(EXIT_UNFINISHED)
 
 
-def _rerun(run: str, changed_ok: bool, store: str | None, runs: Path) -> None:
-    """Starts a training run again from its record. ConflictError where code or tasks differ from those recorded."""
+def _rerun(run: str, changed_ok: bool, trust_run: bool, store: str | None, runs: Path) -> None:
+    """Starts a training run again. ConflictError where code or tasks differ from those that it was made of, before anything
+    is imported; without `trust_run`, by configuration and hashes in its folder, which no author of records can write."""
+    from agentlightning.runtime.code_loader import is_code
     from agentlightning.store.open import store_url
     from agentlightning.store.scan import find_run
     from agentlightning.trainer.checkpoint import Fingerprint, RunFolder, recorded_config, take_fingerprint
@@ -228,10 +232,20 @@ def _rerun(run: str, changed_ok: bool, store: str | None, runs: Path) -> None:
     found = with_store(store, lambda opened: find_run(opened, run))
     if not is_training(found):
         raise ConflictError(f"--rerun: {run} is not a training run")
-    config = recorded_config(found, store_url(store))
-    tasks = [] if config.data.train is None else load_tasks(config.data.train, config.trainer.seed)
-    then, now = Fingerprint.of_summary(found.summary), take_fingerprint(config, tasks)
-    changed = [kind for kind in ("code", "data") if getattr(then, kind) != getattr(now, kind)]
+    url, folder = store_url(store), RunFolder(runs, run)
+    then = None if trust_run else folder.fingerprint()
+    if then is None and not trust_run:
+        raise ConflictError(
+            f"--rerun: {run} was not started in {runs}, so only its record says what code it ran, and whoever may write "
+            "records could have changed that; if you trust them, add --trust-run"
+        )
+    config = recorded_config(found, url) if then is None else folder.config(url)
+    then = then or Fingerprint.of_summary(found.summary)
+    changed = [] if then.code == take_fingerprint(config, []).code else ["code"]
+    source = config.data.train or ""
+    if changed_ok or not changed or not is_code(source):  # else loading the tasks could run what was changed
+        tasks = load_tasks(source, config.trainer.seed) if source else []
+        changed += [] if then.data == take_fingerprint(config, tasks).data else ["data"]
     if changed and not changed_ok:
         raise ConflictError(
             f"{run}: {' and '.join(changed)} changed since the run was last started; to start it anyway, add --changed-ok"

@@ -7,7 +7,6 @@ anywhere. Knows nothing of what the settings do.
 from __future__ import annotations
 
 import re
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from agentlightning.config.run import Config, parse_config
 from agentlightning.errors import ConfigError
-from agentlightning.runtime.code_loader import SETTINGS, installed_plugins
+from agentlightning.runtime.code_loader import SETTINGS, installed_plugins, module_file
 
 PATHS = re.compile(
     r"/(model/path|agent/(run|reward(/\d+)?(/run)?)|data/(train|val)|air/rules/[^/]+/run|policies/[^/]+/model|optimize/grammar)"
@@ -51,20 +50,19 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def named_files(config: Config) -> dict[str, Path]:
-    """The files that settings name, by the settings' dotted names: tasks, and the code of agent, rewards and algorithm; of
-    modules, those of installed plug-ins among them, those that are imported, but for ours."""
+    """The files that settings name, by the settings' dotted names: tasks, and the code of agent, rewards and algorithm, also
+    where it is a module or an installed plug-in. Nothing is imported to find them."""
 
     def walk(value: Any, name: str) -> Iterator[tuple[str, Path]]:
         if isinstance(value, dict | list):
             for key, one in value.items() if isinstance(value, dict) else enumerate(value):
                 yield from walk(one, f"{name}/{key}")
-        elif isinstance(value, str) and (file := _file_in(name, value)):
-            path = Path(file[0])
-            if path.is_file():
-                yield name[1:].replace("/", "."), path.resolve()
-        elif isinstance(value, str) and (module := _module_in(name, value)):
-            path = Path(getattr(sys.modules.get(module), "__file__", None) or "")
-            if path.is_file():
+        elif isinstance(value, str):
+            file, module = _file_in(name, value), _module_in(name, value)
+            path = None if file is None else Path(file[0])
+            if module is not None and (path is None or not path.is_file()):
+                path = module_file(module)
+            if path is not None and path.is_file():
                 yield name[1:].replace("/", "."), path.resolve()
 
     return dict(walk(config.model_dump(mode="json"), ""))
@@ -72,10 +70,10 @@ def named_files(config: Config) -> dict[str, Path]:
 
 def _module_in(name: str, value: str) -> str | None:
     """The module of ``package.module:name``, or of an installed plug-in, where `name` is a setting that may name code."""
+    if ":" in value and (CODE.fullmatch(name) or PATHS.fullmatch(name)):
+        return value.partition(":")[0]
     if not CODE.fullmatch(name):
         return None
-    if ":" in value:
-        return value.partition(":")[0]
     table = "engine" if "/engine/" in name else "algorithm"
     *_, above, last = name.split("/")
     setting = above if last == "type" and above != table and not above.isdigit() else last

@@ -21,6 +21,7 @@ from agentlightning.errors import AgentError, ConfigError
 from agentlightning.runner.agent import is_marked
 from agentlightning.runtime.code_loader import (
     callables_of,
+    check_named,
     check_signature,
     is_code,
     load_file,
@@ -37,6 +38,7 @@ def load(spec: str, parameters: tuple[str, ...] | None = ("task", "llm"), what: 
     ConfigError where the file, the module or the name does not exist or the signature does not fit; AgentError where
     importing it raises. Both name the spec and what was expected.
     """
+    check_named(spec, what)
     if spec.endswith(".pkl"):
         value = _unpickle(Path(spec), what)
     else:

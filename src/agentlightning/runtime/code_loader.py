@@ -1,7 +1,8 @@
 """Loads code by its place, ``file.py:name`` or ``package.module:name``, and plug-ins by entry point, too.
 
 Workers, the trainer, the learner and whoever makes engines use it; `runner.user_code` adds what only agents need. Whatever
-is wrong becomes one sentence. Knows nothing of what the callables do.
+is wrong becomes one sentence. Whoever reads a stored run wraps it in `only_named_code`: a record names code, and everybody
+with a trainer's token writes records. Knows nothing of what the callables do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from pathlib import Path
@@ -42,6 +45,30 @@ SETTINGS: dict[PluginKind, str] = {kind: f"algorithm.{kind}" for kind in GROUPS}
 HASH = "__agl_sha256__"
 """Attribute of an imported module: the hash of its file, which may be edited while the process lives."""
 
+_NAMED: ContextVar[frozenset[str] | None] = ContextVar("agl_named_code", default=None)
+"""The code that may be loaded by its name; None: any."""
+
+
+@contextmanager
+def only_named_code(*named: str | None, trust_run: bool = False) -> Iterator[None]:
+    """Loads no code in the block but what the user `named`, so that reading a run never imports what its record names;
+    with `trust_run` everything."""
+    token = _NAMED.set(None if trust_run else frozenset(one for one in named if one))
+    try:
+        yield
+    finally:
+        _NAMED.reset(token)
+
+
+def check_named(spec: str, what: str) -> None:
+    """ConfigError where `spec` may not be loaded here. Called wherever code is loaded by a name."""
+    named = _NAMED.get()
+    if named is not None and spec not in named:
+        raise ConfigError(
+            f"{what}: the run's record names the code {spec[:80]!r}, which is not imported to read it; if you trust whoever "
+            "recorded the run, add --trust-run"
+        )
+
 
 def installed_plugins(kind: PluginKind) -> Mapping[str, EntryPoint]:
     """The entry points of a kind, by name."""
@@ -63,6 +90,7 @@ def load_plugin(kind: PluginKind, name: str, built_in: Collection[str]) -> Any:
     setting = SETTINGS[kind]
     if is_code(name):
         return load_code(name, setting)
+    check_named(name, setting)
     installed = installed_plugins(kind)
     if name not in installed:
         known = ", ".join(sorted({*built_in, *installed}))
@@ -110,6 +138,7 @@ def path_of_code(value: Any, setting: str) -> str:
 
 def load_code(spec: str, what: str) -> Any:
     """The value that `spec`, with a name after its colon, names."""
+    check_named(spec, what)
     source, _, name = spec.rpartition(":")
     module = load_file(Path(source), what) if source.endswith(".py") else load_module(source, what)
     return value_of(module, name, spec, what)
@@ -178,6 +207,18 @@ def load_module(name: str, what: str) -> ModuleType:
                     f"{what} module {name!r} does not exist; expected file.py:name or package.module:name"
                 ) from cause
             raise
+
+
+def module_file(name: str) -> Path | None:
+    """The file that importing the module would run, found without importing anything; None where there is none."""
+    file, places, above = None, [str(Path.cwd()), *sys.path], ""
+    for part in name.split("."):
+        above = f"{above}.{part}" if above else part
+        found = PathFinder.find_spec(above, places) if places else None
+        if found is None:
+            return None
+        file, places = found.origin, list(found.submodule_search_locations or ())
+    return Path(file).resolve() if file and Path(file).is_file() else None
 
 
 def _package_of(path: Path) -> tuple[Path, str]:

@@ -1,8 +1,8 @@
 """Run folders: a run's configuration, the hashes of what it was made of, its metrics and checkpoints.
 
-``runs/<id>/``: config.json, files.json (hashes of the files that it names), metrics.jsonl, curve.png, lock, logs/,
-trackers/ (what each has been sent), agent.pkl (where the agent travels by pickle), checkpoints/step-000010/ (a transformers
-folder with the learner's state; of several policies a folder for each).
+``runs/<id>/``: config.json, files.json (hashes of the files that it names), fingerprint.json, metrics.jsonl, curve.png,
+lock, logs/, trackers/ (what each has been sent), agent.pkl (where the agent travels by pickle), checkpoints/step-000010/ (a
+transformers folder with the learner's state; of several policies a folder for each).
 """
 
 from __future__ import annotations
@@ -118,6 +118,15 @@ class RunFolder:
             for setting, file in files.items()
             if last.get(str(file), now[str(file)]) != now[str(file)]
         ]
+
+    def keep_fingerprint(self, fingerprint: Fingerprint) -> None:
+        """Keep what the run was made of here, where nobody who may write to its store can change it."""
+        self.write_whole("fingerprint.json", orjson.dumps(asdict(fingerprint)))
+
+    def fingerprint(self) -> Fingerprint | None:
+        """What the run was made of when it was last started; None where it was not started in this folder."""
+        file = self.path / "fingerprint.json"
+        return Fingerprint(**orjson.loads(file.read_bytes())) if file.exists() else None
 
     @property
     def has_config(self) -> bool:
@@ -286,13 +295,14 @@ class Fingerprint:
 
 
 def take_fingerprint(config: Config, tasks: Sequence[JSON]) -> Fingerprint:
-    """Takes the fingerprint of a run with these training tasks; of offline training, its runs are the data.
+    """Takes the fingerprint of a run with these training tasks; of offline training, its runs are the data. Imports nothing.
 
-    The code is every file that settings name, but for the tasks': of agent, rewards and algorithm; of a command,
-    the files among its words. Modules that they import are not part of it.
+    The code is every file that settings name, but for tasks that are no code; of a command, the files among its words.
+    Modules that they import are not part of it.
     """
     table = {name: value for name, value in run_record(config).items() if name != "store"}
-    code = {name: file_hash(path) for name, path in named_files(config).items() if not name.startswith("data.")}
+    files = named_files(config).items()
+    code = {name: file_hash(path) for name, path in files if path.suffix == ".py" or not name.startswith("data.")}
     code |= {f"agent.command {path.name}": file_hash(path) for path in _files_of(config.agent.command)}
     code |= {"agent.run": config.agent.run or ""} if "agent.run" not in code else {}
     rows: Iterable[object] = tasks if config.data.train is not None else config.data.from_run

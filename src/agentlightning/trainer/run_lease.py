@@ -25,7 +25,7 @@ from agentlightning.errors import ConflictError, InputError, NotFoundError, RunT
 from agentlightning.records import JSON, Run, RunState
 from agentlightning.store.base import LightningStore
 from agentlightning.store.scan import find_run
-from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.checkpoint import FINGERPRINT, Fingerprint, RunFolder
 from agentlightning.trainer.interrupts import run_watched
 from agentlightning.trainer.progress import Progress
 
@@ -180,6 +180,8 @@ class RunSession(ABC, Generic[R]):
         run_id, url = self._folder.run_id, self._config.store.url
         for sentence in self._folder.changed_files(named_files(self._config)):
             self._progress.note(sentence)
+        if FINGERPRINT in summary:
+            self._folder.keep_fingerprint(Fingerprint.of_summary(summary))
         known = resume and bool(await store.runs(ids=[run_id]))
         if resume and not known and (self._folder.has_checkpoint() or url == "memory://"):
             why = "it ended with its process" if url == "memory://" else "name the one it was trained with: --store URL"

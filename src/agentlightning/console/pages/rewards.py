@@ -1,7 +1,7 @@
 """The rewards of a run: their distribution, signs of hacks, and one explained step by step.
 
-All numbers are those of analysis/. A view reads some steps, at most `MAX_READ` rollouts of each. It runs no code of a
-request or of a run's record: whoever wants that gets the command, and runs it with their own rights.
+All numbers are those of analysis/, which imports nothing that a record names: whoever wants that gets the command, and runs
+it with their own rights. A view reads some steps, at most `MAX_READ` rollouts of each.
 """
 
 from __future__ import annotations
@@ -223,7 +223,8 @@ def check_readable(run: Run, typed: str) -> None:
     for name, text in _texts({name: run.config.get(name) for name in ("algorithm", "policies")}):
         if is_predicate(text) if name == "agents" else is_code(text):
             raise ConfigError(
-                f"{name}: the run names code of its own, {text[:80]!r}, which the console never runs; type: {typed}"
+                f"{name}: the run names code of its own, {text[:80]!r}, which the console never runs; type: {typed} "
+                "--trust-run"
             )
         if name == "credit" and text in CREDIT and text not in RULES:
             raise ConfigError(f"credit: {text!r} reads more than the rewards of one step; type: {typed}")
