@@ -16,6 +16,7 @@ from agentlightning.gateway.access import Authentication
 from agentlightning.store.sql.store import SqlLightningStore
 
 KEY = "sk-agl-server-of-the-test"
+TOKEN = "of-the-url"
 HTML = {"accept": "text/html"}
 
 
@@ -25,8 +26,9 @@ async def pages(scope: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def browser(
-    key: str | None, host: str = "127.0.0.1:7860", sessions: Sessions | None = None
+    key: str | None, host: str = "127.0.0.1:7860", sessions: Sessions | None = None, *, entered: bool = True
 ) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser before a console; of one without a key, it has opened the URL that was printed."""
     async with SqlLightningStore("memory://") as store:
         await store.create_run("r", {}, "r")
         tokens = {
@@ -35,15 +37,29 @@ async def browser(
             "worker": await store.create_token("worker", "worker", "r"),
         }
         access = Access(
-            pages, Authentication(store, key) if key else None, new_sessions() if sessions is None else sessions
+            pages,
+            Authentication(store, key) if key else None,
+            new_sessions() if sessions is None else sessions,
+            token="" if key else TOKEN,
         )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(access), base_url=f"http://{host}") as client:
             client.secrets = {name: token.secret for name, token in tokens.items()}  # type: ignore[attr-defined]
+            if key is None and entered:
+                assert (await client.get(f"/?token={TOKEN}")).status_code == 303
             yield client
 
 
-async def test_this_machine_reads_without_a_key() -> None:
-    async with browser(None) as client:
+async def test_this_machine_reads_with_the_token_of_the_printed_url_and_not_without() -> None:
+    async with browser(None, entered=False) as client:
+        for wrong in ("/", "/?token=", "/?token=of-the-urls", "/live?run=r", "/theme.css"):
+            asked = await client.get(wrong, headers=HTML)
+            assert asked.status_code == 401
+            assert "Token of the URL that it printed" in asked.text
+        opened = await client.get(f"/run?run=r&token={TOKEN}&with=s")
+        cookie = opened.headers["set-cookie"].lower()
+        assert (opened.status_code, opened.headers["location"]) == (303, "/run?run=r&with=s")
+        assert TOKEN not in cookie
+        assert "secure" not in cookie
         response = await client.get("/")
 
     assert response.text == "the pages"
@@ -128,6 +144,18 @@ async def test_a_token_opens_the_console_where_it_reads_all_runs(name: str, stat
         response = await client.get("/", headers={"authorization": f"Bearer {secret}"})
 
     assert response.status_code == status
+
+
+async def test_the_token_can_be_typed_and_a_proxy_with_tls_gets_secure_cookies() -> None:
+    async with browser(None, entered=False) as client:
+        wrong = await client.post("/login", data={"key": KEY})
+        typed = await client.post("/login", data={"key": TOKEN})
+        assert (wrong.status_code, typed.status_code) == (401, 303)
+        assert (await client.get("/")).text == "the pages"
+    async with browser(KEY, host="console.example") as client:
+        client.base_url = httpx.URL("https://console.example")  # as uvicorn has it of X-Forwarded-Proto
+        assert (await client.get(f"/?token={KEY}", headers=HTML)).status_code == 401  # no key belongs into an address
+        assert "secure" in (await client.post("/login", data={"key": KEY})).headers["set-cookie"].lower()
 
 
 async def test_a_session_ends() -> None:

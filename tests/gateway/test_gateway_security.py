@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from gateway_house import SERVER_KEY, House, path
 from server_process import ServerProcess
@@ -274,6 +275,28 @@ async def test_a_body_nested_without_end_is_refused_everywhere(house: House, dep
     assert 400 <= reply.status_code < 500, reply.text
     reply = await http.post(f"{path(claim)}/v1/chat/completions", content=f'{{"messages": {deep}}}')
     assert 400 <= reply.status_code < 500, reply.text
+
+
+@pytest.mark.parametrize("depth", [200, 300, 900, 50_000])
+async def test_maps_nested_without_end_are_a_400_in_msgpack_too(house: House, depth: int) -> None:
+    def text(given: str) -> bytes:
+        return bytes([0xA0 + len(given)]) + given.encode()
+
+    claim, http = await house.claim(), house.http()
+    headers = {**bearer(SERVER_KEY), "content-type": "application/msgpack"}
+    deep = (b"\x81" + text("a")) * depth + b"\xc0"
+    run, rollout = text("run_id") + msgspec.msgpack.encode(claim.rollout.run_id), b"\x83" + text("task") + deep
+    rollout += text("group_id") + text("g") + text("run_id") + msgspec.msgpack.encode(claim.rollout.run_id)
+    bodies = {
+        "create_run": b"\x82" + text("name") + text("x") + text("config") + deep,
+        "update_run": b"\x82" + run + text("summary") + deep,
+        "enqueue": b"\x81" + text("rollouts") + b"\x91" + rollout,
+        "append_calls": b"\x81" + text("calls") + b"\x91" + msgspec.msgpack.encode(b"\x91\x91" + deep),
+        "batch": b"\x91\x93" + text("create_run") + text("key") + deep,
+    }
+    for name, body in bodies.items():
+        reply = await http.post(f"/api/{name}", content=body, headers=headers)
+        assert reply.status_code == 400 or (reply.status_code == 200 and depth < 1000), (name, reply.text)
 
 
 @pytest.mark.parametrize(

@@ -128,3 +128,19 @@ async def test_a_key_of_another_attempt_opens_nothing(house: House) -> None:
             f"{path(one)}/v1/tokens/{route}", json={}, headers={"authorization": f"Bearer {other.key}"}
         )
         assert answer.status_code in (401, 403)
+
+
+async def test_ids_beyond_the_vocabulary_are_refused_before_an_engine_or_a_learner_reads_them(house: House) -> None:
+    claim = await house.claim()
+    refused = await generate(house, claim, 400, prompt_ids=[5, 1_000_000])
+    assert refused["error"]["message"] == "prompt_ids: expected ids of the model's vocabulary, got 1000000"
+    http, root = house.http(), f"{path(claim)}/v1"
+    for route, field, value in (
+        ("tokens/logprobs", "token_ids", [5, 1_000_000]),
+        ("completions", "prompt", [5, 1_000_000]),
+        ("completions", "prompt", [[1_000_000]]),
+    ):
+        reply = await http.post(f"{root}/{route}", json={field: value})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, field), reply.text
+    assert house.engine.requests == []
+    assert await house.store.calls([claim.rollout.id]) == []

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Server, Store, one_store
+from agentlightning.cli.options import Server, Store, TrustedProxies, one_store
 
 
 def console(
@@ -14,25 +14,30 @@ def console(
     server: Server = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: a free one.")] = 7860,
+    trusted_proxy: TrustedProxies = None,
 ) -> None:
     """Show runs, rollouts and tokens in a browser. Reads only; a run is as fast with it as without.
 
-    At an address of this machine everybody on it may read. At any other, browsers are asked for the server's key
-    (AGL_SERVER_KEY, else the file beside the store) or a reader's token (agl tokens create --role reader).
+    At an address of this machine the URL that it prints opens it, by a token. At any other, or behind a proxy, browsers
+    are asked for the server's key (AGL_SERVER_KEY, else the file beside the store) or a reader's token.
     """
-    from agentlightning.console.server import run
+    import secrets
+
+    from agentlightning.console.server import run, token_url
     from agentlightning.errors import GatewayError
-    from agentlightning.runtime.children import hide_memory, keep_files_private, listen
+    from agentlightning.gateway.server_settings import trusted_network
+    from agentlightning.runtime.children import keep_files_private, listen
     from agentlightning.store.open import require_file, store_url
+    from agentlightning.store.server_keys import is_loopback
 
     url = store_url(one_store(store, server))
     require_file(url)
-    hide_memory()
+    proxies = [trusted_network(one) for one in trusted_proxy or ()]
     keep_files_private()
     try:
         listener = listen(host, port)
     except OSError as cause:
         why = f"port {port} of {host} cannot be used: {cause.strerror}; choose another with --port"
         raise GatewayError(why) from cause
-    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    run(url, listener, lambda: typer.echo(f"console {address}"))
+    token = secrets.token_urlsafe(24) if is_loopback(listener.getsockname()[0]) and not proxies else ""
+    run(url, listener, token, lambda: typer.echo(f"console {token_url(listener, token, host)}"), proxies)

@@ -53,6 +53,9 @@ RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
 Mode = Annotated[Literal["train", "eval"] | None, typer.Option("--mode", help="Only these rollouts; both by default.")]
 Step = Annotated[int | None, typer.Option("--step", help="Only rollouts enqueued for this training step.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")]
+TrustedProxies = Annotated[
+    list[str] | None, typer.Option("--trusted-proxy", help="Address or network whose X-Forwarded-… are believed.")
+]
 TrustRun = Annotated[
     bool,
     typer.Option("--trust-run", help="Import the code that the run's record names: whoever recorded it is trusted."),

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from agentlightning.cli.options import Runs, Store, bytes_of
+from agentlightning.cli.options import Runs, Store, TrustedProxies, bytes_of
 from agentlightning.errors import ConfigError
 from agentlightning.store.open import store_url
 
@@ -59,9 +59,6 @@ TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="Certificate (PE
 TlsKey = Annotated[str | None, typer.Option("--tls-key", help="Key of the certificate (PEM).")]
 TlsClientCa = Annotated[
     str | None, typer.Option("--tls-client-ca", help="Roots of client certificates (PEM): /api asks for one.")
-]
-TrustedProxies = Annotated[
-    list[str] | None, typer.Option("--trusted-proxy", help="Address or network whose X-Forwarded-… are believed.")
 ]
 MetricsPort = Annotated[int | None, typer.Option("--metrics-port", help="Port of /metrics, which then wants no key.")]
 CorsOrigins = Annotated[
@@ -183,14 +180,13 @@ class Gateways:
         from agentlightning.gateway.__main__ import server_parser
         from agentlightning.gateway.connection_limit import raise_file_limit
         from agentlightning.gateway.server_settings import read_options
-        from agentlightning.runtime.children import hide_memory, keep_files_private
+        from agentlightning.runtime.children import keep_files_private
 
         if len(self.own) > 1 and not self.url.startswith(("postgresql:", "redis")):
             kind = f"{self.url.partition(':')[0]}://"
             raise ConfigError(
                 f"--gateways: several need a store that processes share, postgresql:// or redis://; got {kind}"
             )
-        hide_memory()
         keep_files_private()
         raise_file_limit()
         for each in self.own:  # once here, before every process says it

@@ -1,12 +1,14 @@
 """Access to the console: who may read it, and which web pages may not.
 
-An ASGI middleware around all that the console serves, which only reads. On loopback without a key everybody on this machine
-may read, and no page of another site: its requests are told by Host, Origin and Sec-Fetch-Site. With a key a browser logs in
-once with the server's key or a reader's token and gets a session; the key is in no cookie, since cookies go to every port.
+An ASGI middleware around all that the console serves, which only reads. On loopback whoever has the token of the URL that
+it printed may read, as in Jupyter, and no page of another site: its requests are told by Host, Origin and Sec-Fetch-Site.
+Elsewhere a browser logs in once with the server's key or a reader's token. Both get a session; the key is in no cookie,
+since cookies go to every port.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 import secrets
 import time
@@ -57,12 +59,13 @@ def new_sessions(clock: Callable[[], float] = time.monotonic) -> Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Lets requests through to `app`. Without `authentication` this machine may read."""
+    """Lets requests through to `app`: with `authentication` those of keys, else those of this machine with the `token`."""
 
     app: ASGIApp
     authentication: Authentication | None
     sessions: Sessions
     cookie: str = "agl_console"
+    token: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve, or refuse."""
@@ -77,19 +80,28 @@ class Access:
     async def _refusal(self, request: Request) -> Response | None:
         """The response to a request that may not read; None where it may."""
         headers: Headers = list(request.scope["headers"])
-        if self.authentication is None:
-            reason = cross_site_reason(request.method, _without_navigation(request.method, headers))
-            return None if reason is None else PlainTextResponse(reason, 403)
-        login = request.url.path == LOGIN
-        if reason := _foreign(request.method, headers, FORM if login else b"application/json"):
+        login, local = request.url.path == LOGIN, self.authentication is None
+        reason = _foreign(request.method, headers, FORM if login else b"application/json")
+        if local and reason is None:
+            reason = cross_site_reason("GET", _without_navigation(request.method, headers))
+        if reason is not None:
             return PlainTextResponse(reason, 403)
         if login:
             return await self._login(request)
+        given = request.query_params.get("token", "").encode()
+        if local and request.method == "GET" and await self._may_read(given):
+            place = request.url.remove_query_params("token").replace(scheme="", netloc="")
+            return self._entered(request, given, str(place))
         if await self._may_read(self._presented(headers)):
             return None
         if request.method == "GET" and b"text/html" in dict(headers).get(b"accept", b""):
-            return _login_page("", 401)
-        return PlainTextResponse("the console wants the server's key or a reader's token", 401)
+            return self._login_page("", 401)
+        return PlainTextResponse(f"the console wants the {self._wanted}", 401)
+
+    @property
+    def _wanted(self) -> str:
+        """What opens the console."""
+        return "token of the URL that it printed" if self.authentication is None else "server key or reader's token"
 
     def _presented(self, headers: Headers) -> bytes:
         jar: SimpleCookie = SimpleCookie()
@@ -101,9 +113,9 @@ class Access:
         return (self.sessions.get(session.value, b"") if session else b"") or presented_key(headers)
 
     async def _may_read(self, key: bytes) -> bool:
-        """True for the server's key, and for tokens that read all runs."""
+        """True for the console's own token; elsewhere for the server's key, and for tokens that read all runs."""
         if not key or self.authentication is None:
-            return False
+            return bool(self.token) and hmac.compare_digest(key, self.token.encode())
         try:
             caller = await self.authentication.caller([(b"authorization", b"Bearer " + key)])
         except AgentLightningError:  # unknown; or a token, where the console itself may not look tokens up
@@ -112,22 +124,49 @@ class Access:
 
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":
-            return _login_page("", 200)
+            return self._login_page("", 200)
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_LOGIN_BYTES:
-                return _login_page("expected a key, got too much", 413)
+                return self._login_page("expected a key, got too much", 413)
         key = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0].strip().encode()
         if not await self._may_read(key):
-            why = "this key opens nothing here: give the server's key, or a token of a reader of all runs"
-            return _login_page(why, 401)
+            return self._login_page(f"this key opens nothing here: give the {self._wanted}, of all runs", 401)
+        return self._entered(request, key, "/")
+
+    def _entered(self, request: Request, key: bytes, place: str) -> Response:
+        """Leads a browser that presented this key to a place of ours, with a session."""
         session = secrets.token_urlsafe(32)
         self.sessions[session] = key
-        response = RedirectResponse("/", 303)
+        response = RedirectResponse(place, 303)
         secure = request.url.scheme == "https"
         response.set_cookie(self.cookie, session, int(SESSION_S), httponly=True, samesite="lax", secure=secure)
         return response
+
+    def _login_page(self, why: str, status: int) -> HTMLResponse:
+        """A page without Gradio."""
+        key: dict[str, Attribute] = {
+            "type": "password",
+            "autofocus": True,
+            "required": True,
+            "autocomplete": "current-password",
+        }
+        form = element(
+            "form",
+            element("h1", "Agent Lightning"),
+            field(f"{self._wanted[0].upper()}{self._wanted[1:]}", "key", None, **key),
+            element("button", "Open the console"),
+            wrong(why) if why else None,
+            action=LOGIN,
+            method="post",
+        )
+        head = (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+        )
+        head += f"{element('title', 'Agent Lightning')}<style>{style_sheet()}</style></head>"
+        main = element("main", element("div", form, class_="agl login"), class_="agl")
+        return HTMLResponse(f"{head}<body>{main}</body></html>", status)
 
 
 def _without_navigation(method: str, headers: Headers) -> Headers:
@@ -152,29 +191,6 @@ def _foreign(method: str, headers: Headers, expected: bytes) -> str | None:
         return f"Origin: expected {host.decode('latin-1')!r:.80}, got {origin.decode('latin-1')!r:.80}"
     content_type = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
     return None if content_type == expected else f"Content-Type: expected {expected.decode()}"
-
-
-def _login_page(why: str, status: int) -> HTMLResponse:
-    """A page without Gradio."""
-    key: dict[str, Attribute] = {
-        "type": "password",
-        "autofocus": True,
-        "required": True,
-        "autocomplete": "current-password",
-    }
-    form = element(
-        "form",
-        element("h1", "Agent Lightning"),
-        field("Server key or reader's token", "key", None, **key),
-        element("button", "Open the console"),
-        wrong(why) if why else None,
-        action=LOGIN,
-        method="post",
-    )
-    head = '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
-    head += f"{element('title', 'Agent Lightning')}<style>{style_sheet()}</style></head>"
-    main = element("main", element("div", form, class_="agl login"), class_="agl")
-    return HTMLResponse(f"{head}<body>{main}</body></html>", status)
 
 
 def _protected(send: Send) -> Send:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from agentlightning.errors import ConfigError, MissingExtraError
 from agentlightning.store.open import existing_store
-from agentlightning.store.server_keys import KEY_VARIABLE, client_key, is_loopback, key_path, load_or_create_key
+from agentlightning.store.server_keys import KEY_VARIABLE, client_key, key_path, load_or_create_key
 
 END_TIMEOUT_S = 3
 """Seconds that open responses get once the console is told to end: browsers hold event streams for as long as they look."""
@@ -18,15 +18,33 @@ OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "TOKENIZE
 """Variables that keep libraries of this process from asking anybody for anything."""
 
 
-def run(url: str, listener: socket.socket, started: Callable[[], None] = lambda: None) -> None:
+TOKEN_VARIABLE = "AGL_CONSOLE_TOKEN"
+"""Variable in which a parent hands down the token of the URL that it prints."""
+
+
+def token_url(listener: socket.socket, token: str, host: str = "127.0.0.1") -> str:
+    """The URL at which the console on this socket opens; with its token, where it has one."""
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    return f"{address}/?token={token}" if token else address
+
+
+def run(
+    url: str,
+    listener: socket.socket,
+    token: str,
+    started: Callable[[], None] = lambda: None,
+    trusted_proxies: Sequence[str] = (),
+) -> None:
     """Serve the store at `url` on a bound socket until SIGTERM or SIGINT; `started` is called when browsers are answered.
+
+    token: opens it, from this machine; '' asks for the key of the server or a reader's token in its place.
 
     MissingExtraError without Gradio, ConfigError where other hosts could connect and there is no key to ask them for, else
     whatever keeps the store from being read.
     """
     os.environ.update(OFFLINE)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(url, listener, started))
+        asyncio.run(_serve(url, listener, token, started, trusted_proxies))
 
 
 def asked_key(url: str) -> str:
@@ -41,7 +59,9 @@ def asked_key(url: str) -> str:
     return key
 
 
-async def _serve(url: str, listener: socket.socket, started: Callable[[], None]) -> None:
+async def _serve(
+    url: str, listener: socket.socket, token: str, started: Callable[[], None], trusted_proxies: Sequence[str]
+) -> None:
     try:
         import uvicorn
 
@@ -52,19 +72,20 @@ async def _serve(url: str, listener: socket.socket, started: Callable[[], None])
     from agentlightning.console.reader import Reader
     from agentlightning.gateway.access import Authentication
 
-    host, port = listener.getsockname()[:2]
+    port = listener.getsockname()[1]
     async with existing_store(url) as store:
         await store.runs(limit=1)  # a wrong key or address is told here, not in a browser
-        authentication = None if is_loopback(host) else Authentication(store, asked_key(url))
+        authentication = None if token else Authentication(store, asked_key(url))
         reader = Reader(store)
         try:
             config = uvicorn.Config(
-                Access(create_app(reader), authentication, new_sessions(), f"agl_console_{port}"),
+                Access(create_app(reader), authentication, new_sessions(), f"agl_console_{port}", token),
                 access_log=False,
                 log_config=None,
                 log_level="warning",
                 server_header=False,
-                proxy_headers=False,
+                proxy_headers=bool(trusted_proxies),  # of https, sessions have Secure cookies
+                forwarded_allow_ips=list(trusted_proxies),
                 ws="none",
                 timeout_graceful_shutdown=END_TIMEOUT_S,
             )

@@ -99,7 +99,7 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
         external_keys=external_keys(options.external_key),
         max_connections=options.max_connections,
         tls=_tls(options.tls_cert, options.tls_key, options.tls_client_ca),
-        trusted_proxies=tuple(_network(one) for one in options.trusted_proxy),
+        trusted_proxies=tuple(trusted_network(one) for one in options.trusted_proxy),
         metrics_port=port,
         cors_origins=tuple(_origin(one) for one in options.cors_origin),
         clients=None if options.clients is None else load_code(options.clients, "--clients"),
@@ -132,7 +132,8 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> Tls | N
     return Tls(cert=cert, key=key, client_ca=client_ca)
 
 
-def _network(given: str) -> str:
+def trusted_network(given: str) -> str:
+    """An address or a network, as --trusted-proxy takes it. ConfigError for something else."""
     try:
         return str(ipaddress.ip_network(given)) if "/" in given else str(ipaddress.ip_address(given))
     except ValueError as cause:

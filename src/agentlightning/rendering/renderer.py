@@ -69,6 +69,9 @@ class Renderer:
             raise ModelError(f"{folder}: no such folder; expected one with a tokenizer")
         settings = tokenizer_settings(Path(folder))
         self._tokenizer = open_tokenizer(Path(folder), settings)
+        config = read_json(Path(folder) / "config.json")
+        sizes = [one.get("vocab_size") for one in (config, config.get("text_config") or {})]
+        self._known_ids = max(self.vocab_size, *(size for size in sizes if isinstance(size, int)), 0)
         sources = _templates(Path(folder), settings)
         self._source = "\n".join(sources)
         compiled = [_compiled(source, folder) for source in sources]
@@ -155,6 +158,13 @@ class Renderer:
     def vocab_size(self) -> int:
         """Number of the tokenizer's tokens, added ones among them."""
         return int(self._tokenizer.get_vocab_size())
+
+    def unknown_id(self, ids: Sequence[int]) -> int | None:
+        """The first id that is beyond the vocabulary, of the tokenizer and, where it is known, of the model; None where none
+        is."""
+        if max(ids, default=0) < self._known_ids:
+            return None
+        return next((one for one in ids if one >= self._known_ids and self._tokenizer.id_to_token(one) is None), None)
 
     def pieces(self, ids: list[int]) -> list[str]:
         """Tokens as the vocabulary writes them."""

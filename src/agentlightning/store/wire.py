@@ -40,6 +40,9 @@ METHODS = tuple(
 )
 
 
+TOO_DEEP = "body: expected less nesting"
+
+
 class Entry(msgspec.Struct, array_like=True):
     """One of several requests that travel together; `arguments` as of its own request. It may not wait."""
 
@@ -80,7 +83,7 @@ def decode_arguments(method: str, body: bytes | memoryview, as_json: bool = Fals
     try:
         given = msgspec.json.decode(body or b"{}", type=kind) if as_json else _arguments(method).decode(body)
     except RecursionError:
-        raise InputError("body: expected less nesting") from None
+        raise InputError(TOO_DEEP) from None
     except msgspec.DecodeError as error:
         raise InputError(sentence(str(error))) from None
     arguments = msgspec.structs.asdict(given)
@@ -90,7 +93,7 @@ def decode_arguments(method: str, body: bytes | memoryview, as_json: bool = Fals
     if method == "append_calls" and not as_json:
         try:
             arguments["calls"] = [call for packed in arguments["calls"] for call in codec.decode_calls(packed)]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"calls: {error}") from None
     return arguments
 
@@ -127,6 +130,8 @@ def decode_entries(body: bytes) -> list[Entry]:
     """Requests that travelled together. InputError where they are none."""
     try:
         return _ENTRIES.decode(body)
+    except RecursionError:
+        raise InputError(TOO_DEEP) from None
     except msgspec.DecodeError as error:
         raise InputError(f"body: {error}") from None
 

@@ -289,16 +289,17 @@ def check_console() -> None:
 async def console_process(url: str, key: str, log: Path, withhold: Iterable[str]) -> AsyncIterator[str]:
     """Starts the console of the store at `url` on a free port of this machine; yields its own URL. It answers some seconds
     later. `key`: of the server at `url`; `withhold`: variables that it does not inherit."""
+    token = secrets.token_urlsafe(24)
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         child = start_child(
             ["agentlightning.console", "--fd", str(listener.fileno())],
-            secrets={"AGL_STORE": url, "AGL_SERVER_KEY": key},
+            secrets={"AGL_STORE": url, "AGL_SERVER_KEY": key, "AGL_CONSOLE_TOKEN": token},
             withhold=withhold,
             pass_fds=(listener.fileno(),),
             log=log,
         )
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}/?token={token}"
     finally:
         await asyncio.to_thread(stop_child, child, END_S)

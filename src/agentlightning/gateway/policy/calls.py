@@ -246,6 +246,8 @@ class PolicyCalls:
         attempt = call.attempt
         request = call.wire.parse(data)
         policy = await self._engine_router.policy(attempt.rollout, request.model, call.resources)
+        if isinstance(request.prompt, list):
+            _check_ids(policy.renderer, request.prompt, "prompt_ids" if call.wire.NAME == tokens.NAME else "prompt")
         conversation = await self._attempts.conversation(attempt, policy.renderer, policy.alias)
         if request.previous_id is not None:
             before = await self.stored.chain(attempt, request.previous_id, call.wire.NAME)
@@ -399,6 +401,7 @@ class PolicyCalls:
         asked = fields.read(tokens.ScoringRequest, data)
         model, ids = asked.model or "", asked.token_ids
         policy = await self._engine_router.policy(call.attempt.rollout, model, call.resources)
+        _check_ids(policy.renderer, ids, "token_ids")
         scored = await self._scored(call, policy, ids, 0)
         found = [
             None if table is None else max(table[index].logprob, MIN_LOGPROB)
@@ -466,6 +469,12 @@ class PolicyCalls:
             "sampling_params": {"temperature": 0.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": alternatives},
         }
         return _checked((await self._engine_router.generate(policy, request, affinity)).prompt_logprobs, len(ids))
+
+
+def _check_ids(renderer: Renderer, ids: Sequence[int], field: str) -> None:
+    """ApiError for ids that the model has no tokens for: engines fail on them, and learners on their record."""
+    if (wrong := renderer.unknown_id(ids)) is not None:
+        raise ApiError(f"{field}: expected ids of the model's vocabulary, got {wrong}", param=field)
 
 
 def _prompt_alone(policy: Policy, request: CompletionRequest) -> Completion:
