@@ -1,5 +1,15 @@
-"""``python -m agentlightning`` is ``agl``."""
+"""``python -m agentlightning``, which is ``agl``."""
 
-from agentlightning.cli.app import main
 
-main()
+def main() -> None:
+    """Entry point: hides this process's memory before anything else is imported."""
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()
+    from agentlightning.cli.app import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -263,6 +263,12 @@ def test_every_pod_is_without_root_and_without_a_way_to_get_it(tmp_path: Path) -
             assert context["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_no_container_has_an_init_that_shows_its_environment(tmp_path: Path) -> None:
+    services = yaml.safe_load(rendered(tmp_path, CONFIGS["vllm"], "compose")["compose.yaml"])["services"]
+    assert "worker" in services
+    assert not any("init" in service for service in services.values())
+
+
 def test_agents_reach_the_gateway_alone(tmp_path: Path) -> None:
     policies = {
         each["metadata"]["name"]: each["spec"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -326,3 +328,28 @@ async def test_without_a_list_no_page_of_another_origin_may(house: House) -> Non
         asks = {"origin": PAGE, "access-control-request-method": "GET"}
         for answer in (await http.options("/api/runs", headers=asks), await http.get("/healthz", headers=asks)):
             assert "access-control-allow-origin" not in answer.headers
+
+
+TWO_NETWORKS = """
+ip link set lo up
+for n in 1 2; do
+    ip link add n$n type veth peer name m$n && ip addr add 10.91.$n.2/24 dev n$n || exit 77
+    ip link set n$n up && ip link set m$n up || exit 77
+done
+exec "$0" -c '
+from agentlightning.gateway.__main__ import metrics_host
+for store in ("postgresql://agl:pw@10.91.2.9/agl", "postgresql://127.0.0.1/agl", "sqlite:///agl.db"):
+    print(metrics_host(store, "0.0.0.0"), metrics_host(store, "10.91.1.2"))
+'
+"""
+
+
+def test_metrics_of_a_server_at_all_addresses_are_on_the_network_of_its_store_alone() -> None:
+    """Agents share a network with the server on which the store is not."""
+    words = ["unshare", "--net", "sh", "-c", TWO_NETWORKS, sys.executable]
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        pytest.skip("needs unshare and ip")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode == 77 or "Operation not permitted" in done.stderr:
+        pytest.skip("networks cannot be made here")
+    assert done.stdout.split() == ["10.91.2.2", "10.91.1.2", *["0.0.0.0", "10.91.1.2"] * 2], done.stderr

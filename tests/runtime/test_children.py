@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -166,3 +167,48 @@ def test_a_child_finds_the_standard_library_whatever_lies_in_the_working_directo
     assert "Zen of Python" in (tmp_path / "log").read_text()
     assert child.stdin is not None
     child.stdin.close()
+
+
+FIRST = """
+import os, subprocess, sys, time
+from agentlightning.runtime.children import leave_orphans_to_parent
+from agentlightning.runtime.process_secrets import hide_memory
+
+hide_memory()
+leave_orphans_to_parent()
+subprocess.run(["sh", "-c", "sleep 0.2 & sleep 0.1 &"])  # their parent is gone before them
+look = ["sh", "-c", "cat /proc/1/environ >/dev/null && echo read", "sh"]
+seen = subprocess.run(look, capture_output=True, text=True).stdout
+deadline = time.monotonic() + 20
+def states():
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name not in ("1", str(os.getpid())):
+            found.append(open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[0])
+    return found
+while states() and time.monotonic() < deadline:
+    time.sleep(0.02)
+print(os.getpid() != 1, states(), repr(seen), flush=True)
+os.kill(1, 15)  # of the container's engine: passed on
+time.sleep(20)
+"""
+
+
+def test_the_first_process_of_a_container_reaps_orphans_is_hidden_and_passes_signals_on() -> None:
+    space = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*space, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("process namespaces cannot be made here")
+    without_tracing = "import ctypes, os, sys\n" + "".join(
+        f"ctypes.CDLL(None).prctl(24, {one}, 0, 0, 0)\n" for one in (19, 21, 38)
+    )
+    command = [*space, sys.executable, "-c", f"{without_tracing}os.execv(sys.argv[1], sys.argv[1:])"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", FIRST],
+        env={**os.environ, "SECRET": "of-the-container"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "True [] ''\n", done.stderr
+    assert done.returncode == 128 + 15

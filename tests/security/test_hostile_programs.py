@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 from attack_scene import SERVER_KEY, Scene
 
@@ -136,3 +139,54 @@ async def test_what_a_hostile_program_looks_for_is_there_to_be_found_without_a_s
         check=True,
     )
     assert int(done.stdout) >= 3
+
+
+OTHER_USER = """
+import json, os, pathlib, signal, subprocess
+found = [] if (os.getuid(), os.getgid(), os.getgroups()) == (10002, 10002, []) else ["the user"]
+for pid in ({worker}, os.getppid(), 1):
+    try:
+        found.append(str(pid) if open(f"/proc/{{pid}}/environ").read() else "")
+    except OSError:
+        pass
+    try:
+        os.kill(pid, signal.SIGKILL)
+        found.append(f"end of {{pid}}")
+    except OSError:
+        pass
+for name in ("{secret}",):
+    try:
+        found.append(open(name).read())
+    except OSError:
+        pass
+left = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(json.dumps([found, json.load(open(os.environ["AGL_TASK"])), left.pid]))
+print(0.5)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run programs as another user")
+async def test_agents_of_a_user_of_their_own_neither_read_nor_end_their_worker_and_leave_nothing(
+    scene: Scene, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("a file of the worker's user")
+    (tmp_path / "secret").chmod(0o600)
+    run = await scene.store.create_run("of another user", {})
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        command = f"{sys.executable} -I -S {folder}/agent.py"
+        arguments = ["--server", scene.server.url, "--run", run.id, "--agent-user", "10002", "--command", command]
+        worker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "agentlightning.runner", *arguments),
+            env={**os.environ, "AGL_SERVER_KEY": SERVER_KEY},
+        )
+        source = OTHER_USER.format(worker=worker.pid, secret=tmp_path / "secret")
+        (Path(folder) / "agent.py").write_text(source)
+        queued = await scene.store.enqueue([NewRollout(run_id=run.id, task={"a": 1}, group_id="g")])
+        await scene.store.wait(run.id, at_least=1, timeout_s=90)
+        worker.terminate()
+        assert await worker.wait() == 0
+    (attempt,) = await scene.store.attempts([queued[0].id])
+    found, task, left = json.loads(str(attempt.output).splitlines()[0])
+    assert (found, task) == ([], {"a": 1}), attempt.error
+    assert not psutil.pid_exists(left)

@@ -33,6 +33,14 @@ def test_a_version_is_sampled_as_it_was_trained_without_what_is_of_learning(tmp_
     assert (config.engine.max_num_seqs, config.model.path, config.model.max_tokens) == (8, str(tmp_path), 50)
 
 
+def test_an_engine_that_the_record_alone_names_is_not_imported(tmp_path: Path) -> None:
+    trained = parse_config({**TRAINED, "engine": {"name": "planted.py:Engine"}}, "test")
+    with pytest.raises(ConfigError, match=r"names the code 'planted\.py:Engine', which is not imported to serve it"):
+        served_config(trained, ServeFile(), tmp_path, "support@40")
+    for own in ("planted.py:Engine", "local"):
+        assert served_config(trained, ServeFile(engine={"name": own}), tmp_path, "support@40").engine.name == own
+
+
 def test_the_record_says_how_users_are_served(tmp_path: Path) -> None:
     path = tmp_path / "serve.toml"
     path.write_text("[serve]\nidle_s = 60\n[limits.attempt]\nmax_calls = 3\n")

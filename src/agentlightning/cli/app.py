@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -32,8 +33,9 @@ from agentlightning.cli import (
     worker,
 )
 from agentlightning.errors import AgentLightningError, ConfigError, printable
-from agentlightning.runtime.children import hide_memory
+from agentlightning.runtime.children import leave_orphans_to_parent
 from agentlightning.runtime.log_lines import escape_last_resort, replace_unprintable
+from agentlightning.runtime.process_secrets import hide_memory, take_key
 
 EXIT_INTERRUPTED = 130
 
@@ -57,7 +59,17 @@ GROUPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 class GroupedCommands(TyperGroup):
-    """Lists the commands of ``agl --help`` by section."""
+    """Lists the commands of ``agl --help`` by section, and takes the options of all commands at any place."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Moves the options of the key before the command."""
+        first, rest = [], [*args]
+        end = rest.index("--") if "--" in rest else len(rest)
+        for place in reversed(range(end)):
+            name, equals, _ = rest[place].partition("=")
+            if name in ("--key-file", "--key-fd"):
+                first += [rest.pop(place) for _ in range(1 if equals else min(2, len(rest) - place))]
+        return super().parse_args(ctx, [*first, *rest])
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes a table per section, all columns equally wide."""
@@ -93,16 +105,24 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
     ] = False,
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", help="File with a server's key or token, in place of AGL_SERVER_KEY.")
+    ] = None,
+    key_fd: Annotated[int | None, typer.Option("--key-fd", help="Inherited descriptor to read it from.")] = None,
 ) -> None:
-    """Takes the options before a command."""
+    """Takes the options that every command has."""
+    take_key(key_file, key_fd)
+    context.obj = key_file
 
 
 def main() -> None:
     """Entry point: errors raised on purpose become one sentence and their exit code."""
     hide_memory()
+    leave_orphans_to_parent()
     escape_last_resort()
     replace_unprintable()
     try:

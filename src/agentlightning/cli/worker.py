@@ -14,6 +14,7 @@ from agentlightning.errors import ConfigError
 
 
 def worker(
+    context: typer.Context,
     agent: Annotated[str, typer.Argument(help="file.py:name, or a command such as 'node agent.js'.")],
     server: Annotated[str, typer.Option("--server", help="URL of the server (a token for workers in AGL_SERVER_KEY).")],
     run: Annotated[str, typer.Option("--run", help="Id of the run to work for.")],
@@ -27,6 +28,10 @@ def worker(
     drain_timeout: Annotated[
         float, typer.Option("--drain-timeout", min=0, help="Seconds for running agents once it is told to end.")
     ] = 30.0,
+    agent_user: Annotated[
+        int | None,
+        typer.Option("--agent-user", metavar="UID", help="Run a command agent as this user; as root, or alike."),
+    ] = None,
     runs: Runs = Path("runs"),
 ) -> None:
     """Claim rollouts of a run and run the agent on them until Ctrl-C or SIGTERM. An agent in a sandbox does not see --runs.
@@ -50,6 +55,8 @@ def worker(
     arguments = ["--server", server, "--run", run, "--concurrency", str(concurrency)]
     arguments += [word for each in label or [] for word in ("--label", each)]
     arguments += ["--drain-timeout-s", str(drain_timeout), "--hidden", str(runs.resolve())]
+    arguments += [] if context.obj is None else ["--hidden", str(context.obj)]
+    arguments += [] if agent_user is None else ["--agent-user", str(agent_user)]
     arguments += ["--agent" if agent_setting(agent) == "agent.run" else "--command", agent]
     arguments += [word for spec in reward or [] for word in ("--reward", spec)]
     raise SystemExit(main([*arguments, "--worker-id", f"{socket.gethostname()}-{os.getpid()}"]))

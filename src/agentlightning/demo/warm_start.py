@@ -7,6 +7,11 @@ object a line; the last one has the demonstrator's success rate. Rewards and age
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()  # before anything else is imported
+
 import argparse
 import json
 import sys

@@ -43,6 +43,8 @@ PORTS: Mapping[str, int] = MappingProxyType(
 )
 DRAIN_TIMEOUT_S = 60
 """Time for agents to end by themselves when their worker is told to; whoever kills it waits 15 s more."""
+AGENT_USER = "10002"
+"""Number of the user that agents run as in Compose's containers of workers."""
 KEYS_FILE = "/etc/agl/keys.toml"
 
 
@@ -176,6 +178,10 @@ def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
         "asked_keys": sorted({*external, *project.trainer_keys}),
         "image_names": ["server", "agent", "trainer", *(["vllm"] if project.uses_vllm else [])],
         "drain_s": DRAIN_TIMEOUT_S,
+        # A function agent runs in its worker, and a sandbox has a user of its own.
+        "agent_user": []
+        if config.agent.run is not None or config.sandbox.type != "none"
+        else ["--agent-user", AGENT_USER],
         "sampler_app": hosts.vllm if project.uses_vllm else hosts.trainer,
         "ports": PORTS,
         "commands": _commands(project, hosts),

@@ -8,17 +8,24 @@ user's commands on this machine (store/server_keys.py). SIGTERM and SIGINT end i
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()  # before anything else is imported
+
 import argparse
 import asyncio
 import contextlib
 import errno
 import gc
+import ipaddress
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 from agentlightning.errors import AgentLightningError, ConfigError, GatewayError, printable
 from agentlightning.gateway import log
@@ -26,7 +33,8 @@ from agentlightning.gateway.app import App
 from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.gateway.server_settings import ServerSettings, add_options, read_options
 from agentlightning.gateway.uvicorn_server import UvicornServer
-from agentlightning.runtime.children import end_with_parent, hide_memory, keep_files_private, keep_freed_memory, listen
+from agentlightning.runtime.children import end_with_parent, keep_files_private, keep_freed_memory, listen
+from agentlightning.runtime.process_secrets import add_key_options, take_key
 from agentlightning.runtime.watchdog import ChildHeartbeat, beat_to_parent
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
@@ -54,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError, GatewayError or StoreError where it cannot."""
     options = server_parser().parse_args(arguments)
-    hide_memory()
     keep_files_private()
     keep_freed_memory()
+    take_key(options.key_file, options.key_fd)
     if options.fd is not None:
         os.environ.update(end_with_parent())  # of this process, which starts no other
     store_url = options.store or os.environ.get("AGL_STORE")
@@ -124,7 +132,8 @@ async def _serve(
             server_key = given_key or stack.enter_context(made_key(store_url, settings.tls is not None, address, port))
             sockets = [listener]
             if settings.metrics_port is not None:
-                sockets.append(_listen(str(address), settings.metrics_port, "--metrics-port"))
+                host = metrics_host(store_url, str(address))
+                sockets.append(_listen(host, settings.metrics_port, "--metrics-port"))
             app = App(store, server_key, settings=settings, on_stop=lock.ending)
             # Calls leave hardly any cycles of garbage: looks for them, of 5 ms each, took a tenth of a call's time.
             gc.collect()
@@ -153,6 +162,20 @@ def made_key(store_url: str, tls: bool, address: str, port: int) -> Iterator[str
         yield key
 
 
+def metrics_host(store_url: str, address: str) -> str:
+    """Where the port of /metrics, which wants no key, listens: at the server's own address; of a server at all addresses, at
+    the one from which it reaches its store on another machine. Agents that have a network of their own do not reach it."""
+    store = urlsplit(store_url).hostname or ""
+    if not ipaddress.ip_address(address).is_unspecified or not store or is_loopback(store):
+        return address
+    with contextlib.suppress(OSError):
+        family, kind, protocol, _, place = socket.getaddrinfo(store, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)  # sends nothing: the kernel chooses the route
+            return str(probe.getsockname()[0])
+    return address
+
+
 def _listen(host: str, port: int, option: str) -> socket.socket:
     try:
         return listen(host, port)
@@ -172,6 +195,7 @@ def server_parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep-days", type=float, help="delete runs that did not change for so long")
     parser.add_argument("--keep-bytes", type=int, help="delete runs until the others hold so much")
     parser.add_argument("--keep-record-days", type=float, help="delete calls of rollouts learned from so long ago")
+    add_key_options(parser)
     add_options(parser)
     return parser
 

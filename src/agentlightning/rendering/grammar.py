@@ -12,6 +12,11 @@ constrained. Pure; knows no request's wire format and no engine.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()  # before anything else is imported
+
 import contextlib
 import json
 import re

@@ -32,6 +32,7 @@ from agentlightning.rendering.model_folder import (
     chat_templates,
     end_ids,
     open_tokenizer,
+    read_json,
     special_tokens,
     tokenizer_settings,
 )

@@ -1,11 +1,16 @@
 """The worker process: ``python -m agentlightning.runner --server URL --run RUN (--agent SPEC | --command CMD) …``.
 
 Started by the supervisor (with --child: it then ends with its parent, which hands it the server's key) or by ``agl
-worker``, which has the key in AGL_SERVER_KEY. Exit codes: 0 stopped; 2 what the user gave is wrong; 75 an agent hung the
-process: start another; 1 else.
+worker``, which has it in AGL_SERVER_KEY. It may be the first process of a container. Exit codes: 0 stopped; 2 what the user
+gave is wrong; 75 an agent hung the process: start another; 1 else.
 """
 
 from __future__ import annotations
+
+if __name__ == "__main__":
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()  # before anything else is imported
 
 import argparse
 import asyncio
@@ -42,8 +47,9 @@ from agentlightning.runner.scoring import Scorer, load_scorers
 from agentlightning.runner.shared_process import run_loop, share_process, watch_signals
 from agentlightning.runner.user_code import load
 from agentlightning.runner.worker import HEARTBEAT_INTERVAL_S, Worker, WorkerOptions
-from agentlightning.runtime.children import OWN_SECRETS, end_with_parent, hide_memory
+from agentlightning.runtime.children import end_with_parent, leave_orphans_to_parent
 from agentlightning.runtime.log_lines import escape_last_resort, replace_unprintable
+from agentlightning.runtime.process_secrets import KEY, OWN_SECRETS, add_key_options, shown_above, take_key
 from agentlightning.runtime.watchdog import beat_to_parent
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.client import LightningStoreClient
@@ -64,14 +70,19 @@ POLICY = "policy"
 def main(arguments: list[str] | None = None) -> int:
     """Run a worker until it is stopped; returns its exit code."""
     options = _parser().parse_args(arguments)
-    hide_memory()
+    leave_orphans_to_parent()
     escape_last_resort()
     replace_unprintable()
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # a process that its guardian ends (SIGABRT) says where its threads were
+    try:
+        take_key(options.key_file, options.key_fd)
+    except ConfigError as error:
+        sys.stderr.write(f"worker: {error}\n")
+        return 2
     handed_down = end_with_parent() if options.child else {}
     os.environ.update(handed_down)
-    server_key = os.environ.get("AGL_SERVER_KEY", "")
+    server_key = os.environ.get(KEY, "")
     _forget(*OWN_SECRETS)
     beat_to_parent().working = False  # what agents do to the event loop is judged here (heartbeat.py)
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
@@ -79,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise_file_limit()
     share_process()
     watch_signals()
-    guardian = Guardian()
+    guardian = Guardian(options.agent_user)
     os.environ |= guardian.environment
     connections = ConnectionPool()
     with ThreadPoolExecutor(options.concurrency, thread_name_prefix="agent") as threads:
@@ -232,8 +243,18 @@ async def _start(process: _Process, store: LightningStoreClient) -> StartedRunne
     """The runner of the agent, in the sandbox that the run's configuration in the store asks for: workers anywhere do alike.
     ConfigError where it cannot be had here."""
     options, sandbox = process.options, sandbox_of_run(dict(process.config))
+    if options.agent_user is not None:
+        if process.agent is not None or not isinstance(sandbox, NoSandbox):
+            raise ConfigError("--agent-user: has no effect on function agents and in a sandbox; leave it out")
+        process.guardian.check()
+    elif isinstance(sandbox, NoSandbox) and (shown := shown_above({KEY: process.server_key})):
+        raise ConfigError(
+            f"{shown}, above this worker, shows it in its environment to the agents that run here; start the worker without "
+            "that process (in a container: init: false), or give the key by --key-file, --key-fd or a systemd credential"
+        )
     if process.agent is None:
         hidden = [Path(path) for path in options.hidden or ()] + store_folders(process.config, options.server)
+        hidden += [] if options.key_file is None else [options.key_file]
         command = CommandAgent(
             command=options.command,
             sandbox=sandbox,
@@ -327,6 +348,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--label", action="append", type=_label, default=[], help="NAME=VALUE that runs may ask for")
     parser.add_argument("--worker-id", default=f"{socket.gethostname()}-{os.getpid()}")
     parser.add_argument("--child", action="store_true", help="end when the parent does")
+    parser.add_argument("--agent-user", type=int, metavar="UID", help="user that programs run as")
+    add_key_options(parser)
     parser.add_argument("--lease-s", type=float, default=LEASE_S, help="how long a claim lasts without a heartbeat")
     parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_INTERVAL_S, help="seconds between heartbeats")
     parser.add_argument("--blocked-s", type=float, default=60.0, help="how long an agent may block the event loop")

@@ -31,7 +31,7 @@ from agentlightning.runner.agent import LLM
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.function import AgentOutput
 from agentlightning.runner.guardian import Guardian
-from agentlightning.runner.processes import kill_group, kill_marked
+from agentlightning.runner.processes import kill_group
 from agentlightning.runtime.children import inheritable
 
 MAX_OUTPUT_BYTES = 64 * 1024
@@ -101,6 +101,9 @@ class CommandRunner:
         """The program of an attempt, whose task is in the empty folder."""
         task = folder / "task.json"
         task.write_text(json.dumps(claim.rollout.task), encoding="utf-8")
+        if self._guardian.user is not None:
+            os.chmod(folder, 0o711)
+            os.chmod(task, 0o644)
         environment = command_environment(os.environ, claim, llm, task) | self._guardian.environment
         yield Program(arguments=self._arguments, environment=environment)
 
@@ -147,7 +150,7 @@ class CommandRunner:
     async def _start(self, program: Program, stdout: int, stderr: int) -> asyncio.subprocess.Process:
         try:
             return await asyncio.create_subprocess_exec(
-                *program.arguments,
+                *self._guardian.as_agent(program.arguments),
                 stdin=program.stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -165,7 +168,7 @@ class CommandRunner:
         finally:
             if process is not None:
                 kill_group(process.pid)
-            kill_marked(self._guardian.mark, *_marks(claim))
+            self._guardian.kill_left(*_marks(claim))
             self._guardian.ended(claim.lease)
         if process is not None:
             await process.wait()

@@ -19,12 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentlightning.errors import ConfigError
 from agentlightning.records import Lease
 from agentlightning.runner.processes import kill_marked
 from agentlightning.runtime.clock import elapsed_s
 
 MARK = "AGL_WORKER_MARK"
 """Variable that every process which agents of one worker start inherits, to find those that they leave behind."""
+PROGRAM = (sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")))
+ENVIRONMENT = {"AGL_GUARDIAN": "1"}
+"""Of the guardian. Not empty: a process without an environment is taken for one in exec."""
 
 
 @dataclass(slots=True)
@@ -37,9 +41,11 @@ class _Program:
 
 
 class Guardian:
-    """Starts with the first thing that it is told."""
+    """Starts with the first thing that it is told. With a `user` agents run as that user and so does it: only that user, or
+    one who may trace everything, finds processes by their environment."""
 
-    def __init__(self) -> None:
+    def __init__(self, user: int | None = None) -> None:
+        self.user = user
         value = secrets.token_hex(8)
         self.mark = f"{MARK}={value}"
         self.environment = {MARK: value}
@@ -75,9 +81,25 @@ class Guardian:
             if self._programs.pop(lease, None) is not None:
                 self._tell({"ended": _name(lease)})
 
-    def kill_left(self) -> None:
-        """SIGKILL every process that the worker's agents started and left behind."""
-        kill_marked(self.mark)
+    def kill_left(self, *marks: str) -> None:
+        """SIGKILL every process that the worker's agents started and left behind; of one attempt, by its marks."""
+        if self.user is None:
+            kill_marked(self.mark, *marks)
+        else:
+            subprocess.run(self.as_agent([*PROGRAM, "--kill", self.mark, *marks]), env=ENVIRONMENT, check=False)
+
+    def as_agent(self, words: Sequence[str]) -> Sequence[str]:
+        """A command that runs as the agents' user."""
+        return words if self.user is None else [*PROGRAM, "--as", str(self.user), *words]
+
+    def check(self) -> None:
+        """ConfigError where no program can be run as the agents' user."""
+        tried = self.as_agent([*PROGRAM, "--kill", self.mark])
+        if subprocess.run(tried, env=ENVIRONMENT, check=False, capture_output=True).returncode:
+            raise ConfigError(
+                f"--agent-user: no program can be run as user {self.user} here; expected a worker that may change its user "
+                "(CAP_SETUID, CAP_SETGID) and end what others run (CAP_KILL)"
+            )
 
     def close(self) -> None:
         """End it; for those who go on living without it."""
@@ -106,11 +128,11 @@ class Guardian:
     def _ensure_started(self) -> int:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), self.mark],
+                self.as_agent([*PROGRAM, self.mark]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-Z in a terminal stops the worker alone
-                env={"AGL_GUARDIAN": "1"},  # not empty: a process without an environment is taken for one in exec
+                env=ENVIRONMENT,
             )
             assert self._process.stdin is not None
             os.set_blocking(self._process.stdin.fileno(), False)

@@ -2,8 +2,9 @@
 
 A program runs in a process group of its own; descendants that left the group (setsid, daemons) are found by a variable of
 their environment, on Linux. Run as a file, this is the guardian of a worker (`guardian.py` is the worker's end): it ends
-the programs of a worker that was SIGKILLed, and those whose leases end while the worker stands still. Only the standard
-library and nothing of ours, so that a guardian costs 15 ms.
+the programs of a worker that was SIGKILLed, and those whose leases end while the worker stands still. ``--kill MARK…`` ends
+what has the marks, ``--as UID PROGRAM…`` runs a program as that user. Only the standard library and nothing of ours, so that
+a guardian costs 15 ms.
 """
 
 from __future__ import annotations
@@ -142,4 +143,13 @@ def guard() -> None:
 
 
 if __name__ == "__main__":
-    guard()
+    if sys.argv[1] == "--kill":
+        kill_marked(*sys.argv[2:])
+    elif sys.argv[1] == "--as":
+        user = int(sys.argv[2])
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        os.execvp(sys.argv[3], sys.argv[3:])
+    else:
+        guard()

@@ -24,15 +24,13 @@ from pathlib import Path
 
 from agentlightning.errors import AgentLightningError
 from agentlightning.runtime.disk import OTHERS, open_private
+from agentlightning.runtime.process_secrets import OWN_SECRETS, hide_memory
 
 PR_SET_PDEATHSIG = 1
-PR_SET_DUMPABLE = 4
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 KEPT_BYTES = 64 << 20
 """Freed memory that a server keeps, since its next requests need as much."""
 
-OWN_SECRETS = ("AGL_SERVER_KEY", "AGL_STORE")
-"""Variables of ours that no process inherits: the server's key, and a store's URL, which may hold a password."""
 SECRETS_TIMEOUT_S = 30.0
 """Seconds that a child waits for the line with its secrets, which its parent writes as soon as it is started."""
 MAX_SECRETS_BYTES = 1 << 20
@@ -109,6 +107,32 @@ def end_with_parent() -> dict[str, str]:
     return secrets
 
 
+def leave_orphans_to_parent() -> None:
+    """Called first by what may be a container's first process, which gets every orphan: goes on in a child, and reaps here.
+
+    Signals are passed on, and the child's exit code becomes the container's. An init of the container's engine would show
+    the environment, with its secrets, to everybody; this process is as hidden as the one that called.
+    """
+    if os.getpid() != 1:
+        return
+    passed_on = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    awaited = passed_on | {signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    child = os.fork()
+    if not child:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
+        return
+    while True:
+        told = signal.sigwaitinfo(awaited)
+        if told.si_signo in passed_on and told.si_code <= 0:  # not a terminal's Ctrl-C, which reaches the child, too
+            os.kill(child, told.si_signo)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == child:
+                    code = os.waitstatus_to_exitcode(ended[1])
+                    os._exit(code if code >= 0 else 128 - code)
+
+
 def give_way(niceness: int) -> None:
     """Let other processes go first: adds `niceness` to this process's and, where it leads a session, sets its session's.
 
@@ -119,17 +143,6 @@ def give_way(niceness: int) -> None:
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):  # a kernel without autogroups
             Path("/proc/self/autogroup").write_text(str(niceness))
-
-
-def hide_memory() -> None:
-    """Keep this process's memory and environment from other processes of the same user, on Linux.
-
-    The kernel then refuses them ptrace, /proc/PID/mem and /proc/PID/environ, and writes no core dump. A program that this
-    process executes is not hidden. A user who may trace everything (CAP_SYS_PTRACE, CAP_PERFMON or CAP_SYS_ADMIN: root
-    outside a container) is not kept out.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def keep_freed_memory() -> None:

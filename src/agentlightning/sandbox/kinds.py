@@ -67,10 +67,10 @@ def view_of(readable: Sequence[str], hidden: Sequence[Path], *, program: str | N
     inner = []
     for secret in dict.fromkeys(path.resolve() for path in hidden):
         holders = [path for path in shown if secret.is_relative_to(path.resolve())]
-        if any(secret == path.resolve() for path in holders):
+        if any(secret == path.resolve() for path in holders) or (holders and secret.is_file()):
+            what = "the server's key" if secret.is_file() else "runs or the store"
             raise ConfigError(
-                f"sandbox.readable: {secret} holds runs or the store, which no agent may read; give the agent a folder "
-                "of its own"
+                f"sandbox.readable: {secret} holds {what}, which no agent may read; give the agent a folder of its own"
             )
         inner += [path / secret.relative_to(path.resolve()) for path in holders]
     for path in shown:

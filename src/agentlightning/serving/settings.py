@@ -11,7 +11,9 @@ from pydantic import Field, field_validator, model_validator
 from agentlightning.config.base import Table
 from agentlightning.config.file import read_toml
 from agentlightning.config.run import Config, LimitsConfig, check_limits, parse_config, parse_settings, run_record
+from agentlightning.errors import ConfigError
 from agentlightning.records import JSON
+from agentlightning.runtime.code_loader import is_code
 from agentlightning.trainer.policies import sampling_table
 
 
@@ -64,8 +66,15 @@ def read_serve_file(path: Path | None) -> ServeFile:
 
 
 def served_config(trained: Config, file: ServeFile, weights: Path, name: str) -> Config:
-    """The configuration by which a version is sampled: that of its run, without what is of learning alone."""
+    """The configuration by which a version is sampled: that of its run, without what is of learning alone. ConfigError where
+    its record alone names the code of an engine."""
     table = sampling_table(trained, file.engine)
+    engine = table["engine"]["name"]
+    if is_code(engine) and file.engine.get("name") != engine:
+        raise ConfigError(
+            f"engine.name: the record of the version's run names the code {engine[:80]!r}, which is not imported to serve "
+            "it; if you trust whoever recorded it, name it in [engine] of the serve file"
+        )
     table["model"]["path"] = str(weights)
     # Keys are of the run that serves, which has a resource with all limits: training from its record has no users.
     table["limits"], table["external"], table["policies"] = file.limits.of_agents.model_dump(mode="json"), {}, {}

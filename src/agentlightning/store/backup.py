@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from agentlightning.errors import ConfigError, StoreError
+from agentlightning.runtime.children import inheritable
 from agentlightning.runtime.disk import PRIVATE_FILE
 from agentlightning.store.urls import sqlite_file
 
@@ -69,6 +70,8 @@ def _run(command: list[str], secrets: dict[str, str]) -> None:
             f"is: {' '.join(command)}"
         )
     given = {name: value for name, value in secrets.items() if value}
-    done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={**inheritable(os.environ), **given}, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise StoreError(f"{command[0]} failed: {' '.join((done.stderr or done.stdout).split())[-1000:]}")

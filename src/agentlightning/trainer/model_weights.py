@@ -6,6 +6,7 @@ Driven by the command line and `Trainer`, before a run starts. Knows what saved 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 from functools import partial
@@ -18,6 +19,7 @@ import orjson
 from agentlightning.config.run import Config
 from agentlightning.engines.folders import MANIFEST, UrlFolder, damage
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.runtime.children import inheritable
 from agentlightning.runtime.disk import file_hash, make_private_folder
 from agentlightning.store.models import ModelVersion, is_reference
 from agentlightning.store.open import existing_store
@@ -94,7 +96,8 @@ def _export_gguf(version: ModelVersion, folder: Path, to: Path) -> Path:
     file = to / f"{version.name}-{version.number}.gguf"
     with new_folder(to), TemporaryDirectory(dir=to.parent) as whole:
         export_policy(folder, Path(whole))
-        done = subprocess.run([program, whole, "--outfile", str(file)], capture_output=True, text=True, check=False)
+        words, environment = [program, whole, "--outfile", str(file)], inheritable(os.environ)
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0 or not file.is_file():
         last = (done.stderr.strip() or done.stdout.strip() or "it wrote no file").splitlines()[-1]
         file.unlink(missing_ok=True)

@@ -9,6 +9,11 @@ over tokens of weight × loss and refuses to know rewards and rollouts.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()  # before anything else is imported
+
 import argparse
 import contextlib
 import copy

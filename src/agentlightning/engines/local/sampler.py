@@ -9,6 +9,11 @@ long (large models) runs in a worker thread.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()  # before anything else is imported
+
 import argparse
 import asyncio
 import logging

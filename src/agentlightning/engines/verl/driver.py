@@ -8,6 +8,11 @@ no use, and the engine starts all of them again.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()  # before anything else is imported
+
 import argparse
 import asyncio
 import json

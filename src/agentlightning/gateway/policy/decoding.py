@@ -29,7 +29,6 @@ from agentlightning.protocols.base import ApiError, CompletionRequest, short
 from agentlightning.records import JSON, Call, Sampling, prefill_of
 from agentlightning.rendering.grammar import MAX_CPU_S, TOO_LONG, GrammarError, make_grammar
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.runtime.children import inheritable
 
 MAX_NAMED = 20
 """Fields that an error names with their values; a request may have thousands."""
@@ -334,6 +333,6 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=inheritable(os.environ),
+        env={name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")},
         start_new_session=True,
     )

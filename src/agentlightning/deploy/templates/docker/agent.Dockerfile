@@ -30,7 +30,8 @@ RUN [[ dependencies.commands | join(" \\\n && ") ]]
 
 FROM ${PYTHON_IMAGE}
 # Nobody needs root here: the numeric id is what Kubernetes checks (runAsNonRoot).
-RUN useradd --uid 10001 --no-create-home --home-dir /tmp agl
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp agl \
+ && useradd --uid 10002 --no-create-home --home-dir /tmp agent
 [% if node %]
 COPY --from=node /usr/local/bin/node /usr/local/bin/node
 COPY --from=node /app/node_modules /app/node_modules

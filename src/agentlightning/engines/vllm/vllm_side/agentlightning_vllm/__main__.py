@@ -7,19 +7,24 @@ Its parent writes one line of secrets to its standard input, as agentlightning.r
 
 from __future__ import annotations
 
-import argparse
 import ctypes
+import sys
+
+if __name__ == "__main__" and sys.platform == "linux":
+    ctypes.CDLL(None).prctl(
+        4, 0, 0, 0, 0
+    )  # PR_SET_DUMPABLE, before anything else is imported: nobody else reads its memory
+
+import argparse
 import json
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 
 from .guard import WeightsGuard
 
-PR_SET_DUMPABLE = 4
 END_S = 10.0
 """Seconds that the server may take to end with its parent; then its whole process group is killed."""
 
@@ -28,8 +33,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="agentlightning_vllm", allow_abbrev=False)
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the listening socket")
     given, arguments = parser.parse_known_args()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     secrets = _secrets()
     WeightsGuard.key, WeightsGuard.sampling_key = secrets["weights_key"], secrets["sampling_key"]
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
