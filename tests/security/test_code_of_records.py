@@ -13,7 +13,7 @@ from stored_runs import Earned, add_rollouts, record
 import agentlightning
 import build
 from agentlightning.analysis.mcp_server import StoreTools
-from agentlightning.analysis.reward_debugger import RewardChange, what_if
+from agentlightning.analysis.reward_debugger import RewardChange, explain_rollout, what_if
 from agentlightning.config.run import Config, parse_config, run_record
 from agentlightning.console.pages.compare import compare_page
 from agentlightning.console.pages.rewards import rewards_page
@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
     "aggregation": "{file}:planted",
     "agents": ["{file}:planted"],
     "key": {"credit": {"type": "gigpo", "key": "{file}:planted"}},
-    "schedule": {"schedule": [{"from_step": 1, "credit": "{file}:planted"}]},
+    "schedule": {"schedule": [{"from_step": 2, "credit": "{file}:planted"}]},
     "module": {"credit": "planted_module:planted"},
 }
 """Places of an algorithm's table in which a record can name code; a dictionary is the table itself."""
@@ -71,73 +71,81 @@ async def planted_run(store: LightningStore, config: JSON) -> str:
     """Two runs, one of them planted; a rollout of it."""
     for run, given in (("run", config), ("other", record(algorithm={"group_size": 2}))):
         await store.create_run(run, given, run)
-        first, _ = await add_rollouts(store, run, 1, [Earned(group="a", replica=n, reward=float(n)) for n in range(2)])
+        first, _ = await add_rollouts(store, run, 2, [Earned(group="a", replica=n, reward=float(n)) for n in range(2)])
         if run == "run":
             planted = first
     return planted
 
 
-async def read_by_all(url: str, rollout: str) -> list[str]:
-    """What the readers of a store say that refuse something."""
-    refusals = []
-    async with SqlLightningStore(url) as store:
-        tools, reader = StoreTools(store), Reader(store)
-        explained = {"run": ["run"], "view": ["explain"], "rollout": [rollout]}
-        for reading in (
-            tools.explain_reward(rollout),
-            tools.compare_runs(["run", "other"]),
-            tools.reward_distribution("run", 1),
-            tools.find_reward_hacks("run"),
-            tools.get_run("run"),
-            rewards_page(reader, explained),
-            compare_page(reader, {"run": ["run", "other"]}),
-            run_page(reader, {"run": ["run"], "with": ["other"]}),
-        ):
-            try:
-                refusals.append(str(await reading))
-            except AgentLightningError as error:
-                refusals.append(str(error))
-        reader.close()
-    return [said for said in refusals if "--trust-run" in said]
+async def read_by_all(store: LightningStore, rollout: str) -> list[str]:
+    """What those say that read a store and refuse something."""
+    said = []
+    tools, reader = StoreTools(store), Reader(store)
+    for reading in (
+        tools.explain_reward(rollout),
+        tools.compare_runs(["run", "other"]),
+        tools.reward_distribution("run", 2),
+        tools.find_reward_hacks("run"),
+        tools.get_run("run"),
+        what_if(store, "run", 2, RewardChange(credit="last")),
+        what_if(store, "run", 2, RewardChange(weights={"reward": 2.0})),
+        rewards_page(reader, {"run": ["run"], "view": ["explain"], "rollout": [rollout]}),
+        compare_page(reader, {"run": ["run", "other"]}),
+        run_page(reader, {"run": ["run"], "with": ["other"]}),
+    ):
+        try:
+            said.append(str(await reading))
+        except AgentLightningError as error:
+            said.append(str(error))
+    reader.close()
+    return [one for one in said if "--trust-run" in one]
 
 
-def test_no_reader_imports_the_code_that_a_record_names(config: JSON, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/agl.db"
+async def test_no_reader_imports_the_code_that_a_record_names(config: JSON, tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        async with InMemoryLightningStore() as store:
+            rollout = await planted_run(store, config)
+            assert len(await read_by_all(store, rollout)) == 4  # of MCP and the console, and both what-ifs
+            assert not (tmp_path / "ran").exists()
+            with contextlib.suppress(AgentLightningError):  # a stand-in for a rule is none
+                await explain_rollout(store, rollout, trust_run=True)
+            assert (tmp_path / "ran").exists()
+
+
+def test_no_command_imports_it_until_told_to_trust_the_run(tmp_path: Path) -> None:
+    url, file = f"sqlite:///{tmp_path}/agl.db", tmp_path / "planted.py"
+    file.write_text(PLANTED)
 
     async def plant() -> str:
         async with SqlLightningStore(url) as store:
-            return await planted_run(store, config)
+            return await planted_run(store, record(algorithm={"group_size": 2, "credit": f"{file}:planted"}))
 
     rollout = asyncio.run(plant())
-    with contextlib.chdir(tmp_path):
-        refusals = asyncio.run(read_by_all(url, rollout))
-        run = agentlightning.load_run("run", url)
-        run.metrics(), run.rollouts(), run.calls(), run.rewards(), str(run.show(rollout))
-        explain = ("rewards", "explain", rollout, "--store", url)
-        for words in (
-            explain,
-            ("rewards", "what-if", "run", "--step", "1", "--credit", "last", "--store", url),
-            ("rewards", "what-if", "run", "--step", "1", "--weights", "reward=2", "--store", url),
-            ("runs", "compare", "run", "other", "--store", url),
-            ("runs", "show", "run", "--store", url),
-            ("runs", "bottlenecks", "run", "--store", url),
-            ("rollouts", "list", "run", "--store", url),
-            ("train", "--rerun", "run", "--runs", "runs", "--store", url),
-        ):
-            done = build.agl(*words)
-            refusals += [str(done.exception)] if "--trust-run" in str(done.exception) else []
-        assert not (tmp_path / "ran").exists()
-        assert len(refusals) >= 4  # explain over MCP, in the console and here; rerun
-        build.agl(*explain, "--trust-run")
-        assert (tmp_path / "ran").exists()
+    run = agentlightning.load_run("run", url)
+    run.metrics(), run.rollouts(), run.calls(), run.rewards(), str(run.show(rollout))
+    explain = ("rewards", "explain", rollout)
+    refused = {}
+    for words in (
+        explain,
+        ("rewards", "what-if", "run", "--step", "2", "--credit", "last"),
+        ("runs", "compare", "run", "other"),
+        ("runs", "show", "run"),
+        ("train", "--rerun", "run", "--runs", str(tmp_path / "runs")),
+    ):
+        done = build.agl(*words, "--store", url)
+        refused[words[1]] = "add --trust-run" in str(done.exception)
+    assert refused == {"explain": True, "what-if": True, "compare": False, "show": False, "--rerun": True}
+    assert not (tmp_path / "ran").exists()
+    build.agl(*explain, "--store", url, "--trust-run")
+    assert (tmp_path / "ran").exists()
 
 
 async def test_what_a_user_names_is_loaded_though_what_the_record_names_is_not(tmp_path: Path) -> None:
     rule = tmp_path / "mine.py"
-    rule.write_text("def mine(trajectory):\n    return [2.0] * len(trajectory.transitions)\n")
+    rule.write_text("def mine(trajectory, group):\n    return [2.0] * len(trajectory.transitions)\n")
     async with InMemoryLightningStore() as store:
         await planted_run(store, record(algorithm={"group_size": 2}))
-        found = await what_if(store, "run", 1, RewardChange(credit=f"{rule}:mine"))
+        found = await what_if(store, "run", 2, RewardChange(credit=f"{rule}:mine"))
         assert {one.credit_after for one in found.calls} == {2.0}
 
 
