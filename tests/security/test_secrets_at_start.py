@@ -66,7 +66,7 @@ async def test_a_worker_below_an_init_that_shows_its_key_is_refused(scene: Scene
 @contextmanager
 def raced(words: list[str], fd: int) -> Iterator[tuple[subprocess.Popen[str], list[bytes]]]:
     """Starts a process, of which all that the machine shows is read as fast as it can be, from its first moment on."""
-    process = subprocess.Popen(words, env=PLAIN, pass_fds=(fd,), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, env=PLAIN, pass_fds=(fd,), stderr=subprocess.DEVNULL, text=True)
     os.close(fd)
     shown: list[bytes] = []
 
@@ -168,7 +168,10 @@ __import__("os")._exit(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))
 """
 
 
-@pytest.mark.parametrize("module", ENTRY_POINTS)
+@pytest.mark.parametrize(
+    "module",
+    [pytest.param(one, marks=pytest.mark.slow if re.search("engines|demo", one) else ()) for one in ENTRY_POINTS],
+)
 def test_an_entry_point_is_hidden_before_it_imports_anything(module: str) -> None:
     words = [sys.executable, "-c", LOOK, module]
     done = subprocess.run(words, env=PLAIN, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

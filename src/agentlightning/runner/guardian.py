@@ -86,20 +86,23 @@ class Guardian:
         if self.user is None:
             kill_marked(self.mark, *marks)
         else:
-            subprocess.run(self.as_agent([*PROGRAM, "--kill", self.mark, *marks]), env=ENVIRONMENT, check=False)
+            subprocess.run(self._words("--kill", self.mark, *marks), env=ENVIRONMENT, check=False)
 
-    def as_agent(self, words: Sequence[str]) -> Sequence[str]:
-        """A command that runs as the agents' user."""
-        return words if self.user is None else [*PROGRAM, "--as", str(self.user), *words]
+    def as_agent(self, program: Sequence[str]) -> Sequence[str]:
+        """A program's words, by which it runs as the agents' user."""
+        return program if self.user is None else self._words("--run", *program)
 
     def check(self) -> None:
         """ConfigError where no program can be run as the agents' user."""
-        tried = self.as_agent([*PROGRAM, "--kill", self.mark])
+        tried = self._words("--kill", self.mark)
         if subprocess.run(tried, env=ENVIRONMENT, check=False, capture_output=True).returncode:
             raise ConfigError(
                 f"--agent-user: no program can be run as user {self.user} here; expected a worker that may change its user "
                 "(CAP_SETUID, CAP_SETGID) and end what others run (CAP_KILL)"
             )
+
+    def _words(self, *words: str) -> list[str]:
+        return [*PROGRAM, *([] if self.user is None else ["--as", str(self.user)]), *words]
 
     def close(self) -> None:
         """End it; for those who go on living without it."""
@@ -128,7 +131,7 @@ class Guardian:
     def _ensure_started(self) -> int:
         if self._process is None:
             self._process = subprocess.Popen(
-                self.as_agent([*PROGRAM, self.mark]),
+                self._words(self.mark),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-Z in a terminal stops the worker alone

@@ -3,8 +3,8 @@
 A program runs in a process group of its own; descendants that left the group (setsid, daemons) are found by a variable of
 their environment, on Linux. Run as a file, this is the guardian of a worker (`guardian.py` is the worker's end): it ends
 the programs of a worker that was SIGKILLed, and those whose leases end while the worker stands still. ``--kill MARK…`` ends
-what has the marks, ``--as UID PROGRAM…`` runs a program as that user. Only the standard library and nothing of ours, so that
-a guardian costs 15 ms.
+what has the marks, ``--run PROGRAM…`` becomes a program; ``--as UID`` before any of them changes the user. Only the standard
+library and nothing of ours, so that a guardian costs 15 ms.
 """
 
 from __future__ import annotations
@@ -103,14 +103,13 @@ def elapsed_s() -> float:
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
-def guard() -> None:
+def guard(mark: str) -> None:
     """Guard the parent until it is gone, then end what it left.
 
-    The argument is the mark of its processes; standard input is a pipe from it, whose end of file means that it is gone. A
+    Its processes have the mark; standard input is a pipe from it, whose end of file means that it is gone. A
     line is a JSON object: a `program` may run for `lease_s` seconds unless more is said, in `group` where it runs already,
     its processes have `marks`; one that `ended` does no more.
     """
-    mark = sys.argv[1]
     programs: dict[str, tuple[float, int | None, list[str]]] = {}
     descriptor, unread = sys.stdin.fileno(), b""
     poll = select.poll()
@@ -142,14 +141,20 @@ def guard() -> None:
     kill_marked(mark)
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "--kill":
-        kill_marked(*sys.argv[2:])
-    elif sys.argv[1] == "--as":
-        user = int(sys.argv[2])
+def main(words: list[str]) -> None:
+    """The program: of a guardian, unless the words say otherwise."""
+    if words[0] == "--as":
+        user, words = int(words[1]), words[2:]
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        os.execvp(sys.argv[3], sys.argv[3:])
+    if words[0] == "--kill":
+        kill_marked(*words[1:])
+    elif words[0] == "--run":
+        os.execvp(words[1], words[1:])
     else:
-        guard()
+        guard(words[0])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

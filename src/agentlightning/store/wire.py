@@ -40,7 +40,13 @@ METHODS = tuple(
 )
 
 
-TOO_DEEP = "body: expected less nesting"
+class NestingError(InputError):
+    """A body that is nested too deeply to be read."""
+
+    http_status = 400
+
+    def __init__(self) -> None:
+        super().__init__("body: expected less nesting")
 
 
 class Entry(msgspec.Struct, array_like=True):
@@ -83,7 +89,7 @@ def decode_arguments(method: str, body: bytes | memoryview, as_json: bool = Fals
     try:
         given = msgspec.json.decode(body or b"{}", type=kind) if as_json else _arguments(method).decode(body)
     except RecursionError:
-        raise InputError(TOO_DEEP) from None
+        raise NestingError from None
     except msgspec.DecodeError as error:
         raise InputError(sentence(str(error))) from None
     arguments = msgspec.structs.asdict(given)
@@ -93,7 +99,9 @@ def decode_arguments(method: str, body: bytes | memoryview, as_json: bool = Fals
     if method == "append_calls" and not as_json:
         try:
             arguments["calls"] = [call for packed in arguments["calls"] for call in codec.decode_calls(packed)]
-        except (ValueError, RecursionError) as error:
+        except RecursionError:
+            raise NestingError from None
+        except ValueError as error:
             raise InputError(f"calls: {error}") from None
     return arguments
 
@@ -131,7 +139,7 @@ def decode_entries(body: bytes) -> list[Entry]:
     try:
         return _ENTRIES.decode(body)
     except RecursionError:
-        raise InputError(TOO_DEEP) from None
+        raise NestingError from None
     except msgspec.DecodeError as error:
         raise InputError(f"body: {error}") from None
 
