@@ -132,7 +132,10 @@ async def _serve(
             server_key = given_key or stack.enter_context(made_key(store_url, settings.tls is not None, address, port))
             sockets = [listener]
             if settings.metrics_port is not None:
-                host = metrics_host(store_url, str(address))
+                try:
+                    host = metrics_host(store_url, str(address))
+                except OSError as cause:
+                    raise GatewayError(f"--metrics-port: the store's host cannot be reached: {cause}") from cause
                 sockets.append(_listen(host, settings.metrics_port, "--metrics-port"))
             app = App(store, server_key, settings=settings, on_stop=lock.ending)
             # Calls leave hardly any cycles of garbage: looks for them, of 5 ms each, took a tenth of a call's time.
@@ -168,12 +171,10 @@ def metrics_host(store_url: str, address: str) -> str:
     store = urlsplit(store_url).hostname or ""
     if not ipaddress.ip_address(address).is_unspecified or not store or is_loopback(store):
         return address
-    with contextlib.suppress(OSError):
-        family, kind, protocol, _, place = socket.getaddrinfo(store, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(place)  # sends nothing: the kernel chooses the route
-            return str(probe.getsockname()[0])
-    return address
+    family, kind, protocol, _, place = socket.getaddrinfo(store, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(place)  # sends nothing: the kernel chooses the route
+        return str(probe.getsockname()[0])
 
 
 def _listen(host: str, port: int, option: str) -> socket.socket:
