@@ -62,7 +62,8 @@ def placed(value: Any, file: Path) -> Any:
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> JSON:
     """The record of a run with code at one place of its algorithm; both a file and a module of the working directory."""
     (tmp_path / "planted.py").write_text(PLANTED)
-    (tmp_path / "planted_module.py").write_text(PLANTED)
+    if request.param == "module":
+        (tmp_path / "planted_module.py").write_text(PLANTED)
     value = placed(SETTINGS[request.param], tmp_path / "planted.py")
     return record(algorithm={"group_size": 2, **(value if isinstance(value, dict) else {request.param: value})})
 

@@ -100,7 +100,7 @@ class Access:
 
     @property
     def _wanted(self) -> str:
-        """What opens the console."""
+        """The name of the secret that opens the console."""
         return "token of the URL that it printed" if self.authentication is None else "server key or reader's token"
 
     def _presented(self, headers: Headers) -> bytes:

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import errno
 import gc
-import ipaddress
 import logging
 import os
 import signal
@@ -166,10 +165,10 @@ def made_key(store_url: str, tls: bool, address: str, port: int) -> Iterator[str
 
 
 def metrics_host(store_url: str, address: str) -> str:
-    """Where the port of /metrics, which wants no key, listens: at the server's own address; of a server at all addresses, at
-    the one from which it reaches its store on another machine. Agents that have a network of their own do not reach it."""
+    """The address of the port of /metrics, which wants no key: the server's own; of a server at all addresses, the one from
+    which it reaches its store on another machine. Agents that have a network of their own do not reach it."""
     store = urlsplit(store_url).hostname or ""
-    if not ipaddress.ip_address(address).is_unspecified or not store or is_loopback(store):
+    if address not in ("0.0.0.0", "::") or not store or is_loopback(store):
         return address
     family, kind, protocol, _, place = socket.getaddrinfo(store, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:

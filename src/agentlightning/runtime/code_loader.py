@@ -211,7 +211,7 @@ def load_module(name: str, what: str) -> ModuleType:
 
 def module_file(name: str) -> Path | None:
     """The file that importing the module would run, found without importing anything; None where there is none."""
-    file, places, above = None, [str(Path.cwd()), *sys.path], ""
+    file, places, above = None, [*sys.path, str(Path.cwd())], ""
     for part in name.split("."):
         above = f"{above}.{part}" if above else part
         found = PathFinder.find_spec(above, places) if places else None

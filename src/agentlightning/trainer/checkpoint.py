@@ -124,7 +124,7 @@ class RunFolder:
         self.write_whole("fingerprint.json", orjson.dumps(asdict(fingerprint)))
 
     def fingerprint(self) -> Fingerprint | None:
-        """What the run was made of when it was last started; None where it was not started in this folder."""
+        """The fingerprint of the run when it was last started; None where it was not started in this folder."""
         file = self.path / "fingerprint.json"
         return Fingerprint(**orjson.loads(file.read_bytes())) if file.exists() else None
 
