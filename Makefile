@@ -53,7 +53,7 @@ test-verl: install .venv-verl/.installed
 
 # Every engine: the contract suite over each, and what each does besides. 14 minutes on two busy cores, once the environments are there.
 test-engines: install .venv-vllm/.installed .venv-verl/.installed
-	$(BIN)/pytest -n 2 --dist loadfile tests/engines tests/vllm/test_vllm_engine.py tests/vllm/test_vllm_attached.py \
+	$(BIN)/pytest -n 2 --dist loadfile tests/engines tests/vllm_engine/test_vllm_engine.py tests/vllm_engine/test_vllm_attached.py \
 		tests/verl_engine/test_verl_contract.py tests/verl_engine/test_verl_engine.py tests/end_to_end/test_open_engines.py $(ARGS)
 
 # All tests of one folder, those too that take more minutes than CI has: `make test-trainer`.
@@ -169,7 +169,7 @@ endef
 	touch $@
 
 # vLLM conflicts with half of what stands in .venv. On a machine that cannot have it, its tests are left out.
-.venv-vllm/.installed: tests/vllm/vllm.lock tests/vllm/cpu_torchvision/sitecustomize.py | .venv/.installed
+.venv-vllm/.installed: tests/vllm_engine/vllm.lock tests/vllm_engine/cpu_torchvision/sitecustomize.py | .venv/.installed
 	$(new_environment)
 	$(call install_torch,$(@D))
 	{ $(call install,$(@D),-r $<); } && cp $(word 2,$^) $(@D)/lib/python3*/site-packages/ && touch $@ || \

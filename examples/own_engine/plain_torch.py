@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,15 @@ import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM
 
-from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, EngineSetup, ForwardingEngine, Metrics, Support
+from agentlightning.engines.base import (
+    DEFAULT_POLICY,
+    SKIPPED,
+    Endpoints,
+    EngineSetup,
+    ForwardingEngine,
+    Metrics,
+    Support,
+)
 from agentlightning.engines.folders import LEARNER_STATE, copy_tokenizer, find_model, replace_folder, seal
 from agentlightning.engines.losses import known_tokens, summary, token_loss
 from agentlightning.errors import EngineError
@@ -92,6 +101,9 @@ class PlainTorch(ForwardingEngine):
 
     def _optim_step(self, learning_rate: float, grad_clip: float) -> Metrics:
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), grad_clip))
+        if not math.isfinite(norm):
+            self._optimizer.zero_grad()
+            return {**SKIPPED}
         self._optimizer.param_groups[0]["lr"] = learning_rate
         self._optimizer.step()
         self._optimizer.zero_grad()

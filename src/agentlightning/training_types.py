@@ -40,6 +40,10 @@ class Transition:
     agent: str | None = None
     model: str = ""
     """The model name that was asked for."""
+    truncated: bool = False
+    """True: it ended at the limit of tokens."""
+    masked: bool = False
+    """True: no token of it is trained, whatever it earned."""
     trained: bool = True
     """False: context of another agent or policy, which credit rules see and nothing is learned from."""
     reward: float = 0.0
@@ -62,7 +66,7 @@ class Transition:
     @property
     def mask(self) -> list[bool]:
         """True on sampled tokens that are trained, False on forced ones: the call's grammar allowed no other."""
-        mask = [True] * len(self.sampled_ids)
+        mask = [not self.masked] * len(self.sampled_ids)
         for start, end in self.decoding.get("forced", ()):
             mask[start:end] = [False] * len(mask[start:end])
         return mask

@@ -113,19 +113,100 @@ def test_a_success_among_failures_weighs_as_one_of_all_that_were_sampled() -> No
     assert weight(minibatch) == pytest.approx(1 / 8)
 
 
-def test_a_step_with_one_informative_group_of_four_makes_one_update_not_four() -> None:
-    """Four updates would hold two of its rollouts each, three of them no success."""
-    groups = [group("a", 1.0, *[0.0] * 7)] + [group(name, *[0.0] * 8) for name in "bcd"]
-    plan = LightningRL().plan(groups, seed=0)
-    assert [{row.rollout_id for row in minibatch} for minibatch in plan.minibatches] == [{f"a{i}" for i in range(8)}]
-    assert weight(plan.minibatches[0]) == pytest.approx(1.0)
+@pytest.mark.parametrize("kl", [0.0, 1e-6])
+@pytest.mark.parametrize("informative", [8, 32])
+def test_the_updates_of_a_step_weigh_alike_however_many_groups_are_solved_and_whatever_the_kl(
+    informative: int, kl: float
+) -> None:
+    """8 of 32 groups informative: four updates of a quarter each, not one of all of them."""
+    groups = [
+        [trajectory(f"{place}-{member}", float(member % 2 == 0) if place < informative else 0.0) for member in range(8)]
+        for place in range(32)
+    ]
+    plan = LightningRL(minibatches=4, kl=kl).plan(groups, seed=0)
+    assert len(plan.minibatches) == 4
+    for minibatch in plan.minibatches:
+        signal = [row for row in minibatch if any(row.advantages)]
+        assert len({row.rollout_id for row in signal}) == 2 * informative
+        assert weight(signal) == pytest.approx(informative / 32)
+        assert len({row.rollout_id for row in minibatch}) == (64 if kl else 2 * informative)
 
 
-def test_a_minibatch_that_informative_rollouts_do_not_fill_weighs_less() -> None:
-    """12 of 32 rollouts are informative: one update of 8 of them, one of 4."""
-    groups = [group("a", *[1.0, 0.0] * 4), group("b", *[1.0, 0.0] * 2), group("c", *[0.0] * 8), group("d", *[1.0] * 12)]
-    plan = LightningRL().plan(groups, seed=1)
-    assert [weight(minibatch) for minibatch in plan.minibatches] == pytest.approx([1.0, 0.5])
+@pytest.mark.parametrize(("rewards", "updates"), [([1, 0], 1), ([1, 0, 1], 1), ([1, 0, 1, 0, 1], 2), ([1, 0] * 9, 4)])
+def test_no_update_rests_on_a_single_rollout(rewards: list[float], updates: int) -> None:
+    groups = [group("a", *rewards), group("b", *[0.0] * 20)]
+    plan = LightningRL(minibatches=4).plan(groups, seed=0)
+    assert len(plan.minibatches) == updates
+    assert min(len({row.rollout_id for row in minibatch}) for minibatch in plan.minibatches) >= 2
+
+
+def test_rollouts_with_and_without_signal_are_mixed_at_random() -> None:
+    groups = [group("a", *[1.0, 0.0] * 4), group("b", *[1.0, 0.0] * 4)]
+    found = {
+        frozenset(row.rollout_id for row in LightningRL(minibatches=4).plan(groups, seed=seed).minibatches[0])
+        for seed in range(20)
+    }
+    assert len(found) > 10
+
+
+def test_rewards_that_differ_by_rounding_are_equal() -> None:
+    groups = [group("a", 0.1 + 0.2, 0.3, 0.3), group("b", 1.0, 0.0)]
+    plan = LightningRL(dynamic_sampling=True).plan(groups, seed=0)
+    assert plan.outcomes == dict.fromkeys(["a0", "a1", "a2"], "zero_variance") | dict.fromkeys(["b0", "b1"], "trained")
+    assert (plan.resample, plan.stats["groups_with_signal"]) == (["a"], 0.5)
+    close = LightningRL().plan([group("a", 1.0, 1.0 + 1e-7)], seed=0)
+    assert set(close.outcomes.values()) == {"trained"}
+
+
+@pytest.mark.parametrize("credit", ["step_rewards", "gigpo", "discounted", "grouped_gae"])
+def test_step_rewards_that_add_up_to_the_same_but_for_rounding_are_no_signal(credit: str) -> None:
+    one, other = group("a", 0.3, 0.3)
+    steps = [(0.1, 0.2), (0.2, 0.1)] if credit == "grouped_gae" else [(0.1 + 0.2, 0.0), (0.3, 0.0)]
+    found = [
+        replace(each, transitions=[replace(call, reward=step) for call, step in zip(each.transitions, of, strict=True)])
+        for each, of in zip((one, other), steps, strict=True)
+    ]
+    if credit == "grouped_gae":  # the same steps, in another order of their sum
+        found = [replace(found[0], reward=0.1 + 0.2), replace(found[0], rollout_id="a1", reward=0.3)]
+    plan = LightningRL(credit=credit).plan([found], seed=0)
+    assert set(plan.outcomes.values()) == {"zero_variance"}
+
+
+def test_the_recipe_of_reinforce_pp_baseline_replaces_solved_groups_and_whitens_over_the_others() -> None:
+    """OpenRLHF: reinforce_baseline, dynamic filtering, a KL loss of k2."""
+    groups = [group("a", 1.0, 0.0, 0.0), group("b", 1.0, 1.0, 1.0)]
+    algorithm = LightningRL(advantage="reinforce_pp_baseline", dynamic_sampling=True, kl=0.01)
+    plan = algorithm.plan(groups, seed=0)
+    assert plan.resample == ["b"]
+    assert (plan.loss.kl, plan.loss.kl_estimator) == (0.01, "k2")
+    alone = algorithm.plan(groups[:1], seed=0)
+    assert plan.minibatches == alone.minibatches
+    first = next(row for row in plan.minibatches[0] if row.rollout_id == "a0")
+    # 2/3 on 4 tokens, -1/3 on 8: mean 0, sample variance 24/9/11
+    assert max(first.advantages) == pytest.approx((2 / 3) / math.sqrt(24 / 9 / 11))
+    assert LightningRL(kl=0.01).loss_terms.kl_estimator == "k3"
+
+
+def test_truncated_completions_can_be_left_out_of_the_loss_and_are_still_compared() -> None:
+    one, other, third = group("a", 0.0, 1.0, 0.0)
+    cut = replace(one, transitions=[one.transitions[0], replace(one.transitions[1], truncated=True)])
+    all_cut = replace(third, transitions=[replace(call, truncated=True) for call in third.transitions])
+    [rows] = LightningRL(truncated="mask").plan([[cut, other, all_cut]], seed=0).minibatches
+    found = {row.rollout_id: row for row in rows}
+    assert {name: sum(row.mask) for name, row in found.items()} == {"a0": 2, "a1": 4}
+    assert weight(rows) == pytest.approx(1.0)  # over the six tokens that are left
+    expected = (2 / 3) / (statistics.stdev([0.0, 1.0, 0.0]) + 1e-4)  # the baseline is that of all three
+    assert max(found["a1"].advantages) == pytest.approx(expected)
+    assert len(LightningRL().plan([[cut, other, all_cut]], seed=0).minibatches[0]) == 3
+
+
+@pytest.mark.parametrize(("tokens", "penalty"), [(79, 0.0), (80, 0.0), (90, -0.5), (100, -1.0), (130, -1.0)])
+def test_the_soft_penalty_falls_over_the_last_tokens(tokens: int, penalty: float) -> None:
+    """DAPO, equation 13, with a limit of 100 and a buffer of 20."""
+    rollouts = [trajectory("a0", 1.0, calls=1, length=tokens), trajectory("a1", 0.0, calls=2)]
+    algorithm = LightningRL(truncated={"type": "soft_penalty", "length": 100, "buffer": 20})
+    [settled] = algorithm.settled([rollouts])
+    assert [one.reward for one in settled] == [1.0 + penalty, 0.0]
 
 
 def test_dynamic_sampling_counts_what_is_informative() -> None:
@@ -138,18 +219,18 @@ def test_dynamic_sampling_counts_what_is_informative() -> None:
 def test_groups_that_dynamic_sampling_replaced_take_no_update_away(replaced: int) -> None:
     groups = [group("a", 1.0, 0.0, 1.0, 0.0), group("b", *[0.0] * replaced)]
     plan = LightningRL(dynamic_sampling=True, minibatches=4).plan(groups, seed=0)
-    assert [weight(minibatch) for minibatch in plan.minibatches] == pytest.approx([1.0] * 4)
+    assert [weight(minibatch) for minibatch in plan.minibatches] == pytest.approx([1.0] * 2)
 
 
 @pytest.mark.parametrize("term", ["kl", "entropy"])
 def test_kl_and_entropy_are_of_all_rollouts(term: str) -> None:
     """DeepSeekMath (2024), equation 3: the KL term is outside of the advantage, so every completion has one."""
     groups = [group("a", 1.0, 0.0), group("b", 1.0, 1.0)]
-    plan = LightningRL(minibatches=2, **{term: 0.1}).plan(groups, seed=0)  # type: ignore[arg-type]
+    plan = LightningRL(**{term: 0.1}).plan(groups, seed=0)  # type: ignore[arg-type]
     rows = {row.rollout_id: row for minibatch in plan.minibatches for row in minibatch}
     assert rows.keys() == {"a0", "a1", "b0", "b1"}
     assert not any(rows["b0"].advantages)
-    assert [weight(minibatch) for minibatch in plan.minibatches] == pytest.approx([1.0, 1.0])
+    assert [weight(minibatch) for minibatch in plan.minibatches] == pytest.approx([1.0])
     assert plan.outcomes["b0"] == "zero_variance"
 
 
@@ -163,10 +244,6 @@ def test_the_loss_carries_the_settings() -> None:
     plan = LightningRL(loss=PpoClip(clip_low=0.1, clip_high=0.3), entropy=0.02).plan([], seed=0)
     assert plan.loss == Loss(name="ppo_clip", clip_low=0.1, clip_high=0.3, entropy=0.02)
     assert (plan.minibatches, plan.outcomes) == ([], {})
-
-
-def test_there_are_never_more_minibatches_than_rollouts_to_learn_from() -> None:
-    assert len(LightningRL(minibatches=4).plan([group("a", 1.0, 0.0)], seed=0).minibatches) == 2
 
 
 def test_the_seed_decides_the_minibatches_and_nothing_else() -> None:
@@ -215,8 +292,8 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
 
 def test_reinforce_takes_one_update_a_step() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.minibatches: expected 1 with loss = 'reinforce'"):
-        LightningRL(loss="reinforce")
-    assert LightningRL(loss="reinforce", minibatches=1).plan([], 0).loss.name == "reinforce"
+        LightningRL(loss="reinforce", minibatches=4)
+    assert LightningRL(loss="reinforce").plan([], 0).loss.name == "reinforce"
 
 
 def test_a_rollout_without_a_known_reward_is_dropped_and_counted() -> None:

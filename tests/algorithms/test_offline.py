@@ -76,8 +76,21 @@ def test_equal_rewards_equal_words_and_unknown_rewards_are_no_pair() -> None:
     assert pairs([candidate("a", 1.0), candidate("b", None)], 0.0) == []
 
 
-def test_a_difference_of_exactly_the_margin_is_no_pair() -> None:
-    assert pairs([candidate("a", 1.0), candidate("b", 0.5)], 0.5) == []
+@pytest.mark.parametrize(("better", "worse", "margin"), [(1.0, 0.5, 0.5), (0.8, 0.5, 0.3), (0.1 + 0.2, 0.3, 0.0)])
+def test_a_difference_of_exactly_the_margin_but_for_rounding_is_no_pair(
+    better: float, worse: float, margin: float
+) -> None:
+    assert pairs([candidate("a", better), candidate("b", worse)], margin) == []
+
+
+def test_a_reward_that_reaches_the_threshold_but_for_rounding_is_good() -> None:
+    record = [candidate("a", 0.7 - 0.4), candidate("b", 0.2)]  # 0.29999999999999993
+    assert names(KTO(threshold=0.3).examples(record)) == [("a", None), (None, "b")]
+    assert names(SFT(threshold=0.3).examples(record)) == [("a", None)]
+
+
+def test_rollouts_whose_rewards_differ_by_rounding_alone_keep_the_order_of_their_ids() -> None:
+    assert [one.rollout_id for one in best([candidate("b", 0.1 + 0.2), candidate("a", 0.3)], None)] == ["a", "b"]
 
 
 def test_dpo_pairs_rollouts_of_one_task_only() -> None:

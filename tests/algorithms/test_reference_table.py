@@ -26,7 +26,7 @@ from reference_batch import (
 )
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.losses import FixedLength
+from agentlightning.algorithms.losses import Cispo, FixedLength
 from agentlightning.engines.losses import Tokens, token_loss
 from agentlightning.training_types import Trajectory, Transition
 from call_tree import linked
@@ -58,6 +58,8 @@ def trajectory(name: str) -> Trajectory:
 def ours(advantage: str, loss: str, aggregation: str) -> tuple[float, dict[tuple[str, int, int], float]]:
     """The loss of the batch through the plan and the engine's losses, and its gradient at each token's logprob."""
     settings: dict[str, Any] = {"advantage": advantage, "loss": loss, "aggregation": aggregation, "minibatches": 1}
+    if loss == "cispo":
+        settings["loss"] = Cispo(clip_high=0.28)
     if aggregation == "fixed_length":
         settings["aggregation"] = FixedLength(length=FIXED_LENGTH)
     values = {

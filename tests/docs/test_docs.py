@@ -23,6 +23,7 @@ from agentlightning.algorithms.critic import Gae
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.losses import Importance, OffPolicyMask, PpoClip, RatioMask
 from agentlightning.algorithms.offline import OfflineAlgorithm
+from agentlightning.algorithms.rewards import SoftPenalty
 from agentlightning.analysis.bottlenecks import RULES
 from agentlightning.cli.app import app
 from agentlightning.config.agent import AgentConfig, Bubblewrap, Container, KubernetesJob, RewardConfig
@@ -64,7 +65,7 @@ def settings_tables() -> dict[str, dict[str, Any]]:
         if name == "algorithm":
             tables[name] = {"type": "lightning_rl", "schedule": None}
             tables[name] |= {field.name: field.default for field in dataclasses.fields(LightningRL)}
-            parts = {"rollouts": [RolloutTree], "advantage": [Gae], "loss": [PpoClip]}
+            parts = {"rollouts": [RolloutTree], "advantage": [Gae], "loss": [PpoClip], "truncated": [SoftPenalty]}
             for part, kinds in (parts | {"correction": [Importance, RatioMask, OffPolicyMask]}).items():
                 known = {key: value for kind in kinds for key, value in defaults(kind).items() if key != "type"}
                 tables[f"algorithm.{part}"] = known

@@ -34,10 +34,14 @@ def constant(task: dict[str, str], result: agl.RolloutResult) -> float:
 
 
 class Steps(Silent):
-    """A progress that remembers the steps."""
+    """A progress that remembers the steps and the notes."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def step(self, step: int, steps: int, metrics: dict[str, float]) -> None:
         self.seen.append(step)
@@ -73,14 +77,17 @@ def trained(folder: Path) -> tuple[agl.Trainer, agl.TrainResult]:
         def step(self, step: int, steps: int, metrics: dict[str, float]) -> None:
             first.stop()
 
-    first._progress = Interrupts()
+    first._progress = told = Interrupts()
     given: dict[str, Any] = {"reward_funcs": [talks, constant], "reward_weights": [1.0, 0.0]}
     begun = first.fit(answer, TASKS, TASKS[:2], **given)
     assert (begun.step, begun.finished) == (1, False)
+    assert told.notes[0].startswith("chosen: trainer.learning_rate = 1e-05 (lightning_rl of all weights, ")
+    assert told.notes[1].startswith("chosen: engine.optimizer.betas = [0.9, 0.95] (a tiny model, ")
     progress = Steps()
     again = trainer(folder, progress=progress)
     result = again.fit(answer, TASKS, TASKS[:2], **given, resume=begun.run_id)
     assert (result.run_id, progress.seen) == (begun.run_id, [2])
+    assert not any(note.startswith("chosen: ") for note in progress.notes)
     return again, result
 
 

@@ -225,9 +225,9 @@ class Training:
         versions = [step.version for step in steps]
         assert versions == sorted({version for version in versions if version is not None})
         await self._check_calls(store, rollouts)
-        # Those that are learned from fill as many minibatches of TASKS * GROUP / MINIBATCHES as they need.
+        # Each update has at least two of those that are learned from.
         trained = [sum(each.outcome == "trained" for each in step.consumed) for step in steps]
-        self._updates = sum(-(-count * MINIBATCHES // (TASKS * GROUP)) for count in trained)
+        self._updates = sum(min(MINIBATCHES, max(1, count // 2)) for count in trained if count)
         return await store.attempts([rollout.id for rollout in rollouts])
 
     async def _check_calls(self, store: LightningStore, rollouts: list[Rollout]) -> None:

@@ -162,13 +162,18 @@ def test_a_sequence_that_cannot_be_trained_on_is_named(llama: Path, wrong: Train
         Learner(llama).forward_backward([wrong], SFT)
 
 
-def test_a_gradient_that_is_not_finite_is_not_applied(llama: Path) -> None:
-    learner = Learner(llama)
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_gradient_that_is_not_finite_is_skipped_and_leaves_nothing_behind(llama: Path, bad: float) -> None:
+    learner, other = Learner(llama), Learner(llama)
     before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
-    learner.forward_backward([sequence([4, 5, 6], [(1, 3)], weights=[0.0, float("inf"), 1.0])], SFT)
-    with pytest.raises(EngineError, match="not applied"):
-        learner.optim_step(1e-3, 1.0)
+    learner.forward_backward([sequence([4, 5, 6], [(1, 3)], weights=[0.0, bad, 1.0])], SFT)
+    assert learner.optim_step(1e-3, 1.0) == {"skipped_updates": 1.0, "learner_tokens": 3.0}
     assert all(torch.equal(p, before[name]) for name, p in learner.model.named_parameters())
+    for one in (learner, other):
+        one.forward_backward(batch(), SFT)
+        one.optim_step(1e-3, 1.0)
+    theirs = dict(other.model.named_parameters())
+    assert all(torch.equal(p, theirs[name]) for name, p in learner.model.named_parameters())
 
 
 def test_saving_in_the_middle_of_an_update_is_refused(llama: Path, tmp_path: Path) -> None:

@@ -13,14 +13,15 @@ import torch
 from learner_gradients import assert_close, gradients
 from transformers import AutoModelForCausalLM
 
+from agentlightning.adapters.sequences import completion_rows, mismatched_completions
 from agentlightning.algorithms.offline import preference_values
 from agentlightning.engines import losses as preferences
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.losses import preference_loss
 from agentlightning.errors import EngineError
 from agentlightning.testing.engine_contract import sequence
-from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
-from build import learner_setup
+from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence, Trajectory, Transition
+from build import learner_setup, trajectory, transition
 
 LOSSES = [
     Loss(name="gspo", clip_low=0.3, clip_high=0.3),
@@ -109,7 +110,8 @@ def test_a_preference_s_gradient_is_that_of_one_graph_through_all_answers(
     llama: Path, name: Any, packing: Any, budget: int
 ) -> None:
     learner = Learner(llama, learner_setup(packing=packing, max_tokens_per_microbatch=budget))
-    a, b, c, d, e, *mismatched = answers(learner, 1)
+    a, b, c, d, e, f, g = answers(learner, 1)
+    mismatched = [[e, f], [g]]  # one of them took two rows
     loss = PreferenceLoss(name=name, beta=0.7)
     if name == "dpo":  # the first chosen answer took two rows
         examples = [Preference(chosen=[a, b], rejected=[c], weight=0.5), Preference(chosen=[d], rejected=[e])]
@@ -129,13 +131,55 @@ def test_a_preference_s_gradient_is_that_of_one_graph_through_all_answers(
     found = [
         torch.stack([ratio(row) for row in side]).sum() for x in examples for side in (x.chosen, x.rejected) if side
     ]
-    beside = torch.stack([ratio(row) for row in mismatched]) if mismatched else torch.zeros(0)
+    sums = [torch.stack([ratio(row) for row in rows]).sum() for rows in mismatched]
+    beside = torch.stack(sums) if sums else torch.zeros(0)
     total, expected = preferences.preference_loss(loss, examples, torch.stack(found), beside)
     total.backward()
     assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
     assert metrics["examples"] == len(examples)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-3)
     assert_close(gradients(learner), {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+
+
+def told(name: str, *, merged: bool) -> Trajectory:
+    """A rollout of three calls; unmerged, each begins a conversation of its own with the messages and tokens so far."""
+    chance, calls, messages = random.Random(name), list[Transition](), list[dict[str, Any]]()
+    read: list[int] = []
+    for turn in range(3):
+        prompt = [chance.randrange(2, 64) for _ in range(4)]
+        own: list[dict[str, Any]] = [{"role": "user", "content": f"{name} {turn}"}]
+        messages, read = messages + own, read + prompt
+        call = transition(
+            f"{name}{turn}",
+            suffix_ids=prompt if merged else read,
+            sampled_ids=[chance.randrange(2, 64) for _ in range(3)],
+            messages=own if merged else messages,
+            parent=calls[-1] if merged and calls else None,
+        )
+        calls.append(call)
+        messages, read = [*messages, {"role": "assistant", "content": "x"}], read + call.sampled_ids
+    return trajectory(name, transitions=calls)
+
+
+def test_a_preference_s_gradient_is_the_same_however_many_rows_a_completion_took(llama: Path) -> None:
+    found = []
+    for merged in (True, False):
+        learner = Learner(llama, learner_setup(reference=True))
+        rollouts = [told(name, merged=merged) for name in "abcd"]
+        completions = [completion_rows(one) for one in rollouts]
+        beside = mismatched_completions(rollouts, longest=99)
+        assert {len(rows) for rows in (*completions, *beside)} == {1 if merged else 3}
+        every = [*completions, *beside]
+        values = iter(learner.reference_logprobs([row for rows in every for row in rows]))
+        # Each token is likelier than under the reference: the baseline is not 0.
+        every = [[replace(row, ref_logprobs=[v - 0.3 for v in next(values)]) for row in rows] for rows in every]
+        examples = [Preference(chosen=rows) for rows in every[:2]] + [Preference(rejected=rows) for rows in every[2:4]]
+        metrics = learner.forward_backward_preferences(examples, PreferenceLoss(name="kto"), every[4:])
+        found.append((metrics, gradients(learner)))
+    (one, expected), (other, gradient) = found
+    assert one["baseline"] > 0
+    assert other == pytest.approx(one, rel=1e-4)
+    assert_close(gradient, expected)
 
 
 @pytest.mark.parametrize(

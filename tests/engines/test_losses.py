@@ -89,6 +89,43 @@ def test_clipped_tokens_have_no_gradient_and_the_rest_have_that_of_the_plain_rat
     torch.testing.assert_close(logprobs.grad, t(0.0, 0.0, 2.2))
 
 
+@pytest.mark.parametrize(
+    ("gap", "advantage", "value", "slope"),
+    [  # by hand: -min(r A, clip(r) A) with r = exp(gap), within exp(±20)
+        (19.0, -1.0, math.exp(19.0), math.exp(19.0)),
+        (21.0, -1.0, math.exp(20.0), 0.0),
+        (60.0, -1.0, math.exp(20.0), 0.0),
+        (100.0, 1.0, -1.28, 0.0),
+        (100.0, 0.0, 0.0, 0.0),
+        (9998.0, 0.0, 0.0, 0.0),
+        (-9998.0, 1.0, -math.exp(-20.0), 0.0),
+    ],
+)
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "cispo"])
+def test_a_ratio_that_overflows_is_bounded_and_its_gradient_is_a_number(
+    name: str, gap: float, advantage: float, value: float, slope: float
+) -> None:
+    distributions = torch.tensor([[-0.5, -1.0]]).requires_grad_()
+    tokens = Tokens(t(-0.5 - gap), t(advantage), t(1.0), calls=torch.tensor([0]))
+    total, report = losses.token_loss(Loss(name=name), distributions, torch.tensor([0]), tokens)
+    (gradient,) = torch.autograd.grad(total, distributions)
+    assert gradient.isfinite().all()
+    assert all(map(math.isfinite, losses.summary(Loss(name=name), [report], 1).values()))
+    if name == "ppo_clip":
+        assert float(total.detach()) == pytest.approx(value, rel=1e-5)
+        assert float(gradient[0, 0]) == pytest.approx(slope, rel=1e-5)
+
+
+@pytest.mark.parametrize(("gap", "value", "slope"), [(-10.0, 22015.47, -22025.47), (-100.0, math.exp(20) - 21, 0.0)])
+def test_k3_far_from_its_reference_is_a_number(gap: float, value: float, slope: float) -> None:
+    now = t(gap).requires_grad_()
+    found = losses.kl_to_reference("k3", now, t(0.0))
+    found.backward()
+    assert float(found.detach()) == pytest.approx(value, rel=1e-5)
+    assert now.grad is not None
+    assert float(now.grad) == pytest.approx(slope + (gap > -20), rel=1e-4)
+
+
 def test_on_the_sampler_s_own_policy_the_gradient_is_the_policy_gradient() -> None:
     logprobs = torch.randn(7).requires_grad_()
     advantages = torch.randn(7)

@@ -86,6 +86,13 @@ def test_every_loss_has_a_frozen_reference() -> None:
     assert {case for _, case, _ in frozen()} == {*CASES, *PREFERENCES}
 
 
+@pytest.mark.parametrize("library", ["verl", "trl", "vllm"])
+def test_no_folder_of_the_tests_is_taken_for_a_library(library: str) -> None:
+    """TRL asks for the version of what can be imported as vllm."""
+    found = importlib.util.find_spec(library)
+    assert found is None or found.origin is not None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["verl", "trl"])
 def test_a_loss_gives_the_numbers_of_the_installed_reference(library: str) -> None:

@@ -146,8 +146,7 @@ def test_a_critic_s_gradient_that_is_not_finite_is_not_applied(llama: Path) -> N
     broken = learner(llama)
     before = broken.logprobs([row()])
     broken.forward_backward([row(returns=[float("inf")] * len(TOKENS))], VALUE)
-    with pytest.raises(EngineError, match="the update was not applied"):
-        broken.optim_step(1e-3, 1.0)
+    assert broken.optim_step(1e-3, 1.0)["skipped_updates"] == 1.0
     assert broken.logprobs([row()]) == before
     broken.forward_backward([row()], VALUE)
     broken.optim_step(1e-3, 1.0)

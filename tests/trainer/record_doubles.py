@@ -30,7 +30,7 @@ class ComparingEngine(RememberingEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.batches: list[tuple[list[Preference], PreferenceLoss, list[TrainingSequence]]] = []
+        self.batches: list[tuple[list[Preference], PreferenceLoss, list[Sequence[TrainingSequence]]]] = []
         self.rows: list[list[TrainingSequence]] = []
 
     async def forward_backward(
@@ -52,7 +52,7 @@ class ComparingEngine(RememberingEngine):
         self,
         examples: Sequence[Preference],
         loss: PreferenceLoss,
-        mismatched: Sequence[TrainingSequence] = (),
+        mismatched: Sequence[Sequence[TrainingSequence]] = (),
         policy: str = "default",
     ) -> dict[str, float]:
         self.batches.append((list(examples), loss, list(mismatched)))
@@ -60,7 +60,7 @@ class ComparingEngine(RememberingEngine):
             shape = [[row.rollout_id for row in rows] for rows in (example.chosen, example.rejected)]
             self.learned.append(json.dumps(shape))
             self._pending.update(json.dumps([shape, example.weight, loss.chosen_weight]).encode())
-        self._pending.update(json.dumps([row.tokens for row in mismatched]).encode())
+        self._pending.update(json.dumps([row.tokens for rows in mismatched for row in rows]).encode())
         return {"loss": 0.0, "tokens": 1.0, "examples": float(len(examples))}
 
 

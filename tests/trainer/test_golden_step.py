@@ -150,7 +150,7 @@ def _decided(one: Trajectory) -> Trajectory:
 
 
 def plan_of(settings: dict[str, Any], seed: int) -> UpdatePlan:
-    algorithm = LightningRL(group_size=GROUP_SIZE, **settings)
+    algorithm = LightningRL(group_size=GROUP_SIZE, **{"minibatches": 4, **settings})
     groups = groups_of(seed, settings.get("agents"))
     groups = in_trees(groups) if algorithm.tree is not None else groups
     groups = decided(groups) if settings.get("credit") == "decisive" else groups

@@ -49,6 +49,7 @@ def test_a_model_in_the_hubs_cache_answers_under_its_name(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "note: model.path org/tiny: no such folder here; asking the Hugging Face hub" in done.stdout
+    assert "chosen: trainer.learning_rate = 1e-05 (lightning_rl of all weights, " in done.stdout
     assert re.findall(r"device (\S+) \(auto\)", done.stdout) == [settle("auto", "auto").device]
     facts = json.loads(done.stdout.splitlines()[-1])
     assert (facts["calls"], facts["reward"]) == (1, 1.0)

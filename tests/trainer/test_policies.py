@@ -65,7 +65,7 @@ def test_a_policys_settings_replace_those_of_the_run_one_by_one() -> None:
     )
     white, black = found["white"], found["black"]
     assert (white.model.path, black.model.path) == ("w", "m")
-    assert (white.trainer.learning_rate, black.trainer.learning_rate) == (0.5, 1e-5)
+    assert (white.trainer.learning_rate, black.trainer.learning_rate) == (0.5, None)
     assert white.algorithm == {"group_size": 4, "entropy": 0.2}
     assert black.algorithm == {"group_size": 4, "entropy": 0.1}
     assert (white.engine.max_num_seqs, black.engine.max_num_seqs) == (8, 16)

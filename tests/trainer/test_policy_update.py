@@ -10,6 +10,7 @@ import pytest
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.config.run import Config, parse_config
+from agentlightning.engines.base import SKIPPED
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.check import check_agent
 from agentlightning.trainer.checkpoint import RunFolder
@@ -85,7 +86,7 @@ def trajectory(name: str, reward: float) -> Trajectory:
     return Trajectory(rollout_id=name, group_id=name[0], reward=reward, transitions=transitions)
 
 
-GROUP = [trajectory("a0", 1.0), trajectory("a1", 0.0), trajectory("a2", 0.0)]
+GROUP = [trajectory(f"a{number}", float(number == 0)) for number in range(6)]
 
 
 async def test_old_and_reference_logprobs_are_asked_once_before_the_first_update() -> None:
@@ -96,7 +97,7 @@ async def test_old_and_reference_logprobs_are_asked_once_before_the_first_update
     assert verbs[:6] == ["logprobs", "reference_logprobs"] * 3
     assert verbs[6:] == ["forward_backward", "optim_step"] * 6
     asked = [rollout for verb, rollouts in engine.asked if verb == "logprobs" for rollout in rollouts]
-    assert sorted(asked) == ["a0", "a0", "a1", "a1", "a2", "a2"]
+    assert sorted(asked) == sorted([f"a{number}" for number in range(6)] * 2)
     for row in (row for rows in engine.trained for row in rows):
         assert row.old_logprobs == [1000.0 + token for token in row.tokens]
         assert row.ref_logprobs == [2000.0 + token for token in row.tokens]
@@ -117,11 +118,34 @@ async def test_the_sampler_gap_is_the_divergence_before_the_steps_first_update()
     assert (metrics["kl"], metrics["ratio_max"], metrics["updates"]) == (pytest.approx(0.2), 3.0, 3.0)
 
 
+async def test_an_update_that_an_engine_skips_is_counted_and_the_step_s_means_are_of_the_others() -> None:
+    class Overflowing(TalkingEngine):
+        """Its first gradient is not finite."""
+
+        async def forward_backward(self, rows: Sequence[TrainingSequence], loss: Loss, policy: str) -> dict[str, float]:
+            metrics = await super().forward_backward(rows, loss, policy)
+            return metrics | {"loss": float("inf") if len(self.trained) == 1 else 3.0, "kl": 0.5}
+
+        async def optim_step(self, learning_rate: float, grad_clip: float, policy: str) -> dict[str, float]:
+            await super().optim_step(learning_rate, grad_clip, policy)
+            return {**SKIPPED} if len(self.trained) == 1 else {"grad_norm": 1.0}
+
+    metrics = await update(Overflowing(), LightningRL(minibatches=3))
+    assert metrics == {
+        "updates": 2.0,
+        "skipped_updates": 1.0,
+        "loss": 3.0,
+        "kl": 0.5,
+        "sampler_gap": 0.5,
+        "grad_norm": 1.0,
+    }
+
+
 async def test_the_critic_is_asked_for_every_sampled_token_of_every_call() -> None:
     engine = TalkingEngine()
     algorithm = LightningRL(advantage="gae")
     values = await values_by_call(engine.values, "white", [GROUP[:1], GROUP[1:]])
-    expected = {f"a{number}/{place}": [10.0 + place, 20.0 + place] for number in range(3) for place in range(2)}
+    expected = {f"a{number}/{place}": [10.0 + place, 20.0 + place] for number in range(6) for place in range(2)}
     assert values == expected
     plan, _ = await planner(engine, algorithm).plan_policy("white", 1, [GROUP])
     assert all(row.returns is not None for rows in plan.minibatches for row in rows)

@@ -6,9 +6,10 @@ transition or by token, and merging changes how often a token is *read*, never h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import compress
+from itertools import compress, takewhile
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -210,48 +211,74 @@ def completion_rows(trajectory: Trajectory, weights: Sequence[float] | None = No
     return merge(trajectory.rollout_id, plain, nothing, given)
 
 
-def mismatched_rows(completions: Sequence[Sequence[TrainingSequence]], longest: int) -> list[TrainingSequence]:
-    """Each completion beside another task's opening: what precedes its first call is that of the one before it.
+def log_ratios(completions: Sequence[Sequence[TrainingSequence]], logprobs: Iterable[Sequence[float]]) -> list[float]:
+    """log(policy / reference) of each completion, the sum over the trained tokens of all its rows, which have ref_logprobs;
+    `logprobs` are the policy's of the rows, one after another."""
+    values = iter(logprobs)
+    return [
+        math.fsum(
+            now - ref
+            for row in rows
+            for now, ref, trained in zip(next(values), row.ref_logprobs or (), row.mask, strict=True)
+            if trained
+        )
+        for rows in completions
+    ]
+
+
+def mismatched_completions(trajectories: Sequence[Trajectory], longest: int) -> list[list[TrainingSequence]]:
+    """Each completion beside another task's opening, the prompt of the first call of the one before it: all rows of it.
 
     Ethayarajh et al. (2024), KTO, section 4.1: another example's y beside this x, from which the baseline is estimated. Of
     the completions before it (the last one comes before the first), the nearest that opens otherwise counts; where all open
-    alike there is none. A completion of several rows gives one estimate for each. Rows of more than `longest` tokens are
-    left out. Stars mark trained tokens:
+    alike there is none. A completion with a row of more than `longest` tokens is left out. Stars mark trained tokens:
 
         (Q1 a* x b*), (Q2 c*)   ->   (Q2 a* x b*), (Q1 c*)
     """
-    openings = [_opening(rows[0]) for rows in completions]
+    openings = [trajectory.transitions[0].path[0] for trajectory in trajectories]
     found = []
-    for place, rows in enumerate(completions):
-        before = [openings[(place - back) % len(completions)] for back in range(1, len(completions))]
-        other = next((opening for opening in before if opening != openings[place]), None)
-        if other is not None:
-            found += [
-                _beside(row, other) for row in rows if len(row.tokens) - row.segments[0][0] + len(other[0]) <= longest
-            ]
+    for place, trajectory in enumerate(trajectories):
+        own = openings[place]
+        before = (openings[place - back] for back in range(1, len(openings)))
+        other = next((one for one in before if (one.suffix_ids, one.images) != (own.suffix_ids, own.images)), None)
+        if other is None:
+            continue
+        rows = completion_rows(_beside(trajectory, own, other))
+        if max(len(row.tokens) for row in rows) <= longest:
+            found.append(rows)
     return found
 
 
-def _opening(row: TrainingSequence) -> tuple[list[int], list[ImageInput]]:
-    """Return what precedes the first trained token: tokens, and the images among them."""
-    start = row.segments[0][0]
-    return row.tokens[:start], [image for image in row.images if image.end <= start]
+def _beside(trajectory: Trajectory, own: Transition, other: Transition) -> Trajectory:
+    """The trajectory with `other`'s prompt in place of the opening of each of its conversations."""
+    moved: dict[str, Transition] = {}
+    for transition in trajectory.transitions:
+        parent = None
+        for node in transition.path:
+            if node.call_id not in moved:
+                moved[node.call_id] = _opened(node, own, other) if parent is None else replace(node, parent=parent)
+            parent = moved[node.call_id]
+    return replace(trajectory, transitions=[moved[one.call_id] for one in trajectory.transitions])
 
 
-def _beside(row: TrainingSequence, other: tuple[list[int], list[ImageInput]]) -> TrainingSequence:
-    opening, images = other
-    start = row.segments[0][0]
-    nothing = [0.0] * len(opening)
-    moved = len(opening) - start
-    later = [image for image in row.images if image.start >= start]
+def _opened(first: Transition, own: Transition, other: Transition) -> Transition:
+    """The first call of a conversation beside `other`'s prompt. One whose messages go on from those of `own`, as where a
+    template drops earlier reasoning, keeps what follows them, so that rows that could not be merged have the prompts that
+    they have merged: with `own` Q g and `other` R g (g the tokens that ask for an answer), Q a x g becomes R a x g."""
+    shared = len(first.suffix_ids)
+    if own.messages and first.messages[: len(own.messages)] == own.messages:
+        alike = (one == two for one, two in zip(first.suffix_ids, own.suffix_ids, strict=False))
+        shared = sum(takewhile(bool, alike))
+        cut = max(0, len(other.suffix_ids) - (len(own.suffix_ids) - shared))
+    else:
+        cut = len(other.suffix_ids)
+    kept = [
+        replace(image, start=image.start + cut - shared, end=image.end + cut - shared)
+        for image in first.images
+        if image.start >= shared
+    ]
     return replace(
-        row,
-        tokens=opening + row.tokens[start:],
-        images=images + [replace(image, start=image.start + moved, end=image.end + moved) for image in later],
-        mask=[False] * len(opening) + row.mask[start:],
-        logprobs=nothing + row.logprobs[start:],
-        advantages=nothing + row.advantages[start:],
-        weights=nothing + row.weights[start:],
-        segments=[(first + moved, end + moved) for first, end in row.segments],
-        ref_logprobs=None,
+        first,
+        suffix_ids=other.suffix_ids[:cut] + first.suffix_ids[shared:],
+        images=[image for image in other.images if image.end <= cut] + kept,
     )

@@ -178,6 +178,7 @@ def _add(
             agent=one.agent,
             model=one.model,
             decoding=one.decoding,
+            truncated=one.finish_reason == "length",
             reward=sum(rewards.values()),
             rewards=rewards,
             messages=one.messages,

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from agentlightning.algorithms.rewards import alike
 from agentlightning.errors import RewardError
 
 PerToken = float | list[float]
@@ -170,15 +171,17 @@ def _each(value: PerToken, change: Callable[[float], float]) -> PerToken:
 
 
 def _compare(credits: Credits, baselines: Sequence[float], scale: float, shares: Credits | None) -> list[list[float]]:
-    if shares is None:
-        return [
-            [(credit - baseline) / scale for credit in rollout]
-            for rollout, baseline in zip(credits, baselines, strict=True)
-        ]
     return [
-        [(credit - share * baseline) / scale for credit, share in zip(rollout, parts, strict=True)]
-        for rollout, baseline, parts in zip(credits, baselines, shares, strict=True)
+        [_above(credit, share * baseline) / scale for credit, share in zip(rollout, parts, strict=True)]
+        for rollout, baseline, parts in zip(
+            credits, baselines, shares or [[1.0] * len(rollout) for rollout in credits], strict=True
+        )
     ]
+
+
+def _above(credit: float, baseline: float) -> float:
+    """The difference; 0 where it is rounding, which a deviation would make a signal."""
+    return 0.0 if alike(credit, baseline) else credit - baseline
 
 
 ADVANTAGES: Mapping[str, AdvantageRule] = MappingProxyType(

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from types import MappingProxyType
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import NonNegativeFloat, PositiveInt
 
@@ -40,7 +40,16 @@ from agentlightning.algorithms.losses import (
     takes_old_logprobs,
 )
 from agentlightning.algorithms.plugins import check_part, plugin_advantages, plugin_weights
-from agentlightning.algorithms.rewards import RewardPolicy, any_signal, step_stats, without_signal
+from agentlightning.algorithms.rewards import (
+    MaskTruncated,
+    RewardPolicy,
+    SoftPenalty,
+    TrainTruncated,
+    any_signal,
+    step_stats,
+    without_signal,
+    without_truncated,
+)
 from agentlightning.algorithms.selection import (
     CallSignal,
     SideCalls,
@@ -124,10 +133,14 @@ class LightningRL:
     aggregation: Annotated[FixedLength | NamedPart | str | None, PartChoice()] = None
     """Weights of tokens; see `adapters.sequences.token_weights`. None: token_mean, with gspo sequence_mean, as in its paper
     (equation 5). Or a plug-in ``(trajectories, *, settings)``."""
-    minibatches: PositiveInt = 4
-    """Optimizer updates an epoch; fewer where there are fewer rollouts to learn from. A rollout is never split."""
+    minibatches: PositiveInt | None = None
+    """Optimizer updates an epoch; fewer where each would not have two rollouts to learn from. None: 1, for tiny models 4
+    (`trainer.defaults`)."""
     epochs: PositiveInt = 1
     """Passes of a step over its rollouts."""
+    truncated: Annotated[TrainTruncated | MaskTruncated | SoftPenalty | str, PartChoice()] = "train"
+    """Completions that ended at the limit of tokens: train (as any other), mask (they count in no loss and no weight, while
+    their reward is compared as before: DAPO's overlong filtering, TRL's mask_truncated_completions), or soft_penalty."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -157,7 +170,10 @@ class LightningRL:
 
     @property
     def kl_term(self) -> KlTerm:
-        return self.kl if isinstance(self.kl, KlTerm) else KlTerm(coefficient=self.kl)
+        term = self.kl if isinstance(self.kl, KlTerm) else KlTerm(coefficient=self.kl)
+        # As the authors of REINFORCE++-baseline run it.
+        usual: Literal["k2", "k3"] = "k2" if name_of(self.advantage) == "reinforce_pp_baseline" else "k3"
+        return term if term.estimator is not None else term.model_copy(update={"estimator": usual})
 
     @property
     def loss_terms(self) -> Loss:
@@ -210,7 +226,8 @@ class LightningRL:
     @property
     def reward_policy(self) -> RewardPolicy:
         """The rules by which the rollouts' rewards are settled."""
-        return RewardPolicy(weights=self.reward_weights or {})
+        penalty = self.truncated if isinstance(self.truncated, SoftPenalty) else None
+        return RewardPolicy(weights=self.reward_weights or {}, length_penalty=penalty)
 
     def plan(
         self,
@@ -227,6 +244,8 @@ class LightningRL:
         if evidence.history:
             evidence = replace(evidence, history=self.settled(evidence.history))
         usable, outcomes, counts = self._usable(groups, evidence)
+        if isinstance(self.truncated, MaskTruncated):
+            usable = [[without_truncated(one) for one in group] for group in usable]
         outcomes |= {one.rollout_id: "zero_variance" for group in usable for one in group}
         signals, signal_stats = self._signals(usable, evidence, values, reference)
         trajectories = [trajectory for group in own_groups(usable) for trajectory in group]
@@ -352,7 +371,11 @@ class LightningRL:
             values = rewards_to_go(numbers, [penalties[trajectory.rollout_id] for trajectory in trajectories])
         flat = [credit for rollouts in credits for credit in rollouts]
         if name_of(self.advantage) in WHITENED:
-            values = _whitened(trajectories, values, [credit.left_out for credit in flat])
+            left_out = [credit.left_out for credit in flat]
+            if self.dynamic_sampling and name_of(self.advantage) not in ALONE:  # its groups count nowhere
+                signal = [any(map(any, rows)) for rows in within for _ in rows]
+                left_out = [out if kept else [True] * len(out) for out, kept in zip(left_out, signal, strict=True)]
+            values = _whitened(trajectories, values, left_out)
         return {
             trajectory.rollout_id: Signal(advantages=self._with_bonus(trajectory, credit, row), credit=credit)
             for trajectory, credit, row in zip(trajectories, flat, values, strict=True)
@@ -404,7 +427,7 @@ def _check(settings: LightningRL) -> None:
         raise ConfigError("algorithm.credit: 'tree' is the credit of rollouts = 'tree', which brings it along")
     if name_of(settings.loss) == "reinforce" and not isinstance(settings.correction, Importance):
         for name in ("minibatches", "epochs"):
-            if getattr(settings, name) != 1:
+            if getattr(settings, name) not in (None, 1):
                 raise ConfigError(
                     f"algorithm.{name}: expected 1 with loss = 'reinforce' without importance sampling, whose gradient "
                     f"holds for fresh samples only, got {getattr(settings, name)}"
@@ -439,18 +462,18 @@ def minibatches(
 ) -> list[list[TrainingSequence]]:
     """One minibatch per update, at most `settings.minibatches` an epoch; a rollout is never split.
 
-    Minibatches have the same number of rollouts whatever is learned from: those `trained` (ids) fill as few as they need,
-    are joined there by others, which count in the weights and have no gradient, and the rest is left out. Of 32 rollouts,
-    10 of them trained, in four minibatches: one of 8 of these, one of 2 and 6 others. With dynamic sampling those trained
-    make all minibatches; a KL or entropy term has a gradient in every rollout, so all are made.
+    Those `trained` (ids) and the others, which count in the weights and have no gradient, are both dealt out at random and
+    evenly, so that all updates of a step weigh alike: of 32 rollouts, 8 of them trained, in four minibatches, 2 of these and
+    6 others each. There are as many updates as have at least two trained rollouts each, so that none rests on one alone.
+    With dynamic sampling the others were replaced, and count nowhere; a KL or entropy term has a gradient in all of them.
     """
-    counted = [one for one in trajectories if any(call.trained_tokens for call in one.transitions)]
-    parts = min(settings.minibatches, len(counted))
-    if settings.dynamic_sampling:  # the others were replaced: a step has as many updates however many they were
-        counted = [one for one in counted if one.rollout_id in trained]
-        parts = min(parts, len(counted))
     everywhere = bool(settings.loss_terms.kl or settings.entropy or settings.critic)
     whole = everywhere or settings.loss_terms.is_plugin  # which may have a gradient where the advantage is 0
+    counted = [one for one in trajectories if any(call.trained_tokens for call in one.transitions)]
+    if settings.dynamic_sampling:
+        counted = [one for one in counted if one.rollout_id in trained]
+    informative = sum(one.rollout_id in trained for one in counted) or (len(counted) if everywhere else 0)
+    parts = min(settings.minibatches or 1, max(1, informative // 2)) if informative else 0
     dice = random.Random(seed)
     trees = trees_of(counted) if settings.tree is not None else {}
     found = []
@@ -461,10 +484,11 @@ def minibatches(
                 number: place for place, number in enumerate(dict.fromkeys(trees[one.rollout_id] for one in counted))
             }
             counted.sort(key=lambda one: places[trees[one.rollout_id]])
-        if not everywhere:  # a stable sort: both kinds stay in random order
-            counted.sort(key=lambda one: one.rollout_id not in trained)
+        kinds = [[one for one in counted if (one.rollout_id in trained) is kind] for kind in (True, False)]
+        if trees and everywhere:
+            kinds = [counted]
         for part in range(parts):
-            share = counted[part * len(counted) // parts : (part + 1) * len(counted) // parts]
+            share = [one for kind in kinds for one in kind[part * len(kind) // parts : (part + 1) * len(kind) // parts]]
             if rows := _minibatch(settings, share, signals, None if everywhere else trained):
                 rows = rows if whole else [*filter(None, map(until_last_signal, rows))]
                 found.append(rows)

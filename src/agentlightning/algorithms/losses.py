@@ -24,7 +24,8 @@ class PpoClip(AlgorithmPart):
     clip_high: NonNegativeFloat = 0.28
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """If the advantage is negative, a ratio above this has no gradient (Ye et al. 2020, arXiv 1912.09729)."""
+    """If the advantage is negative, a ratio above this has no gradient (Ye et al. 2020, arXiv 1912.09729). None: 3 as in
+    verl, for tiny models none (`trainer.defaults`)."""
 
     @model_validator(mode="after")
     def _above_the_bound(self) -> Self:
@@ -42,11 +43,12 @@ class Gspo(AlgorithmPart):
 
 
 class Cispo(AlgorithmPart):
-    """The clipped ratio as a weight (MiniMax-M1, 2025, arXiv 2506.13585), without a lower bound, with DAPO's upper one."""
+    """The clipped ratio as a weight (MiniMax-M1, 2025, arXiv 2506.13585), without a lower bound; the weight is at most 5, as
+    in ScaleRL (Khatri et al. 2025, arXiv 2510.13786) and SkyRL: a tight bound would cut the rare tokens that it is for."""
 
     type: Literal["cispo"] = "cispo"
     clip_low: UnitInterval = 1.0
-    clip_high: NonNegativeFloat = 0.28
+    clip_high: NonNegativeFloat = 4.0
 
 
 class OldPolicy(AlgorithmPart):
@@ -86,8 +88,8 @@ class KlTerm(AlgorithmPart):
 
     coefficient: NonNegativeFloat = 0.0
     """A term of the loss; with reinforce_pp, as in its paper, a reward per token."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Of the term: k3 as in GRPO. In the reward it is k1."""
+    estimator: Literal["k1", "k2", "k3"] | None = None
+    """Of the term. None: k3 as in GRPO, with reinforce_pp_baseline k2. In the reward it is k1."""
 
 
 class FixedLength(AlgorithmPart):
@@ -118,7 +120,9 @@ def takes_old_logprobs(loss: AnyLoss, correction: Correction) -> bool:
 def loss_of(loss: AnyLoss, correction: Correction, kl: KlTerm, entropy: float) -> Loss:
     """The loss, as an engine takes it."""
     terms = Loss(
-        kl=kl.coefficient, kl_estimator=kl.estimator if kl.coefficient else Loss().kl_estimator, entropy=entropy
+        kl=kl.coefficient,
+        kl_estimator=(kl.coefficient and kl.estimator) or Loss().kl_estimator,
+        entropy=entropy,
     )
     own: dict[str, Any] = {}
     if isinstance(loss, PpoClip | Gspo | Cispo):

@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from agentlightning.algorithms.rewards import alike, without_rounding
 from agentlightning.algorithms.selection import SideCalls
 from agentlightning.algorithms.settings import Names, check_settings
 from agentlightning.errors import ConfigError
@@ -243,9 +244,12 @@ def by_task(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
 
 
 def best_first(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Sorts by reward, the highest first; equal ones in the order of their ids. Those without a reward are left out."""
-    known = [(candidate.reward, candidate) for candidate in candidates if candidate.reward is not None]
-    return [candidate for _, candidate in sorted(known, key=lambda pair: (-pair[0], pair[1].rollout_id))]
+    """Sorts by reward, the highest first; those that are equal up to rounding in the order of their ids. Those without a
+    reward are left out."""
+    known = [candidate for candidate in candidates if candidate.reward is not None]
+    rewards = without_rounding([_reward(candidate) for candidate in known])
+    ranked = sorted(zip(rewards, known, strict=True), key=lambda pair: (-pair[0], pair[1].rollout_id))
+    return [candidate for _, candidate in ranked]
 
 
 def best(group: Sequence[Candidate], count: int | None) -> list[Candidate]:
@@ -260,7 +264,8 @@ def best(group: Sequence[Candidate], count: int | None) -> list[Candidate]:
 
 
 def _at_least(candidate: Candidate, threshold: float) -> bool:
-    return candidate.reward is not None and candidate.reward >= threshold
+    reward = candidate.reward
+    return reward is not None and (reward >= threshold or alike(reward, threshold))
 
 
 def pairs(group: Sequence[Candidate], margin: float) -> list[tuple[Candidate, Candidate]]:
@@ -274,7 +279,9 @@ def pairs(group: Sequence[Candidate], margin: float) -> list[tuple[Candidate, Ca
     return [
         (better, worse)
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
-        if _reward(better) - _reward(worse) > margin and better.answer != worse.answer
+        if _reward(better) > _reward(worse) + margin
+        and not alike(_reward(better), _reward(worse) + margin)
+        and better.answer != worse.answer
     ]
 
 

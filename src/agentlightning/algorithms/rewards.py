@@ -11,10 +11,59 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, compress
+from typing import Literal
 
+from pydantic import PositiveInt
+
+from agentlightning.algorithms.settings import AlgorithmPart
 from agentlightning.records import Outcome
 from agentlightning.store.rules import AIR_PREFIX, MAX_REWARD
 from agentlightning.training_types import Trajectory
+
+
+class TrainTruncated(AlgorithmPart):
+    """Completions that ended at the limit of tokens are trained as any other."""
+
+    type: Literal["train"] = "train"
+
+
+class MaskTruncated(AlgorithmPart):
+    """They are in no loss and no weight, while their rollouts are compared (Yu et al. 2025, "DAPO", section 3.4)."""
+
+    type: Literal["mask"] = "mask"
+
+
+class SoftPenalty(AlgorithmPart):
+    """A reward that falls over the last tokens before the limit: 0 up to length - buffer, then linearly to -1 at length.
+
+    Yu et al. 2025, "DAPO", equation 13 (soft overlong punishment), of a rollout's longest completion. length 100, buffer 20:
+    80 tokens 0, 90 tokens -0.5, 100 tokens -1.
+    """
+
+    type: Literal["soft_penalty"] = "soft_penalty"
+    length: PositiveInt
+    """Tokens of a completion that has -1: the limit."""
+    buffer: PositiveInt
+    """Tokens before it over which the reward falls."""
+
+    def of(self, trajectory: Trajectory) -> float:
+        longest = max((len(call.sampled_ids) for call in trajectory.transitions if call.trained), default=0)
+        return -min(1.0, max(0.0, (longest - self.length + self.buffer) / self.buffer))
+
+
+def alike(one: float, other: float) -> bool:
+    """True where two numbers are equal up to rounding: 0.1 + 0.2 and 0.3."""
+    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def without_rounding(values: Sequence[float]) -> list[float]:
+    """The numbers, with one in place of those that are `alike`, the smallest. [0.1 + 0.2, 0.3, 1]: [0.3, 0.3, 1]."""
+    found: dict[float, float] = {}
+    first = math.nan
+    for value in sorted(set(values)):
+        first = first if alike(first, value) else value
+        found[value] = first
+    return [found[value] for value in values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +73,19 @@ class RewardPolicy:
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weight of each reward by name: the reward is their weighted sum, for final and for step rewards. Empty: the settled
     reward. Rewards of AIR (``air.RULE``), which have weights already, count once where none is given here."""
+    length_penalty: SoftPenalty | None = None
+    """Added to the reward of a rollout that did not fail."""
 
     def settle(self, groups: Sequence[Sequence[Trajectory]]) -> tuple[list[list[Trajectory]], set[str]]:
-        """The rollouts with known rewards, by group, and the ids of the others.
+        """The rollouts with known rewards, by group, and the ids of the others. Rewards equal up to rounding become equal.
 
         Weights {answer: 1, format: 0.2}: rewards {answer: 1, format: 0.5} make 1.1; {answer: 1} alone is not known. A call
         without a step reward earned none.
         """
         settled = [[self._weighed(one) for one in group if self._known(one)] for group in groups]
         kept = [[one for one in group if _is_finite(one)] for group in settled]
+        rewards = iter(without_rounding([one.reward for group in kept for one in group]))
+        kept = [[_rewarded(one, next(rewards)) for one in group] for group in kept]
         known = {one.rollout_id for group in kept for one in group}
         return kept, {one.rollout_id for group in groups for one in group} - known
 
@@ -55,6 +108,8 @@ class RewardPolicy:
         reward = trajectory.reward
         if self.weights and not trajectory.failed:
             reward = self._sum({name: trajectory.rewards[name] for name in self._finals})
+        if self.length_penalty is not None and not trajectory.failed:
+            reward += self.length_penalty.of(trajectory)
         if reward == trajectory.reward and all(
             one.reward == other.reward for one, other in zip(transitions, trajectory.transitions, strict=True)
         ):
@@ -79,6 +134,18 @@ class RewardPolicy:
 
 def _is_finite(trajectory: Trajectory) -> bool:
     return all(map(math.isfinite, [trajectory.reward, *(call.reward for call in trajectory.transitions)]))
+
+
+def _rewarded(trajectory: Trajectory, reward: float) -> Trajectory:
+    return trajectory if reward == trajectory.reward else replace(trajectory, reward=reward)
+
+
+def without_truncated(trajectory: Trajectory) -> Trajectory:
+    """The rollout with no trained token in the completions that ended at the limit of tokens."""
+    if not any(call.truncated for call in trajectory.transitions):
+        return trajectory
+    calls = [replace(call, masked=True) if call.truncated else call for call in trajectory.transitions]
+    return replace(trajectory, transitions=calls)
 
 
 def shaped_air(groups: Sequence[Sequence[Trajectory]], gamma: float = 1.0) -> list[list[Trajectory]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -339,8 +340,13 @@ def suggest(
     from agentlightning.analysis.suggestions import suggest as suggest_from_store
     from agentlightning.config.file import load_config
     from agentlightning.config.run import run_record
+    from agentlightning.trainer.defaults import with_defaults
+    from agentlightning.trainer.policies import policy_configs
 
-    record = run_record(load_config(config, settings or []))
+    planned = load_config(config, settings or [])
+    if all(Path(own.model.path).expanduser().is_dir() for own in policy_configs(planned).values()):
+        planned = asyncio.run(with_defaults(planned, lambda _: None))  # as earlier runs recorded them
+    record = run_record(planned)
     found = with_store(store, lambda opened: suggest_from_store(opened, record))
     print_json(found) if as_json else _print_suggestions(found)
 

@@ -68,10 +68,15 @@ class FsdpLearner(Table):
     """With CUDA as many GPUs."""
 
 
+UnitShare = Annotated[float, Field(ge=0, lt=1)]
+
+
 class AdamW(Table):
-    """Loshchilov and Hutter (2019), Decoupled Weight Decay Regularization, with betas 0.9 and 0.95."""
+    """Loshchilov and Hutter (2019), Decoupled Weight Decay Regularization."""
 
     type: Literal["adamw"] = "adamw"
+    betas: tuple[UnitShare, UnitShare] | None = None
+    """Decay of the mean gradient and of the mean square. None: 0.9 and 0.999, for tiny models 0.95 (`trainer.defaults`)."""
     weight_decay: float = Field(0.0, ge=0)
 
 

@@ -47,7 +47,8 @@ class ModelConfig(Table):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of training rollouts; evaluation is greedy and at temperature 1."""
     max_tokens: int | None = Field(None, ge=1)
-    """Tokens of one completion, at most. None: what the agent asks for, else what the context holds."""
+    """Tokens of one completion, at most. None: chosen when the run starts (`trainer.defaults`); for tiny models what the
+    agent asks for, else what the context holds."""
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
@@ -92,7 +93,8 @@ class TrainerConfig(Table):
     epochs: float | None = Field(None, gt=0)
     """Passes over the training tasks, in place of `steps`."""
     tasks_per_step: int = Field(32, ge=1)
-    learning_rate: float = Field(1e-5, gt=0)
+    learning_rate: float | None = Field(None, gt=0)
+    """The highest. None: chosen by model and algorithm when the run starts (`trainer.defaults`)."""
     warmup_steps: int = Field(0, ge=0)
     final_learning_rate: float = Field(0.1, ge=0, le=1)
     """Share of the learning rate that is left at the end of a linear decay; 1 keeps it constant."""
@@ -117,6 +119,12 @@ class TrainerConfig(Table):
     hang_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     """Seconds without a sign of life after which one of them is killed and started again; one that lives and makes no
     progress has 30 times as long."""
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The learning rate of a run that has started."""
+        assert self.learning_rate is not None
+        return self.learning_rate
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:

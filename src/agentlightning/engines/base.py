@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from pydantic import TypeAdapter
@@ -29,6 +30,8 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 DEFAULT_POLICY = "default"
+SKIPPED: Mapping[str, float] = MappingProxyType({"skipped_updates": 1.0})
+"""Metrics of an `optim_step` whose gradient was not finite."""
 
 
 async def together(operations: Iterable[Awaitable[T]]) -> list[T]:
@@ -154,13 +157,13 @@ class Engine(Protocol):
         self,
         examples: Sequence[Preference],
         loss: PreferenceLoss,
-        mismatched: Sequence[TrainingSequence] = (),
+        mismatched: Sequence[Sequence[TrainingSequence]] = (),
         policy: str = DEFAULT_POLICY,
     ) -> Metrics:
         """Add the gradient of SUM over examples of weight × loss, a loss of whole completions; all carry ref_logprobs.
 
-        mismatched are completions beside prompts of others, from which kto estimates its baseline. Metrics: loss, examples,
-        tokens, margin; accuracy for dpo, baseline for kto.
+        mismatched are completions beside prompts of others, each with all its rows, from which kto estimates its baseline.
+        Metrics: loss, examples, tokens, margin; accuracy for dpo, baseline for kto.
         """
         ...
 
@@ -185,7 +188,10 @@ class Engine(Protocol):
 
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
         """Clip the accumulated gradient to the norm, update, zero it. Metrics: grad_norm (before clipping), and if the
-        engine counts them learner_tokens, those computed since the last step (padding included, shared prefixes once)."""
+        engine counts them learner_tokens, those computed since the last step (padding included, shared prefixes once).
+
+        A gradient that is not finite is dropped and changes nothing: `SKIPPED` in place of grad_norm. An error instead would
+        come again in each resumed run, whose step is the same step."""
         ...
 
     async def publish(self, version: int, policy: str = DEFAULT_POLICY) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
+import math
 import os
 import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,6 +84,48 @@ def context_length(config: Any) -> int:
     windowed = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
     longest = getattr(config, "max_position_embeddings", None) or 2048
     return min(longest, windowed) if windowed else int(longest)
+
+
+TINY_PARAMETERS = 10_000_000
+"""A model with fewer was trained from scratch for one task; its defaults are others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    parameters: int | None
+    """None: not known."""
+    context: int
+    """Positions that it has."""
+
+    @property
+    def tiny(self) -> bool:
+        return self.parameters is not None and self.parameters < TINY_PARAMETERS
+
+    def __str__(self) -> str:
+        if self.parameters is None:
+            return "a model of unknown size"
+        digits = f"{self.parameters / 1e6:.2g}" if self.tiny else f"{self.parameters / 1e6:,.0f}"
+        return f"{digits} million parameters"
+
+
+def model_size(folder: Path) -> ModelSize:
+    """By the headers of its weights' files, without reading these."""
+    found: int | None = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with file.open("rb") as opened:
+                header = orjson.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+            found += sum(math.prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
+        except (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError):
+            return ModelSize(parameters=None, context=max_row_tokens(folder))  # whoever loads it names what is wrong
+    return ModelSize(parameters=found or None, context=max_row_tokens(folder))
+
+
+def max_row_tokens(model: Path) -> int:
+    """Most tokens of a row: what the model's context holds."""
+    table: dict[str, Any] = orjson.loads((model / "config.json").read_bytes())
+    table = table.get("text_config") or table
+    return context_length(type("ModelConfig", (), table))
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

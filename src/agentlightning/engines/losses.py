@@ -27,6 +27,9 @@ from agentlightning.training_types import LOSSES, Loss, Preference, PreferenceLo
 
 CLIPPED = ("ppo_clip", "gspo", "cispo")
 """Losses whose ratio corrects for the sampler by itself."""
+MAX_LOG_RATIO = 20.0
+"""Of two policies at a token or call, either way, as in verl and OpenRLHF: exp of more overflows in a sum of float32, and
+0 × infinity is a gradient that is no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,15 @@ class Tokens:
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
 
 
+def _bounded(log_ratios_N: Tensor) -> Tensor:
+    return log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def ratio(log_ratios_N: Tensor) -> Tensor:
+    """exp of the log ratio within ±20; without a gradient beyond. [0, log 2, 21]: [1, 2, exp(20)]."""
+    return _bounded(log_ratios_N).exp()
+
+
 def ppo_clip(
     logprobs_N: Tensor,
     base_logprobs_N: Tensor,
@@ -71,7 +83,7 @@ def ppo_clip(
     equation 10; dual clip, Ye et al. (2020), Mastering Complex Control in MOBA Games, equation 5.
     r = 1.5, A = 2, bounds 0.2 and 0.28: -min(3, 2.56) = -2.56. r = 5, A = -2: 10; with dual 3: 6.
     """
-    ratios_N = (logprobs_N - base_logprobs_N).exp()
+    ratios_N = ratio(logprobs_N - base_logprobs_N)
     clipped_N = ratios_N.clamp(1.0 - low, 1.0 + high)
     losses_N = -torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N)
     if dual is None:
@@ -86,7 +98,7 @@ def gspo(logprobs_N: Tensor, call_means_N: Tensor, advantages_N: Tensor, low: fl
     14): s is the call's ratio in value, and its gradient at a token is s times that of the token's logprob, so that the sum
     over a call of one advantage and weight is GSPO's own. Log ratios [0.2, 0.4], A = 1, bounds 0.5: -exp(0.3) = -1.350.
     """
-    ratios_N = (call_means_N + logprobs_N - logprobs_N.detach()).exp()
+    ratios_N = ratio(call_means_N + logprobs_N - logprobs_N.detach())
     clipped_N = ratios_N.clamp(1.0 - low, 1.0 + high)
     return -torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N)
 
@@ -97,7 +109,7 @@ def cispo(logprobs_N: Tensor, base_logprobs_N: Tensor, advantages_N: Tensor, low
     MiniMax (2025), MiniMax-M1, equations 4 and 5; the paper leaves the lower side free (here low = 1).
     r = 1.5, log p = -0.5, A = 2, high 0.28: 1.28 x 2 x 0.5 = 1.28; its gradient is -2.56.
     """
-    ratios_N = (logprobs_N.detach() - base_logprobs_N).exp()
+    ratios_N = ratio(logprobs_N.detach() - base_logprobs_N)
     return -ratios_N.clamp(1.0 - low, 1.0 + high) * advantages_N * logprobs_N
 
 
@@ -151,7 +163,7 @@ def kl_k3(logprobs_N: Tensor, sampler_logprobs_N: Tensor) -> Tensor:
 
     Schulman (2020), Approximating KL Divergence, estimator k3. r = 2: 2 - 1 - 0.693 = 0.307.
     """
-    log_ratios_N = logprobs_N - sampler_logprobs_N
+    log_ratios_N = _bounded(logprobs_N - sampler_logprobs_N)
     return log_ratios_N.exp() - 1.0 - log_ratios_N
 
 
@@ -219,7 +231,7 @@ def importance(log_ratios_N: Tensor, cap: float) -> Tensor:
     their tokens' log ratios): Liu et al. (2025), When Speed Kills Stability, sequence-level TIS. Truncation itself: Ionides
     (2008), Truncated Importance Sampling.
     """
-    return log_ratios_N.clamp(max=20.0).exp().clamp(max=cap)
+    return ratio(log_ratios_N).clamp(max=cap)
 
 
 def inside(log_ratios_N: Tensor, low: float, high: float) -> Tensor:
@@ -229,7 +241,7 @@ def inside(log_ratios_N: Tensor, low: float, high: float) -> Tensor:
     its ratio. Of calls, by the geometric mean of their tokens' ratios: Liu et al. (2025), When Speed Kills Stability,
     geometric sequence masking.
     """
-    ratios_N = log_ratios_N.clamp(max=20.0).exp()
+    ratios_N = ratio(log_ratios_N)
     return (ratios_N >= low) & (ratios_N <= high)
 
 
@@ -351,7 +363,7 @@ def _ratios(loss: Loss, logprobs_N: Tensor, tokens: Tokens) -> tuple[Tensor, Ten
     if loss.name == "gspo":
         assert tokens.ratios is not None
         log_ratios_N = tokens.ratios[:, 0]
-    ratios_N = log_ratios_N.exp()
+    ratios_N = ratio(log_ratios_N)
     above_N, below_N = ratios_N > 1.0 + loss.clip_high, ratios_N < 1.0 - loss.clip_low
     if loss.name == "cispo":
         return ratios_N, above_N | below_N
@@ -434,9 +446,10 @@ def _calls(batch: Sequence[TrainingSequence], device: str) -> Tensor:
 
 def over_all_tokens(mask: Sequence[bool], ratios: Sequence[float], entropies: Sequence[float]) -> TokenNumbers:
     """The numbers of masked tokens at their places, and 1 and 0 at the others."""
-    ratio, entropy = iter(ratios), iter(entropies)
+    given, uncertain = iter(ratios), iter(entropies)
     return TokenNumbers(
-        [next(ratio) if trained else 1.0 for trained in mask], [next(entropy) if trained else 0.0 for trained in mask]
+        [next(given) if trained else 1.0 for trained in mask],
+        [next(uncertain) if trained else 0.0 for trained in mask],
     )
 
 
@@ -465,7 +478,8 @@ def kto(
 def kto_baseline(mismatched_M: Tensor) -> Tensor:
     """max(0, mean of log(policy / reference) of completions beside prompts of others): estimates KL(policy || reference).
 
-    Ethayarajh et al. (2024), section 4.1. [0.5, -0.1]: 0.2; [-1, 0]: 0; none given: 0.
+    One number per completion, the sum over its rows, as h is. Ethayarajh et al. (2024), section 4.1. [0.5, -0.1]: 0.2;
+    [-1, 0]: 0; none given: 0.
     """
     if not len(mismatched_M):
         return mismatched_M.new_zeros(())

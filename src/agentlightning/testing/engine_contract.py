@@ -37,6 +37,7 @@ from agentlightning.adapters.sequences import until_last_signal
 from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.base import (
     DEFAULT_POLICY,
+    SKIPPED,
     Endpoints,
     Engine,
     EngineNeeds,
@@ -215,6 +216,16 @@ async def test_every_loss_that_the_engine_declares_is_exact_under_merging(engine
     assert norm > 0
     assert (await engine.optim_step(0.0, 1.0))["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert one == pytest.approx(many, rel=1e-4)
+
+
+async def test_a_gradient_that_is_not_finite_is_skipped_and_leaves_nothing_behind(engine: Engine) -> None:
+    merged, _ = conversation()
+    (before,) = await engine.logprobs([merged])
+    await engine.forward_backward([replace(merged, weights=[float("inf")] * len(merged.tokens))], SFT)
+    assert (await engine.optim_step(1e-2, 1.0)).items() >= SKIPPED.items()
+    assert (await engine.logprobs([merged]))[0] == pytest.approx(before, abs=1e-6)
+    await engine.forward_backward([merged], SFT)
+    assert 0 < (await engine.optim_step(0.0, 1.0))["grad_norm"] < float("inf")
 
 
 @pytest.mark.parametrize("name", ["ppo_clip", "gspo", "cispo", "reinforce"])

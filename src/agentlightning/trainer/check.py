@@ -20,6 +20,7 @@ from agentlightning.records import JSON, Attempt, Call, RetryPolicy, Reward, Rol
 from agentlightning.store.scan import read_feedback
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
+from agentlightning.trainer.defaults import with_defaults
 from agentlightning.trainer.evaluate import TEMPERATURES, Kind, run_held_out, summarize
 from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
 from agentlightning.trainer.progress import Progress
@@ -168,6 +169,7 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
     source = _source(config, "train")
     if config.agent_model is None and config.optimize is None:
         algorithms_of(config)  # what would stop training stops the check
+        config = await with_defaults(config, progress.note)
     rows = _tasks(config, source, tasks)
     async with serve_model(config, folder, progress, CHECK) as (collector, processes):
         new = rollouts_of(config, folder.run_id, rows, mode="eval", group=CHECK, replicas=1, max_attempts=1)

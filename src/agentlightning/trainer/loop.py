@@ -202,7 +202,7 @@ class TrainingLoop(ABC):
         trainer = self.config.trainer
         warm = min(1.0, step / trainer.warmup_steps) if trainer.warmup_steps else 1.0
         decay = 1.0 - (1.0 - trainer.final_learning_rate) * (step - 1) / trainer.steps
-        return trainer.learning_rate * warm * decay
+        return trainer.peak_learning_rate * warm * decay
 
     def retry(self) -> RetryPolicy:
         return RetryPolicy(max_attempts=self.config.agent.max_attempts, timeout_s=self.config.agent.timeout_s)
@@ -246,7 +246,7 @@ class RLLoop(TrainingLoop):
             store=self.store,
             engine=self.engine,
             progress=self.progress,
-            learning_rate=self.config.trainer.learning_rate,
+            learning_rate=self.config.trainer.peak_learning_rate,
             collector=self.collector,
             asks_numbers=self.reports_numbers and bool(self.config.monitor.keep_credit),
         )

@@ -9,49 +9,44 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from agentlightning.adapters.conversations import TRACE_PROTOCOL
-from agentlightning.adapters.sequences import completion_rows
+from agentlightning.adapters.sequences import completion_rows, log_ratios, mismatched_completions, token_weights
 from agentlightning.adapters.trajectories import named_rewards, trajectories
-from agentlightning.algorithms.offline import Candidate, Distill, Example, OfflineAlgorithm
+from agentlightning.algorithms.offline import (
+    Candidate,
+    Distill,
+    Example,
+    OfflineAlgorithm,
+    PreferenceAlgorithm,
+    SupervisedAlgorithm,
+    preference_values,
+)
 from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.selection import selection
-from agentlightning.engines.folders import context_length
+from agentlightning.engines.base import DEFAULT_POLICY, SKIPPED, Metrics
 from agentlightning.errors import ConfigError, DataError, NotFoundError
-from agentlightning.records import Call, Resource, Rollout
+from agentlightning.records import JSON, Call, Resource, Rollout, Step
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_images, read_rollouts
 from agentlightning.tracing.tool_uses import named_calls
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import content_key
-from agentlightning.training_types import Trajectory
-
-if TYPE_CHECKING:
-    from agentlightning.rendering.renderer import Renderer
-import time
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import field
-
-from agentlightning.adapters.sequences import mismatched_rows, token_weights
-from agentlightning.algorithms.offline import (
-    PreferenceAlgorithm,
-    SupervisedAlgorithm,
-    preference_values,
-)
-from agentlightning.engines.base import DEFAULT_POLICY, Metrics
-from agentlightning.records import JSON, Step
 from agentlightning.trainer.evaluate import Kind
 from agentlightning.trainer.loop import TrainingLoop
 from agentlightning.trainer.scheduler import TaskOrder
-from agentlightning.training_types import Preference, PreferenceLoss, TrainingSequence
+from agentlightning.training_types import Preference, PreferenceLoss, TrainingSequence, Trajectory
+
+if TYPE_CHECKING:
+    from agentlightning.rendering.renderer import Renderer
 
 EXAMPLES = "examples.jsonl"
 READ_BATCH = 128
@@ -222,13 +217,6 @@ class OfflineDataset:
         return None
 
 
-def max_row_tokens(model: Path) -> int:
-    """Most tokens of a row: what the model's context holds."""
-    table: dict[str, Any] = orjson.loads((model / "config.json").read_bytes())
-    table = table.get("text_config") or table
-    return context_length(type("ModelConfig", (), table))
-
-
 def _candidate(trajectory: Trajectory, task: str) -> Candidate:
     written = [transition.sampled_ids for transition in trajectory.transitions]
     return Candidate(
@@ -318,8 +306,9 @@ class OfflineLoop(TrainingLoop):
         else:
             mismatched, examples = await self._preferences(batch, found)
             update = await self.engine.forward_backward_preferences(examples, self.preference_loss, mismatched)
-        update["tokens_trained"] = update.pop("tokens")
-        return update | await self.engine.optim_step(learning_rate, self.config.trainer.grad_clip)
+        tokens = {"tokens_trained": update.pop("tokens")}
+        made = await self.engine.optim_step(learning_rate, self.config.trainer.grad_clip)
+        return tokens | made | (update if SKIPPED.keys().isdisjoint(made) else {})
 
     def _weighed(self, trajectories: Sequence[Trajectory]) -> list[TrainingSequence]:
         """Rows whose token weights sum to 1."""
@@ -332,19 +321,17 @@ class OfflineLoop(TrainingLoop):
 
     async def _preferences(
         self, batch: Sequence[Example], found: dict[str, Trajectory]
-    ) -> tuple[list[TrainingSequence], list[Preference]]:
+    ) -> tuple[list[list[TrainingSequence]], list[Preference]]:
         """Mismatched completions and the examples, with reference logprobs on every row."""
         named = [name for example in batch for name in (example.wanted, example.unwanted) if name is not None]
         answers = {name: completion_rows(found[name]) for name in dict.fromkeys(named)}
-        mismatched: list[TrainingSequence] = []
+        mismatched: list[list[TrainingSequence]] = []
         if self.preference_loss.name == "kto":
-            mismatched = mismatched_rows(list(answers.values()), self.dataset.longest)
-        rows = [row for of_answer in answers.values() for row in of_answer] + mismatched
-        values = iter(await self.engine.reference_logprobs(rows))
-        compared = {
-            name: [replace(row, ref_logprobs=next(values)) for row in of_answer] for name, of_answer in answers.items()
-        }
-        beside = [replace(row, ref_logprobs=next(values)) for row in mismatched]
+            mismatched = mismatched_completions([found[name] for name in answers], self.dataset.longest)
+        completions = [*answers.values(), *mismatched]
+        values = iter(await self.engine.reference_logprobs([row for rows in completions for row in rows]))
+        known = [[replace(row, ref_logprobs=next(values)) for row in rows] for rows in completions]
+        compared = dict(zip(answers, known, strict=False))
         examples = [
             Preference(
                 chosen=[] if example.wanted is None else compared[example.wanted],
@@ -353,7 +340,7 @@ class OfflineLoop(TrainingLoop):
             )
             for example in batch
         ]
-        return beside, examples
+        return known[len(answers) :], examples
 
     async def _trajectories(self, examples: Sequence[Example]) -> dict[str, Trajectory]:
         named = [name for example in examples for name in (example.wanted, example.unwanted) if name is not None]
@@ -382,11 +369,7 @@ class OfflineLoop(TrainingLoop):
             mismatched, examples = await self._preferences(part, await self._trajectories(part))
             chosen = [rows for rows in (one.chosen for one in examples) if rows]
             rejected = [rows for rows in (one.rejected for one in examples) if rows]
-            for name, answers in (
-                ("chosen", chosen),
-                ("rejected", rejected),
-                ("mismatched", [[row] for row in mismatched]),
-            ):
+            for name, answers in (("chosen", chosen), ("rejected", rejected), ("mismatched", mismatched)):
                 values[name] += await self._log_ratios(answers)
         return preference_values(self.preference_loss, values["chosen"], values["rejected"], values["mismatched"])
 
@@ -403,16 +386,7 @@ class OfflineLoop(TrainingLoop):
         return {"loss": total / max(1, tokens)}
 
     async def _log_ratios(self, answers: Sequence[Sequence[TrainingSequence]]) -> list[float]:
-        """log(policy / reference) of each completion."""
-        values = iter(await self.engine.logprobs([row for rows in answers for row in rows]))
-        found = []
-        for rows in answers:
-            total = 0.0
-            for row in rows:
-                known = zip(next(values), row.ref_logprobs or [], row.mask, strict=True)
-                total += sum(now - reference for now, reference, trained in known if trained)
-            found.append(total)
-        return found
+        return log_ratios(answers, await self.engine.logprobs([row for rows in answers for row in rows]))
 
     async def evaluate_agent(self, step: int, kind: Kind) -> None:
         await self.publish(step, self.version or None)

@@ -441,14 +441,9 @@ def policy_value(
 def engine_setup(config: Config, needs: EngineNeeds, **given: Any) -> EngineSetup:
     """The setup of one policy's configured engine; `given` are its fields that no configuration knows."""
     trainer = config.trainer
-    return EngineSetup(
-        model=config.model.path,
-        config=config.engine,
-        learning_rate=trainer.learning_rate,
-        seed=trainer.seed,
-        needs=needs,
-        **given,
-    )
+    if trainer.learning_rate is not None:
+        given["learning_rate"] = trainer.learning_rate
+    return EngineSetup(model=config.model.path, config=config.engine, seed=trainer.seed, needs=needs, **given)
 
 
 def engine_support(config: Config, needs: EngineNeeds) -> Support:

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from agentlightning.algorithms.selection import selection
 from agentlightning.algorithms.settings import name_of as rule_name
 from agentlightning.config.run import Config
 from agentlightning.engines.base import DEFAULT_POLICY, EngineNeeds, Support, check_loss, check_preference_loss
+from agentlightning.engines.folders import model_size
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.records import JSON
 from agentlightning.runner.air import load_air
@@ -285,15 +287,19 @@ def needs_of(schedule: Sequence[ScheduledAlgorithm]) -> EngineNeeds:
 
 
 def inherited(recorded: JSON) -> dict[str, Any]:
-    """Tables of an offline run, from the configuration of the run whose rollouts it learns from: its model, engine and
-    learning rate, and the settings that evaluate its agent. Empty where that has no configuration or several models."""
+    """Tables of an offline run, from the configuration of the run whose rollouts it learns from: its model and engine, of a
+    tiny model the learning rate, and the settings that evaluate its agent. Empty where that has no configuration or several
+    models."""
     if "model" not in recorded or recorded.get("policies"):
         return {}
     data, trainer, agent = recorded.get("data", {}), recorded.get("trainer", {}), recorded.get("agent", {})
+    taken = ["grad_clip", "seed"]
+    if (folder := Path(recorded["model"]["path"]).expanduser()).is_dir() and model_size(folder).tiny:
+        taken.append("learning_rate")  # of others it goes by the algorithm
     tables: dict[str, Any] = {
         "model": {"path": recorded["model"]["path"]},
         "engine": {name: value for name, value in recorded.get("engine", {}).items() if name != "dropout"},
-        "trainer": {name: trainer[name] for name in ("learning_rate", "grad_clip", "seed") if name in trainer},
+        "trainer": {name: trainer[name] for name in taken if name in trainer},
         "data": {},
     }
     if data.get("val") is not None and (agent.get("run") or agent.get("command")):

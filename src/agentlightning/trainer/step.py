@@ -24,9 +24,9 @@ from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.critic import Values
 from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
 from agentlightning.algorithms.plugins import own_code
-from agentlightning.algorithms.rewards import shaped_air
+from agentlightning.algorithms.rewards import shaped_air, without_rounding
 from agentlightning.algorithms.selection import CallSignal, own_groups, selection
-from agentlightning.engines.base import Engine, Metrics
+from agentlightning.engines.base import SKIPPED, Engine, Metrics
 from agentlightning.errors import AgentError, InputError, NoCallsError, RewardError
 from agentlightning.records import CallCredit, Outcome, Reward, Rollout
 from agentlightning.store.base import LightningStore
@@ -119,18 +119,22 @@ def named_rows(rows: Sequence[TrainingSequence]) -> dict[tuple[str, int], Traini
 
 
 def _over_updates(updates: Sequence[Metrics]) -> Metrics:
-    """Means over the optimizer updates of a step; the largest ratio, the sum of the tokens that the learner computed.
+    """Means over the optimizer updates of a step that were made; the largest ratio, and sums of the tokens that the learner
+    computed and of the updates that it skipped.
 
     sampler_gap is the divergence from the sampler before the first update, when only their arithmetic and stale weights
     set them apart.
     """
-    merged: Metrics = {"updates": float(len(updates))}
-    for name in {name for update in updates for name in update} - {"tokens"}:
-        values = [update[name] for update in updates if name in update]
-        over = max if name == "ratio_max" else sum if name == "learner_tokens" else statistics.fmean
-        merged[name] = float(over(values))
-    if updates and "kl" in updates[0]:
-        merged["sampler_gap"] = updates[0]["kl"]
+    made = [update for update in updates if SKIPPED.keys().isdisjoint(update)]
+    merged: Metrics = {"updates": float(len(made))}
+    for name in {name for update in made for name in update} - {"tokens"}:
+        values = [update[name] for update in made if name in update]
+        merged[name] = float(max(values) if name == "ratio_max" else statistics.fmean(values))
+    for name in ("learner_tokens", *SKIPPED):
+        if any(name in update for update in updates):
+            merged[name] = sum(update.get(name, 0.0) for update in updates)
+    if made and "kl" in made[0]:
+        merged["sampler_gap"] = made[0]["kl"]
     return merged
 
 
@@ -326,7 +330,7 @@ class StepPlanner:
 
     def _rate(self, own: TrainedPolicy, learning_rate: float) -> float:
         """The policy's own rate, on the schedule of the run's."""
-        return learning_rate * own.config.trainer.learning_rate / self.learning_rate
+        return learning_rate * own.config.trainer.peak_learning_rate / self.learning_rate
 
 
 UNPLANNABLE = (ArithmeticError, ValueError, InputError, AgentError)
@@ -399,7 +403,7 @@ _WORTH: tuple[Outcome, ...] = ("invalid", "zero_variance", "trained")
 
 def _over_all(groups: Sequence[Sequence[Trajectory]], plans: Mapping[str, UpdatePlan]) -> Metrics:
     """reward_mean and groups_with_signal of the rollouts' own final rewards, turns of all policies, and sums over them."""
-    rewards = [[one.reward for one in group if abs(one.reward) <= MAX_REWARD] for group in groups]
+    rewards = [without_rounding([one.reward for one in group if abs(one.reward) <= MAX_REWARD]) for group in groups]
     flat = [reward for group in rewards for reward in group]
     turns = [len(one.transitions) for group in groups for one in group]
     return {

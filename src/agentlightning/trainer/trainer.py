@@ -304,6 +304,8 @@ def _resumed(known: Config, table: Mapping[str, Mapping[str, Any]], run_id: str)
     """The run's own configuration with the code that was given; ConfigError where another setting differs."""
     own = known.model_dump(mode="json")
     tables = {name: {**(own.get(name) or {}), **values} for name, values in table.items()}
+    if "algorithm" in table:
+        tables["algorithm"] = _filled(tables["algorithm"], own["algorithm"])
     if "epochs" in table.get("trainer", {}) and "steps" not in table["trainer"]:
         del tables["trainer"]["steps"]  # the run's own were its epochs
     given = parse_config({**own, **tables}, "Trainer")
@@ -320,6 +322,13 @@ def _resumed(known: Config, table: Mapping[str, Mapping[str, Any]], run_id: str)
                 kept = f"resume: run {run_id} keeps its own settings"
                 raise ConfigError(f"{kept}; {name}.{setting} is {before!r} there, and {after!r} here")
     return given
+
+
+def _filled(given: Any, own: Any) -> Any:
+    """A table whose settings that were left open are the run's own, which were chosen when it started."""
+    if isinstance(given, Mapping) and isinstance(own, Mapping):
+        return {name: _filled(value, own.get(name)) for name, value in given.items()}
+    return own if given is None else given
 
 
 def _whole_algorithm(config: Config) -> JSON:

@@ -19,19 +19,21 @@ from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.config.external import secret_variables
 from agentlightning.config.run import Config
 from agentlightning.engines.base import DEFAULT_POLICY, EngineNeeds
+from agentlightning.engines.folders import max_row_tokens
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import Fingerprint, RunFolder, checkpoint_folders, take_fingerprint
 from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_checkpoint
 from agentlightning.trainer.data.tasks import load_tasks
+from agentlightning.trainer.defaults import with_defaults
 from agentlightning.trainer.display import draw_curve
 from agentlightning.trainer.loop import RLLoop
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, OFFLINE_HEALTH_CHECKS
 from agentlightning.trainer.monitor.metric_logger import LoadWatch, MetricLogger
 from agentlightning.trainer.monitor.senders import AlertSender, TraceExport
 from agentlightning.trainer.monitor.trackers import TrackerProcesses, check_trackers
-from agentlightning.trainer.offline import EXAMPLES, OfflineDataset, OfflineLoop, max_row_tokens
+from agentlightning.trainer.offline import EXAMPLES, OfflineDataset, OfflineLoop
 from agentlightning.trainer.policies import (
     Opponents,
     TrainedPolicy,
@@ -99,6 +101,9 @@ class Training(RunSession[TrainResult]):
                 "for prompts over an external model, and agl check, agl eval and agl prompts test take one, too"
             )
         check_checkpoint_url(self._config.trainer)
+        self._check_algorithms()
+        self._progress.phase("starting: model", 0, 3)
+        self._config = await with_defaults(self._config, self._progress.note)
         data, seed = self._config.data, self._config.trainer.seed
         val = load_tasks(data.val, seed)[: self._config.eval.tasks] if data.val else []
         needs, make_loop = self._offline(val) if self._config.offline else self._online(val)
@@ -139,6 +144,13 @@ class Training(RunSession[TrainResult]):
             result = await self._leave(processes.store, step)
             sending.state = "finished" if result.finished else "interrupted"
             return result
+
+    def _check_algorithms(self) -> None:
+        """ConfigError before a model is looked for."""
+        if self._config.offline:
+            offline_algorithm(self._config)
+        else:
+            schedules_of(self._config)
 
     def _online(self, val: list[JSON]) -> tuple[dict[str, EngineNeeds], MakeLoop]:
         """Training on the run's own rollouts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import orjson
@@ -272,6 +273,16 @@ def test_whatever_an_engine_says_is_read_or_an_error_of_the_engine(data: Any, ap
     except EngineError:
         return
     assert len(sampled.ids) == len(sampled.logprobs)
+
+
+@pytest.mark.parametrize("logprob", [-9999.0, -1e9, -104.5])
+@pytest.mark.parametrize("api", ["generate", "completions"])
+def test_a_log_probability_that_no_sampled_token_has_is_an_error_of_the_engine(api: Any, logprob: float) -> None:
+    content = [{"token_id": 1, "logprob": -103.0}, {"token_id": 2, "logprob": logprob}]
+    told = {"content": content, "token_logprobs": [-103.0, logprob]}
+    data = {"choices": [{"token_ids": [1, 2], "logprobs": told, "finish_reason": "stop"}]}
+    with pytest.raises(EngineError, match=re.escape(f"the log-probability {logprob:g}, expected at least -104")):
+        SampledTokens().add(read_answer(orjson.dumps(data)), api, 1)
 
 
 def test_labels_that_are_no_numbers_are_the_policys_version() -> None:

@@ -107,6 +107,7 @@ def test_a_run_that_succeeds_warns_of_nothing() -> None:
 
 COLLAPSES = {
     "not_finite": run((12, {}), (1, {"train/loss": math.nan})),
+    "updates_skipped": run((12, {}), (1, {"train/skipped_updates": 1.0})),
     "processes_hung": run((12, {}), (1, {"processes/hung": 1.0})),
     "calls_refused": run((12, {}), (1, {"rollout/refused_share": 0.02})),
     "entropy_gone": run((10, {}), (5, {"policy/entropy": 0.04})),
@@ -139,7 +140,8 @@ def test_each_collapse_is_warned_of_by_its_name_alone(name: str) -> None:
     "name",
     sorted(
         set(COLLAPSES)
-        - {"reward_flat", "base_success_low", "base_success_perfect", "not_finite", "processes_hung", "calls_refused"}
+        - {"reward_flat", "base_success_low", "base_success_perfect", "not_finite", "updates_skipped", "processes_hung"}
+        - {"calls_refused"}
     ),
 )
 def test_a_trend_is_no_alarm_before_it_lasts(name: str) -> None:

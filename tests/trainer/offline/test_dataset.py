@@ -8,12 +8,13 @@ import pytest
 from record_doubles import GROUP, SOURCE, TASKS, dataset, record, recorded_with
 
 from agentlightning.algorithms.offline import DPO, RFT, SFT, Distill, OfflineAlgorithm
+from agentlightning.engines.folders import max_row_tokens
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.records import NewRollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.offline import EXAMPLES, max_row_tokens
+from agentlightning.trainer.offline import EXAMPLES
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class SightedEngine(ComparingEngine):
         self,
         examples: Sequence[Preference],
         loss: PreferenceLoss,
-        mismatched: Sequence[TrainingSequence] = (),
+        mismatched: Sequence[Sequence[TrainingSequence]] = (),
         policy: str = "default",
     ) -> dict[str, float]:
         await super().forward_backward_preferences(examples, loss, mismatched, policy)

@@ -9,6 +9,7 @@ from loop_doubles import EVERY, Countdown, Crash, Crashing, agents
 from record_doubles import STEPS, ComparingEngine, loop, record
 
 from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, OfflineAlgorithm
+from agentlightning.engines.base import SKIPPED
 from agentlightning.errors import DataError, LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -76,7 +77,7 @@ async def test_kto_has_a_baseline_from_answers_beside_other_questions(store: Lig
         assert loss.name == "kto"
         own = {row.rollout_id: row for example in examples for row in (*example.chosen, *example.rejected)}
         assert mismatched
-        for row in mismatched:
+        for (row,) in mismatched:
             assert row.ref_logprobs == [-0.5] * 4
             assert row.tokens[2:] == own[row.rollout_id].tokens[2:]
             assert row.tokens[:2] != own[row.rollout_id].tokens[:2]
@@ -180,6 +181,21 @@ async def test_metrics_of_steps_that_a_crash_undid_are_marked(store: LightningSt
     found = await store.metrics("run", "train/loss")
     assert {metric.step for metric in found if metric.abandoned} == {3}
     assert [metric.step for metric in found if not metric.abandoned] == [1, 2, 3, 4, 5]
+
+
+async def test_an_update_that_the_engine_skips_is_counted_warned_of_and_not_the_end(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    class Overflowing(ComparingEngine):
+        async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = "default") -> dict[str, float]:
+            made = await super().optim_step(learning_rate, grad_clip)
+            return {**SKIPPED} if len(self.updates) == 2 else made
+
+    whole = loop(store, Overflowing(), tmp_path, SFT())
+    assert await whole.run(resume=False) == STEPS
+    steps = rows(tmp_path, "step")
+    assert [row["step"] for row in steps if row.get("train/skipped_updates") == 1.0] == [2]
+    assert "train/loss" not in steps[1]
 
 
 @BY_NAME

@@ -90,7 +90,7 @@ def test_what_a_run_takes_over_from_the_one_it_learns_from_makes_a_configuration
     assert offline_algorithm(taken) == DPO()
     assert (taken.model.path, taken.model.max_tokens, taken.agent.workers) == ("/models/m", 50, 3)
     assert (taken.data.val, taken.eval.every) == ("v.jsonl", 2)
-    assert (taken.trainer.learning_rate, taken.trainer.seed, taken.trainer.steps) == (0.25, 3, 100)
+    assert (taken.trainer.learning_rate, taken.trainer.seed, taken.trainer.steps) == (None, 3, 100)
     assert (taken.engine.device, taken.engine.dropout) == ("cpu", 0.0)
 
 

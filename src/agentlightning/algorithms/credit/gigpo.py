@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from agentlightning.algorithms.credit.keys import prompt_key, user_key
 from agentlightning.algorithms.credit.rule import Credit, credit_rule
 from agentlightning.algorithms.credit.step_rewards import returns_to_go
+from agentlightning.algorithms.rewards import without_rounding
 from agentlightning.training_types import Trajectory, Transition
 
 GAMMA = 0.95
@@ -56,7 +57,7 @@ def _step_advantages(
     for anchor, members in anchors.items():
         if anchor is None or len(members) == 1:
             continue
-        earned = [returns[rollout][place] for rollout, place in members]
+        earned = without_rounding([returns[rollout][place] for rollout, place in members])
         mean = statistics.mean(earned)
         scale = statistics.stdev(earned) + STEP_EPSILON
         for (rollout, place), value in zip(members, earned, strict=True):

@@ -32,9 +32,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from agentlightning.adapters.sequences import log_ratios
 from agentlightning.config.engine import FsdpLearner
 from agentlightning.engines import pipe as child_pipe
-from agentlightning.engines.base import LearnerSetup
+from agentlightning.engines.base import SKIPPED, LearnerSetup
 from agentlightning.engines.folders import LEARNER_STATE, copy_tokenizer
 from agentlightning.engines.local.batches import Batch, batches, check_sequences
 from agentlightning.engines.local.decoding import BatchRules, batch_rules
@@ -55,7 +56,7 @@ from agentlightning.engines.local.model import (
     settle,
     write_model,
 )
-from agentlightning.engines.local.optimizer import Optimizer, ValueHead
+from agentlightning.engines.local.optimizer import BETAS, Optimizer, ValueHead
 from agentlightning.engines.local.parts import WeightsForm
 from agentlightning.engines.local.sharding import Follow, Ranks, copy_into, hidden_states, lead, reshard, shard, whole
 from agentlightning.engines.losses import (
@@ -66,6 +67,7 @@ from agentlightning.engines.losses import (
     known_tokens,
     needs_calls,
     over_all_tokens,
+    ratio,
     sampled_numbers,
     sampled_token_loss,
     summary,
@@ -179,7 +181,8 @@ class Learner:
             name = type(self.model).__name__
             raise ModelError(f"model {self._folder}: a critic needs hidden states, which {name} keeps")
         ratio, width = rate / self._setup.learning_rate, self.model.config.get_text_config().hidden_size
-        return ValueHead(width, learning_rate_ratio=ratio, device=self._device, seed=self._setup.seed)
+        betas = self._config.optimizer.betas or BETAS
+        return ValueHead(width, betas, learning_rate_ratio=ratio, device=self._device, seed=self._setup.seed)
 
     def _new_sight(self) -> Sight | None:
         if not has_sight(self.model.config):
@@ -224,7 +227,10 @@ class Learner:
         return [over_all_tokens(mask, *known.get(place, ([], []))) for place, (mask, _) in enumerate(self._numbers)]
 
     def forward_backward_preferences(
-        self, examples: Sequence[Preference], loss: PreferenceLoss, mismatched: Sequence[TrainingSequence] = ()
+        self,
+        examples: Sequence[Preference],
+        loss: PreferenceLoss,
+        mismatched: Sequence[Sequence[TrainingSequence]] = (),
     ) -> dict[str, float]:
         """Add the gradient of SUM over examples of weight × loss; see Engine.forward_backward_preferences.
 
@@ -237,7 +243,7 @@ class Learner:
         check_preferences(loss, examples)
         answers = [rows for example in examples for rows in (example.chosen, example.rejected) if rows]
         ratios_A = torch.tensor(self._log_ratios(answers), dtype=torch.float32)
-        mismatched_M = torch.tensor(self._log_ratios([[s] for s in mismatched]), dtype=torch.float32)
+        mismatched_M = torch.tensor(self._log_ratios(mismatched), dtype=torch.float32)
         if not answers:
             return {"loss": 0.0, "examples": 0.0}
         slopes_A, metrics = coefficients(loss, examples, ratios_A, mismatched_M)
@@ -249,18 +255,7 @@ class Learner:
         return metrics | {"tokens": self.forward_backward(weighted, Loss(name="sft"))["tokens"]}
 
     def _log_ratios(self, answers: Sequence[Sequence[TrainingSequence]]) -> list[float]:
-        """log(policy / reference) of each completion: the sum over the trained tokens of all its rows."""
-        values = iter(self.logprobs([row for answer in answers for row in answer]))
-        found = []
-        for answer in answers:
-            total = 0.0
-            for row in answer:
-                if row.ref_logprobs is None:
-                    raise EngineError(f"a row of rollout {row.rollout_id} has no ref_logprobs; its loss needs them")
-                of_row = zip(next(values), row.ref_logprobs, row.mask, strict=True)
-                total += sum(now - ref for now, ref, sampled in of_row if sampled)
-            found.append(total)
-        return found
+        return log_ratios(answers, self.logprobs([row for answer in answers for row in answer]))
 
     def logprobs(self, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
         """Log-probability of every token given those before it, at the sequence's temperature; 0 for the first."""
@@ -318,10 +313,11 @@ class Learner:
         if self._critic is not None:
             self.ranks.add_gradients(self._critic.parameters())
             values_norm = self._critic.clip(grad_clip)
+        computed = {"learner_tokens": float(sum(self.ranks.gather(self._computed)))}
         if not (math.isfinite(norm) and math.isfinite(values_norm)):
             self._forget()
-            raise EngineError(f"the gradient's norm is {norm + values_norm}; the update was not applied")
-        metrics = {"grad_norm": norm, "learner_tokens": float(sum(self.ranks.gather(self._computed)))}
+            return {**computed, **SKIPPED}
+        metrics = computed | {"grad_norm": norm}
         self._optimizer.step(learning_rate)
         if self._critic is not None:
             self._critic.step(learning_rate)
@@ -447,7 +443,7 @@ class Learner:
             total, report = sampled_token_loss(loss, logprobs, entropies, tokens)
             total.backward()  # type: ignore[no-untyped-call]
             reports.append(report)
-            numbers.append(torch.stack([(logprobs - tokens.base_logprobs).exp(), entropies]).detach())
+            numbers.append(torch.stack([ratio(logprobs - tokens.base_logprobs), entropies]).detach())
         if rules is not None:
             self._cuts = [total + more for total, more in zip(self._cuts, rules.cuts(), strict=True)]
         if loss.value is not None:

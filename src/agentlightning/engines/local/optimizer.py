@@ -16,6 +16,7 @@ from agentlightning.errors import EngineError, MissingExtraError
 from agentlightning.training_types import Loss
 
 BETAS = (0.9, 0.95)
+"""Used if the settings name none: for tiny models, which are trained without a run."""
 MUON_RATIO = 20 / 3
 """Muon's learning rate over AdamW's: its update has the size of the matrix, AdamW's that of the rate."""
 
@@ -40,16 +41,16 @@ class Optimizer:
             own = [p for n, p in inner if id(p) not in embedding and "lm_head" not in n]
         chosen = {id(p) for p in own}
         rest = [p for _, p in trained if id(p) not in chosen]
-        decay = config.weight_decay
+        decay, betas = config.weight_decay, config.betas or BETAS
         self._parts: list[tuple[torch.optim.Optimizer, float]] = []
         if rest:
-            self._parts.append((torch.optim.AdamW(rest, lr=0.0, betas=BETAS, weight_decay=decay, fused=True), 1.0))
+            self._parts.append((torch.optim.AdamW(rest, lr=0.0, betas=betas, weight_decay=decay, fused=True), 1.0))
         if own and isinstance(config, Muon):
             muon = torch.optim.Muon(own, lr=0.0, momentum=0.95, nesterov=True, weight_decay=decay, ns_steps=5)
             ratio = MUON_RATIO if config.learning_rate is None else config.learning_rate / learning_rate
             self._parts.append((muon, ratio))
         elif own:
-            self._parts.append((_adamw_8bit(own, decay), 1.0))
+            self._parts.append((_adamw_8bit(own, betas, decay), 1.0))
 
     def step(self, learning_rate: float) -> None:
         for part, ratio in self._parts:
@@ -78,14 +79,16 @@ class Optimizer:
             part.load_state_dict({**saved, "state": moments})
 
 
-def _adamw_8bit(parameters: list[torch.nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
+def _adamw_8bit(
+    parameters: list[torch.nn.Parameter], betas: tuple[float, float], weight_decay: float
+) -> torch.optim.Optimizer:
     """MissingExtraError without bitsandbytes; a small tensor keeps 32 bits by itself."""
     try:
         import bitsandbytes
     except ImportError as cause:
         raise MissingExtraError("bitsandbytes", "adamw8bit") from cause
     found: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
-        parameters, lr=0.0, betas=BETAS, weight_decay=weight_decay
+        parameters, lr=0.0, betas=betas, weight_decay=weight_decay
     )
     return found
 
@@ -97,7 +100,9 @@ class ValueHead:
     everywhere, in float32. learning_rate_ratio is its learning rate over the one given to `step`; no weight decay.
     """
 
-    def __init__(self, width: int, *, learning_rate_ratio: float, device: str, seed: int) -> None:
+    def __init__(
+        self, width: int, betas: tuple[float, float], *, learning_rate_ratio: float, device: str, seed: int
+    ) -> None:
         self._ratio = learning_rate_ratio
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -105,7 +110,7 @@ class ValueHead:
         torch.nn.init.zeros_(last.weight)
         torch.nn.init.zeros_(last.bias)
         self._head = torch.nn.Sequential(first, torch.nn.SiLU(), last).to(device)
-        self._optimizer = torch.optim.AdamW(self._head.parameters(), lr=0.0, betas=BETAS, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(self._head.parameters(), lr=0.0, betas=betas, weight_decay=0.0)
         self._losses: list[Tensor] = []
 
     def values(self, states_NX: Tensor) -> Tensor:

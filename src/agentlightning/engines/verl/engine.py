@@ -113,12 +113,14 @@ def verl_options(setup: EngineSetup, model: Path) -> VerlOptions:
     actor: dict[str, Any] = {
         "use_dynamic_bsz": True,  # rows of any number, unlike verl's fixed micro-batches
         "ppo_max_token_len_per_gpu": engine.max_tokens_per_microbatch,
-        "optim": {"lr": setup.learning_rate, "weight_decay": engine.optimizer.weight_decay, "betas": [0.9, 0.95]},
+        "optim": {"lr": setup.learning_rate, "weight_decay": engine.optimizer.weight_decay},
         "checkpoint": {
             "save_contents": ["model", "optimizer", "extra", "hf_model"],
             "load_contents": ["model", "optimizer", "extra"],
         },
     }
+    if engine.optimizer.betas is not None:
+        actor["optim"]["betas"] = list(engine.optimizer.betas)
     ref: dict[str, Any] = {}
     # It samples while the policy learns, so that its weights and cache stay where they are.
     rollout: dict[str, Any] = {"name": "vllm", "tensor_model_parallel_size": 1, "free_cache_engine": False}

@@ -33,6 +33,7 @@ from verl.utils.device import get_device_name
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
 
+from agentlightning.engines.base import SKIPPED
 from agentlightning.engines.folders import (
     LEARNER_FOLDER,
     LEARNER_STATE,
@@ -177,9 +178,7 @@ class VerlWorkers:
             metrics["grad_norm"] for metrics in self._group.optimizer_step({"lr": float(learning_rate)}) if metrics
         )
         self._pending = False
-        if not math.isfinite(norm):
-            raise EngineError(f"the gradient's norm is {norm}; the update was not applied")
-        return {"grad_norm": float(norm)}
+        return {"grad_norm": float(norm)} if math.isfinite(norm) else {**SKIPPED}  # the workers skip it themselves
 
     def publish(self, version: int) -> None:
         """The current weights serve from now on, stamped `version`; calls in flight stop and are continued over them."""

@@ -22,6 +22,10 @@ EngineApi = Literal["generate", "completions"]
 
 PATHS: dict[EngineApi, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions"}
 
+MIN_SAMPLED_LOGPROB = -104.0
+"""Of a token that was sampled: the smallest number above 0 that float32 holds is exp(-103.97). Engines write -9999 and the
+like for minus infinity; one such token would outweigh all others of an update."""
+
 
 NEUTRAL: JSON = {
     "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
@@ -77,6 +81,11 @@ class SampledTokens:
             self.stop_reason = choice.stop_reason
         if len(self.ids) != len(self.logprobs):
             raise EngineError(f"the engine gave {len(self.logprobs)} logprobs for {len(self.ids)} sampled ids")
+        if ids and not all(value >= MIN_SAMPLED_LOGPROB for value in self.logprobs[-len(ids) :]):
+            lowest = min(self.logprobs[-len(ids) :])
+            raise EngineError(
+                f"the engine gave a sampled token the log-probability {lowest:g}, expected at least {MIN_SAMPLED_LOGPROB:g}"
+            )
         if self.finish_reason is not None and self.ids and not self.versions:
             self.versions = [VersionSpan(version=version, start=0, end=len(self.ids))]
         return ids

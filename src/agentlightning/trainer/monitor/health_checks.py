@@ -151,6 +151,18 @@ def not_finite(history: History) -> str | None:
     )
 
 
+def updates_skipped(history: History) -> str | None:
+    count = history.last("train/skipped_updates")
+    if not count > 0:
+        return None
+    told = "1 update" if count == 1 else f"{count:.0f} updates"
+    return (
+        f"{told} of step {history.steps[-1]['step']} had a gradient that is not finite, and changed nothing: where it comes "
+        "again, look for extreme rewards and log-probabilities (agl rollouts list RUN), lower trainer.learning_rate, or "
+        "take engine.dtype = 'float32'"
+    )
+
+
 def processes_hung(history: History) -> str | None:
     count = history.last("processes/hung")
     if not count > 0:
@@ -304,6 +316,7 @@ def reward_flat(history: History) -> str | None:
 
 HEALTH_CHECKS: dict[str, HealthCheck] = {
     **{check.__name__: check for check in (base_success_low, base_success_perfect, not_finite, processes_hung)},
+    "updates_skipped": updates_skipped,
     **{check.__name__: check for check in (calls_refused, no_signal, entropy_gone, ratio_exploding, sampler_gap)},
     **{check.__name__: check for check in (gradient_exploding, turns_collapsing, answers_growing, reward_falling)},
     "reward_flat": reward_flat,
@@ -326,7 +339,9 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
         "what followed; agl runs show RUN --drift names the causes",
     ),
 }
-OFFLINE_HEALTH_CHECKS = {name: HEALTH_CHECKS[name] for name in ("not_finite", "processes_hung", "gradient_exploding")}
+OFFLINE_HEALTH_CHECKS = {
+    name: HEALTH_CHECKS[name] for name in ("not_finite", "updates_skipped", "processes_hung", "gradient_exploding")
+}
 """The checks of an offline run, where nothing is sampled."""
 
 

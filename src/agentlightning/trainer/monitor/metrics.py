@@ -26,6 +26,7 @@ METRICS: Mapping[str, str] = {
     "train/grad_norm": "gradient norm before clipping, mean over the updates",
     "train/learning_rate": "learning rate of the step",
     "train/updates": "optimizer updates of the step",
+    "train/skipped_updates": "updates skipped because their gradient was not finite; absent if none",
     "train/margin": "the policy's preference for the chosen completion over the reference's, times beta, in nats",
     "train/accuracy": "share of pairs with a margin above 0",
     "train/kl_baseline": "KTO's estimate of the KL to the reference",
