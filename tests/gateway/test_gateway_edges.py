@@ -245,12 +245,12 @@ async def test_a_prompt_that_is_too_long_names_both_lengths(house: House) -> Non
 
 async def test_what_an_engine_refuses_is_told_by_the_requests_own_field(house: House) -> None:
     claim = await house.claim()
-    holds = "token_ids holds 99999; the model's vocabulary has ids 0 to 63"
+    holds = "token_ids holds 7; the model's vocabulary has ids 0 to 6"  # whatever the tokenizer of the gateway knows
     for route, body, said, message, param in (
         ("chat/completions", {}, "sampling_params.seed must be whole", "seed must be whole", "seed"),
-        ("completions", {"prompt": [99999]}, holds, holds.replace("token_ids", "prompt"), "prompt"),
-        ("tokens/generate", {"prompt_ids": [99999]}, holds, holds.replace("token_ids", "prompt_ids"), "prompt_ids"),
-        ("tokens/logprobs", {"token_ids": [99999]}, holds, holds, "token_ids"),
+        ("completions", {"prompt": [7]}, holds, holds.replace("token_ids", "prompt"), "prompt"),
+        ("tokens/generate", {"prompt_ids": [7]}, holds, holds.replace("token_ids", "prompt_ids"), "prompt_ids"),
+        ("tokens/logprobs", {"token_ids": [7]}, holds, holds, "token_ids"),
         ("responses", {"input": "hi"}, "the prompt exceeds the context", "the prompt exceeds the context", "input"),
     ):
         house.engine.refusals = [(400, {"error": {"message": said, "code": None}})]

@@ -29,6 +29,7 @@ from picture_requests import (
 )
 
 from agentlightning.records import ImageSpan
+from agentlightning.store.gateway_events import FAILED_CALLS
 
 
 async def test_a_picture_is_recorded_by_hash_and_reaches_the_engine_beside_the_ids(sighted: House) -> None:
@@ -301,7 +302,8 @@ async def test_a_processor_that_does_not_load_is_no_mistake_of_the_agent(
     found = await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]}, status=500)
     assert f"model {folder}: its processor of images does not load" in found["error"]["message"]
     assert (found["error"]["type"], found["error"]["code"]) == ("server_error", "internal")
-    assert not await sighted.store.spans([claim.rollout.id])
+    (told,) = await sighted.store.spans([claim.rollout.id])
+    assert told.name == FAILED_CALLS
 
 
 async def test_an_engine_that_takes_completions_only_refuses_pictures(sighted: House) -> None:

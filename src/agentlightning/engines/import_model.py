@@ -31,7 +31,7 @@ WHOLE_TYPES = frozenset({"F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Where the weights of an imported folder come from."""
+    """The origin of the weights of an imported folder."""
 
     source: str
     """The file's name, the folder or the hub's name, as given."""
