@@ -23,7 +23,7 @@ TIMEOUT_MS = 20_000
 
 @contextmanager
 def console(*arguments: str, **variables: str) -> Iterator[str]:
-    """``agl console`` on a free port, with these variables; yields its URL."""
+    """``agl console`` on a free port, with these variables; yields its URL, which has a token on loopback."""
     command = [sys.executable, "-m", "agentlightning", "console", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | variables)
     try:
@@ -36,6 +36,12 @@ def console(*arguments: str, **variables: str) -> Iterator[str]:
         process.wait(20)
         if process.stdout is not None:
             process.stdout.close()
+
+
+def page_at(address: str, page: str) -> str:
+    """The URL of a page of the console at this address, with the address's token."""
+    base, token = address.split("/?")
+    return f"{base}{page}{'&' if '?' in page else '?'}{token}"
 
 
 @dataclass

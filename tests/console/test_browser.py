@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
-from browser import AXE, CHROMIUM, console, visitor
+from browser import AXE, CHROMIUM, console, page_at, visitor
 from console_scene import ATTACKS, GROUP, STEPS, fill
 from rewards_scene import RUN, fill_rewards
 
@@ -104,7 +104,7 @@ def test_every_page_can_be_used_by_anybody_runs_no_stored_text_and_asks_no_other
 ) -> None:
     with visitor(scheme) as visit:
         for name, page in pages(store_url).items():
-            shown = visit.open(address + page)
+            shown = visit.open(page_at(address, page))
             assert ATTACKS[0] in shown, name
             assert visit.violations() == [], name
         assert visit.page.evaluate("() => window.pwned") is None
@@ -139,7 +139,7 @@ def test_a_run_is_found_compared_and_followed_to_a_token(address: str, store_url
 def test_calls_are_scrubbed_with_the_keyboard(address: str, store_url: str) -> None:
     rollout = rollout_of(store_url, "alpha", 1)
     with visitor() as visit:
-        visit.open(f"{address}/replay?rollout={rollout.id}")
+        visit.open(page_at(address, f"/replay?rollout={rollout.id}"))
         visit.page.get_by_role("slider", name="call").press("ArrowRight")
         visit.page.wait_for_selector("text=Call 2 of 2")
         visit.page.keyboard.press("ArrowLeft")
@@ -149,7 +149,7 @@ def test_calls_are_scrubbed_with_the_keyboard(address: str, store_url: str) -> N
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_hack_is_seen_and_a_reward_is_explained_down_to_the_tokens(address: str, store_url: str, scheme: str) -> None:
     with visitor(scheme) as visit:
-        visit.open(f"{address}/rewards")
+        visit.open(page_at(address, "/rewards"))
         visit.page.get_by_role("link", name=RUN, exact=True).click()
         visit.page.get_by_role("link", name="Signs of hacks").click()
         visit.page.wait_for_selector("text=length_explains")
@@ -172,7 +172,7 @@ def test_a_run_is_live_while_somebody_sees_it_and_a_hidden_page_asks_for_nothing
     with visitor() as visit:
         visit.page.add_init_script(hidden)
         visit.page.clock.install()
-        visit.open(f"{address}/run?run=beta")
+        visit.open(page_at(address, "/run?run=beta"))
         visit.page.wait_for_selector("svg[aria-label*='Reward']")
         log_reward(store_url, "beta", STEPS + 1, 0.987)
         visit.page.clock.run_for(2500)
@@ -184,9 +184,10 @@ def test_a_run_is_live_while_somebody_sees_it_and_a_hidden_page_asks_for_nothing
 
 
 def test_what_moves_is_sent_to_a_browser_once(address: str) -> None:
-    first = httpx.get(f"{address}/live?run=beta", timeout=60)
-    again = httpx.get(f"{address}/live?run=beta", headers={"if-none-match": first.headers["etag"]}, timeout=60)
-    unknown = httpx.get(f"{address}/live?run=nobody", timeout=60)
+    with httpx.Client(follow_redirects=True, timeout=60) as browser:
+        first = browser.get(page_at(address, "/live?run=beta"))
+        again = browser.get(first.url, headers={"if-none-match": first.headers["etag"]})
+        unknown = browser.get(page_at(address, "/live?run=nobody"))
 
     assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
     assert "svg" in first.text

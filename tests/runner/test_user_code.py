@@ -33,7 +33,7 @@ def test_a_file_finds_its_neighbours_while_it_is_imported_and_when_it_is_called(
 
 
 def test_neighbours_called_like_libraries_hide_them_from_nobody(tmp_path: Path) -> None:
-    names = ("random", "tokenize", "statistics", "wsgiref", "colorsys", "openai", "typing_extensions")
+    names = ("random", "tokenize", "statistics", "wsgiref", "colorsys", "cloudpickle", "typing_extensions")
     for name in names:
         write(tmp_path, f"{name}.py", "raise ImportError('of the agent')\n")
     write(tmp_path, "neighbour_of_its_own.py", "C = 3\n")

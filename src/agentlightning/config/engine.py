@@ -69,6 +69,8 @@ class FsdpLearner(Table):
 
 
 UnitShare = Annotated[float, Field(ge=0, lt=1)]
+BETAS = (0.9, 0.95)
+"""AdamW's in an engine whose settings name none; a run names those of `trainer.defaults`."""
 
 
 class AdamW(Table):

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.adapters.sequences import log_ratios
-from agentlightning.config.engine import FsdpLearner
+from agentlightning.config.engine import BETAS, FsdpLearner
 from agentlightning.engines import pipe as child_pipe
 from agentlightning.engines.base import SKIPPED, LearnerSetup
 from agentlightning.engines.folders import LEARNER_STATE, copy_tokenizer
@@ -56,7 +56,7 @@ from agentlightning.engines.local.model import (
     settle,
     write_model,
 )
-from agentlightning.engines.local.optimizer import BETAS, Optimizer, ValueHead
+from agentlightning.engines.local.optimizer import Optimizer, ValueHead
 from agentlightning.engines.local.parts import WeightsForm
 from agentlightning.engines.local.sharding import Follow, Ranks, copy_into, hidden_states, lead, reshard, shard, whole
 from agentlightning.engines.losses import (

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentlightning.config.engine import AdamW, AdamW8bit, Muon
+from agentlightning.config.engine import BETAS, AdamW, AdamW8bit, Muon
 from agentlightning.engines.local.sharding import part as part_of
 from agentlightning.engines.local.sharding import whole
 from agentlightning.engines.losses import Tokens, value_loss
 from agentlightning.errors import EngineError, MissingExtraError
 from agentlightning.training_types import Loss
 
-BETAS = (0.9, 0.95)
-"""Used if the settings name none: for tiny models, which are trained without a run."""
 MUON_RATIO = 20 / 3
 """Muon's learning rate over AdamW's: its update has the size of the matrix, AdamW's that of the rate."""
 

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from agentlightning.config.engine import EngineConfig
+from agentlightning.config.engine import BETAS, EngineConfig
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, EngineSetup, ForwardingEngine, Support
 from agentlightning.engines.folders import find_model
 from agentlightning.engines.pipe import ChildPipe, PipeEndedError
@@ -110,17 +110,16 @@ def verl_options(setup: EngineSetup, model: Path) -> VerlOptions:
     """Options for a model in a folder."""
     engine = setup.config
     given = engine.options
+    betas = list(engine.optimizer.betas or BETAS)
     actor: dict[str, Any] = {
         "use_dynamic_bsz": True,  # rows of any number, unlike verl's fixed micro-batches
         "ppo_max_token_len_per_gpu": engine.max_tokens_per_microbatch,
-        "optim": {"lr": setup.learning_rate, "weight_decay": engine.optimizer.weight_decay},
+        "optim": {"lr": setup.learning_rate, "weight_decay": engine.optimizer.weight_decay, "betas": betas},
         "checkpoint": {
             "save_contents": ["model", "optimizer", "extra", "hf_model"],
             "load_contents": ["model", "optimizer", "extra"],
         },
     }
-    if engine.optimizer.betas is not None:
-        actor["optim"]["betas"] = list(engine.optimizer.betas)
     ref: dict[str, Any] = {}
     # It samples while the policy learns, so that its weights and cache stay where they are.
     rollout: dict[str, Any] = {"name": "vllm", "tensor_model_parallel_size": 1, "free_cache_engine": False}
