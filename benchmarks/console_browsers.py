@@ -31,7 +31,7 @@ TESTS = Path(__file__).resolve().parent.parent / "tests" / "console"
 """Where the browser of the tests is."""
 sys.path.insert(0, str(TESTS))
 
-from browser import CHROMIUM, console, visitor  # noqa: E402
+from browser import CHROMIUM, console, page_at, visitor  # noqa: E402
 
 BROWSERS = 5
 VISITS = 5
@@ -63,7 +63,7 @@ def first_paint(url: str, run_id: str, rollout_id: str) -> float:
             for name, page in pages.items():
                 with visitor() as visit:
                     began = time.perf_counter()
-                    visit.open(address + page)
+                    visit.open(page_at(address, page))
                     took[name].append(time.perf_counter() - began)
     medians = {name: statistics.median(times) for name, times in took.items()}
     print("  first paint: " + ", ".join(f"{name} {value:.2f} s" for name, value in medians.items()), flush=True)
@@ -92,7 +92,7 @@ def heap_growth(ticks: int) -> float:
         run_id = asyncio.run(_new_run(url))  # before the browser keeps this thread's event loop
         with console("--store", url) as address, visitor() as visit:
             visit.page.clock.install()
-            visit.open(f"{address}/run?run={run_id}")
+            visit.open(page_at(address, f"/run?run={run_id}"))
             session = visit.page.context.new_cdp_session(visit.page)
             heaps = []
             for tick in range(1, ticks + 1):
@@ -176,6 +176,7 @@ def _watch(address: str, count: int) -> None:
         for _ in range(count - 1):
             page = first.page.context.browser.new_context().new_page()
             page.set_default_timeout(120_000)
+            page.goto(address)  # whose token lets it in
             page.goto(first.page.url)
         while True:
             first.page.wait_for_timeout(1000)

@@ -16,6 +16,8 @@ from agentlightning.gateway.http_client import (
     MAX_HEAD_BYTES,
     MAX_IDLE_CLOSE_S,
     HttpClient,
+    HttpResponse,
+    _Origin,
 )
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -209,3 +211,11 @@ async def test_a_url_that_leads_nowhere_is_an_oserror(url: str) -> None:
     async with a_client() as client:
         with pytest.raises(OSError, match="URL"):
             await ask(client, url)
+
+
+async def test_a_connection_that_is_lost_before_there_is_a_request_is_an_oserror() -> None:
+    async with a_client() as client:
+        connection = HttpResponse(client, _Origin("127.0.0.1", 1, False), asyncio.get_running_loop())
+        connection.connection_lost(None)
+        with pytest.raises(OSError, match="closed"):
+            await connection.wait()

@@ -179,23 +179,25 @@ class HttpResponse(asyncio.Protocol):
         self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._lost: OSError | None = None
-        self.complete = True
         self.keeps_alive = False
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        """By their names in lower case."""
+        self._forget()  # the connection may be lost, or the server may speak, before there is a request
+        self.complete = True
 
     def begin(self, data: list[bytes]) -> None:
         """Send a request, and forget the last response."""
+        self._forget()
+        self.transport.writelines(data)
+
+    def _forget(self) -> None:
         self.status = 0
-        self.headers = {}
+        self.headers: dict[str, str] = {}
+        """By their names in lower case."""
         self.has_head = False
         self.head_bytes = 0
         self._parts: list[bytes] = []
         self.buffered = 0
         self._waits_for_end = False
         self.complete = False
-        self.transport.writelines(data)
 
     async def __aenter__(self) -> Self:
         return self

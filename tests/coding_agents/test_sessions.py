@@ -1,0 +1,89 @@
+"""Long sessions of coding agents as shipped: ten turns with tools, a sub-agent and a compaction, and no call is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from agent_house import AgentHouse, node_program, tool_call
+
+from agentlightning.store.gateway_events import FAILED_CALLS, REFUSED_CALLS, UNKNOWN_ROUTE
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+SUB_TASK, SUB_DONE = "Work as a sub-agent.", "The sub-agent is done."
+SUMMARY = "The session so far: files were written."
+
+
+def command(number: int) -> str:
+    return f"echo {number} > turn-{number}.txt && echo wrote-turn-{number}-it"
+
+
+async def check(agent_house: AgentHouse, turns: range) -> None:
+    """Each turn's tool ran, and every call was answered and recorded."""
+    assert [(agent_house.folder / f"turn-{number}.txt").read_text().strip() for number in turns] == [
+        str(number) for number in turns
+    ]
+    calls = await agent_house.calls()
+    assert len(calls) >= 2 * len(turns)
+    assert [call.finish_reason for call in calls if call.finish_reason not in ("stop", "tool_calls")] == []
+    spans = await agent_house.house.store.spans([agent_house.place.rollout_id])
+    assert [span for span in spans if span.name in (REFUSED_CALLS, FAILED_CALLS, UNKNOWN_ROUTE)] == []
+
+
+def check_compaction(agent_house: AgentHouse) -> None:
+    """The last turn's prompt has the summary in place of the first turns."""
+    prompt = agent_house.house.renderer.decode(agent_house.house.engine.requests[-1]["token_ids"], special=True)
+    assert SUMMARY in prompt
+    assert "wrote-turn-3-it" not in prompt
+
+
+async def test_ten_turns_of_claude_code(agent_house: AgentHouse) -> None:
+    claude = node_program("claude")
+    begin = {"description": "work", "prompt": SUB_TASK, "subagent_type": "general-purpose"}
+    agent_house.answers = [
+        ("followed by a <summary> block", f"<summary>{SUMMARY}</summary>"),
+        ("launched successfully", "I wait."),
+        (SUB_DONE, "All is done."),
+        ("wrote-turn-2-it", SUB_DONE),
+        (SUB_TASK, tool_call("Bash", {"command": command(2), "description": "run"})),
+        ("Do turn 2.", tool_call("Agent", begin)),
+        *((f"wrote-turn-{number}-it", f"Turn {number} is done.") for number in range(1, 10)),
+        *(
+            (f"Do turn {number}.", tool_call("Bash", {"command": command(number), "description": "run"}))
+            for number in range(1, 10)
+        ),
+    ]
+    options = ("--model", "policy", "--allowedTools", "Bash", "Agent")
+    variables = agent_house.claude_variables()
+    for number in range(1, 11):
+        prompt = "/compact" if number == 8 else f"Do turn {number}."
+        await agent_house.run(claude, "-p", prompt, *options, *(("--continue",) if number > 1 else ()), **variables)
+    check_compaction(agent_house)
+    await check(agent_house, range(1, 8))
+
+
+async def test_ten_turns_of_codex(agent_house: AgentHouse) -> None:
+    codex = node_program("codex")
+    await agent_house.drop_unsupported()
+
+    def wait(result: str) -> str:
+        return tool_call("multi_agent_v1__wait_agent", {"targets": re.findall(r'"agent_id":"([0-9a-f-]+)', result)})
+
+    agent_house.answers = [
+        ("CONTEXT CHECKPOINT", SUMMARY),
+        (SUB_DONE, "All is done."),
+        ('"agent_id":', wait),
+        ("wrote-turn-2-it", SUB_DONE),
+        (SUB_TASK, tool_call("exec_command", {"cmd": command(2)})),
+        ("Do turn 2.", tool_call("multi_agent_v1__spawn_agent", {"message": SUB_TASK})),
+        *((f"wrote-turn-{number}-it", f"Turn {number} is done.") for number in range(1, 11)),
+        *((f"Do turn {number}.", tool_call("exec_command", {"cmd": command(number)})) for number in range(1, 11)),
+    ]
+    start, key = agent_house.codex_exec(), {"OPENAI_API_KEY": agent_house.place.key}
+    for number in range(1, 11):
+        limit = ("-c", "model_auto_compact_token_limit=9000") if number == 8 else ()
+        resume = ("resume", "--last") if number > 1 else ()
+        await agent_house.run(codex, *start, *limit, *resume, f"Do turn {number}.", **key)
+    check_compaction(agent_house)
+    await check(agent_house, range(1, 11))
