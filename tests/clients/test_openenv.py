@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,16 @@ async def test_the_probe_of_openenv_calls_the_endpoint_trainable(tmp_path: Path)
         found = await probe(house, place)
     assert (found["trainable"], found["capture_level"], found["tool_support"]) == (True, "tokens", "ok"), found
     assert not [one for one in found["findings"] if "FATAL" in one]
+
+
+async def test_a_run_that_refuses_other_temperatures_is_probed_without_one(tmp_path: Path) -> None:
+    need_openenv()
+    async with open_house(tmp_path) as house:
+        (policy,) = await house.store.resources(house.run_id)
+        await house.store.put_resources([replace(policy, value={**policy.value, "unsupported_params": "error"})])
+        found = await probe(house, await house.place(lease_s=600.0))
+    assert (found["trainable"], found["logprobs_mode"], found["tool_support"]) == (True, "unknown", "ok"), found
+    assert [one for one in found["param_fixes"] if "temperature" in one], found
 
 
 async def probe(house: SdkHouse, place: Place) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 from agent_house import AgentHouse, node_program, tool_call
@@ -19,7 +20,7 @@ def command(number: int) -> str:
     return f"echo {number} > turn-{number}.txt && echo wrote-turn-{number}-it"
 
 
-async def check(agent_house: AgentHouse, turns: range) -> None:
+async def check(agent_house: AgentHouse, turns: Sequence[int]) -> None:
     """Each turn's tool ran, and every call was answered and recorded."""
     assert [(agent_house.folder / f"turn-{number}.txt").read_text().strip() for number in turns] == [
         str(number) for number in turns
@@ -41,18 +42,19 @@ def check_compaction(agent_house: AgentHouse) -> None:
 async def test_ten_turns_of_claude_code(agent_house: AgentHouse) -> None:
     claude = node_program("claude")
     begin = {"description": "work", "prompt": SUB_TASK, "subagent_type": "general-purpose"}
+
+    def bash(number: int) -> str:
+        return tool_call("Bash", {"command": command(number), "description": "run"})
+
     agent_house.answers = [
         ("followed by a <summary> block", f"<summary>{SUMMARY}</summary>"),
         ("launched successfully", "I wait."),
         (SUB_DONE, "All is done."),
         ("wrote-turn-2-it", SUB_DONE),
-        (SUB_TASK, tool_call("Bash", {"command": command(2), "description": "run"})),
+        (SUB_TASK, bash(2)),
         ("Do turn 2.", tool_call("Agent", begin)),
-        *((f"wrote-turn-{number}-it", f"Turn {number} is done.") for number in range(1, 10)),
-        *(
-            (f"Do turn {number}.", tool_call("Bash", {"command": command(number), "description": "run"}))
-            for number in range(1, 10)
-        ),
+        *((f"wrote-turn-{number}-it", f"Turn {number} is done.") for number in range(1, 11)),
+        *((f"Do turn {number}.", bash(number)) for number in range(10, 0, -1)),
     ]
     options = ("--model", "policy", "--allowedTools", "Bash", "Agent")
     variables = agent_house.claude_variables()
@@ -60,7 +62,13 @@ async def test_ten_turns_of_claude_code(agent_house: AgentHouse) -> None:
         prompt = "/compact" if number == 8 else f"Do turn {number}."
         await agent_house.run(claude, "-p", prompt, *options, *(("--continue",) if number > 1 else ()), **variables)
     check_compaction(agent_house)
-    await check(agent_house, range(1, 8))
+    await check(agent_house, (*range(1, 8), 9, 10))
+
+
+def compaction_limit(agent_house: AgentHouse) -> tuple[str, str]:
+    """Makes Codex compact once: halfway between the first prompt, which it cannot go below, and the last one."""
+    lengths = [len(request["token_ids"]) for request in agent_house.house.engine.requests]
+    return "-c", f"model_auto_compact_token_limit={(lengths[0] + lengths[-1]) // 2}"
 
 
 async def test_ten_turns_of_codex(agent_house: AgentHouse) -> None:
@@ -70,20 +78,21 @@ async def test_ten_turns_of_codex(agent_house: AgentHouse) -> None:
     def wait(result: str) -> str:
         return tool_call("multi_agent_v1__wait_agent", {"targets": re.findall(r'"agent_id":"([0-9a-f-]+)', result)})
 
+    turns = {number: tool_call("exec_command", {"cmd": command(number)}) for number in range(1, 11)}
+    turns[2] = tool_call("multi_agent_v1__spawn_agent", {"message": SUB_TASK})
     agent_house.answers = [
         ("CONTEXT CHECKPOINT", SUMMARY),
         (SUB_DONE, "All is done."),
         ('"agent_id":', wait),
         ("wrote-turn-2-it", SUB_DONE),
         (SUB_TASK, tool_call("exec_command", {"cmd": command(2)})),
-        ("Do turn 2.", tool_call("multi_agent_v1__spawn_agent", {"message": SUB_TASK})),
         *((f"wrote-turn-{number}-it", f"Turn {number} is done.") for number in range(1, 11)),
-        *((f"Do turn {number}.", tool_call("exec_command", {"cmd": command(number)})) for number in range(1, 11)),
+        *((f"Do turn {number}.", turns[number]) for number in reversed(turns)),  # a compacted prompt has the last two
     ]
     start, key = agent_house.codex_exec(), {"OPENAI_API_KEY": agent_house.place.key}
     for number in range(1, 11):
-        limit = ("-c", "model_auto_compact_token_limit=9000") if number == 8 else ()
         resume = ("resume", "--last") if number > 1 else ()
+        limit = compaction_limit(agent_house) if number == 8 else ()
         await agent_house.run(codex, *start, *limit, *resume, f"Do turn {number}.", **key)
     check_compaction(agent_house)
     await check(agent_house, range(1, 11))
