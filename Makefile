@@ -238,12 +238,14 @@ clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-c
 		--dest $(@D)/sources $$(grep -E '^(openai|anthropic)==' tests/clients/sdks.lock) && \
 		for each in $(@D)/sources/*.tar.gz; do tar xzf $$each -C $(@D)/sources; done && touch $@; }
 
-# Moves the pins of these to the newest versions that fit together, and prints what changed; then: make test-clients
-newest-clients: frameworks clients
+# Moves the pins of these to the newest versions that fit together, and prints what changed; then: make test-clients. A lock of one
+# package is installed without what that asks for.
+newest-clients: frameworks clients .venv-frameworks-llm/.installed
 	for lock in tests/clients/*.lock tests/frameworks/*.lock; do \
 		python=.venv-$$(basename $$(dirname $$lock))-$$(basename $$lock .lock)/bin/python; test -x $$python || continue; \
 		$(BIN)/uv pip tree --depth 0 --python $$python 2>/dev/null | sed 's/ v.*//' > $$lock.in && \
-			$(BIN)/uv pip compile --quiet --no-annotate --no-header --python $$python --output-file $$lock.new $$lock.in && \
+			$(BIN)/uv pip compile --quiet --no-annotate --no-header $$(test $$(grep -c == $$lock) -gt 1 || echo --no-deps) \
+				--python $$python --output-file $$lock.new $$lock.in && \
 			{ grep '^#' $$lock; cat $$lock.new; } > $$lock.in && mv $$lock.in $$lock; rm -f $$lock.in $$lock.new; done
 	for folder in tests/sdk/node tests/frameworks/node tests/coding_agents; do (cd $$folder && npm install --package-lock-only --save-exact \
 		$$(node -p 'Object.keys(require("./package.json").dependencies).map(name => name + "@latest").join(" ")')); done

@@ -74,7 +74,7 @@ HABITS = [
         "litellm",
         "anthropic streamed",
         {LITELLM: f"litellm.stream_chunk_builder(list({LITELLM[:-1].replace('openai/', 'anthropic/')}, stream=True)))"},
-        ["first_turn", "assistant_message_edited"],
+        TWICE,
     ),
     Habit(
         "strands",
@@ -206,7 +206,7 @@ HABITS = [
         TWICE,
         lambda role, text: '{"people": "717710"}' if role == "tool" else look_up(role, text),
     ),
-    Habit("mastra", "tool after tool", {}, [*TWICE, "assistant_message_edited"], two_cities),
+    Habit("mastra", "tool after tool", {}, [*TWICE, "continued"], two_cities),
 ]
 
 
