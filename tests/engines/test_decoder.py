@@ -25,8 +25,10 @@ MODELS: list[tuple[str, dict[str, Any], type]] = [
     ("Llama", {}, LlamaDecoder),
     ("Llama", {"tie_word_embeddings": False, "num_key_value_heads": 4, "attention_bias": True}, LlamaDecoder),
     ("Llama", SCALED, LlamaDecoder),
+    ("Llama", {"hidden_size": 128}, LlamaDecoder),  # heads of 32 numbers: attention fused
     ("Qwen2", {}, LlamaDecoder),
     ("Qwen3", {}, LlamaDecoder),
+    ("Qwen3", {"head_dim": 64}, LlamaDecoder),
     ("Mistral", {}, LlamaDecoder),
     ("GPT2", {}, TransformersDecoder),
     ("Gemma2", {"head_dim": 8, "query_pre_attn_scalar": 8}, TransformersDecoder),
