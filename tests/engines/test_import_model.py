@@ -131,6 +131,7 @@ def test_an_imported_folder_names_its_source_its_licence_and_what_was_lost(tmp_p
         "name": "Tiny",
         "url": "https://models.example/tiny",
         "quantization": ["Q8_0"],
+        "base": None,
     }
     assert damage(tmp_path / "tiny") is None
 

@@ -37,6 +37,8 @@ NULL = """\
 
 
 def real(name: str) -> str:
+    if name not in REAL:
+        pytest.skip("AGL_DATA has no chat templates")
     return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
 
 
@@ -247,7 +249,7 @@ ARGUMENTS = '{"z": "é\\n",  "a": 1.50, "n": 12345678901234567890123}'
 def test_arguments_reach_the_template_as_they_were_sent_in_the_form_that_it_wants(
     template: str, shown: str, make_renderer: Callable[..., Renderer]
 ) -> None:
-    renderer = make_renderer(real(template) if template in REAL else template)
+    renderer = make_renderer(template if template is NULL else real(template))
     assert shown in written(renderer, asked(calling(call(ARGUMENTS)), result("aaaaaaaa1")))
 
 

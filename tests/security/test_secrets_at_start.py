@@ -110,7 +110,7 @@ def agl(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 async def test_a_systemd_credential_is_the_key_of_any_command(scene: Scene, tmp_path: Path) -> None:
-    (tmp_path / "AGL_SERVER_KEY").write_text(f"{SERVER_KEY}\n")
+    (tmp_path / "AGL_SERVER_KEY").write_text(f"\ufeff{SERVER_KEY}\n", encoding="utf-8")  # as Notepad saves it
     done = await asyncio.to_thread(
         agl, "runs", "list", "--store", scene.server.url, CREDENTIALS_DIRECTORY=str(tmp_path)
     )

@@ -270,7 +270,10 @@ def _reward(version: ModelVersion) -> str:
 @app.command("import")
 def import_weights(
     source: Annotated[
-        str, typer.Argument(help="FILE.gguf, as llama.cpp and Ollama run it; a model folder; or hub:NAME.")
+        str,
+        typer.Argument(
+            help="FILE.gguf, as llama.cpp and Ollama run it; a model's or an adapter's folder; or hub:NAME."
+        ),
     ],
     to: Annotated[
         Path | None,

@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import threading
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -45,34 +46,48 @@ REPLACED = ".replaced"
 
 def find_model(name: str | Path) -> Path:
     """The folder of a model given by folder or hub name; a hub model is downloaded unless it is cached."""
-    name = str(name)
+    check_model(folder := locate_model(str(name)))
+    return folder
+
+
+def locate_model(name: str) -> Path:
+    """Like `find_model`, whatever is in the folder."""
     folder = Path(name).expanduser()
     if folder.is_dir():
-        check_model(folder)
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"model {name}: there is no such folder")
     from huggingface_hub import snapshot_download
 
     try:
-        found = snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"])
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]))
     except (OSError, ValueError) as cause:
         raise ModelError(
             f"model {name}: neither a folder here nor a model that the Hugging Face hub serves ({first_line(cause)})"
         ) from cause
-    check_model(Path(found))
-    return Path(found)
 
 
 def check_model(folder: Path) -> None:
     """ModelError, naming the folder, unless it looks like a transformers model with weights."""
-    if not folder.is_dir():
-        raise ModelError(f"model {folder}: there is no such folder")
     if (folder / "adapter_config.json").is_file():
         raise ModelError(
-            f"model {folder}: it holds an adapter (adapter_config.json), which is trained apart from its model; expected a "
-            "model that has it merged into its weights: peft's merge_and_unload makes one"
+            f"model {folder}: it holds an adapter (adapter_config.json); expected a model that has it merged into its "
+            f"weights, as `agl models import {folder}` makes one"
         )
+    check_files(folder)
+    for file in sorted(folder.glob("*.json")):
+        with file.open("rb") as opened:
+            if opened.read(len(BOM_UTF8)) == BOM_UTF8:
+                raise ModelError(
+                    f"model {folder}: {file.name} begins with a byte order mark, which transformers does not read; save it "
+                    f"as UTF-8 without one, or train the copy that `agl models import {folder}` makes"
+                )
+
+
+def check_files(folder: Path) -> None:
+    """ModelError where a file is missing without which there is no model."""
+    if not folder.is_dir():
+        raise ModelError(f"model {folder}: there is no such folder")
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {folder}: not a transformers model folder (it has no config.json)")
     if not any(folder.glob("*.safetensors")):
@@ -128,11 +143,16 @@ def max_row_tokens(model: Path) -> int:
     return context_length(type("ModelConfig", (), table))
 
 
+def copy_text(source: Path, target: Path) -> None:
+    """Copy a file without the byte order mark that it may begin with, which transformers does not read."""
+    target.write_bytes(source.read_bytes().removeprefix(BOM_UTF8))
+
+
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy the tokenizer's files, so that a saved folder is a model on its own."""
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+            copy_text(source / name, target / name)
     if (source / CHAT_TEMPLATES).is_dir():
         shutil.copytree(source / CHAT_TEMPLATES, target / CHAT_TEMPLATES)
 

@@ -1,6 +1,7 @@
 """Import a model: a folder that transformers, vLLM and this trainer load, made of a GGUF file, a folder or a hub name.
 
 ``agl models import`` runs it. Quantised weights are de-quantised to bfloat16: what llama.cpp or Ollama run can be trained.
+A PEFT adapter is merged into its base model.
 The folder records where its weights come from, so that a trained model's licence can be looked up.
 """
 
@@ -11,20 +12,31 @@ import hashlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
 
-from agentlightning.engines.folders import check_model, copy_tokenizer, find_model, first_line, seal
-from agentlightning.errors import ConfigError, MissingExtraError, ModelError
+from agentlightning.engines.folders import (
+    check_files,
+    check_model,
+    copy_text,
+    copy_tokenizer,
+    first_line,
+    locate_model,
+    seal,
+)
+from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError, ModelError
+from agentlightning.rendering.model_folder import open_tokenizer, read_json, tokenizer_settings
 from agentlightning.runtime.disk import file_hash, make_private_folder
 
 SOURCE_FILE = "source.json"
 """In an imported folder: its `ModelSource`."""
 HUB = "hub:"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 WHOLE_TYPES = frozenset({"F32", "F16", "BF16"})
 """Types of GGUF tensors that are not quantised."""
 
@@ -44,13 +56,15 @@ class ModelSource:
     url: str | None = None
     quantization: tuple[str, ...] = ()
     """Types of a GGUF file's quantised tensors: what was lost before the import."""
+    base: str | None = None
+    """The model that an adapter was merged into."""
 
 
 def import_model(source: str, to: Path) -> ModelSource:
-    """Make the folder `to` of a .gguf file, a model folder or ``hub:NAME``.
+    """Make the folder `to` of a .gguf file, a folder with a model or an adapter, or ``hub:NAME``.
 
     ConfigError where `to` exists or the source is none of the three, ModelError where it cannot be read or transformers
-    does not know its architecture, MissingExtraError without the package gguf. Nothing stands at `to` unless all of it does.
+    does not know its architecture, MissingExtraError without gguf or peft. Nothing stands at `to` unless all of it does.
     """
     if to.exists():
         raise ConfigError(f"--to: {to} exists; expected a new folder")
@@ -60,7 +74,7 @@ def import_model(source: str, to: Path) -> ModelSource:
         if Path(source).suffix.lower() == ".gguf" and not source.startswith(HUB):
             found = _import_gguf(Path(source), folder)
         else:
-            found = _copy_folder(source, folder)
+            found = _import_folder(source, folder)
         check_model(folder)
         (folder / SOURCE_FILE).write_bytes(orjson.dumps(asdict(found), option=orjson.OPT_INDENT_2))
         seal(folder)
@@ -82,20 +96,97 @@ def _new_folder(to: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _copy_folder(source: str, folder: Path) -> ModelSource:
-    """The weights, configuration and tokenizer of a model folder."""
+def _import_folder(source: str, folder: Path) -> ModelSource:
     name = source.removeprefix(HUB)
     if source.startswith(HUB) and Path(name).is_dir():
         raise ConfigError(f"SOURCE: {name} is a folder here; give it without {HUB!r}")
-    found = find_model(name)
+    found = locate_model(name)
+    if (found / ADAPTER_CONFIG).is_file():
+        return _merge_adapter(source, found, folder)
+    check_files(found)
+    return ModelSource(source=source, sha256=_copy_model(found, folder), license=_license_of_card(found))
+
+
+def _copy_model(found: Path, folder: Path) -> str:
+    """Copy the weights, configuration and tokenizer of a model's folder; returns the weights' hash."""
     weights = sorted(found.glob("*.safetensors"))
-    for path in (*weights, *found.glob("*.safetensors.index.json"), found / "config.json"):
+    for path in weights:
         shutil.copyfile(path, folder / path.name)
-    for path in (found / "generation_config.json", *found.glob("LICENSE*")):
+    texts = (*found.glob("*.safetensors.index.json"), found / "config.json", found / "generation_config.json")
+    for path in (*texts, *found.glob("LICENSE*")):
         if path.is_file():
-            shutil.copyfile(path, folder / path.name)
+            copy_text(path, folder / path.name)
     copy_tokenizer(found, folder)
-    return ModelSource(source=source, sha256=_hash(weights), license=_license_of_card(found))
+    return _hash(weights)
+
+
+def _merge_adapter(source: str, adapter: Path, folder: Path) -> ModelSource:
+    """The base model that an adapter names, with the adapter in its weights and the adapter's tokenizer if it has one."""
+    if importlib.util.find_spec("peft") is None:
+        raise MissingExtraError("peft", "lora")
+    where = f"model {adapter}: {ADAPTER_CONFIG}"
+    base = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ModelError(f"{where}: base_model_name_or_path: expected the folder or hub name of the adapter's model")
+    beside = adapter / base  # as it is written where both were made, else from here
+    found = beside if beside.is_dir() and not Path(base).is_dir() else locate_model(base)
+    check_model(found)
+    if not (adapter / ADAPTER_WEIGHTS).is_file():
+        raise ModelError(f"model {adapter}: it has no weights ({ADAPTER_WEIGHTS})")
+    try:
+        model = _merged(found, adapter)
+    except AgentLightningError:
+        raise
+    except Exception as cause:  # peft and torch have many: a rank, a module or a shape of another model
+        raise ModelError(f"model {adapter}: peft cannot merge it into {base}: {first_line(cause)}") from cause
+    model.save_pretrained(folder)
+    copy_tokenizer(adapter if (adapter / "tokenizer_config.json").is_file() else found, folder)
+    license = _license_of_card(adapter) or _license_of_card(found)
+    return ModelSource(source=source, sha256=file_hash(adapter / ADAPTER_WEIGHTS), license=license, base=base)
+
+
+def _merged(base: Path, adapter: Path) -> Any:
+    """The model of one folder with the adapter of another in its weights."""
+    import torch
+    from peft import PeftConfig, PeftModel, load_peft_weights
+
+    from agentlightning.engines.local.model import load_model, read_config, several
+
+    model = load_model(base, read_config(base).dtype or torch.float32)
+    with TemporaryDirectory() as copied:  # peft reads no byte order marks
+        copy_text(adapter / ADAPTER_CONFIG, Path(copied, ADAPTER_CONFIG))
+        settings = PeftConfig.from_pretrained(copied)
+    settings.inference_mode = True
+    _make_room(model, adapter, load_peft_weights(str(adapter), device="cpu"))
+    merged = PeftModel(model, settings)
+    if not hasattr(merged.base_model, "merge_and_unload"):
+        raise ModelError(
+            f"model {adapter}: an adapter of type {settings.peft_type.value} cannot be merged into weights"
+        )
+    names = getattr(model, "_checkpoint_conversion_mapping", None)  # of older versions of the same model
+    loaded = merged.load_adapter(str(adapter), "default", torch_device="cpu", key_mapping=names)
+    if loaded.missing_keys:
+        raise ModelError(f"model {adapter}: {several('weight', sorted(loaded.missing_keys))} missing in its files")
+    if loaded.unexpected_keys:
+        unknown = several("weight", sorted(loaded.unexpected_keys))
+        raise ModelError(f"model {adapter}: {unknown} in its files and no part of its base model {base}")
+    return merged.merge_and_unload()
+
+
+def _make_room(model: Any, adapter: Path, weights: Mapping[str, Any]) -> None:
+    """Add the rows of tokens that the adapter's tokenizer has and its base model has not. They must be among its weights."""
+    if not (adapter / "tokenizer.json").is_file():
+        return
+    tokens = open_tokenizer(adapter, tokenizer_settings(adapter)).get_vocab_size()
+    if tokens <= (rows := model.get_input_embeddings().weight.shape[0]):
+        return
+    needed = 1 if model.config.get_text_config().tie_word_embeddings else 2
+    if sum(each.shape[0] == tokens for each in weights.values()) < needed:
+        raise ModelError(
+            f"model {adapter}: its tokenizer has {tokens} tokens and its base model {rows}; expected all embeddings in "
+            f"{ADAPTER_WEIGHTS}"
+        )
+    model.resize_token_embeddings(tokens, mean_resizing=False)
 
 
 def _hash(files: Sequence[Path]) -> str:

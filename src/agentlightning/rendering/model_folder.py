@@ -8,6 +8,7 @@ Refuses to know weights, and what templates write.
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ def read_json(path: Path) -> JSON:
     if not path.is_file():
         return {}
     try:
-        value = orjson.loads(path.read_bytes())
+        value = orjson.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError as cause:
         raise ModelError(f"{path}: not valid JSON: {cause}") from cause
     return value if isinstance(value, dict) else {}

@@ -66,7 +66,7 @@ def _read(source: Path | int | None, name: str) -> str:
 
     try:
         with open(source if isinstance(source, int) else Path(source or ""), "rb") as opened:
-            text = opened.read(MAX_KEY_BYTES).decode().strip()
+            text = opened.read(MAX_KEY_BYTES).decode("utf-8-sig").strip()
     except (OSError, ValueError) as cause:
         raise ConfigError(f"{name}: cannot be read: {cause}") from cause
     if not text or not text.isprintable():
