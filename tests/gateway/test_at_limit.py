@@ -69,6 +69,16 @@ async def test_an_sdk_reads_the_end_as_a_final_message(house: House) -> None:
     assert "end here" in str(choice.message.content)
 
 
+async def test_a_response_that_continues_the_end_is_the_end_again(house: House) -> None:
+    claim = await begin(house, command="bash agent.sh")
+    await limit(house, attempt={"max_calls": 1})
+    client, last = house.openai(claim), None
+    for _ in range(3):
+        last = await client.responses.create(model="policy", input="hi", previous_response_id=last and last.id)
+    assert last is not None
+    assert "end here" in last.output_text
+
+
 async def test_its_attempt_succeeds_with_its_reward(house: House) -> None:
     claim = await begin(house, command="bash agent.sh")
     await limit(house, attempt={"max_calls": 1})

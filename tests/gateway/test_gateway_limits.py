@@ -200,6 +200,19 @@ async def test_an_echo_with_log_probabilities_does_not_wait_for_itself(house: Ho
     assert (await house.http().post(f"{path(claim)}/v1/completions", json=body)).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("bound", [{"max_calls": 1}, {"max_tokens": 25}])
+async def test_log_probabilities_of_a_prompt_are_no_refusal_of_the_call_that_they_belong_to(
+    house: House, bound: dict[str, int], stream: bool
+) -> None:
+    await limit(house, attempt=bound)
+    claim = await house.claim()
+    body = {"model": "policy", "prompt": [5] * 20, "echo": True, "logprobs": 1, "n": 2, "stream": stream}
+    replies = [await house.http().post(f"{path(claim)}/v1/completions", json=body) for _ in range(2)]
+    assert [one.status_code for one in replies] == [200, 429]
+    assert len(await house.store.calls([claim.rollout.id])) == 2
+
+
 async def test_a_call_that_failed_does_not_count(house: House) -> None:
     await limit(house, attempt={"max_calls": 1})
     claim = await house.claim()

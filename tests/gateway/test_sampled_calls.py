@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,17 @@ async def test_a_call_with_nested_arguments_is_recorded_answered_and_continued(
     first, second = await calls_of(house, claim)
     assert first.completion["tool_calls"][0]["function"]["arguments"] == nested(levels)
     assert (second.continuation, second.parent_id) == ("continued", first.id)
+
+
+@pytest.mark.parametrize("turns", [chat_turns, anthropic_turns, google_turns])
+async def test_a_call_with_an_integer_beyond_64_bits_is_recorded_and_answered(
+    house: House, turns: Callable[[House, Claim], Awaitable[None]]
+) -> None:
+    house.say(tool_call('{"city": 123456789012345678901234567890}'), "It is sunny.")
+    claim = await house.claim()
+    await turns(house, claim)
+    first, _ = await calls_of(house, claim)
+    assert "123456789012345678901234567890" in str(first.completion)
 
 
 @pytest.mark.parametrize("arguments", ['{"arguments": %s, "name": "weather"}'])

@@ -298,7 +298,11 @@ def test_a_bad_command_is_named_in_one_sentence(command: str, sentence: str) -> 
         ('10%\r100%\r{"reward": 0.5}', True, 0.5),
         ('{"reward": 0.5}\n3', False, 0.5),
         ("[" * 100_000, True, None),
-        ('{"reward": [' + "[" * 100_000, True, None),
+        ("0.5\n\x1b[0m\n", True, 0.5),
+        ('\x1b[1m{"reward": 0.5}\x1b(B\x1b[m\n', True, 0.5),
+        ('\0{"reward": 0.5}\0\0\n', True, 0.5),
+        ("0.5\0\n\ufeff\n", True, 0.5),
+        ('{"reward": 0\n{"reward": 0.5}', True, 0.5),
         ("9" * 10_000, True, None),
         ('say {"reward": 1}', True, None),
     ],
@@ -321,6 +325,14 @@ def test_a_reward_is_found_in_an_output_of_any_length(text: str, chunk: int) -> 
     for start in range(0, len(data), size):
         found.add(data[start : start + size])
     assert found.read(bare_numbers=False) == (0.5, None)
+
+
+@pytest.mark.parametrize(
+    "value", ["1" + "0" * 5000, "[" * 100_000, "1", '1, "trace": "' + "x" * MAX_LINE_BYTES + '"}'], ids=len
+)
+def test_a_last_reward_that_cannot_be_read_is_an_error_and_no_earlier_one_counts(value: str) -> None:
+    with pytest.raises(RewardError, match=r'expected a JSON object in a line of at most .*, got \{"reward": '):
+        printed_reward('{"reward": 0}\n{"reward": ' + value + "\nbye\n", bare_numbers=True)
 
 
 def test_a_number_after_a_reward_is_a_contradiction() -> None:

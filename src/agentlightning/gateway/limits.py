@@ -172,7 +172,7 @@ Bound = tuple[str, LimitConfig, Usage]
 class Admission:
     """One request's place within the limits; `leave` must follow."""
 
-    __slots__ = ("_bounds", "_bytes", "_reserved", "_run", "_usages")
+    __slots__ = ("_begun", "_bounds", "_bytes", "_reserved", "_run", "_usages")
 
     def __init__(self, bounds: Sequence[Bound], usages: Sequence[Usage], run: _Run | None = None) -> None:
         self._bounds = bounds
@@ -180,6 +180,7 @@ class Admission:
         self._run = run
         """Held, so that a run with a request under way is not forgotten."""
         self._bytes = 0
+        self._begun = False
         self._reserved: list[int] = []
         """Tokens of each of its calls under way, of which the last begun ends first."""
         for usage in usages:
@@ -207,21 +208,26 @@ class Admission:
     async def begin(self, tokens: int) -> None:
         """The request is a call that has not been answered before, and may use so many tokens. While calls under way may
         use all that is left, it waits: else any number of them would pass a total together. Raises LimitReachedError where
-        one is reached."""
-        while (blocking := self._blocking()) is not None:
+        one is reached; what follows its first call (the log-probabilities of its prompt) is let through, or the agent
+        would get an error for a call that is in the record."""
+        while not self._begun and (blocking := self._blocking()) is not None:
             await blocking.freed.wait()
+        self._begun = True
         tokens = max(1, tokens)
         self._reserved.append(tokens)
         for usage in self._usages:
             usage.begun += 1
             usage.reserved += tokens
 
-    def _blocking(self) -> Usage | None:
-        """The usage whose calls under way may use up what is left of it; a call that has begun waits for no other, which
-        might wait for it."""
+    def check_totals(self) -> None:
+        """Raises LimitReachedError where one is reached."""
         for name, limit, usage in self._bounds:
             _check_totals(name, limit, usage)
-        for _, limit, usage in () if self._reserved else self._bounds:
+
+    def _blocking(self) -> Usage | None:
+        """The usage whose calls under way may use up what is left of it."""
+        self.check_totals()
+        for _, limit, usage in self._bounds:
             if limit.max_tokens is not None and usage.tokens + usage.reserved >= limit.max_tokens:
                 return usage
         return None

@@ -116,7 +116,7 @@ class CallNode:
     def size(self) -> int:
         """Bytes that the node keeps, roughly."""
         ids = self.suffix_ids.itemsize * (len(self.suffix_ids) + len(self.sampled_ids))
-        return NODE_BYTES + ids + 64 * len(self.step.digests) + len(orjson.dumps(self.step.answer))
+        return NODE_BYTES + ids + 64 * len(self.step.digests) + len(canonical(self.step.answer))
 
 
 class CallGraph:

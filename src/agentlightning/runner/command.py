@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 import signal
+import string
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -45,8 +46,9 @@ MAX_RECORDED_BYTES = 8 * 1024
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OWN_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """Variables of a user who sends traces to a collector of his own."""
-_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
-"""Colours, and what else a terminal would obey."""
+_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]+[0-~]|[0-Z\\^-~])")
+"""Colours, and what else a terminal would obey: `tput sgr0` ends with another character set."""
+_BLANK = string.whitespace + "\0\ufeff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +276,8 @@ class PrintedReward:
         self._line = bytearray()
         self._last = ""
         self._found: dict[str, object] | None = None
+        self._unread = ""
+        """A line that begins as a reward does and is no JSON; a later one that is takes precedence."""
 
     def add(self, chunk: bytes) -> None:
         """The next part of the output."""
@@ -285,8 +289,13 @@ class PrintedReward:
 
     def read(self, *, bare_numbers: bool) -> tuple[object, object]:
         """The reward and the feedback beside it, as they stand there; None where there is none. RewardError where a bare
-        number follows another reward: it may be a stray one."""
+        number follows another reward: it may be a stray one; and where the last reward cannot be read."""
         self._end()
+        if self._unread:
+            raise RewardError(
+                f"the printed reward: expected a JSON object in a line of at most {MAX_LINE_BYTES} bytes, "
+                f"got {self._unread[:80]}"
+            )
         last = json_of(self._last) if bare_numbers else None
         if isinstance(last, int | float) and not isinstance(last, bool):
             if self._found is not None:
@@ -303,10 +312,14 @@ class PrintedReward:
 
     def _end(self) -> None:
         line, self._line = self._line.decode(errors="replace"), bytearray()
-        if line.strip():
+        if plain(line):
             self._last = line
-        if '"reward"' in line and isinstance(found := json_of(line), dict) and "reward" in found:
-            self._found = found
+        if '"reward"' not in line:
+            return
+        if isinstance(found := json_of(line), dict) and "reward" in found:
+            self._found, self._unread = found, ""
+        elif found is None and (text := plain(line)).startswith('{"reward":'):
+            self._unread = text
 
 
 def printed_reward(text: str, *, bare_numbers: bool) -> tuple[object, object]:
@@ -316,13 +329,18 @@ def printed_reward(text: str, *, bare_numbers: bool) -> tuple[object, object]:
     return found.read(bare_numbers=bare_numbers)
 
 
+def plain(line: str) -> str:
+    """A printed line without colours, byte order marks, NULs and blanks around it."""
+    return _TERMINAL.sub("", line).strip(_BLANK)
+
+
 def json_of(line: str) -> Any:
-    """The JSON value that a printed line is, without colours, a byte order mark, or what a progress bar wrote before it;
-    None where it is none."""
-    plain = _TERMINAL.sub("", line).strip().removeprefix("\ufeff")
-    for text in dict.fromkeys((plain, plain.rpartition("\r")[2])):
+    """The JSON value that a printed line is, without what `plain` drops or a progress bar wrote before it; None where it is
+    none."""
+    text = plain(line)
+    for part in dict.fromkeys((text, text.rpartition("\r")[2])):
         with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(text, strict=False)  # with control characters as they are, tabs say, in its texts
+            return json.loads(part, strict=False)  # with control characters as they are, tabs say, in its texts
     return None
 
 

@@ -21,7 +21,7 @@ from agentlightning.config.agent import RewardConfig, reward_labels
 from agentlightning.config.base import parse_settings
 from agentlightning.errors import ConfigError, RewardError, boundary
 from agentlightning.records import JSON, Call
-from agentlightning.runner.command import json_of, split_command
+from agentlightning.runner.command import json_of, plain, split_command
 from agentlightning.runner.function import invoke
 from agentlightning.runner.own_process import OwnProcess
 from agentlightning.runner.processes import kill_group
@@ -173,7 +173,7 @@ class CommandScorer:
         if code != 0:
             why = errors.strip()[-MAX_SHOWN_CHARACTERS:] or "it wrote nothing to its standard error"
             raise RewardError(f"the reward command ended with exit code {code}: {why}")
-        last = next((line for line in reversed(printed.split("\n")) if line.strip()), "null").strip()
+        last = next(filter(None, map(plain, reversed(printed.split("\n")))), "null")
         said = json_of(last)
         if said is None and last != "null":
             raise RewardError(f"the reward command: expected a number or an object as its last line, got {last[:80]!r}")

@@ -46,6 +46,12 @@ def test_a_byte_order_mark_is_not_part_of_the_first_field(tmp_path: Path) -> Non
     assert all(load_tasks(str(tmp_path / name)) == ROWS[:1] for name in ("t.jsonl", "t.csv", "t.json"))
 
 
+def test_a_csv_file_may_hold_long_documents_and_begin_with_blank_lines(tmp_path: Path) -> None:
+    text = "word " * 50_000
+    (tmp_path / "t.csv").write_text(f'\n\nq,document\nwhy,"{text}"\n')
+    assert load_tasks(str(tmp_path / "t.csv")) == [{"q": "why", "document": text}]
+
+
 def test_a_callable_by_path_gives_rows_and_may_take_the_seed(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text("def train(seed):\n    return [{'n': seed}]\ndef val():\n    yield {'n': 0}\n")
     assert load_tasks(f"{tmp_path / 'data.py'}:train", seed=7) == [{"n": 7}]

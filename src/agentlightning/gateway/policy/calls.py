@@ -252,6 +252,7 @@ class PolicyCalls:
         if request.previous_id is not None:
             before = await self.stored.chain(attempt, request.previous_id, call.wire.NAME)
             if not before:
+                call.admission.check_totals()  # a message that said so is in no record
                 field, code = PREVIOUS[call.wire.NAME]
                 named = data["thread"]["previous_message_id"] if call.wire.NAME == messages.NAME else data[field]
                 sentence = f"{field}: this attempt has no response {named!r}"

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -88,16 +89,17 @@ def _called(function: Callable[..., Iterable[JSON]], seed: int) -> Iterable[JSON
 
 
 def _csv(path: Path, file: TextIO) -> list[JSON]:
-    lines = csv.reader(file, strict=True)  # else a quote that is never closed swallows the rows after it
+    csv.field_size_limit(sys.maxsize)  # 128 KiB by itself, less than a long document
+    lines = filter(None, rows := csv.reader(file, strict=True))  # else an open quote swallows the rows after it
     names = next(lines, [])
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"{path}, line 1: expected distinct names of fields, got {twice[0]!r} twice")
-    rows: list[JSON] = []
-    for cells in filter(None, lines):
+        raise DataError(f"{path}, line {rows.line_num}: expected distinct names of fields, got {twice[0]!r} twice")
+    tasks: list[JSON] = []
+    for cells in lines:
         if len(cells) != len(names):
-            raise DataError(f"{path}, line {lines.line_num}: expected {len(names)} fields, got {len(cells)}")
-        rows.append(dict(zip(names, cells, strict=True)))
-    return rows
+            raise DataError(f"{path}, line {rows.line_num}: expected {len(names)} fields, got {len(cells)}")
+        tasks.append(dict(zip(names, cells, strict=True)))
+    return tasks
 
 
 def _json(path: Path, file: TextIO) -> list[JSON]:
