@@ -57,7 +57,7 @@ async def test_a_function_agent_that_never_calls_is_named_and_its_sibling_that_d
     assert silent.warning in await house.agl("rollouts", "show", silent.id)
 
 
-@pytest.mark.parametrize("base", ["{base}/v1", "{server}"])
+@pytest.mark.parametrize("base", ["{base}/v2", "{server}/v2"])
 async def test_a_program_that_asks_for_a_wrong_path_is_named_with_that_path(house: House, base: str) -> None:
     house.folder.write("agent.py", PROGRAM)
     (rollout,) = await house.rollouts(f"{sys.executable} agent.py {base}", {})

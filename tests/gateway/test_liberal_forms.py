@@ -39,14 +39,34 @@ async def post(house: House, claim: Claim, route: str, body: Any, **more: Any) -
         "/openai/v1/chat/completions",
         "/v1/openai/deployments/policy/chat/completions",
         "/v1beta/openai/chat/completions",
+        "/v1/v1/chat/completions",
+        "/chat/completions",
     ],
 )
-async def test_slashes_and_the_paths_of_azure_and_google_reach_the_same_route(house: House, route: str) -> None:
+async def test_slashes_paths_of_azure_and_google_and_v1_twice_or_never_reach_the_same_route(
+    house: House, route: str
+) -> None:
     claim = await house.claim()
     body = await post(house, claim, route, HI)
     assert body["choices"][0]["message"]["content"] == SUNNY
     (call,) = await recorded(house, claim)
     assert (call.model, call.protocol) == ("policy", "chat")
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/v1/messages", {**HI, "max_tokens": 9}),
+        ("/messages", {**HI, "max_tokens": 9}),
+        ("/responses", {"model": "policy", "input": "Paris?"}),
+        ("/v1/v1beta/models/policy:generateContent", GOOGLE),
+        ("/v1/api/chat", {**HI, "stream": False}),
+    ],
+)
+async def test_a_base_url_of_another_protocols_form_reaches_the_same_route(house: House, route: str, body: Any) -> None:
+    claim = await house.claim()
+    await post(house, claim, route, body)
+    assert [call.model for call in await recorded(house, claim)] == ["policy"]
 
 
 async def test_a_deployment_of_azure_names_the_model_and_api_key_is_a_key(house: House) -> None:

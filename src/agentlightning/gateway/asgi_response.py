@@ -74,6 +74,9 @@ _OPENAI_PATH = re.compile(
 OLLAMA_PATHS = ("/api/chat", "/api/tags", "/api/version")
 """Paths of Ollama's API, the only ones under ``/api`` that are agents'."""
 
+BARE_PATHS = ("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens", "/embeddings")
+"""Calls of a client that was given a base URL without its /v1."""
+
 STOPPING = "the server is stopping; try again"
 AWAY = ((b"retry-after", b"1"), (b"connection", b"close"))
 """Headers of a refusal that the next server on this address will not repeat."""
@@ -356,13 +359,15 @@ def _split(path: str) -> tuple[tuple[str, int] | None, str]:
 def _route(rest: str) -> tuple[str | None, str | None]:
     """(the model that the path names, the route) of a path without its attempt.
 
-    >>> _route("/v1/chat/completions"), _route("/chat/completions")
-    ((None, 'chat/completions'), (None, None))
+    >>> _route("/v1/chat/completions"), _route("/v1/v1/messages"), _route("/messages"), _route("/nothing")
+    ((None, 'chat/completions'), (None, 'messages'), (None, 'messages'), (None, None))
     >>> _route("/v1beta/models/org/name:generateContent"), _route("/v1beta/models")
     (('org/name', 'models:generateContent'), (None, 'v1beta/models'))
     >>> _route("/openai/deployments/name/chat/completions"), _route("/openai/v1/responses")
     (('name', 'chat/completions'), (None, 'responses'))
     """
+    while rest.startswith(("/v1/v1", "/v1/api/")):  # a base URL that has /v1, and a client that adds it
+        rest = rest[3:]
     if ":" in rest and (match := _GOOGLE_PATH.fullmatch(rest)):
         return match[1], f"models:{match[2]}"
     if rest in BASE_PATHS:
@@ -371,7 +376,7 @@ def _route(rest: str) -> tuple[str | None, str | None]:
         return match[1], match[2] or match[3]
     if rest.startswith(("/v1beta/", "/v1alpha/")):
         return None, "v1beta/" + rest.split("/", 2)[2]
-    if rest in OLLAMA_PATHS:
+    if rest in OLLAMA_PATHS or rest in BARE_PATHS:
         return None, rest[1:]
     return None, rest[4:] if rest.startswith("/v1/") else None
 
@@ -405,7 +410,7 @@ def parent_span(traceparent: bytes, rollout_id: str, attempt: int) -> str | None
 
 
 def shown_name(given: str) -> str | None:
-    """The name of an agent without characters that cannot be shown, cut to its bound; None where nothing is left.
+    r"""The name of an agent without characters that cannot be shown, cut to its bound; None where nothing is left.
 
     >>> shown_name(" researcher\x00 ")
     'researcher'

@@ -395,8 +395,8 @@ class Proxy:
             )
         base = incoming.base_url(incoming.named)
         raise ApiError(
-            f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
-            "once), that of an Anthropic client ends before /v1; routes under /v1 are chat/completions, completions, "
+            f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1), "
+            "that of an Anthropic client ends before /v1; routes under /v1 are chat/completions, completions, "
             "responses, messages, messages/count_tokens, embeddings, tokens/generate, tokens/logprobs, "
             "models, reward and traces; Google's calls are under /v1beta/models",
             status=404,
