@@ -304,6 +304,8 @@ def reward_flat(history: History) -> str | None:
         return None
     if history.late("train/solved_groups") >= 0.5 or history.late("train/zero_variance") >= 0.95:
         return None  # all is learned, or no_signal tells why nothing can be
+    if history.reward_rose():
+        return None  # it levelled off
     before, now = statistics.fmean(rewards[: FLAT // 2]), statistics.fmean(rewards[FLAT // 2 :])
     # Twice the deviation of the difference of two means of FLAT / 2.
     if abs(now - before) > 2 * _noise(rewards) * math.sqrt(4 / FLAT):
