@@ -35,3 +35,33 @@ def test_a_step_that_learns_from_the_record_shows_its_loss(terminal: bool) -> No
         )
     assert isinstance(console.file, io.StringIO)
     assert "loss 0.5000  accuracy 0.7500  margin 0.2500  epoch 0.50  1.0 s" in console.file.getvalue()
+
+
+def test_a_piped_display_shows_life_within_a_long_phase_and_the_time_left() -> None:
+    now = [0.0]
+    console = Console(file=io.StringIO(), force_terminal=False, width=120)
+    display = Display("run", console, lambda: now[0])
+    for at, done in ((2.0, 0), (10.0, 8), (26.0, 16), (28.0, 16), (52.0, 48)):
+        now[0] = at
+        display.phase("collect", done, 64)
+        display.beat()
+    now[0] = 60.0
+    display.phase("learn", 0, 1)
+    now[0] = 86.0
+    display.beat()
+    display.beat()
+    metrics = {"train/loss": 0.5, "train/epoch": 0.5, "time/step_s": 90.0}
+    display.step(1, 3, metrics)
+    now[0] = 266.0
+    display.step(2, 3, metrics)
+    display.step(3, 3, metrics)
+    assert isinstance(console.file, io.StringIO)
+    assert [line[:57].rstrip() for line in console.file.getvalue().splitlines()] == [
+        "[   2.0 s] collect",
+        "[  28.0 s] collect 16/64 for 26 s, about 78 s left",
+        "[  60.0 s] learn",
+        "[  86.0 s] learn 0/1 for 26 s",
+        "[  86.0 s] step 1/3, about 3 min left  loss 0.5000  epoch"[:57],
+        "[ 266.0 s] step 2/3, about 3 min left  loss 0.5000  epoch"[:57],
+        "[ 266.0 s] step 3/3  loss 0.5000  epoch 0.50  90.0 s",
+    ]

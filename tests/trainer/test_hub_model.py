@@ -51,5 +51,8 @@ def test_a_model_in_the_hubs_cache_answers_under_its_name(tmp_path: Path) -> Non
     assert "note: model.path org/tiny: no such folder here; asking the Hugging Face hub" in done.stdout
     assert "chosen: trainer.learning_rate = 1e-05 (lightning_rl of all weights, " in done.stdout
     assert re.findall(r"device (\S+) \(auto\)", done.stdout) == [settle("auto", "auto").device]
-    facts = json.loads(done.stdout.splitlines()[-1])
+    shown, _, json_line = done.stdout.rstrip().rpartition("\n")
+    assert "starting: sampler\n" in shown
+    assert [path.name for path in tmp_path.glob("runs/*/logs/*r.log") if "learner" in path.name] == []
+    facts = json.loads(json_line)
     assert (facts["calls"], facts["reward"]) == (1, 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agentlightning.config.run import Config
+    from agentlightning.trainer.check import CheckResult
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.training import TrainResult
@@ -87,17 +88,23 @@ def check(
     """Run the agent on one task and show its calls, tokens and reward; then the base success over a few tasks."""
     from agentlightning.analysis.rollout_view import print_rollout
     from agentlightning.config.file import load_config
-    from agentlightning.trainer.check import check_agent
-    from agentlightning.trainer.display import screen
+    from agentlightning.trainer.check import ShownRollout, check_agent
     from agentlightning.trainer.load_trajectories import used_tokens
     from agentlightning.trainer.model_weights import with_versions
 
     loaded = with_versions(load_config(config, settings or [], store_setting(store)), runs)
-    done = run_shown(f"check {config}", runs, lambda folder, display: check_agent(loaded, folder, display, tasks))
-    print_rollout(screen(), done.rollout, done.attempts, done.calls, done.rewards, feedback=done.feedback)
+
+    def work(folder: RunFolder, display: Display) -> Coroutine[Any, Any, CheckResult]:
+        def show(one: ShownRollout) -> None:
+            print_rollout(display.console, one.rollout, one.attempts, one.calls, one.rewards, feedback=one.feedback)
+
+        return check_agent(loaded, folder, display, tasks, show)
+
+    done = run_shown(f"check {config}", runs, work)
     if done.failure is not None:
         raise done.failure
-    for note in filter(None, (done.side_calls if done.trains else None, done.warning, done.privacy_note)):
+    side_calls = done.side_calls if done.trains else None
+    for note in filter(None, (side_calls, *done.causes, done.warning, done.privacy_note)):
         say(f"note: {note}", style="yellow")
     used = [used_tokens(call) for call in done.calls]
     print_json(
@@ -110,6 +117,7 @@ def check(
             "base_success": done.success,
             "tasks": done.tasks,
         }
+        | ({} if done.speed is None else done.speed.figures)
     )
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,22 +17,28 @@ from typing import Literal
 from agentlightning.adapters.side_calls import side_calls, side_calls_line
 from agentlightning.config.run import Config, public_task
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NoCallsError
-from agentlightning.records import JSON, Attempt, Call, RetryPolicy, Reward, Rollout
+from agentlightning.records import JSON, Attempt, Call, NewRollout, RetryPolicy, Reward, Rollout
 from agentlightning.store.scan import read_feedback
+from agentlightning.trainer.causes import Sample, causes
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
-from agentlightning.trainer.defaults import with_defaults
+from agentlightning.trainer.defaults import FoundModel, find_models, with_defaults
+from agentlightning.trainer.estimate import Speed, estimate_speed
 from agentlightning.trainer.evaluate import TEMPERATURES, Kind, run_held_out, summarize
 from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
+from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.scheduler import check_calls_recorded
+from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recorded
 from agentlightning.trainer.schedules import algorithms_of
 from agentlightning.trainer.serving import CHECK, rollouts_of, serve_model
 
+QUICK_LOOK = 8
+"""Rollouts after the first one that are executed together, and give the first figures of the speed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """One rollout in full, and the base model's success."""
+class ShownRollout:
+    """One rollout in full."""
 
     rollout: Rollout
     attempts: list[Attempt]
@@ -39,6 +46,12 @@ class CheckResult:
     rewards: list[Reward]
     feedback: str = ""
     """Words that came with them; '' where there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult(ShownRollout):
+    """One rollout in full, and the base model's success."""
+
     success: float
     """Mean final reward at the training temperature over the first training tasks."""
     tasks: int
@@ -49,6 +62,10 @@ class CheckResult:
     """False for an external model."""
     shared_fields: Sequence[str] = ()
     """Fields of the task that a reward function reads and the agent gets."""
+    causes: Sequence[str] = ()
+    """Sentences on what keeps the rewards low."""
+    speed: Speed | None = None
+    """Of the rollouts measured together; None where one alone was made, or nothing would be trained."""
 
     @property
     def failure(self) -> AgentLightningError | None:
@@ -135,7 +152,7 @@ def _source(config: Config, split: Literal["train", "val"]) -> str:
     return source
 
 
-def _tasks(config: Config, source: str, most: int | None) -> list[JSON]:
+def _tasks(config: Config, source: str, most: int | None = None) -> list[JSON]:
     rows = load_tasks(source, config.trainer.seed)[:most]
     config.check_tasks(rows)
     return rows
@@ -164,33 +181,94 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
     return {str(kind): value for kind, value in success.items()}
 
 
-async def check_agent(config: Config, folder: RunFolder, progress: Progress, tasks: int) -> CheckResult:
-    """One rollout on the first training task, then the base success over the first `tasks` ones."""
+async def check_agent(
+    config: Config,
+    folder: RunFolder,
+    progress: Progress,
+    tasks: int,
+    show: Callable[[ShownRollout], None] | None = None,
+) -> CheckResult:
+    """One rollout on the first training task, which `show` gets at once, then the base success over the first `tasks` ones.
+    No learner is started; the speed of its updates is estimated."""
     source = _source(config, "train")
-    if config.agent_model is None and config.optimize is None:
-        algorithms_of(config)  # what would stop training stops the check
-        config = await with_defaults(config, progress.note)
-    rows = _tasks(config, source, tasks)
+    models: Mapping[str, FoundModel] = {}
+    group_size = 1
+    trains = config.agent_model is None
+    if trains and config.optimize is None:
+        group_size = next(iter(algorithms_of(config).values())).group_size  # what would stop training stops the check
+        models = await find_models(config)
+        config = await with_defaults(config, progress.note, models)
+    rows = _tasks(config, source)
+    config = config.with_steps(len(rows))
     async with serve_model(config, folder, progress, CHECK) as (collector, processes):
+        store, rows = processes.store, rows[:tasks]
         new = rollouts_of(config, folder.run_id, rows, mode="eval", group=CHECK, replicas=1, max_attempts=1)
-        (first,) = await processes.beside(collector.collect(new[:1]))
-        rollouts = [first]
-        if first.state == "succeeded" and len(rows) > 1:
-            rollouts += await processes.beside(collector.collect(new[1:], partial(progress.phase, "base success")))
+        shown, rollouts = await _first(processes, collector, new[0])
+        if show is not None:
+            show(shown)
+        speed, done = None, 1
+        while shown.rollout.state == "succeeded" and done < len(new):
+            wanted = new[done : done + QUICK_LOOK] if done == 1 else new[done:]
+            started, before, done = time.perf_counter(), done, done + len(wanted)
+            tell = partial(_tell, progress, before, len(new))
+            more = await processes.beside(collector.collect(wanted, tell))
+            seconds = time.perf_counter() - started
+            rollouts += more
+            if models:
+                calls = await store.calls([one.id for one in more])
+                speed = _speed(config, models, more, calls, seconds, group_size)
+                if before == 1:
+                    progress.note(speed.sentence)
+        calls = await store.calls([one.id for one in rollouts])
         earned = [rollout.reward or 0.0 for rollout in rollouts]
-        checked = CheckResult(
-            rollout=first,
-            attempts=await processes.store.attempts([first.id]),
-            calls=await processes.store.calls([first.id]),
-            rewards=await processes.store.rewards([first.id]),
-            feedback=(await read_feedback(processes.store, [first]))[0],
+        return CheckResult(
+            rollout=shown.rollout,
+            attempts=shown.attempts,
+            calls=shown.calls,
+            rewards=shown.rewards,
+            feedback=shown.feedback,
             success=sum(earned) / len(earned),
             tasks=len(earned),
             spread=max(earned) - min(earned),
-            trains=config.agent_model is None,
+            trains=trains,
             shared_fields=shared_fields(config, rows[0]),
+            causes=causes(Sample(rollouts=rollouts, calls=calls, max_tokens=config.model.max_tokens)),
+            speed=speed,
         )
-    return checked
+
+
+async def _first(
+    processes: Processes, collector: RolloutCollector, new: NewRollout
+) -> tuple[ShownRollout, list[Rollout]]:
+    store = processes.store
+    (first,) = await processes.beside(collector.collect([new]))
+    shown = ShownRollout(
+        rollout=first,
+        attempts=await store.attempts([first.id]),
+        calls=await store.calls([first.id]),
+        rewards=await store.rewards([first.id]),
+        feedback=(await read_feedback(store, [first]))[0],
+    )
+    return shown, [first]
+
+
+def _tell(progress: Progress, before: int, total: int, done: int, _: int) -> None:
+    progress.phase("base success", before + done, total)
+
+
+def _speed(
+    config: Config,
+    models: Mapping[str, FoundModel],
+    rollouts: Sequence[Rollout],
+    calls: Sequence[Call],
+    seconds: float,
+    group_size: int,
+) -> Speed:
+    first = next(iter(models.values()))
+    known = len(models) == 1 and first.machine is not None and first.size.parameters is not None
+    learner = (first.size, first.machine) if known and first.machine is not None else None
+    held_out = len(load_tasks(config.data.val, config.trainer.seed)[: config.eval.tasks]) if config.data.val else 0
+    return estimate_speed(config, rollouts, calls, seconds, group_size=group_size, held_out=held_out, learner=learner)
 
 
 def shared_fields(config: Config, task: JSON) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,9 @@ SHOWN_STEPS = 8
 SPARK_WIDTH = 60
 SPARKS = "▁▂▃▄▅▆▇█"
 PHASES = ("collect", "prepare", "update", "publish")
+MAX_SILENCE_S = 25.0
+"""Without a terminal: seconds after which a line says how far the phase is."""
+BEAT_S = 5.0
 PIPED_WIDTH = 1000
 """Rich takes 80 columns where there is no terminal, and would cut tables to them."""
 
@@ -47,12 +51,18 @@ def screen() -> Console:
 class Display:
     """The `Progress` of `Trainer` and the command line; a context manager."""
 
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(
+        self, title: str, console: Console | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.console = console or screen()
         self._lines = not self.console.is_terminal
         self._title = title
-        self._started = time.perf_counter()
+        self._clock = clock
+        self._started = clock()
         self._phase = ("starting", 0, 1)
+        self._phase_began = 0.0
+        self._last_line = 0.0
+        self._ended = threading.Event()
         self._steps: list[tuple[int, int, dict[str, float]]] = []
         self._told: set[str] = set()
         """Phases that were told where there is no terminal: each once."""
@@ -63,33 +73,54 @@ class Display:
         self._live = Live(self, console=self.console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
+        if self._lines:
+            threading.Thread(target=self._beat_until_the_end, name="display", daemon=True).start()
+        else:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
+        self._ended.set()
+        if not self._lines:
             self._live.stop()
 
     def phase(self, name: str, done: int, total: int) -> None:
-        if not self.console.is_terminal and name not in self._told:
-            self.console.print(f"[{self._elapsed():6.1f} s] {name}")
-        self._told.add(name)
+        if self._phase[0] != name or done < self._phase[1]:
+            self._phase_began = self._elapsed()
         self._phase = (name, done, total)
+        if name not in self._told:
+            self._told.add(name)
+            self._line(name)
+
+    def beat(self) -> None:
+        """Without a terminal: a line after a long silence, with the phase, its counts and the time that it has left."""
+        if self._lines and self._elapsed() - self._last_line >= MAX_SILENCE_S:
+            name, done, total = self._phase
+            spent = self._elapsed() - self._phase_began
+            left = f", about {_duration(spent * (total - done) / done)} left" if 0 < done < total else ""
+            self._line(f"{name} {done}/{total} for {_duration(spent)}{left}")
+
+    def _beat_until_the_end(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            self.beat()
+
+    def _line(self, text: str) -> None:
+        """A line with the time, where there is no terminal."""
+        if self._lines:
+            self._last_line = self._elapsed()
+            self.console.print(f"[{self._last_line:6.1f} s] {text}", soft_wrap=True)
 
     def step(self, step: int, steps: int, metrics: dict[str, float]) -> None:
         if not self._steps:
             self._first_step = (step, self._elapsed())
         self._steps = [*self._steps[1 - SHOWN_STEPS :], (step, steps, metrics)]
         self._curve.append(metrics.get("train/reward_mean", metrics.get("train/loss", 0.0)))
-        if self._lines:
-            told = _from_rollouts(metrics) if "train/reward_mean" in metrics else _from_record(metrics)
-            self.console.print(f"[{self._elapsed():6.1f} s] step {step}/{steps}  {told}", soft_wrap=True)
+        told = _from_rollouts(metrics) if "train/reward_mean" in metrics else _from_record(metrics)
+        self._line(f"step {step}/{steps}{self._left()}  {told}")
 
     def evaluated(self, step: int, kind: str, success: float) -> None:
         self._heldout.append((step, kind, success))
-        if self._lines:
-            self.console.print(f"[{self._elapsed():6.1f} s] step {step}: held-out {kind} {success:.3f}")
+        self._line(f"step {step}: held-out {kind} {success:.3f}")
 
     def note(self, text: str) -> None:
         self.console.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
@@ -138,14 +169,29 @@ class Display:
         return Group(*(Text(f"{step}/{steps}  {_from_record(metrics)}") for step, steps, metrics in self._steps))
 
     def _left(self) -> str:
-        """Minutes left by the steps so far; nothing after the first of them."""
-        (step, steps, _), (first, began) = self._steps[-1], self._first_step
-        if step == first:
+        """The time left by the steps so far, evaluations included; of the first one by itself, nothing after the last."""
+        (step, steps, metrics), (first, began) = self._steps[-1], self._first_step
+        if step == steps:
             return ""
-        return f", about {(steps - step) * (self._elapsed() - began) / (step - first) / 60:.0f} min left"
+        each = metrics["time/step_s"] if step == first else (self._elapsed() - began) / (step - first)
+        return f", about {_duration((steps - step) * each)} left"
 
     def _elapsed(self) -> float:
-        return time.perf_counter() - self._started
+        return self._clock() - self._started
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(8.2), _duration(200), _duration(9000)
+    ('8 s', '3 min', '2.5 h')
+    """
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def _from_rollouts(metrics: dict[str, float]) -> str:

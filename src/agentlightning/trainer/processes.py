@@ -80,16 +80,19 @@ class Processes:
         progress: Progress | None = None,
         console: bool = False,
         beside: Processes | None = None,
+        learns: bool = True,
     ) -> None:
         """needs: by policy, parts that its engine keeps because its algorithm asks for them. register: makes the run known
         to the store, which learns how it ended, too; None: it is known, and its state stays as it is. console: also start
-        the web console. beside: processes of another run that have begun, whose server serves this run, too."""
+        the web console. beside: processes of another run that have begun, whose server serves this run, too. learns: False
+        starts no learner, where the engine can do without."""
         url = config.store.url if beside is None else beside.server_url
         self._config, self._folder = config, folder
         self._register, self._console = register, console
         self._progress = progress or Silent()
         self._trained = policy_configs(config)
         self._configs = self._trained | opponent_configs(config)
+        self._learns = learns
         self._server = url if url.startswith(("http://", "https://")) else None
         self._elsewhere = self._server is not None and beside is None
         self._watchdog = _watchdog(config)
@@ -114,14 +117,16 @@ class Processes:
         self.engine = PolicyEngines(self._engines) if several else self._engines[DEFAULT_POLICY]
 
     def _engine(self, alias: str, needs: Mapping[str, EngineNeeds]) -> Engine:
-        folder = self._folder.path
+        folder, own = self._folder.path, self._configs[alias]
+        needed = needs.get(alias, EngineNeeds())
+        learns = self._learns or not engine_support(own, needed).serves
         setup = engine_setup(
-            self._configs[alias],
-            needs.get(alias, EngineNeeds()),
+            own,
+            needed,
             work_dir=folder / "policies" / alias if self._config.policies else folder,
             watchdog=self._watchdog,
             withhold=self._secret_variables,
-            learns=alias in self._trained,
+            learns=learns and alias in self._trained,
         )
         return make_engine(setup)
 
@@ -153,12 +158,13 @@ class Processes:
                 shown = console_process(read, self._supervisor.server_key, log, self._secret_variables)
                 self._progress.note(f"console {await stack.enter_async_context(shown)}")
             if self._configs:
-                self._progress.phase("starting: sampler and learner", 2, 3)
+                parts = "sampler and learner" if self._learns else "sampler"
+                self._progress.phase(f"starting: {parts}", 2, 3)
             served = await starting
             engines = (
                 engine for alias, engine in self._engines.items() if self._configs[alias].engine.device == "auto"
             )
-            for device in sorted({engine.device for engine in engines} - {""}):  # an opponent's learns nowhere
+            for device in sorted({engine.device for engine in engines} - {""}):
                 self._progress.note(f"device {device} (auto)")
             self.policies = {
                 alias: self._policy(alias, await self._tokenizer(model), served[alias])

@@ -71,7 +71,8 @@ async def serve_model(
     async def register(store: LightningStore) -> None:
         await store.create_run(name, run_record(config), folder.run_id)
 
-    async with Processes(config, folder, register=register, progress=progress, beside=beside) as processes:
+    started = Processes(config, folder, register=register, progress=progress, beside=beside, learns=False)
+    async with started as processes:
         async with _at_work(config, folder, processes, progress, step=0) as collector:
             yield collector, processes
         await processes.store.update_run(folder.run_id, state="finished")
@@ -87,7 +88,7 @@ async def execute_waiting(config: Config, folder: RunFolder, progress: Progress,
     with folder.held():
         # A folder of its own, since the run's holds what a later training would go on with.
         own = RunFolder(folder.path / "executions", folder.run_id)
-        async with Processes(config, own, progress=progress) as processes:
+        async with Processes(config, own, progress=progress, learns=False) as processes:
             run = await find_run(processes.store, folder.run_id)
             if run.state != "finished":
                 raise ConflictError(f"{run.id}: expected a finished run, this is {run.state}")

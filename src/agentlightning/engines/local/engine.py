@@ -64,7 +64,9 @@ class LocalEngine(ForwardingEngine):
 
     @property
     def device(self) -> str:
-        return self._learner.device if self._learner is not None else ""
+        if self._learner is not None:
+            return self._learner.device
+        return self._sampler.device if isinstance(self._sampler, SamplerProcess) else ""
 
     @property
     def support(self) -> Support:
@@ -102,6 +104,8 @@ class LocalEngine(ForwardingEngine):
         if self._setup.learns:
             self._learner = self._make_learner(self._place)
             parts.append(self._learner)
+        else:
+            self._loaded = model
         try:
             for part in parts:
                 part.start()
@@ -140,9 +144,7 @@ class LocalEngine(ForwardingEngine):
             folder = place.weights_folder / f"v{version}"
             if self._setup.learns:
                 await self._operate(policy, "export", str(folder), sampler.form)
-            elif self._loaded is None:
-                return  # it samples what it was made with
-            else:
+            elif self._loaded is not None:
                 await asyncio.to_thread(_copy, self._loaded, folder, sampler.form)
             old, self._published = self._published, folder
             await sampler.publish(PublishedWeights(folder, version))

@@ -120,6 +120,8 @@ class SamplerProcess:
     form: WeightsForm = "weights"
     images = False
     """It reads images; known once ready."""
+    device = ""
+    """Torch's name of its device; known once ready."""
 
     def __init__(self, place: Workplace) -> None:
         self._place = place
@@ -163,7 +165,8 @@ class SamplerProcess:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 async with self._http.get(f"{self._url}/health", timeout=aiohttp.ClientTimeout(0.5)) as answer:
                     if answer.status == 200:
-                        self.images = (await answer.json())["images"]
+                        told = await answer.json()
+                        self.images, self.device = told["images"], told["device"]
                         return
             assert self._child is not None
             code = self._child.poll()

@@ -220,7 +220,8 @@ class _Routes:
     async def health(self, _: web.Request) -> web.Response:
         scheduler = self._sampler.scheduler
         counts = dict(zip(("active", "waiting"), scheduler.counts, strict=True))
-        return web.json_response({"version": scheduler.version, **counts, "images": self._sampler.reads_images})
+        about = {"images": self._sampler.reads_images, "device": scheduler.device}
+        return web.json_response({"version": scheduler.version, **counts, **about})
 
     async def run(self, _: web.Application) -> AsyncIterator[None]:
         """The work loop, as long as the app runs."""

@@ -201,7 +201,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self._decode_text = decode_text
         self._cache_bytes = cache_bytes - cache_bytes // 5
-        self._device = device
+        self.device = device
         self._draws_on = "cpu" if device.startswith("mps") else device  # which has no float64
         self._cuda = device.startswith("cuda")
         self._waiting: deque[SamplingRequest] = deque()
@@ -246,7 +246,7 @@ class Scheduler:
             rows = len(self._active)
             tokens, lengths = torch.from_numpy(self._tokens[:rows]), torch.from_numpy(self._lengths[:rows])
             take = torch.zeros(rows, dtype=torch.long)
-            logits = self._decoder.extend(0, tokens[:, None].to(self._device), lengths.to(self._device), take)
+            logits = self._decoder.extend(0, tokens[:, None].to(self.device), lengths.to(self.device), take)
             self._lengths[:rows] += 1
             self._accept(0, logits, updated)
         return updated
@@ -310,7 +310,7 @@ class Scheduler:
                 self._decoder.write(row, each.cached)
         if (alone := order[0].request).unscored:
             wanted = alone.prompt_alternatives or 0
-            alone.prompt_scores, logits = score_prompt(self._decoder, first, alone.prompt, wanted, self._device)
+            alone.prompt_scores, logits = score_prompt(self._decoder, first, alone.prompt, wanted, self.device)
         else:
             logits = self._read_prompts(first, [(each.ids[each.known :], each.known) for each in order], width)
         self._keep_prompts(first, order)
@@ -334,16 +334,16 @@ class Scheduler:
     def _read_prompts(self, first: int, rows: list[tuple[list[int], int]], width: int) -> torch.Tensor:
         """Logits after the last token of every row; long prompts are read in chunks."""
         last = torch.tensor([len(new) - 1 for new, _ in rows])
-        offsets = torch.tensor([known for _, known in rows], device=self._device)
-        tokens = torch.tensor([new + [0] * (width - len(new)) for new, _ in rows], device=self._device)
+        offsets = torch.tensor([known for _, known in rows], device=self.device)
+        tokens = torch.tensor([new + [0] * (width - len(new)) for new, _ in rows], device=self.device)
         if width <= CHUNK:
-            return self._decoder.extend(first, tokens, offsets, last.to(self._device))
+            return self._decoder.extend(first, tokens, offsets, last.to(self.device))
         found: torch.Tensor | None = None
         for start in range(0, width, CHUNK):
             part = tokens[:, start : start + CHUNK]
             inside = (last >= start) & (last < start + CHUNK)
             take = (last - start).clamp(0, part.shape[1] - 1)
-            logits = self._decoder.extend(first, part, offsets + start, take.to(self._device))
+            logits = self._decoder.extend(first, part, offsets + start, take.to(self.device))
             found = logits if found is None else torch.where(inside[:, None].to(logits.device), logits, found)
         assert found is not None
         return found

@@ -1,0 +1,93 @@
+"""Measures the machine for `engines/machine.py`, in a process of its own: prints a `Machine` as one line of JSON."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+
+from agentlightning.config.engine import EngineConfig
+from agentlightning.engines.local.learner import take_threads
+from agentlightning.engines.local.model import check_device, settle
+from agentlightning.engines.machine import Machine
+from agentlightning.errors import AgentLightningError
+
+BATCH, CUDA_BATCH = (512, 768), (8192, 2048)
+"""Tokens and width of what is computed."""
+MEASURED_S, MIN_PASSES = 0.3, 5
+
+
+def measure(config: EngineConfig) -> Machine:
+    """ConfigError where torch cannot use the configured device."""
+    hardware = settle(config.device, config.dtype)
+    check_device(hardware.device)
+    take_threads(None)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine(
+        device=hardware.device,
+        dtype=hardware.dtype,
+        sampler_threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
+        learner_threads=torch.get_num_threads(),
+        cores=cores,
+        free_bytes=free_memory(hardware.device),
+        cache_bytes=hardware.cache_bytes(),
+        flops=_flops(hardware.device, getattr(torch, hardware.dtype)),
+    )
+
+
+def free_memory(device: str, proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes for new processes: of a CUDA device, else of the machine and of the container; 0 where nothing says."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    found = []
+    if proc.is_file():
+        table = dict(line.split(":", 1) for line in proc.read_text().splitlines() if ":" in line)
+        if "MemAvailable" in table:
+            found.append(int(table["MemAvailable"].split()[0]) * 1024)
+    limit, used = cgroup / "memory.max", cgroup / "memory.current"
+    if limit.is_file() and used.is_file() and (most := limit.read_text().strip()).isdecimal():
+        found.append(max(0, int(most) - int(used.read_text()) + _file_cache(cgroup)))
+    return min(found, default=0)
+
+
+def _file_cache(cgroup: Path) -> int:
+    """Bytes of files that the kernel gives back when they are needed; they count as used."""
+    stat = cgroup / "memory.stat"
+    lines = stat.read_text().splitlines() if stat.is_file() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+
+
+def _flops(device: str, dtype: torch.dtype) -> float:
+    """By the best pass forward and backward through two layers of float32 weights, as the learner computes them."""
+    tokens, width = CUDA_BATCH if device.startswith("cuda") else BATCH
+    layers = torch.nn.Sequential(torch.nn.Linear(width, 3 * width), torch.nn.SiLU(), torch.nn.Linear(3 * width, width))
+    layers.to(device)
+    given = torch.randn(tokens, width, device=device, requires_grad=True)
+    best, passes, started = 0.0, 0, time.perf_counter()
+    while passes < MIN_PASSES or time.perf_counter() - started < MEASURED_S:
+        passes += 1
+        before = time.perf_counter()
+        with torch.autocast(torch.device(device).type, dtype, enabled=dtype != torch.float32):
+            layers(given).sum().backward()
+        assert given.grad is not None
+        given.grad[0, 0].item()  # waits for the device
+        best = max(best, 6 * tokens * 2 * 3 * width**2 / (time.perf_counter() - before))
+    return best
+
+
+def main() -> int:
+    try:
+        machine = measure(EngineConfig.model_validate_json(sys.argv[1]))
+    except AgentLightningError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    print(TypeAdapter(Machine).dump_json(machine).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
