@@ -34,7 +34,7 @@ LEARNER_SHARE = 0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the settings `auto` of [engine] come to here."""
+    """The device, number format and threads that [engine] means here, and their memory and speed."""
 
     device: str
     dtype: str
