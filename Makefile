@@ -225,7 +225,7 @@ frameworks: .venv-frameworks-google/.installed .venv-frameworks-openai2/.install
 # Clients of the tests in tests/clients, and frameworks whose pages only `make test-clients` runs: an environment for each conflict over
 # versions.
 clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-clients-verifiers/.installed \
-	.venv-clients-openenv/.installed .venv-frameworks-agents/.installed .venv-frameworks-kernel/.installed tests/frameworks/node/node_modules/.installed
+	.venv-clients-vendors/.installed .venv-clients-openenv/.installed .venv-frameworks-agents/.installed .venv-frameworks-kernel/.installed tests/frameworks/node/node_modules/.installed
 
 .venv-clients-%/.installed: tests/clients/%.lock | .venv/.installed
 	$(new_environment)
