@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +83,13 @@ async def google_turns(house: House, claim: Claim) -> None:
     await post(house, claim, route, {**body, "contents": answered})
 
 
+async def ollama_turns(house: House, claim: Claim) -> None:
+    body = {"tools": [{"type": "function", "function": FUNCTION}], "options": {"num_predict": 9000}, "stream": False}
+    message = (await post(house, claim, "api/chat", {**body, "messages": [HI]}))["message"]
+    result = {"role": "tool", "tool_name": "weather", "content": "sunny"}
+    await post(house, claim, "api/chat", {**body, "messages": [HI, message, result]})
+
+
 @pytest.mark.parametrize("levels", [3, 53, 55, 65, 254, 300, 1100])
 @pytest.mark.parametrize("turns", [chat_turns, anthropic_turns, google_turns])
 async def test_a_call_with_nested_arguments_is_recorded_answered_and_continued(
@@ -97,15 +103,76 @@ async def test_a_call_with_nested_arguments_is_recorded_answered_and_continued(
     assert (second.continuation, second.parent_id) == ("continued", first.id)
 
 
-@pytest.mark.parametrize("turns", [chat_turns, anthropic_turns, google_turns])
-async def test_a_call_with_an_integer_beyond_64_bits_is_recorded_and_answered(
-    house: House, turns: Callable[[House, Claim], Awaitable[None]]
-) -> None:
-    house.say(tool_call('{"city": 123456789012345678901234567890}'), "It is sunny.")
+NUMBERS = '{"city": 12345678901234567890123, "n": [-9223372036854775809, 1.5, 18446744073709551616, 7]}'
+
+
+@pytest.mark.parametrize("turns", [chat_turns, anthropic_turns, google_turns, ollama_turns])
+async def test_integers_beyond_64_bits_are_given_to_the_agent_and_continued(house: House, turns: Any) -> None:
     claim = await house.claim()
+    house.say(tool_call(NUMBERS), "It is sunny.")
     await turns(house, claim)
-    first, _ = await calls_of(house, claim)
-    assert "123456789012345678901234567890" in str(first.completion)
+    first, second = await calls_of(house, claim)
+    assert first.completion["tool_calls"][0]["function"]["arguments"] == NUMBERS
+    assert (second.continuation, second.parent_id) == ("continued", first.id)
+
+
+CALLED = json.loads(NUMBERS)
+HISTORIES: list[tuple[str, dict[str, Any]]] = [
+    (
+        "v1/chat/completions",
+        {
+            "messages": [
+                HI,
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"id": "c", "function": {"name": "weather", "arguments": CALLED}}],
+                },
+                {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+            ]
+        },
+    ),
+    (
+        "v1/responses",
+        {
+            "input": [
+                HI,
+                {"type": "function_call", "call_id": "c", "name": "weather", "arguments": CALLED},
+                {"type": "function_call_output", "call_id": "c", "output": "sunny"},
+            ]
+        },
+    ),
+    (
+        "v1/messages",
+        {
+            "max_tokens": 99,
+            "messages": [
+                HI,
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "weather", "input": CALLED}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "sunny"}]},
+            ],
+        },
+    ),
+    (
+        "v1beta/models/policy:generateContent",
+        {
+            "contents": [
+                {"role": "user", "parts": [{"text": "hi"}]},
+                {"role": "model", "parts": [{"functionCall": {"name": "weather", "args": CALLED}}]},
+                {"role": "user", "parts": [{"functionResponse": {"name": "weather", "response": {"result": "sunny"}}}]},
+            ]
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("route", "body"), HISTORIES)
+async def test_integers_beyond_64_bits_reach_the_model_as_they_were_sent(
+    house: House, route: str, body: dict[str, Any]
+) -> None:
+    claim = await house.claim()
+    await post(house, claim, route, body)
+    [call] = await calls_of(house, claim)
+    assert NUMBERS[1:-1] in house.renderer.decode(call.suffix_ids)
 
 
 @pytest.mark.parametrize("arguments", ['{"arguments": %s, "name": "weather"}'])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.runtime.json_text import loads, whole_characters
+from agentlightning.runtime.json_text import dumps, loads, whole_characters
 
 
 @given(text=st.text(st.characters(codec=None)), ascii_only=st.booleans())
@@ -28,3 +29,34 @@ def test_whole_characters_stay(text: str) -> None:
 def test_what_is_no_json_is_refused(data: bytes) -> None:
     with pytest.raises(orjson.JSONDecodeError):
         loads(data)
+
+
+LONG = 2**70
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(value=VALUES)
+def test_whatever_is_json_is_written_so_that_it_is_read_as_the_same(value: Any) -> None:
+    assert json.loads(dumps(value)) == value
+
+
+@given(arguments=st.dictionaries(st.text(), VALUES))
+def test_arguments_are_read_as_they_were_written(arguments: dict[str, Any]) -> None:
+    body = {"n": LONG, "content": [{"type": "tool_use", "name": "f", "input": arguments}]}
+    read = loads(json.dumps(body))
+    assert repr(read["content"][0]["input"]) == repr(arguments)
+    assert type(read["n"]) is float  # as elsewhere, where nobody could store it
+
+
+def test_levels_beyond_those_of_other_writers_are_written() -> None:
+    value: Any = LONG
+    for _ in range(5000):
+        value = [{"a": value}]
+    assert dumps(value) == b'[{"a":' * 5000 + str(LONG).encode() + b"}]" * 5000

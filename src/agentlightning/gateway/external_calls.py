@@ -36,6 +36,7 @@ from agentlightning.protocols.base import EVENTS, ApiError, CompletionRequest
 from agentlightning.records import ABANDONED, JSON, Call, Sampling, Span
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.graph import RequestView
+from agentlightning.runtime import json_text
 from agentlightning.store.base import LightningStore
 
 BYTES_PER_TOKEN = 4
@@ -167,7 +168,7 @@ class ExternalCalls:
         if job.call.wire.NAME == generate_content.NAME:  # the path names the model, not the body
             route = _google_route(route, settings.rename or job.request.model, job.request.stream_type == EVENTS)
         elif (model := settings.rename or incoming.model) is not None:
-            body = orjson.dumps({**data, "model": model})
+            body = json_text.dumps({**data, "model": model})
         return Exchange(
             external=job.external,
             route=route,

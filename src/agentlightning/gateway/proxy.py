@@ -51,6 +51,7 @@ from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_ob
 from agentlightning.protocols.prompt_edits import replace_system
 from agentlightning.records import JSON, Reward, Rollout
 from agentlightning.rendering.renderer import RenderError
+from agentlightning.runtime import json_text
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import OUTGROWN, UNKNOWN_ROUTE
 from agentlightning.store.rules import MAX_REWARDS, reward_name, reward_number
@@ -262,7 +263,7 @@ class Proxy:
         body = await incoming.body(call.admission.take)
         data = await self._with_prompt(call, read_object(body))
         if incoming.prompt:
-            body = orjson.dumps(data)
+            body = json_text.dumps(data)
         if call.wire is generate_content:
             data = generate_content.with_route(data, incoming.model or "", **_google_stream(incoming))
         elif incoming.model is not None:

@@ -511,7 +511,7 @@ MAX_EVENT_BYTES = 16 * 1024 * 1024
 def sse_event(data: Any, name: str = "") -> bytes:
     """One event that carries `data` as JSON, with its name where it has one."""
     head = b"event: " + name.encode() + b"\n" if name else b""
-    return head + b"data: " + orjson.dumps(data) + b"\n\n"
+    return head + b"data: " + json_text.dumps(data) + b"\n\n"
 
 
 class EventReader:

@@ -34,6 +34,7 @@ from agentlightning.protocols.base import (
 from agentlightning.protocols.fields import ENGINE_PARAMS, expected
 from agentlightning.protocols.images import NO_AUDIO, details, image_part, take_images
 from agentlightning.records import JSON, PREFILL, REASONING_CLEARED
+from agentlightning.runtime import json_text
 
 NAME = "chat"
 
@@ -549,4 +550,4 @@ def _read_text(value: Any) -> str | None:
 
 
 def _read_arguments(value: Any) -> str:
-    return orjson.dumps(value).decode() if isinstance(value, dict) else _read_text(value) or ""
+    return json_text.dumps(value).decode() if isinstance(value, dict) else _read_text(value) or ""

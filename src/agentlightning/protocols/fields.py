@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, inspect
 
 from agentlightning.protocols.base import ApiError, check_parts, short
 from agentlightning.records import JSON, PREFILL, TEMPLATE_KWARGS
+from agentlightning.runtime import json_text
 
 S = TypeVar("S", bound=Struct)
 
@@ -347,7 +348,7 @@ def services(data: JSON, names: Iterable[str]) -> dict[str, str]:
 def user_message(data: JSON, name: str) -> JSON:
     """A field of any kind as the message of a user, for the record: text as it is, all else as JSON."""
     value = data.get(name)
-    return {"role": "user", "content": value if isinstance(value, str) else orjson.dumps(value).decode()}
+    return {"role": "user", "content": value if isinstance(value, str) else json_text.dumps(value).decode()}
 
 
 def split_tools(tools: list[Any] | None) -> tuple[dict[str, JSON], JSON]:
@@ -365,7 +366,7 @@ def split_tools(tools: list[Any] | None) -> tuple[dict[str, JSON], JSON]:
 
 def arguments_text(given: str | JSON) -> str:
     """The arguments of a tool call as text."""
-    return given if isinstance(given, str) else orjson.dumps(given).decode()
+    return given if isinstance(given, str) else json_text.dumps(given).decode()
 
 
 def begun(messages: list[JSON]) -> list[JSON]:

@@ -36,6 +36,7 @@ from agentlightning.protocols.fields import expected
 from agentlightning.protocols.images import RESOLUTIONS, blob_part, details, take_images
 from agentlightning.protocols.messages import arguments_text, tool_input
 from agentlightning.records import JSON
+from agentlightning.runtime import json_text
 
 NAME = "generate_content"
 
@@ -156,7 +157,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
 
 
 def body(request: CompletionRequest, completion: Completion) -> bytes:
-    return orjson.dumps(response(completion, thoughts=bool(request.echo.get("_thoughts"))))
+    return json_text.dumps(response(completion, thoughts=bool(request.echo.get("_thoughts"))))
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
@@ -699,7 +700,7 @@ class CandidateEvents:
         if not self._array:
             return sse_event(data)
         before, self._begun = b",\r\n" if self._begun else b"[", True
-        return before + orjson.dumps(data)
+        return before + json_text.dumps(data)
 
 
 # --- external models ----------------------------------------------------------------------------------------------------

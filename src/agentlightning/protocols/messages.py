@@ -15,6 +15,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
+import msgspec
 import orjson
 from msgspec import Meta, Struct
 
@@ -37,6 +38,7 @@ from agentlightning.protocols.fields import expected
 from agentlightning.protocols.images import image_part, take_images
 from agentlightning.protocols.prompt_edits import parse_edits
 from agentlightning.records import JSON
+from agentlightning.runtime import json_text
 
 NAME = "messages"
 
@@ -200,7 +202,7 @@ def _other_output_settings(output_config: JSON | None) -> JSON:
 
 
 def body(request: CompletionRequest, completion: Completion) -> bytes:
-    return orjson.dumps({**finished(request, completion), **_edited(request, completion)})
+    return json_text.dumps({**finished(request, completion), **_edited(request, completion)})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
@@ -574,7 +576,7 @@ def tool_input(arguments: str) -> JSON:
     ({'a': 1}, {'a': 1, '_arguments': '{"a": 1, "b'})
     """
     written = InputText()
-    value: JSON = orjson.loads(written.feed(arguments) + written.end())
+    value: JSON = msgspec.json.decode(written.feed(arguments) + written.end())  # integers of any size
     return value
 
 
@@ -582,7 +584,7 @@ def arguments_text(given: JSON) -> str:
     """The arguments behind an input: those under `RAW` where `tool_input` made it of them."""
     raw: Any = given.get(RAW)
     ours = isinstance(raw, str) and tool_input(raw) == given
-    return str(raw) if ours else orjson.dumps(given).decode()
+    return str(raw) if ours else json_text.dumps(given).decode()
 
 
 class InputText:

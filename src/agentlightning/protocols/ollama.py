@@ -29,6 +29,7 @@ from agentlightning.protocols.fields import expected
 from agentlightning.protocols.messages import tool_input
 from agentlightning.protocols.openai_shapes import logprob_list
 from agentlightning.records import JSON
+from agentlightning.runtime import json_text
 
 NAME = "ollama"
 
@@ -88,7 +89,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
 
 def body(request: CompletionRequest, completion: Completion) -> bytes:
     message = _message_of(completion.choices[0], request)
-    return orjson.dumps({**_frame(completion.model, completion.created_s), "message": message, **_end(completion)})
+    return json_text.dumps({**_frame(completion.model, completion.created_s), "message": message, **_end(completion)})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
@@ -223,4 +224,4 @@ class _Lines:
         return error(refusal) + b"\n"
 
     def _line(self, data: JSON) -> bytes:
-        return orjson.dumps({**self._frame, **data}) + b"\n"
+        return json_text.dumps({**self._frame, **data}) + b"\n"

@@ -28,6 +28,7 @@ from agentlightning.protocols.base import (
 )
 from agentlightning.protocols.openai_shapes import logprob_list
 from agentlightning.records import JSON
+from agentlightning.runtime import json_text
 
 SEALED = "agl:"
 """Prefix of our encrypted_content; the rest is the reasoning in base64, no secret."""
@@ -136,7 +137,7 @@ class AssistantTurn:
                 self.message["reasoning_content"] = self.message.get("reasoning_content", "") + text
         elif kind == "function_call":
             arguments = item.get("arguments") or ""
-            written = orjson.dumps(arguments).decode() if isinstance(arguments, dict) else str(arguments)
+            written = json_text.dumps(arguments).decode() if isinstance(arguments, dict) else str(arguments)
             function = {"name": str(item.get("name") or ""), "arguments": written}
             call = {"id": str(item.get("call_id") or ""), "type": "function", "function": function}
             self.message.setdefault("tool_calls", []).append(call)

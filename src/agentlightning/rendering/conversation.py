@@ -16,8 +16,6 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Literal
 
-import orjson
-
 from agentlightning.records import ABANDONED, JSON, TEMPLATE_KWARGS, Call, ImageSpan, prefill_of, with_completion
 from agentlightning.rendering.graph import (
     DIGEST_BYTES,
@@ -39,6 +37,7 @@ from agentlightning.rendering.graph import (
     verbatim,
 )
 from agentlightning.rendering.renderer import PROBE, Renderer, RenderError
+from agentlightning.runtime import json_text
 
 ForkCause = Literal[
     "assistant_message_edited",
@@ -598,7 +597,7 @@ class Conversation:
     def _keep_given(self, root: Digest, tools: list[JSON] | None, template_kwargs: JSON) -> None:
         if (tools or template_kwargs) and root not in self._given:
             self._given[root] = tools, template_kwargs
-            self.size += PARSED_BYTES * len(orjson.dumps([tools, template_kwargs]))
+            self.size += PARSED_BYTES * len(json_text.dumps([tools, template_kwargs]))
 
     def _add(self, node: CallNode, external: bool) -> None:
         self._nodes[node.call_id] = node

@@ -23,6 +23,7 @@ from typing import Any
 import orjson
 
 from agentlightning.records import JSON, PREFILL, REASONING_CLEARED, ImageSpan, prefill_of
+from agentlightning.runtime import json_text
 from agentlightning.runtime.json_text import whole_characters
 
 Digest = bytes
@@ -116,7 +117,7 @@ class CallNode:
     def size(self) -> int:
         """Bytes that the node keeps, roughly."""
         ids = self.suffix_ids.itemsize * (len(self.suffix_ids) + len(self.sampled_ids))
-        return NODE_BYTES + ids + 64 * len(self.step.digests) + len(canonical(self.step.answer))
+        return NODE_BYTES + ids + 64 * len(self.step.digests) + len(json_text.dumps(self.step.answer))
 
 
 class CallGraph:

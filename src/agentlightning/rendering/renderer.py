@@ -17,7 +17,6 @@ from pathlib import Path
 
 import jinja2
 import jinja2.meta
-import orjson
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -36,6 +35,7 @@ from agentlightning.rendering.model_folder import (
     special_tokens,
     tokenizer_settings,
 )
+from agentlightning.runtime import json_text
 
 PROBE = "agl-probe-7f3a9c"
 """Stands for a completion's text where the template is asked what it puts after one; no template trims or rewrites it."""
@@ -379,7 +379,7 @@ class Renderer:
 
 def check_text(*values: object) -> None:
     """RenderError where texts, or messages and tools as JSON, have more characters than a prompt may have."""
-    if (size := sum([len(one) if isinstance(one, str) else len(orjson.dumps(one)) for one in values])) > MAX_TEXT:
+    if (size := sum([len(one) if isinstance(one, str) else len(json_text.dumps(one)) for one in values])) > MAX_TEXT:
         raise RenderError(f"messages: the prompt has {size} characters to tokenise; expected at most {MAX_TEXT}")
 
 

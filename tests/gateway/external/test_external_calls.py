@@ -159,6 +159,28 @@ async def test_another_name_is_sent_where_the_external_model_has_one(house: Hous
     assert call.model == "judge"
 
 
+@pytest.mark.parametrize("given", [900 * '{"a": ' + "1" + 900 * "}", '{"a": [12345678901234567890123, 7]}'])
+async def test_inputs_of_many_levels_and_long_integers_are_recorded_and_passed_on(
+    house: House, external: ExternalServer, given: str
+) -> None:
+    external.tool = ("f", given)
+    await serve(house, "user", url=external.url, models=["claude"], protocol="anthropic", rename="theirs")
+    claim = await house.claim()
+    body: Any = {"model": "claude", "max_tokens": 64, "messages": HI}
+    url = f"{path(claim)}/v1/messages"
+    reply = await house.http().post(url, json=body)
+    assert (reply.status_code, given in reply.text) == (200, True)
+    (call,) = await recorded(house, claim)
+    assert call.completion["tool_calls"][0]["function"]["arguments"] == given.replace(" ", "")
+    if "[" in given:
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "done"}
+        said = {"role": "assistant", "content": json.loads(reply.content)["content"]}
+        body["messages"] = [*HI, said, {"role": "user", "content": [result]}]
+        assert (await house.http().post(url, json=body)).status_code == 200
+        assert given.replace(" ", "") in external.requests[1].body.decode()
+        assert [one.continuation for one in await recorded(house, claim)] == ["first_turn", "continued"]
+
+
 # --- the end waits for the record ---------------------------------------------------------------------------------------
 
 
