@@ -23,7 +23,7 @@ from server_process import ServerProcess
 from agentlightning.gateway import log
 from agentlightning.gateway.metrics import MAX_POLICIES, GatewayMetrics
 from agentlightning.gateway.uvicorn_server import UvicornServer
-from agentlightning.records import Call, Sampling, VersionSpan
+from agentlightning.records import ABANDONED, Call, Sampling, VersionSpan
 from agentlightning.runtime.children import listen
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
@@ -308,4 +308,5 @@ async def test_calls_that_take_longer_than_the_grace_period_are_ended(house: Hou
         with pytest.raises(httpx.TransportError):
             _ = [line async for line in events]
         house.engine.gate.set()
-    assert all(call.finish_reason != "stop" for call in await house.store.calls([claim.rollout.id]))
+    [call] = await house.store.calls([claim.rollout.id])
+    assert (call.finish_reason, len(call.sampled_ids)) == (ABANDONED, house.engine.chunk)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from exchange import Exchange
 from gateway_house import House, path
 from toy_model import write_tokenizer
 
 from agentlightning.records import ABANDONED, Call, Claim
+from agentlightning.store.base import LightningStore
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION = {"name": "weather", "description": "looks", "parameters": PARAMETERS}
@@ -240,9 +243,72 @@ async def test_tokens_of_an_engine_that_is_lost_are_recorded_as_abandoned(house:
     body = {"model": "policy", "messages": [HI], "stream": True, "n": n}
     assert "lost in the middle" in (await house.http().post(url, json=body)).text
     calls = await calls_of(house, claim)
-    assert [call.finish_reason for call in calls] == [ABANDONED] * n
+    assert [call.finish_reason for call in calls] == [ABANDONED] * body.get("n", 1)
     assert max(len(call.sampled_ids) for call in calls) == 2
     assert all(len(call.sampled_ids) == len(call.logprobs) for call in calls)
+
+
+class CutStore:
+    """The store, whose first commit of calls comes to no end."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+        self.asked = asyncio.Event()
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._store, verb)
+
+    async def append_calls(self, calls: list[Call]) -> None:
+        if not self.asked.is_set():
+            self.asked.set()
+            await asyncio.Event().wait()
+        await self._store.append_calls(calls)
+
+
+STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("v1/chat/completions", {"messages": [HI], "stream": True}),
+    "choices": ("v1/chat/completions", {"messages": [HI], "stream": True, "n": 3}),
+    "completions": ("v1/completions", {"prompt": "hi", "stream": True}),
+    "responses": ("v1/responses", {"input": "hi", "stream": True}),
+    "messages": ("v1/messages", {"messages": [HI], "max_tokens": 99, "stream": True}),
+    "google": (
+        "v1beta/models/policy:streamGenerateContent?alt=sse",
+        {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
+    ),
+    "ollama": ("api/chat", {"messages": [HI]}),
+}
+
+
+@pytest.mark.parametrize("form", STREAMS)
+async def test_a_call_that_the_end_of_the_server_cuts_off_is_recorded_as_abandoned(house: House, form: str) -> None:
+    route, body = STREAMS[form]
+    claim = await house.claim()
+    house.engine.gate = asyncio.Event()
+    exchange = Exchange(house.app, claim.key, f"{path(claim)}/{route}", {"model": "policy", **body})
+    await exchange.started.wait()
+    exchange.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exchange.task
+    house.engine.gate.set()
+    calls = await calls_of(house, claim)
+    assert [call.finish_reason for call in calls] == [ABANDONED] * body.get("n", 1)
+    assert max(len(call.sampled_ids) for call in calls) == house.engine.chunk
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", ["chat", "choices", "responses"])
+async def test_a_call_whose_recording_is_cut_off_is_recorded(house: House, form: str, stream: bool) -> None:
+    route, body = STREAMS[form]
+    claim = await house.claim()
+    store = CutStore(house.store)
+    app = house.gateway(store)  # type: ignore[arg-type]
+    exchange = Exchange(app, claim.key, f"{path(claim)}/{route}", {"model": "policy", **body, "stream": stream})
+    await store.asked.wait()
+    exchange.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exchange.task
+    calls = await calls_of(house, claim)
+    assert [call.finish_reason for call in calls] == ["stop"] * body.get("n", 1)
 
 
 # --- halves of characters ---------------------------------------------------------------------------------------------

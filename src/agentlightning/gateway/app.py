@@ -7,6 +7,7 @@ go to the proxy, ``/api`` to the store's REST API. The caller opens and closes t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,6 +53,8 @@ from agentlightning.store.client import LightningStoreClient
 
 log = logging.getLogger(__name__)
 
+RECORDING_TIMEOUT_S = 10.0
+"""For calls that the end of the server cuts off."""
 EXPOSED = ("x-agl-ignored", "x-agl-session", "x-request-id", "retry-after")
 """Headers of responses that web pages of other origins may read."""
 
@@ -192,8 +195,11 @@ class App:
         await self._finished.wait()
 
     async def close(self) -> None:
-        """Close the connections to engines and external models."""
+        """Close the connections to engines and external models, once calls that were cut off are recorded."""
         await self.background.stop()
+        if self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._finished.wait(), RECORDING_TIMEOUT_S)
         await self._watcher.close()
         await self._engine_router.close()
         await self._external.close()

@@ -118,6 +118,10 @@ class ExternalCalls:
                 return
             exchange = self._exchange(job, data, body)
             await self._run(job, exchange)
+        except asyncio.CancelledError:  # the server ends
+            if exchange is not None and exchange.executed and not job.recorded:
+                await self._record(job, exchange, ABANDONED)
+            raise
         except ApiError as refusal:
             if exchange is not None:
                 await self._charge(job, exchange)

@@ -19,6 +19,8 @@ _ESCAPES = re.compile(_PAIR + r"|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTA
 
 _ARGUMENTS = ("input", "args", "arguments")
 """Beside a name: the arguments of a tool call, where a protocol has them as an object."""
+_CALLS = (None, "tool_use", "function_call")
+"""Types of what has them."""
 _ZEROS, _LONG = bytes.maketrans(b"123456789", b"000000000"), b"0" * 19
 """A number of 19 digits may be beyond 64 bits. Found so in a tenth of the time that a pattern takes."""
 
@@ -46,7 +48,7 @@ def _with_whole_numbers(value: Any, exact: Any) -> Any:
         return [_with_whole_numbers(one, other) for one, other in zip(value, exact, strict=True)]
     if not isinstance(value, dict):
         return value
-    named = isinstance(value.get("name"), str)
+    named = isinstance(value.get("name"), str) and value.get("type") in _CALLS
     return {
         key: exact[key] if named and key in _ARGUMENTS else _with_whole_numbers(one, exact[key])
         for key, one in value.items()

@@ -16,7 +16,7 @@ from external_server import ExternalServer
 from gateway_house import House, path
 
 from agentlightning.adapters.trajectories import trajectories
-from agentlightning.records import Call, Claim
+from agentlightning.records import ABANDONED, Call, Claim
 from agentlightning.store.base import LightningStore
 
 WEATHER = ("weather", '{"city": "Oslo"}')
@@ -221,6 +221,21 @@ async def test_the_end_of_a_stream_is_held_until_the_call_is_durable(
     held.allowed.set()
     sent = await call.done()
     assert all(mark in sent for mark in end)
+
+
+async def test_a_stream_that_the_end_of_the_server_cuts_off_is_recorded_as_abandoned(
+    house: House, external: ExternalServer, claim: Claim
+) -> None:
+    external.gate = asyncio.Event()
+    body = {"model": "gpt-5", "messages": HI, "stream": True}
+    call = Exchange(house.app, claim.key, f"{path(claim)}/v1/chat/completions", body)
+    await call.started.wait()
+    call.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call.task
+    external.gate.set()
+    (found,) = await recorded(house, claim)
+    assert (found.finish_reason, found.completion["content"]) == (ABANDONED, "It")
 
 
 async def test_a_whole_answer_waits_for_the_record_too(house: House, external: ExternalServer, claim: Claim) -> None:

@@ -386,6 +386,14 @@ class PolicyCalls:
             )
 
     async def _append(self, job: PolicyJob, calls: list[Call]) -> None:
+        """Make sampled calls durable, though the server ends meanwhile: appending may be repeated."""
+        try:
+            await self._keep(job, calls)
+        except asyncio.CancelledError:
+            await self._keep(job, calls)
+            raise
+
+    async def _keep(self, job: PolicyJob, calls: list[Call]) -> None:
         if job.plan.images:  # before the calls that name them: whoever reads a call finds its images
             new = {image.hash: job.images.files[image.hash] for image in job.plan.images}
             await self._store.put_files(job.call.attempt.rollout.run_id, job.call.attempt.rollout.id, new)
