@@ -193,6 +193,25 @@ async def test_a_call_that_may_not_fit_waits_for_those_under_way_and_then_fits(h
     assert [one.status_code for one in await asyncio.gather(*calls)] == [200] * 4
 
 
+@pytest.mark.parametrize("model", ["policy", "gpt-4o-mini"])
+async def test_a_call_that_waits_ends_when_its_agent_goes_away(
+    house: House, external: ExternalServer, spender: Claim, model: str
+) -> None:
+    await limit(house, attempt={"max_tokens": 400})
+    gate = house.engine.gate = external.gate = asyncio.Event()
+    house.engine.hold_whole = True
+    url, body = f"{path(spender)}/v1/chat/completions", {"model": model, "messages": HI, "max_tokens": 390}
+    first, second, third = (Exchange(house.app, spender.key, url, body) for _ in range(3))
+    for waiting in (second, third):
+        await waiting.watched.wait()
+    third.hang_up()
+    assert (await third.done(), third.status) == (b"", 499)
+    gate.set()
+    await asyncio.gather(first.done(), second.done())
+    assert (first.status, second.status) == (200, 200)
+    assert len(house.engine.requests) + len(external.requests) == 2
+
+
 async def test_an_echo_with_log_probabilities_does_not_wait_for_itself(house: House) -> None:
     await limit(house, attempt={"max_tokens": 30})
     claim = await house.claim()

@@ -96,7 +96,7 @@ class ExternalCalls:
             )
         sampling = _sampling(data)
         asked = _asked_tokens(sampling, data.get("n"))
-        await call.admission.begin(_prompt_tokens(body) + asked)
+        await call.admission.begin(call.request, _prompt_tokens(body) + asked)
         conversation, plan = await self._planned(request, attempt)
         job = _ExternalJob(
             id=str(uuid7()),

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from agentlightning.config.run import LIMITS_RESOURCE, LimitConfig, LimitsConfig, parse_settings
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import gateway_span
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import Call, Resource, Rollout
@@ -106,6 +107,28 @@ class Usage:
             self.tokens += call.prompt_tokens if first else 0
         else:
             self.tokens += _count(call.usage.get("prompt_tokens")) + _count(call.usage.get("sampled_tokens"))
+
+    def wake(self) -> None:
+        """Let those who wait for tokens look again."""
+        self.freed.set()
+        self.freed = asyncio.Event()
+
+    async def wait(self, request: AgentRequest) -> None:
+        """Wait until some tokens are not reserved any more. Raises ApiError where the agent goes away."""
+        gone = False
+
+        def leave() -> None:
+            nonlocal gone
+            gone = True
+            self.wake()
+
+        watch = request.on_disconnect(leave)
+        try:
+            await self.freed.wait()
+        finally:
+            watch.stop()
+        if gone:
+            raise ApiError("the client went away while its call waited for others", status=499)
 
     def raise_to(self, calls: int, tokens: int) -> None:
         """Take over totals where they are larger: they only grow, and each reader may know of calls that others do not."""
@@ -205,13 +228,13 @@ class Admission:
         for usage in self._usages:
             usage.bytes += size
 
-    async def begin(self, tokens: int) -> None:
+    async def begin(self, request: AgentRequest, tokens: int) -> None:
         """The request is a call that has not been answered before, and may use so many tokens. While calls under way may
         use all that is left, it waits: else any number of them would pass a total together. Raises LimitReachedError where
-        one is reached; what follows its first call (the log-probabilities of its prompt) is let through, or the agent
-        would get an error for a call that is in the record."""
+        one is reached, and ApiError where its agent goes away meanwhile. What follows its first call (the log-probabilities
+        of its prompt) is let through, or the agent would get an error for a call that is in the record."""
         while not self._begun and (blocking := self._blocking()) is not None:
-            await blocking.freed.wait()
+            await blocking.wait(request)
         self._begun = True
         tokens = max(1, tokens)
         self._reserved.append(tokens)
@@ -261,8 +284,7 @@ class Admission:
         for usage in self._usages if tokens else ():
             usage.begun -= 1
             usage.reserved -= tokens
-            usage.freed.set()
-            usage.freed = asyncio.Event()
+            usage.wake()
 
 
 class CallLimits:

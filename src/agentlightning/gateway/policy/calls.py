@@ -196,7 +196,8 @@ class PolicyCalls:
                 decoding = await decoding_of(
                     request, policy, plan.prompt_text, self._grammars, attempt, overridden_params
                 )
-            await call.admission.begin(await self._tokens_of(call, asked, plan, sampling))
+            tokens = await self._tokens_of(call, asked, plan, sampling)
+            await call.admission.begin(call.request, tokens)
             if attempt.rollout.fork is not None:
                 replay = await self._attempts.replay(attempt)
                 replayed = replayed_choices(replay, policy, plan, asked.view, digest, request, sampling.max_tokens)
@@ -461,7 +462,7 @@ class PolicyCalls:
     ) -> list[dict[int, PromptLogprob] | None]:
         """By token of a prompt the log-probabilities of itself and its alternatives, None for the first. It is a call by the
         limits. Raises ApiError where one is reached."""
-        await call.admission.begin(len(ids))
+        await call.admission.begin(call.request, len(ids))
         found = await self._engine_scores(policy, ids, alternatives, call.affinity)
         call.admission.count_prompt(len(ids))
         return found
