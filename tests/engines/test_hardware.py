@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -26,6 +28,7 @@ def test_a_learner_takes_the_threads_that_it_is_told(monkeypatch: pytest.MonkeyP
         ({"cuda"}, ("cuda", "float32")),  # a GPU too old for bfloat16
         ({"cuda", "mps", "bfloat16"}, ("cuda", "bfloat16")),
         ({"mps"}, ("mps", "float32")),
+        ({"cpu_bfloat16"}, ("cpu", "bfloat16")),
         (set(), ("cpu", "float32")),
     ],
 )
@@ -40,9 +43,33 @@ def test_what_is_named_is_taken_whatever_there_is() -> None:
     assert settle("auto", "float32", everything) == Hardware(device="cuda", dtype="float32")
 
 
+def test_a_tiny_model_is_float32_on_a_cpu() -> None:
+    assert settle("cpu", "auto", {"cpu_bfloat16"}.__contains__, tiny=True) == Hardware(device="cpu", dtype="float32")
+    assert settle("auto", "auto", {"cuda", "bfloat16"}.__contains__, tiny=True).dtype == "bfloat16"
+
+
 def test_keys_and_values_are_bound_by_the_device() -> None:
     def memory(device: str) -> int:
-        return {"cuda": 80 * 10**9, "cuda:1": 20 * 10**9}[device]
+        return {"cuda": 80 * 10**9, "cuda:1": 20 * 10**9, "cpu": 8 * 10**9}[device]
 
     devices = (Hardware(device=name, dtype="float32") for name in ("cuda", "cuda:1", "cpu"))
-    assert [one.cache_bytes(memory) / 1e9 for one in devices] == [16, 4, 4]
+    assert [one.cache_bytes(memory) / 1e9 for one in devices] == [16, 4, 1]
+    assert Hardware(device="cpu", dtype="float32").cache_bytes(lambda _: 10**12) == 4 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("hardware", "gigabytes", "expected"),
+    [
+        # SmolLM2-135M keeps 30 x 25 x 576 numbers a token, .86 MB in bfloat16: an eighth of 8 GB is 1,157 of them.
+        (("cpu", "bfloat16"), 8, 1024),
+        (("cpu", "float32"), 8, 512),
+        (("cpu", "bfloat16"), 64, 4096),
+        (("cpu", "float32"), 0.5, 256),
+        (("cuda", "bfloat16"), 8, 4096),
+    ],
+)
+def test_micro_batches_are_bound_by_free_memory(hardware: tuple[str, str], gigabytes: float, expected: int) -> None:
+    smollm2 = SimpleNamespace(num_hidden_layers=30, hidden_size=576)
+    found = Hardware(device=hardware[0], dtype=hardware[1])
+    assert found.microbatch_tokens(4096, smollm2, lambda _: int(gigabytes * 1e9)) == expected
+    assert found.microbatch_tokens(100, smollm2, lambda _: int(gigabytes * 1e9)) == 100

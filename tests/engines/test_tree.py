@@ -203,6 +203,23 @@ def test_a_shared_beginning_is_computed_once(llama: Path) -> None:
     assert seen == [40 + 5 * 2]
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "computed"),
+    [
+        ("Llama", {}, 5 + 3 * 2),
+        ("Mistral", {"sliding_window": 64}, 3 * 7),  # in which trees do not grow
+        ("Llama", {"hidden_size": 32, "intermediate_size": 64}, 3 * 7),  # tiny
+    ],
+)
+def test_by_default_beginnings_are_computed_once_where_the_model_has_ten_million_parameters(
+    build: Callable[..., Path], family: str, changes: dict[str, Any], computed: int
+) -> None:
+    learner = Learner(build(family, **{"hidden_size": 512, "intermediate_size": 4096} | changes), learner_setup())
+    rows = [sequence([2, 3, 4, 5, 6, 50 + i, 60 - i], [(5, 7)]) for i in range(3)]
+    learner.forward_backward(rows, Loss())
+    assert learner.optim_step(0.0, 1.0)["learner_tokens"] == computed
+
+
 def test_a_model_or_a_setting_that_does_not_fit_is_refused_at_start(build: Callable[..., Path], llama: Path) -> None:
     with pytest.raises(ModelError, match="GPT2LMHeadModel"):
         Learner(build("GPT2"), learner_setup(packing="prefix_tree"))

@@ -110,13 +110,15 @@ class EngineConfig(Table):
     """Train a low-rank adapter of this rank in place of all weights; it counts twice."""
     dropout: float = Field(0.0, ge=0, lt=1)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on CUDA, else float32; the learner keeps weights and optimizer in float32."""
+    """auto: bfloat16 on CUDA, and on a CPU with AMX or AVX512-BF16 but for tiny models; else float32. The learner keeps
+    weights and optimizer in float32."""
     device: str = Field("auto", min_length=1)
     """Torch device of sampler and learner; auto: cuda, mps, cpu, the first that there is."""
     max_tokens_per_microbatch: int = Field(4096, ge=1)
-    """Tokens of one backward pass, padding included, at most: bounds memory."""
-    packing: Literal["padded", "prefix_tree"] = "padded"
-    """prefix_tree: the learner computes once what sequences of a micro-batch begin with alike."""
+    """Tokens of one backward pass, padding included, at most: bounds memory. On a CPU fewer where memory is short."""
+    packing: Literal["auto", "padded", "prefix_tree"] = "auto"
+    """prefix_tree: the learner computes once what sequences of a micro-batch begin with alike; auto: that, on a CPU, for
+    models that it fits and that are not tiny."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping its activations."""
     max_num_seqs: int = Field(64, ge=1)

@@ -49,10 +49,13 @@ from agentlightning.engines.local.model import (
     check_device,
     first_writes,
     grow_trees,
+    grows_trees,
     has_sight,
+    is_tiny,
     load_model,
     narrowed,
     recompute,
+    release_memory,
     settle,
     write_model,
 )
@@ -81,7 +84,7 @@ from agentlightning.runtime.log_lines import line_handler
 from agentlightning.runtime.watchdog import HangLimits, beat_to_parent
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TokenNumbers, TrainingSequence
 
-LOGITS_AT_ONCE, CUDA_LOGITS_AT_ONCE = 1 << 25, 1 << 28
+LOGITS_AT_ONCE, CUDA_LOGITS_AT_ONCE = 1 << 23, 1 << 28
 
 log = logging.getLogger("agentlightning.learner")
 
@@ -100,7 +103,7 @@ class Learner:
     """A model, its optimizer and its random state.
 
     Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Dropout is residual dropout (embeddings,
-    attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist at a time (by default 128 MB
+    attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist at a time (by default 32 MB
     as float32, on CUDA 1 GB). on_progress: called before each micro-batch. ranks: with several processes, each has a part
     of the weights and computes a share of the sequences; what they return is of all of them.
     """
@@ -117,9 +120,10 @@ class Learner:
         self._setup = setup = setup or LearnerSetup()
         self._config = config = setup.config
         take_threads(setup.threads)
-        hardware = settle(config.device, config.dtype)
-        self.ranks = ranks or Ranks()
         self._folder = Path(model_dir)
+        tiny = is_tiny(self._folder)
+        hardware = settle(config.device, config.dtype, tiny=tiny)
+        self.ranks = ranks or Ranks()
         self._device = self.ranks.device(hardware.device)
         check_device(self._device)
         self._autocast = hardware.dtype == "bfloat16"
@@ -136,6 +140,14 @@ class Learner:
         self._numbers: list[tuple[list[bool], Tensor | None]] = []
         """Each sequence of the last forward_backward: its mask, and ratios and entropies of its masked tokens (None: another
         rank's)."""
+        packs = config.packing == "auto" and not (
+            tiny or config.dropout or self._device != "cpu" or grows_trees(self.model)
+        )
+        packing: dict[str, Any] = {"packing": "prefix_tree" if packs or config.packing == "prefix_tree" else "padded"}
+        if not tiny:
+            most = hardware.microbatch_tokens(config.max_tokens_per_microbatch, text)
+            packing["max_tokens_per_microbatch"] = most
+        self._config = config = config.model_copy(update=packing)
         self._noise = torch.Generator(device=self._device).manual_seed(setup.seed + self.ranks.rank)
         self._training = False
         self._pending = False
@@ -322,6 +334,7 @@ class Learner:
         if self._critic is not None:
             self._critic.step(learning_rate)
         self._forget()
+        release_memory()
         self.updates += 1
         return metrics | ({} if self._critic is None else {"value_grad_norm": values_norm})
 

@@ -8,8 +8,10 @@ name and renamed, so that a reader never sees half of one.
 from __future__ import annotations
 
 import copy
+import ctypes
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from agentlightning.engines.folders import check_model, first_line, replace_folder, seal
+from agentlightning.engines.folders import check_model, first_line, model_size, replace_folder, seal
 from agentlightning.engines.local.batches import attend_in_trees
 from agentlightning.engines.local.sharding import Ranks, copy_into, whole_state
 from agentlightning.errors import ConfigError, EngineError, InputError, MissingExtraError, ModelError
@@ -36,20 +38,41 @@ LLAMA_SHAPED = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausa
 LLAMA_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 """The same as the language model inside of another one."""
 CPU_CACHE_BYTES = 4 * 10**9
+CPU_SHARE = 8
+"""Of the free memory, one part in so many for the sampler's keys and values, and one for the learner's activations."""
 GPU_CACHE_SHARE = 0.2
 """The learner's weights, optimizer and activations are in the same memory."""
 
 
+KEPT_NUMBERS = 25
+"""Numbers that a backward pass keeps per token, layer and state: 22 were measured with SmolLM2-135M."""
+MEMINFO = Path("/proc/meminfo")
+
+
 def torch_has(what: str) -> bool:
-    """True where torch has `cuda`, `mps`, or native `bfloat16` on CUDA."""
+    """True where torch has `cuda`, `mps`, or products in bfloat16 that are native on CUDA (`bfloat16`) or the CPU
+    (`cpu_bfloat16`: AMX or AVX512-BF16)."""
     if what == "bfloat16":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if what == "cpu_bfloat16":
+        return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
     return torch.cuda.is_available() if what == "cuda" else torch.backends.mps.is_available()
 
 
-def cuda_memory(device: str) -> int:
-    """Bytes of memory of a CUDA device."""
-    return int(torch.cuda.get_device_properties(device).total_memory)
+def device_memory(device: str) -> int:
+    """Bytes of memory of a CUDA device, else those that are free on this machine; 8 GB where it does not say."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    lines = MEMINFO.read_text().splitlines() if MEMINFO.is_file() else []
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 8 * 10**9)
+
+
+def release_memory() -> None:
+    """Return what the heap holds free to the system, where its allocator (glibc's) can: between what stays, tensors leave
+    gaps that add up to gigabytes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +82,32 @@ class Hardware:
     device: str
     dtype: str
 
-    def cache_bytes(self, memory: Callable[[str], int] = cuda_memory) -> int:
-        """Bound of the sampler's keys and values: a fifth of a CUDA device's memory, 4 GB elsewhere."""
-        return int(memory(self.device) * GPU_CACHE_SHARE) if self.device.startswith("cuda") else CPU_CACHE_BYTES
+    def cache_bytes(self, memory: Callable[[str], int] = device_memory) -> int:
+        """Bound of the sampler's keys and values: a fifth of a CUDA device's memory; elsewhere an eighth of what is free, at
+        most 4 GB."""
+        if self.device.startswith("cuda"):
+            return int(memory(self.device) * GPU_CACHE_SHARE)
+        return min(CPU_CACHE_BYTES, memory(self.device) // CPU_SHARE)
+
+    def microbatch_tokens(self, most: int, config: Any, memory: Callable[[str], int] = device_memory) -> int:
+        """Tokens of one backward pass of a model of this text configuration: on a CPU a power of two of them, whose
+        activations take an eighth of what is free; 256 at least, so that it goes on."""
+        if self.device != "cpu":
+            return most
+        number = 2 if self.dtype == "bfloat16" else 4
+        token: int = number * config.num_hidden_layers * KEPT_NUMBERS * config.hidden_size
+        fitting = max(256, memory(self.device) // CPU_SHARE // token)
+        return min(most, 1 << int(math.log2(fitting)))
 
 
-def settle(device: str, dtype: str, has: Callable[[str], bool] = torch_has) -> Hardware:
-    """`auto` is the best that `has` says torch has here: cuda, mps, cpu; bfloat16 on CUDA, float32 elsewhere."""
+def settle(device: str, dtype: str, has: Callable[[str], bool] = torch_has, *, tiny: bool = False) -> Hardware:
+    """`auto` is the best that `has` says torch has here: cuda, mps, cpu; bfloat16 where products in it are native, but on a
+    CPU not for a tiny model."""
     if device == "auto":
         device = next((kind for kind in ("cuda", "mps") if has(kind)), "cpu")
     if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") and has("bfloat16") else "float32"
+        native = has("bfloat16") if device.startswith("cuda") else device == "cpu" and not tiny and has("cpu_bfloat16")
+        dtype = "bfloat16" if native else "float32"
     return Hardware(device=device, dtype=dtype)
 
 
@@ -122,6 +160,12 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
                 f"model {folder}: its weights do not load from {file.name} ({first_line(cause)})"
             ) from cause
     return weights
+
+
+def is_tiny(folder: Path) -> bool:
+    """True for a model of fewer than ten million parameters. Raises ModelError as read_config does."""
+    read_config(folder)
+    return model_size(folder).tiny
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
@@ -320,12 +364,17 @@ def add_dropout(model: Any, dropout: float, noise: torch.Generator, training: Ca
         module.register_forward_hook(drop)
 
 
+def grows_trees(model: Any) -> str | None:
+    """Why the model's layers cannot attend within prefix trees; None where they can."""
+    config = model.config
+    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
+        return "its attention has a sliding window"
+    return None if type(model).__name__ in LLAMA_SHAPED else f"{type(model).__name__} is not known to"
+
+
 def grow_trees(model: Any, folder: Path) -> None:
     """Let the model's layers attend within prefix trees."""
-    config = model.config
-    windowed = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
-    if type(model).__name__ not in LLAMA_SHAPED or windowed:
-        what = "its attention has a sliding window" if windowed else f"{type(model).__name__} is not known to"
+    if what := grows_trees(model):
         raise ModelError(f"model {folder}: packing = 'prefix_tree' does not fit ({what}); expected packing = 'padded'")
     attend_in_trees(model)
 

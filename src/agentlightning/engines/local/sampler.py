@@ -38,9 +38,15 @@ from agentlightning.engines.base import LearnerSetup
 from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.decoding import Constraint
 from agentlightning.engines.local.images import read_images
-from agentlightning.engines.local.model import settle
+from agentlightning.engines.local.model import is_tiny, settle
 from agentlightning.engines.local.parts import WEIGHTS_KEY
-from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler, Score
+from agentlightning.engines.local.scheduler import (
+    PREFILL_TOKENS,
+    TINY_PREFILL_TOKENS,
+    SamplingRequest,
+    Scheduler,
+    Score,
+)
 from agentlightning.engines.sampler_address import SAMPLING_KEY, asks_for, holds
 from agentlightning.errors import AgentLightningError, EngineError, InputError, MissingExtraError, ModelError, printable
 from agentlightning.rendering.grammar import Grammars, structured_outputs
@@ -489,7 +495,8 @@ def open_sampler(
     folder: Path, config: EngineConfig, *, weights: str = "", version: str = "0", long_turn_s: float = LONG_TURN_S
 ) -> Sampler:
     """A Sampler of the model in a folder, with the weights of another where that is given."""
-    hardware = settle(config.device, config.dtype)
+    tiny = is_tiny(folder)
+    hardware = settle(config.device, config.dtype, tiny=tiny)
     decoder = open_decoder(folder, DTYPES[hardware.dtype], hardware.device)
     if weights:
         decoder.load(Path(weights))
@@ -500,6 +507,7 @@ def open_sampler(
         cache_bytes=hardware.cache_bytes(),
         version=version,
         device=hardware.device,
+        prefill_tokens=TINY_PREFILL_TOKENS if tiny else PREFILL_TOKENS,
     )
     return Sampler(decoder, scheduler, Grammars(folder, end_ids(folder), decoder.vocab), long_turn_s)
 
