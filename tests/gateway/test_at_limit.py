@@ -69,14 +69,21 @@ async def test_an_sdk_reads_the_end_as_a_final_message(house: House) -> None:
     assert "end here" in str(choice.message.content)
 
 
-async def test_a_response_that_continues_the_end_is_the_end_again(house: House) -> None:
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_response_that_continues_the_end_is_the_end_again(house: House, full: bool) -> None:
+    house.engine.context = 64
     claim = await begin(house, command="bash agent.sh")
-    await limit(house, attempt={"max_calls": 1})
-    client, last = house.openai(claim), None
-    for _ in range(3):
-        last = await client.responses.create(model="policy", input="hi", previous_response_id=last and last.id)
-    assert last is not None
-    assert "end here" in last.output_text
+    if not full:
+        await limit(house, attempt={"max_calls": 1})
+    client = house.openai(claim)
+    last = await client.responses.create(model="policy", input="hi")
+    for text in ("hello " * 100 if full else "hi", "so?", "so?"):
+        last = await client.responses.create(model="policy", input=text, previous_response_id=last.id)
+        assert "end here" in last.output_text
+    with pytest.raises(openai.NotFoundError):
+        await house.openai(await begin(house, command="x")).responses.create(
+            model="policy", input="hi", previous_response_id=last.id
+        )
 
 
 async def test_its_attempt_succeeds_with_its_reward(house: House) -> None:

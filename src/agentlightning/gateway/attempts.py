@@ -85,6 +85,8 @@ class TrackedAttempt:
     """Hashes of the agent's own system prompts that the record has already."""
     ends: int = 0
     """Calls beyond a limit that were told to end."""
+    ended_by: ApiError | None = None
+    """Why the last of them was sent: a message that no record has, and that a request may continue by its id."""
     ends_refused: bool = False
     """No call was answered since a refusal was recorded last."""
     ends_failed: bool = False

@@ -242,14 +242,10 @@ class Admission:
             usage.begun += 1
             usage.reserved += tokens
 
-    def check_totals(self) -> None:
-        """Raises LimitReachedError where one is reached."""
-        for name, limit, usage in self._bounds:
-            _check_totals(name, limit, usage)
-
     def _blocking(self) -> Usage | None:
         """The usage whose calls under way may use up what is left of it."""
-        self.check_totals()
+        for name, limit, usage in self._bounds:
+            _check_totals(name, limit, usage)
         for _, limit, usage in self._bounds:
             if limit.max_tokens is not None and usage.tokens + usage.reserved >= limit.max_tokens:
                 return usage

@@ -284,6 +284,7 @@ class Proxy:
         except ApiError as reached:
             if call.reply.started or not (await self._ends(call, reached)):
                 raise
+            attempt.ended_by = reached
             await self._limits.leave_span(attempt.rollout, attempt.number, reached)
             self._metrics.call(call.wire.NAME, "ended")
             await send_end(call, call.wire.parse(data, trained=external is None), reached)

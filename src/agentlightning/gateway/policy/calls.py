@@ -253,7 +253,8 @@ class PolicyCalls:
         if request.previous_id is not None:
             before = await self.stored.chain(attempt, request.previous_id, call.wire.NAME)
             if not before:
-                call.admission.check_totals()  # a message that said so is in no record
+                if attempt.ended_by is not None:
+                    raise attempt.ended_by.with_traceback(None)
                 field, code = PREVIOUS[call.wire.NAME]
                 named = data["thread"]["previous_message_id"] if call.wire.NAME == messages.NAME else data[field]
                 sentence = f"{field}: this attempt has no response {named!r}"
