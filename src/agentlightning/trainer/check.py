@@ -19,6 +19,7 @@ from agentlightning.config.run import Config, public_task
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NoCallsError
 from agentlightning.records import JSON, Attempt, Call, NewRollout, RetryPolicy, Reward, Rollout
 from agentlightning.store.scan import read_feedback
+from agentlightning.trainer.agent_source import alarm_warning
 from agentlightning.trainer.causes import Sample, causes
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
@@ -198,6 +199,8 @@ async def check_agent(
         group_size = next(iter(algorithms_of(config).values())).group_size  # what would stop training stops the check
         models = await find_models(config)
         config = await with_defaults(config, progress.note, models)
+    if (sentence := alarm_warning(config.agent.run)) is not None:
+        progress.note(sentence)
     rows = _tasks(config, source)
     config = config.with_steps(len(rows))
     async with serve_model(config, folder, progress, CHECK) as (collector, processes):

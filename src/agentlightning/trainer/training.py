@@ -23,6 +23,7 @@ from agentlightning.engines.folders import max_row_tokens
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
+from agentlightning.trainer.agent_source import alarm_warning
 from agentlightning.trainer.checkpoint import Fingerprint, RunFolder, checkpoint_folders, take_fingerprint
 from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_checkpoint
 from agentlightning.trainer.data.tasks import load_tasks
@@ -104,6 +105,8 @@ class Training(RunSession[TrainResult]):
         self._check_algorithms()
         self._progress.phase("starting: model", 0, 3)
         self._config = await with_defaults(self._config, self._progress.note)
+        if (sentence := alarm_warning(self._config.agent.run)) is not None:
+            self._progress.note(sentence)
         data, seed = self._config.data, self._config.trainer.seed
         val = load_tasks(data.val, seed)[: self._config.eval.tasks] if data.val else []
         needs, make_loop = self._offline(val) if self._config.offline else self._online(val)
