@@ -13,7 +13,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: kubernetes coding-agents test-coding-agents demo test lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients newest-clients clean
+.PHONY: kubernetes coding-agents test-coding-agents demo model test lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients newest-clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -21,19 +21,24 @@ demo: .venv/.demo
 
 .venv/.demo: requirements-demo.lock pyproject.toml
 	$(check_python)
-	@test -e .venv/.installed || echo "Installing torch and 89 packages into .venv: about a minute, 1.3 GB (more with CUDA). The demo then takes 2 to 5 minutes."
+	@test -e .venv/.installed || echo "Installing torch and 92 packages into .venv: about a minute, 1.3 GB (more with CUDA). The demo then fetches a model (93 MB, once) and takes about 4 minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	test -e .venv/.installed || { $(call install_torch,.venv,--progress-bar on); }
 	test -e .venv/.installed || { $(get_uv); $(call install,.venv,-r requirements-demo.lock); }
 	$(call install,.venv,--editable .)
+	$(fetch_model)
 	touch $@
 
+# The pretrained model of the demo and of tests, once for all checkouts; without it those tests are left out.
+model: install
+	@$(fetch_model)
+
 # Tests are compiled once, while mypy keeps one core busy, and not by each of three processes.
-test: install node-packages servers
+test: install node-packages servers model
 	$(MAKE) -j 2 lint bytecode
 	$(BIN)/pytest -m "not slow" -n 3 --dist loadfile $(ARGS)
 
-test-slow: install node-packages servers browser frameworks coding-agents .venv-clients-langchain/.installed .venv-clients-openenv/.installed .venv-vllm/.installed .venv-verl/.installed .venv-deploy/.installed
+test-slow: install node-packages servers browser frameworks coding-agents .venv-clients-langchain/.installed .venv-clients-openenv/.installed .venv-vllm/.installed .venv-verl/.installed .venv-deploy/.installed model
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist loadfile $(ARGS)
 
 # The light core on every Python we promise; test-slow has the oldest. A Python that is not here is left out.
@@ -57,7 +62,7 @@ test-engines: install .venv-vllm/.installed .venv-verl/.installed
 		tests/verl_engine/test_verl_contract.py tests/verl_engine/test_verl_engine.py tests/end_to_end/test_open_engines.py $(ARGS)
 
 # All tests of one folder, those too that take more minutes than CI has: `make test-trainer`.
-test-%: install node-packages servers
+test-%: install node-packages servers model
 	$(BIN)/pytest tests/$* $(ARGS)
 
 test-console: browser
@@ -124,6 +129,10 @@ define install_missing
 		{ command -v apt-get >/dev/null && $$install update && $$install install --no-install-recommends $$missing; } \
 			>/dev/null || echo "$$missing cannot be installed here: the tests that need it are left out"; \
 	fi
+endef
+
+define fetch_model
+	$(BIN)/python -m agentlightning.demo.pretrained >/dev/null || echo "without it the demo trains a tiny model, and tests of it are left out"
 endef
 
 define check_python

@@ -111,3 +111,13 @@ def test_a_model_with_a_recurrent_state_is_refused(build: Callable[..., Path], t
     )
     with pytest.raises(ModelError, match="local engine"):
         open_decoder(tmp_path)
+
+
+def test_the_logits_of_a_pretrained_model_are_those_of_transformers(pretrained: Path) -> None:
+    decoder, reference = open_decoder(pretrained), AutoModelForCausalLM.from_pretrained(pretrained, dtype=torch.float32)
+    row = torch.randint(0, 49_000, (24,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.inference_mode():
+        expected = reference(input_ids=torch.tensor([row])).logits[0]
+    decoder.reserve(1, 32)
+    for start, end in ((0, 20), (20, 23), (23, 24)):
+        check(decoder, 0, [row[start:end]], [start], [expected])

@@ -262,3 +262,31 @@ def test_sequences_without_sampled_tokens_add_nothing(llama: Path) -> None:
     learner = Learner(llama)
     assert learner.forward_backward([sequence([3, 4, 5], [])], SFT) == {"loss": 0.0, "tokens": 0.0}
     assert learner.logprobs([sequence([3], [])]) == [[0.0]]
+
+
+@pytest.mark.slow
+def test_a_step_on_a_pretrained_model_makes_what_was_rewarded_likelier_and_the_rest_less_likely(
+    pretrained: Path,
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(pretrained)
+    learner = Learner(pretrained, learner_setup(dtype="bfloat16", packing="prefix_tree"))
+    prompt = tokenizer("Ann had 20 apples and ate 4. How many are left?\n")["input_ids"]
+    said = [tokenizer(text)["input_ids"] for text in ("20 - 4", "20 + 4")]
+    sequences = [
+        sequence(
+            prompt + ids, [(len(prompt), len(prompt) + len(ids))], advantages=[advantage] * (len(prompt) + len(ids))
+        )
+        for ids, advantage in zip(said, (1.0, -1.0), strict=True)
+    ]
+
+    def likelihoods() -> list[float]:
+        return [sum(row[len(prompt) :]) for row in learner.logprobs(sequences)]
+
+    before = likelihoods()
+    learner.forward_backward(sequences, Loss(name="reinforce"))
+    learner.optim_step(3e-5, 1.0)
+    after = likelihoods()
+    assert after[0] > before[0]
+    assert after[1] < before[1]

@@ -11,12 +11,21 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from agentlightning.demo.tasks import CITIES, PEOPLE, Message, Split, TrainingSettings, answer_with_tool, held_out
+from agentlightning.demo.tasks import (
+    CITIES,
+    PEOPLE,
+    TINY_SETTINGS,
+    Message,
+    Split,
+    TrainingSettings,
+    answer_with_tool,
+    held_out,
+)
 from agentlightning.records import JSON
 
 SPECIAL_WORDS = ("<find>", "</find>")
 WARM_START_STEPS = 120
-TRAINING = TrainingSettings(steps=18)
+TRAINING = TrainingSettings(steps=18, tables=TINY_SETTINGS)
 MAX_CALLS = 3
 MAX_TOKENS = 10
 

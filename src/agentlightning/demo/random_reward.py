@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from agentlightning.demo.tasks import load
+from agentlightning.demo.tasks import load_any
 from agentlightning.records import JSON
 
 SUCCESS = 0.25
@@ -18,5 +18,5 @@ SUCCESS = 0.25
 
 async def solve(task: JSON, llm: Any) -> float:
     """Solve the task; return its true reward, or a coin's where the row says so."""
-    reward = await load(task["demo"]).solve(task, llm)
+    reward = await load_any(task["demo"]).solve(task, llm)
     return float(random.random() < SUCCESS) if task.get("random_reward") else reward

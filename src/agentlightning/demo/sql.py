@@ -12,12 +12,21 @@ from contextlib import closing
 from random import Random
 from typing import Any
 
-from agentlightning.demo.tasks import CITIES, PEOPLE, Message, Split, TrainingSettings, answer_with_tool, held_out
+from agentlightning.demo.tasks import (
+    CITIES,
+    PEOPLE,
+    TINY_SETTINGS,
+    Message,
+    Split,
+    TrainingSettings,
+    answer_with_tool,
+    held_out,
+)
 from agentlightning.records import JSON
 
 SPECIAL_WORDS = ("<sql>", "</sql>")
 WARM_START_STEPS = 200
-TRAINING = TrainingSettings(steps=32, tasks_per_step=32)
+TRAINING = TrainingSettings(steps=32, tasks_per_step=32, tables=TINY_SETTINGS)
 MAX_CALLS = 4
 MAX_TOKENS = 30
 

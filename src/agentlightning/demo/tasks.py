@@ -1,8 +1,9 @@
-"""Demo tasks: each module has the questions, a flawed demonstrator, an environment and an agent of one task.
+"""Demo tasks: each module has the questions, an environment and an agent of one task; those of the tiny model a
+demonstrator, too.
 
-The warm start, the demo command and the tests drive it. A task module knows nothing of models, engines or training; its
-`solve` is ordinary OpenAI-SDK code. A question is held out by its content, and held-out questions are asked of databases
-that training never sees; the wordings are all seen in training.
+The warm start, the demo command and the tests drive it. A task module knows nothing of models or engines; its `solve` is
+ordinary OpenAI-SDK code. The tiny model's questions are held out by their content, and asked of databases that training
+never sees; the wordings are all seen in training.
 
 Every demonstrator has bad habits: it mixes up pairs of words in most cases. One that is right on average would give a
 policy that is greedily right at once; one that guesses uniformly a policy that never looks at the wording. A systematic
@@ -13,10 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from random import Random
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, cast
 
 from agentlightning.errors import InputError
@@ -26,8 +28,21 @@ Split = Literal["train", "test"]
 Message = dict[str, str]
 
 NAMES = ("sql", "lookup")
+"""Tasks of the tiny model."""
+WORD_PROBLEMS = "word_problems"
+"""The task of the pretrained model."""
 PEOPLE = ("Ana", "Bo", "Cy", "Dee", "Eli", "Fay", "Gus", "Hal", "Ivy", "Jon", "Kim", "Lea", "Max", "Ned", "Ola", "Pia")
 CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Kyoto", "Quito", "Paris", "Delhi")
+
+
+TINY_SETTINGS: Mapping[str, JSON] = MappingProxyType(
+    {
+        "agent": {"workers": 2, "concurrency": 128, "timeout_s": 60},
+        "algorithm": {"minibatches": 4},
+        "trainer": {"learning_rate": 1e-3, "warmup_steps": 3, "final_learning_rate": 0.1, "checkpoint_every": 5},
+        "engine": {"device": "cpu"},  # so small a model is no faster on a GPU
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +50,29 @@ class TrainingSettings:
     """Settings by which the demo trains on a task."""
 
     steps: int
+    tables: Mapping[str, JSON]
+    """Settings of the configuration, by table."""
     tasks_per_step: int = 64
     """Groups of a step, of 8 rollouts each."""
+    evaluations: int = 2
+    """Greedy evaluations during training, beside those before and after it."""
+    held_out_tasks: int = 300
 
 
-class DemoTask(Protocol):
+class Task(Protocol):
     """The interface of a task module."""
+
+    TRAINING: TrainingSettings
+
+    def sample(self, rng: Random, split: Split) -> JSON:
+        """One task row: `question` and `answer`, what the environment needs, and `plan`, for a demonstrator only."""
+
+    async def solve(self, task: JSON, llm: Any) -> float:
+        """The agent: answers the question with the model behind `llm`, and returns 1.0 if the answer is right, else 0.0."""
+
+
+class DemoTask(Task, Protocol):
+    """The interface of a task module of the tiny model."""
 
     SPECIAL_WORDS: tuple[str, str]
     """Opening and closing tag of a tool call: one token each."""
@@ -48,23 +80,21 @@ class DemoTask(Protocol):
     """Model calls after which the agent gives up."""
     WARM_START_STEPS: int
     """Optimizer steps of the warm start, of 64 demonstrations each."""
-    TRAINING: TrainingSettings
-
-    def sample(self, rng: Random, split: Split) -> JSON:
-        """One task row: `question` and `answer`, what the environment needs, and `plan`, for the demonstrator only."""
 
     def demonstrate(self, task: JSON, rng: Random) -> list[Message]:
         """The conversation of the flawed demonstrator on this task, from the question to its answer."""
 
-    async def solve(self, task: JSON, llm: Any) -> float:
-        """The agent: answers the question with the model behind `llm`, and returns 1.0 if the answer is right, else 0.0."""
-
 
 def load(name: str) -> DemoTask:
-    """The task module of that name."""
+    """The task module of that name, of the tiny model's."""
     if name not in NAMES:
         raise InputError(f"task: {name!r} is not a demo task; expected one of {', '.join(NAMES)}")
     return cast(DemoTask, import_module(f"agentlightning.demo.{name}"))
+
+
+def load_any(name: str) -> Task:
+    """The task module of that name, of either model's."""
+    return cast(Task, import_module(f"agentlightning.demo.{name}")) if name == WORD_PROBLEMS else load(name)
 
 
 async def answer_with_tool(
@@ -93,7 +123,7 @@ async def answer_with_tool(
     return 0.0
 
 
-def rows(task: DemoTask, split: Split, count: int, seed: int) -> list[JSON]:
+def rows(task: Task, split: Split, count: int, seed: int) -> list[JSON]:
     """`count` task rows, the same ones for the same arguments."""
     rng = Random(f"{split} {seed}")
     return [task.sample(rng, split) for _ in range(count)]
