@@ -85,7 +85,7 @@ def engine_table(settings: Sequence[str]) -> JSON:
         if not name.startswith("engine."):
             raise ConfigError(f"--set {name}: expected a setting of [engine]; the others are the demo's own")
         set_setting(table, name, value)
-    verl = {"device": "auto", "dtype": "float32", "packing": "padded"} if table["engine"].get("name") == "verl" else {}
+    verl = {"device": "auto", "dtype": "float32"} if table["engine"].get("name") == "verl" else {}
     return {**verl, **table["engine"]}
 
 
