@@ -49,7 +49,7 @@ def pretrained_model() -> Path:
 
 
 def is_fetched() -> bool:
-    """Whether the model's folder is there, and whole."""
+    """True if the model's folder is there, and whole."""
     return (model_folder() / MANIFEST).is_file() and damage(model_folder()) is None
 
 
