@@ -166,7 +166,7 @@ async def test_an_engine_that_does_not_learn_samples_with_the_saved_weights_that
 
     engine = Noted(engine_setup(llama, tmp_path / "work", learns=False))
     await engine.start()
-    await engine.publish(1)  # nothing was loaded: it goes on with what it was made with
+    await engine.publish(1)  # nothing was loaded: what it was made with, by the number that calls then carry
     await engine.load(saved)
     await engine.publish(2)
     await engine.restart_learner()
@@ -176,4 +176,5 @@ async def test_an_engine_that_does_not_learn_samples_with_the_saved_weights_that
     with pytest.raises(EngineError, match="nowhere cannot be published"):
         await engine.publish(3)
     await engine.close()
-    assert sampler.published == [(2, sorted(["config.json", "model.safetensors", *more]))]
+    made_of = {path.name for path in llama.iterdir()} | {*more}
+    assert sampler.published == [(1, sorted(made_of)), (2, sorted(["config.json", "model.safetensors", *more]))]

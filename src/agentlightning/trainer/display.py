@@ -27,6 +27,8 @@ PHASES = ("collect", "prepare", "update", "publish")
 MAX_SILENCE_S = 25.0
 """Without a terminal: seconds after which a line says how far the phase is."""
 BEAT_S = 5.0
+MIN_KNOWN = 0.1
+"""Share of a phase from which on it says how long the rest will take: what is long comes first, such as reading prompts."""
 PIPED_WIDTH = 1000
 """Rich takes 80 columns where there is no terminal, and would cut tables to them."""
 
@@ -97,7 +99,8 @@ class Display:
         if self._lines and self._elapsed() - self._last_line >= MAX_SILENCE_S:
             name, done, total = self._phase
             spent = self._elapsed() - self._phase_began
-            left = f", about {_duration(spent * (total - done) / done)} left" if 0 < done < total else ""
+            known = MIN_KNOWN * total <= done < total and not name.startswith("starting")  # whose parts are not alike
+            left = f", about {_duration(spent * (total - done) / done)} left" if known and done else ""
             self._line(f"{name} {done}/{total} for {_duration(spent)}{left}")
 
     def _beat_until_the_end(self) -> None:
