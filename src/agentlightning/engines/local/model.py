@@ -365,7 +365,7 @@ def add_dropout(model: Any, dropout: float, noise: torch.Generator, training: Ca
 
 
 def grows_trees(model: Any) -> str | None:
-    """Why the model's layers cannot attend within prefix trees; None where they can."""
+    """Returns what keeps the layers of a model from attending within prefix trees; None where nothing does."""
     config = model.config
     if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
         return "its attention has a sliding window"
