@@ -30,6 +30,9 @@ ABANDONED: Final = "abandoned"
 TEMPLATE_KWARGS: Final = "chat_template_kwargs"
 """Key of `Call.request_fields`: the variables that the request gave to the model's chat template, and that it read."""
 
+TOOL_SYNTAX: Final = "tool_syntax"
+"""Key of `Call.request_fields`: the syntax in which the prompt has the tools as text, where the chat template has none."""
+
 SYSTEM_PROMPT: Final = "system_prompt"
 """Key of `Call.request_fields`: the prompt template that replaced the agent's system prompt by a rule, its version, and the
 replaced text, unless an earlier call has it (None: the rule's marks were not found)."""

@@ -170,7 +170,7 @@ def test_an_end_token_that_opens_the_next_message_is_not_written_twice(make_rend
         renderer.decode(plan.prompt_ids, special=True) == "<|system|>s<|user|>q0<|assistant|>one<|user|>q1<|assistant|>"
     )
     assert plan.fork_cause is None
-    messages[-1] = {"role": "tool", "content": "t"}
+    messages[-1] = {"role": "system", "content": "t"}
     assert conversation.plan(RequestView.of(messages, None)).fork_cause == "template_rewrites_history"
 
 

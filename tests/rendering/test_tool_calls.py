@@ -12,7 +12,7 @@ from conversations import TOOLS, Talk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_templates import TEMPLATES, WITHOUT_TOOLS
-from toy_templates import HERMES
+from toy_templates import HERMES, SHOWS_TOOLS
 
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.graph import MAX_NESTING, RequestView, canonical, digest, in_call_order, normal
@@ -28,11 +28,14 @@ MAPPING = ("glm4moe", "nemotron_3_nano", "qwen3_5_think")
 """Templates that write the members of arguments, and so fail on a text."""
 
 NAMED = "{% for m in messages %}{{ m.name ~ ':' ~ m.content + '<|im_end|>' }}{% endfor %}"
-NULL = """\
+NULL = (
+    SHOWS_TOOLS
+    + """\
 {%- for m in messages %}
     {%- if m.content is none %}{% for c in m.tool_calls %}{{- c.function.name ~ c.function.arguments }}{% endfor %}
     {%- else %}{{- m.role + ':' + m.content }}{% endif %}{{- '<|im_end|>' }}
 {%- endfor %}"""
+)
 """In the manner of DeepSeek's first one: calls are written only where content is none, and Python's mapping is shown."""
 
 
@@ -249,7 +252,8 @@ ARGUMENTS = '{"z": "é\\n",  "a": 1.50, "n": 12345678901234567890123}'
 def test_arguments_reach_the_template_as_they_were_sent_in_the_form_that_it_wants(
     template: str, shown: str, make_renderer: Callable[..., Renderer]
 ) -> None:
-    renderer = make_renderer(template if template is NULL else real(template))
+    source = template if template is NULL else real(template)
+    renderer = make_renderer(source if template != "deepseekv3" else SHOWS_TOOLS + source)
     assert shown in written(renderer, asked(calling(call(ARGUMENTS)), result("aaaaaaaa1")))
 
 
@@ -274,7 +278,8 @@ def test_arguments_that_are_no_object_are_refused_by_their_field(
 
 
 def test_another_failure_is_not_blamed_on_arguments(make_renderer: Callable[..., Renderer]) -> None:
-    renderer = make_renderer("{{ raise_exception('no tools here') if messages[1].tool_calls }}")
+    refusing = "{{ raise_exception('no tools here') if messages[1] is defined and messages[1].tool_calls }}"
+    renderer = make_renderer(SHOWS_TOOLS + refusing)
     with pytest.raises(RenderError, match="no tools here") as refused:
         written(renderer, asked(calling(call("broken"))))
     assert refused.value.param == "messages"

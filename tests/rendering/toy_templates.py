@@ -1,5 +1,7 @@
 """Chat templates in the manner of real ones, small enough to read."""
 
+SHOWS_TOOLS = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+"""Before a template that writes calls in its own way: one that shows no tools gets them as text."""
 PLAIN = (
     "{% for m in messages %}{{ '<|'+m['role']+'|>'+m['content']+'<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"

@@ -56,6 +56,9 @@ Tasks = Annotated[str | None, typer.Option("--tasks", help="Training tasks: file
 Val = Annotated[str | None, typer.Option("--val", help="Held-out tasks.")]
 Reward = Annotated[str | None, typer.Option("--reward", help="Reward function file.py:name.")]
 Model = Annotated[str | None, typer.Option("--model", help="Hub name or folder of the model.")]
+ChatTemplate = Annotated[
+    str | None, typer.Option("--chat-template", help="In place of the model's chat template: chatml, or a file.")
+]
 Algorithm = Annotated[
     str | None,
     typer.Option(
@@ -159,6 +162,7 @@ def train(
     val: Val = None,
     reward: Reward = None,
     model: Model = None,
+    chat_template: ChatTemplate = None,
     algorithm: Algorithm = None,
     from_run: FromRun = None,
     list_parts: ListAlgorithms = False,
@@ -178,7 +182,7 @@ def train(
         return
     url = one_store(store, server)
     given: dict[str, Any] = {"data.train": tasks, "data.val": val, "agent.reward": reward, "model.path": model}
-    given |= {"algorithm.type": algorithm, "data.from_run": from_run or None}
+    given |= {"model.chat_template": chat_template, "algorithm.type": algorithm, "data.from_run": from_run or None}
     chosen = given_settings(agent, given)
     if rerun is not None:
         if any((config, resume, run, chosen, settings)):

@@ -51,10 +51,15 @@ class Piece:
 class CompletionParser:
     """The parser of one model's completions."""
 
-    def __init__(self, chat_template: str, response_template: JSON | None = None) -> None:
-        self.syntax = None if response_template is not None else syntax_of(chat_template)
+    def __init__(self, chat_template: str, response_template: JSON | None = None, syntax: Syntax | None = None) -> None:
+        """`syntax` is the one that the prompts teach, where these are not the model's own: its tokenizer's response template
+        then knows nothing of them."""
+        compiled = _compiled(response_template)
+        if syntax is not None:
+            response_template = compiled = None
+        self.syntax = syntax if syntax or response_template is not None else syntax_of(chat_template)
         """The way in which the model writes tool calls; None where that is not known."""
-        self._response_template = _compiled(response_template)
+        self._response_template = compiled
         self.thinks = THINK_CLOSE in chat_template and "reasoning_content" in chat_template
         self.is_plain = response_template is None and not self.thinks
         """True where a completion without tools is nothing but content."""

@@ -9,8 +9,11 @@ Refuses to know weights, and what templates write.
 from __future__ import annotations
 
 import codecs
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -24,6 +27,15 @@ if TYPE_CHECKING:
 CHAT_TEMPLATES = "additional_chat_templates"
 """Folder of further chat templates, as transformers writes it; also what their files' names begin with where all files of a
 model are in one folder."""
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        "chatml": "{% for message in messages %}"
+        "{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ eos_token ~ '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    }
+)
+"""Chat templates by name, for models that have none. A message ends with the model's own end token, whatever its vocabulary:
+nothing else ends a completion."""
 RENDERING = (".json", ".jinja", ".txt", ".model")
 """Suffixes of the files in a model's folder that are neither weights nor code."""
 
@@ -66,8 +78,32 @@ def special_tokens(settings: JSON) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str) and text}
 
 
-def chat_templates(folder: Path, settings: JSON) -> dict[str, str]:
-    """Chat templates by name: those in files of their own take precedence over those in the settings."""
+def chat_templates(folder: Path, settings: JSON, tokenizer: Tokenizer, given: str | None = None) -> dict[str, str]:
+    """Chat templates by name: the one `given` (`model.chat_template`: the name of a built-in one, or a file), else those of
+    the folder, whose files take precedence over its settings. ModelError where there is no default."""
+    if given is not None and given in BUILT_IN:
+        before = "".join(tokenizer.encode("").tokens)  # a base model's <bos>
+        return {"default": "{{ " + json.dumps(before) + " }}" + BUILT_IN[given]}
+    if given is not None:
+        try:
+            return {"default": Path(given).expanduser().read_text(encoding="utf-8-sig")}
+        except (OSError, UnicodeDecodeError) as cause:
+            raise ModelError(
+                f"model.chat_template: expected {' or '.join(BUILT_IN)} or a file, got {given!r}, which cannot be read: "
+                f"{getattr(cause, 'strerror', None) or cause}"
+            ) from cause
+    found = _folder_templates(folder, settings)
+    if not found:
+        raise ModelError(
+            f"{folder}: its tokenizer has no chat template, so that messages cannot be rendered: put a chat_template.jinja "
+            'into the folder, or take a built-in one with model.chat_template = "chatml" (--chat-template chatml)'
+        )
+    if "default" not in found:
+        raise ModelError(f"{folder}: its chat templates are {', '.join(sorted(found))}; expected one named default")
+    return found
+
+
+def _folder_templates(folder: Path, settings: JSON) -> dict[str, str]:
     files = [*(folder / CHAT_TEMPLATES).glob("*.jinja"), *folder.glob(f"{CHAT_TEMPLATES}.*.jinja")]
     found = {file.name.removeprefix(f"{CHAT_TEMPLATES}.").removesuffix(".jinja"): file for file in files}
     if (folder / "chat_template.jinja").is_file():

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import jinja2
@@ -22,7 +22,7 @@ from tokenizers.decoders import DecodeStream
 
 from agentlightning.errors import InputError, ModelError
 from agentlightning.records import JSON, PREFILL, ImageSpan, prefill_of, with_completion
-from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser
+from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser, Syntax, syntax_of
 from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import Grammars, TemplateModel
 from agentlightning.rendering.graph import Arguments
@@ -35,6 +35,7 @@ from agentlightning.rendering.model_folder import (
     special_tokens,
     tokenizer_settings,
 )
+from agentlightning.rendering.tool_template import tools_as_text, with_tools
 from agentlightning.runtime import json_text
 
 PROBE = "agl-probe-7f3a9c"
@@ -50,6 +51,9 @@ CALL_ID = "aglprobe1"
 """Nine letters and digits, as Mistral's templates want an id."""
 
 
+_USER: JSON = {"role": "user", "content": "x"}
+
+
 class RenderError(InputError):
     """The model's chat template does not accept these messages; `param` is the field that it fails on."""
 
@@ -62,10 +66,18 @@ class Renderer:
     """Text and token ids for one tokenizer folder.
 
     `cached_texts` bounds the encodings that are kept, one for each stretch of text between two special tokens: replicas of a
-    task share their first prompt, all agents of a run their system message and tools.
+    task share their first prompt, all agents of a run their system message and tools. A chat template that shows no tools is
+    given some (`tool_template`). `chat_template` and `tool_syntax` are the configuration's.
     """
 
-    def __init__(self, folder: str | Path, cached_texts: int = 4096) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        cached_texts: int = 4096,
+        *,
+        chat_template: str | None = None,
+        tool_syntax: Syntax | None = None,
+    ) -> None:
         if not Path(folder).is_dir():
             raise ModelError(f"{folder}: no such folder; expected one with a tokenizer")
         settings = tokenizer_settings(Path(folder))
@@ -73,14 +85,20 @@ class Renderer:
         config = read_json(Path(folder) / "config.json")
         sizes = [one.get("vocab_size") for one in (config, config.get("text_config") or {})]
         self._known_ids = max(self.vocab_size, *(size for size in sizes if isinstance(size, int)), 0)
-        sources = _templates(Path(folder), settings)
-        self._source = "\n".join(sources)
-        compiled = [_compiled(source, folder) for source in sources]
-        self._template, self._tool_template = compiled[0], compiled[-1]
-        read = frozenset[str]().union(*map(_free_variables, compiled, sources))
-        self._variables = _special_variables(Path(folder), settings, read, self._tokenizer)
-        self.variables = read - {"messages", "tools", *self._variables}
-        """Names that the chat template reads beside those that it always gets: `chat_template_kwargs` may set them."""
+        self._takes_text, self._call_form = True, _CallForm()
+        named = chat_templates(Path(folder), settings, self._tokenizer, chat_template)
+        load = partial(self._load_templates, Path(folder), settings)
+        self.chat_template = None if chat_template is None else named["default"]
+        """The one that exports of the model have, where it is another than the folder's."""
+        load(list(dict.fromkeys((named["default"], named.get("tool_use", named["default"])))))
+        self._takes_text = self._writes_text()
+        self.tool_text = tools_as_text(named["default"])
+        """The syntax in which tools are written as text; None where the model's template has tools of its own."""
+        own = (settings.get("response_template") or {}).get("fields", {}).get("tool_calls") is not None
+        if (syntax := self._missing_syntax(tool_syntax, own)) is not None:
+            self.tool_text = syntax
+            self.chat_template = with_tools(named["default"], syntax, self._roles(), self._takes_text)
+            load([self.chat_template])
         self._cuts = _cuts(self._tokenizer)
         self._encode_cached = lru_cache(maxsize=cached_texts)(self._encode)
         self._special = {
@@ -93,12 +111,10 @@ class Renderer:
                 f"{folder}: nothing ends a completion; expected eos_token in tokenizer_config.json, or eos_token_id in "
                 "generation_config.json or config.json"
             )
-        self._takes_text, self._call_form = True, _CallForm()
-        self._takes_text = self._writes_text()
         self._call_form = self._find_call_form()
         self.closing = self._find_closing()
         """Text that the template puts after a completion's text, before anything else; None where it is unknown."""
-        self.parser = CompletionParser(self._source, settings.get("response_template"))
+        self.parser = CompletionParser(self._source, settings.get("response_template"), self.tool_text)
         self.grammar_model = TemplateModel(
             syntax=self.parser.syntax, thinks=self.parser.thinks, special=_grammar_tokens(self._tokenizer).get
         )
@@ -289,10 +305,55 @@ class Renderer:
             before = at + 1
         return whole + ids[before:], tuple(spans)
 
+    def left_out(self) -> list[str]:
+        """Sentences about what the model's chat template does not know, and what is done about it."""
+        said = []
+        if self.tool_text is not None:
+            said.append(
+                f"tools are written into the system message as text ({self.tool_text}): the chat template has none"
+            )
+            if '"system": "user"' in self._source:  # as `with_tools` writes it
+                said.append("system messages are put before the first user's: the chat template takes none")
+        return said
+
+    def _load_templates(self, folder: Path, settings: JSON, sources: list[str]) -> None:
+        """Take these chat templates: for requests without and with tools."""
+        self._source = "\n".join(sources)
+        compiled = [_compiled(source, folder) for source in sources]
+        self._template, self._tool_template = compiled[0], compiled[-1]
+        read = frozenset[str]().union(*map(_free_variables, compiled, sources))
+        self._variables = _special_variables(folder, settings, read, self._tokenizer)
+        self.variables = read - {"messages", "tools", *self._variables}
+        """Names that the chat template reads beside those that it always gets: `chat_template_kwargs` may set them."""
+
+    def _missing_syntax(self, wanted: Syntax | None, own: bool) -> Syntax | None:
+        """The syntax in which tools are still to be written as text: the wanted one, else where the template shows none and
+        the tokenizer has no way of its `own` of reading calls."""
+        if wanted is None and (own or self.tool_text is not None or self._shows([_USER], [_tool(PROBE)])):
+            return None
+        wanted = wanted or syntax_of(self._source) or "hermes"
+        return None if wanted == self.tool_text else wanted
+
+    def _roles(self) -> dict[str, str]:
+        """The roles that messages get where the template may not know theirs. Results of calls are a user's, which every
+        template knows, but where it then drops the reasoning that led to the calls."""
+        reasoned: JSON = {"role": "assistant", "content": "x", "reasoning_content": PROBE}
+        followed = [[_USER, reasoned, {"role": role, "content": "x"}] for role in ("user", "tool")]
+        keeps = self._shows([{"role": "system", "content": PROBE}, _USER], None)
+        roles = {} if keeps else {"system": "user"}
+        return roles if [self._shows(one, None) for one in followed] == [False, True] else {"tool": "user", **roles}
+
+    def _shows(self, messages: list[JSON], tools: list[JSON] | None) -> bool:
+        """True where the template writes PROBE, which is a part of these."""
+        try:
+            return PROBE in self.render(messages, tools, True)
+        except RenderError:
+            return False
+
     def _writes_text(self) -> bool:
         """False where the template writes content only if it is a list of parts, as those of some models with sight do."""
         try:
-            return PROBE in self.render([{"role": "user", "content": PROBE}], None, True)
+            return PROBE in self.render([_USER | {"content": PROBE}], None, True)
         except RenderError:
             return True
 
@@ -329,10 +390,9 @@ class Renderer:
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": CALL_ID, "content": "x"},
         ]
-        function = {"name": "probe", "description": "x", "parameters": {"type": "object", "properties": {}}}
         for form in (_CallForm(), _CallForm(text=True), _CallForm(null=True), _CallForm(text=True, null=True)):
             try:
-                written = self.render(list(map(form.of, messages)), [{"type": "function", "function": function}], True)
+                written = self.render(list(map(form.of, messages)), [_tool("probe")], True)
             except RenderError:
                 continue
             if PROBE in written and f"'{PROBE}'" not in written:  # which is how Python writes a text
@@ -434,14 +494,9 @@ class TextStream:
 # --- loading ------------------------------------------------------------------------------------------------------
 
 
-def _templates(folder: Path, settings: JSON) -> list[str]:
-    """The folder's chat template, and the one for requests with tools where it has another for these."""
-    named = chat_templates(folder, settings)
-    if not named:
-        raise ModelError(f"{folder}: its tokenizer has no chat template, so that messages cannot be rendered")
-    if "default" not in named:
-        raise ModelError(f"{folder}: its chat templates are {', '.join(sorted(named))}; expected one named default")
-    return list(dict.fromkeys((named["default"], named.get("tool_use", named["default"]))))
+def _tool(name: str) -> JSON:
+    function = {"name": name, "description": "x", "parameters": {"type": "object", "properties": {}}}
+    return {"type": "function", "function": function}
 
 
 def _special_variables(folder: Path, settings: JSON, read: frozenset[str], tokenizer: Tokenizer) -> dict[str, str]:

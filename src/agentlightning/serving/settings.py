@@ -75,7 +75,7 @@ def served_config(trained: Config, file: ServeFile, weights: Path, name: str) ->
             f"engine.name: the record of the version's run names the code {engine[:80]!r}, which is not imported to serve "
             "it; if you trust whoever recorded it, name it in [engine] of the serve file"
         )
-    table["model"]["path"] = str(weights)
+    table["model"] |= {"path": str(weights), "chat_template": None}  # a version's folder has its own
     # Keys are of the run that serves, which has a resource with all limits: training from its record has no users.
     table["limits"], table["external"], table["policies"] = file.limits.of_agents.model_dump(mode="json"), {}, {}
     for key in ("temperature", "max_tokens"):

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import shlex
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, Self, TypeVar
 from agentlightning.config.engine import EngineConfig, VllmServerSampler
 from agentlightning.config.external import secret_variables
 from agentlightning.config.prompts import CONFIG_SOURCE
-from agentlightning.config.run import LIMITS_RESOURCE, Config, LimitsConfig, run_record
+from agentlightning.config.run import LIMITS_RESOURCE, Config, LimitsConfig, ModelConfig, run_record
 from agentlightning.engines.base import (
     DEFAULT_POLICY,
     Endpoints,
@@ -30,11 +31,12 @@ from agentlightning.engines.base import (
     Support,
     make_engine,
 )
-from agentlightning.engines.folders import check_model, find_model
+from agentlightning.engines.folders import MANIFEST, check_model, find_model
 from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError, RunTakenError
 from agentlightning.gateway.external_keys import host_of
 from agentlightning.records import JSON, Resource, RunState
 from agentlightning.runner.sandboxes import CommandAgent, check_sandbox, store_folders
+from agentlightning.runtime.disk import make_private_folder
 from agentlightning.runtime.watchdog import STALL_TIMES, HangLimits, Watchdog
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
@@ -111,19 +113,27 @@ class Processes:
         )
         self._stack = AsyncExitStack()
         self._check()
-        self._engines = {alias: self._engine(alias, needs or {}) for alias in self._configs}
+        self._needs = needs or {}
+        self._engines = {alias: self._engine(alias) for alias in self._configs}
         self._check_opponents()
-        several = config.policies or config.agent_model is not None
-        self.engine = PolicyEngines(self._engines) if several else self._engines[DEFAULT_POLICY]
+        self.engine = self._joined_engines()
 
-    def _engine(self, alias: str, needs: Mapping[str, EngineNeeds]) -> Engine:
-        folder, own = self._folder.path, self._configs[alias]
-        needed = needs.get(alias, EngineNeeds())
+    def _joined_engines(self) -> Engine:
+        several = self._config.policies or self._config.agent_model is not None
+        return PolicyEngines(self._engines) if several else self._engines[DEFAULT_POLICY]
+
+    def _work_dir(self, alias: str) -> Path:
+        folder = self._folder.path
+        return folder / "policies" / alias if self._config.policies else folder
+
+    def _engine(self, alias: str, model: Path | None = None) -> Engine:
+        own, needed = self._configs[alias], self._needs.get(alias, EngineNeeds())
         learns = self._learns or not engine_support(own, needed).serves
         setup = engine_setup(
             own,
             needed,
-            work_dir=folder / "policies" / alias if self._config.policies else folder,
+            model=model,
+            work_dir=self._work_dir(alias),
             watchdog=self._watchdog,
             withhold=self._secret_variables,
             learns=learns and alias in self._trained,
@@ -180,11 +190,19 @@ class Processes:
             self._progress.phase("starting: model", 0, 3)
         for name in self._hub_models:
             self._progress.note(f"model.path {name}: no such folder here; asking the Hugging Face hub")
-        # In a thread: a download takes minutes in which Ctrl-C must be heard.
-        return {
-            alias: (await asyncio.to_thread(find_model, own.model.path)).resolve()
-            for alias, own in self._configs.items()
-        }
+        found: dict[str, Path] = {}
+        for alias, own in self._configs.items():
+            # In a thread: a download takes minutes in which Ctrl-C must be heard.
+            model = (await asyncio.to_thread(find_model, own.model.path)).resolve()
+            said, found[alias] = await asyncio.to_thread(
+                with_chat_template, model, own.model, self._work_dir(alias) / "model"
+            )
+            for sentence in said:
+                self._progress.note(f"{alias}: {sentence}" if self._config.policies else sentence)
+            if found[alias] != model:
+                self._engines[alias] = self._engine(alias, found[alias])
+                self.engine = self._joined_engines()
+        return found
 
     @property
     def policy(self) -> JSON:
@@ -444,12 +462,32 @@ def policy_value(
     }
 
 
-def engine_setup(config: Config, needs: EngineNeeds, **given: Any) -> EngineSetup:
-    """The setup of one policy's configured engine; `given` are its fields that no configuration knows."""
+def with_chat_template(model: Path, config: ModelConfig, folder: Path) -> tuple[list[str], Path]:
+    """Sentences about what the model's chat template lacks, and the model's folder; where another template than its own is
+    used, `folder`, which is made of links to its files. ModelError where it has none and none is given."""
+    from agentlightning.rendering.model_folder import CHAT_TEMPLATES  # here, since it loads tokenizers
+    from agentlightning.rendering.renderer import Renderer
+
+    own = Renderer(model, chat_template=config.chat_template, tool_syntax=config.tool_syntax)
+    said = own.left_out()
+    if own.chat_template is None:
+        return said, model
+    shutil.rmtree(folder, ignore_errors=True)
+    make_private_folder(folder)
+    for file in model.iterdir():
+        if file.name not in ("chat_template.jinja", MANIFEST) and not file.name.startswith(CHAT_TEMPLATES):
+            (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").write_text(own.chat_template, encoding="utf-8")
+    return said, folder
+
+
+def engine_setup(config: Config, needs: EngineNeeds, model: Path | None = None, **given: Any) -> EngineSetup:
+    """The setup of one policy's configured engine; `given` are its fields that no configuration knows, `model` the model's
+    folder where that is another than the configured one."""
     trainer = config.trainer
     if trainer.learning_rate is not None:
         given["learning_rate"] = trainer.learning_rate
-    return EngineSetup(model=config.model.path, config=config.engine, seed=trainer.seed, needs=needs, **given)
+    return EngineSetup(model=model or config.model.path, config=config.engine, seed=trainer.seed, needs=needs, **given)
 
 
 def engine_support(config: Config, needs: EngineNeeds) -> Support:

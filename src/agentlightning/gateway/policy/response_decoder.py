@@ -37,7 +37,17 @@ from agentlightning.protocols.base import (
     replayed,
 )
 from agentlightning.protocols.response_items import FOLDS
-from agentlightning.records import ABANDONED, JSON, SYSTEM_PROMPT, TEMPLATE_KWARGS, Call, Resource, Sampling, prefill_of
+from agentlightning.records import (
+    ABANDONED,
+    JSON,
+    SYSTEM_PROMPT,
+    TEMPLATE_KWARGS,
+    TOOL_SYNTAX,
+    Call,
+    Resource,
+    Sampling,
+    prefill_of,
+)
 from agentlightning.rendering.completion_parser import Piece, Splitter, WholeSplitter, held_back
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.model_folder import token_bytes
@@ -149,6 +159,9 @@ class CallJob:
                 kept[name] = value
         if self.plan.parent is None and self.plan.template_kwargs:
             kept[TEMPLATE_KWARGS] = self.plan.template_kwargs
+        renderer = None if self.plan.external else self.conversation.renderer
+        if self.plan.parent is None and self.plan.tools and renderer is not None and renderer.tool_text is not None:
+            kept[TOOL_SYNTAX] = renderer.tool_text
         if prompt := self.call.request.prompt:
             replaced, seen = prompt["replaced"], self.call.attempt.replaced_prompts
             own = blake2b(replaced.encode(errors="replace"), digest_size=16).digest()

@@ -1,0 +1,55 @@
+"""The chat template of a run: tools for a template that has none, one for a model that has none, in what is exported too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from agentlightning.config.run import ModelConfig
+from agentlightning.engines.folders import copy_tokenizer
+from agentlightning.errors import ModelError
+from agentlightning.rendering.renderer import Renderer
+from agentlightning.trainer.processes import with_chat_template
+
+CHATML = "{% for m in messages %}{{ m.role + ':' + m.content + '<end>' }}{% endfor %}"
+
+
+def folder_of(path: Path, template: str | None) -> Path:
+    path.mkdir()
+    tokenizer = Tokenizer(models.WordLevel({"<end>": 0, "user": 1}, unk_token="<end>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {"eos_token": "<end>"} | ({} if template is None else {"chat_template": template})
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "model.safetensors").write_bytes(b"")
+    return path
+
+
+def test_a_template_without_tools_gets_them_in_a_folder_of_the_run_and_says_so(tmp_path: Path) -> None:
+    model = folder_of(tmp_path / "model", CHATML)
+    said, made = with_chat_template(model, ModelConfig(path=str(model)), tmp_path / "run" / "model")
+    assert said == ["tools are written into the system message as text (hermes): the chat template has none"]
+    assert (made / "model.safetensors").resolve() == model / "model.safetensors"
+    exported = tmp_path / "export"
+    exported.mkdir()
+    copy_tokenizer(made, exported)
+    again = Renderer(exported)
+    assert (again.tool_text, again.chat_template) == ("hermes", None)
+    assert with_chat_template(exported, ModelConfig(path="x"), tmp_path / "other") == (said, exported)
+
+
+def test_a_template_with_tools_is_left_alone(tmp_path: Path) -> None:
+    model = folder_of(tmp_path / "model", "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + CHATML)
+    assert with_chat_template(model, ModelConfig(path="x"), tmp_path / "run") == ([], model)
+
+
+def test_a_model_without_a_template_is_refused_unless_one_is_given(tmp_path: Path) -> None:
+    model = folder_of(tmp_path / "model", None)
+    with pytest.raises(ModelError, match=r"has no chat template.*--chat-template chatml"):
+        with_chat_template(model, ModelConfig(path="x"), tmp_path / "run")
+    _, made = with_chat_template(model, ModelConfig(path="x", chat_template="chatml"), tmp_path / "run")
+    assert "<|im_start|>" in (made / "chat_template.jinja").read_text()
