@@ -115,7 +115,7 @@ CALL
 {%- set messages = plain.messages -%}
 {%- set tools = none %}
 """
-"""What stands before the model's own template, which gets texts alone. The results of calls are user messages, one for each
+"""The part before the model's own template, which gets texts alone. The results of calls are user messages, one for each
 turn, with the user's own words after them: many templates know no other roles, and want them by turns."""
 
 
