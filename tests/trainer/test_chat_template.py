@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from agentlightning.config.run import ModelConfig
-from agentlightning.engines.folders import copy_tokenizer
+from agentlightning.engines.folders import copy_tokenizer, window_note
 from agentlightning.errors import ModelError
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.trainer.processes import with_chat_template
@@ -40,6 +40,16 @@ def test_a_template_without_tools_gets_them_in_a_folder_of_the_run_and_says_so(t
     again = Renderer(exported)
     assert (again.tool_text, again.chat_template) == ("hermes", None)
     assert with_chat_template(exported, ModelConfig(path="x"), tmp_path / "other") == (said, exported)
+
+
+@pytest.mark.parametrize(("window", "note"), [(512, "context: 512 of 2048 tokens"), (4096, None), (None, None)])
+def test_a_context_that_is_cut_to_a_sliding_window_is_told(
+    window: int | None, note: str | None, tmp_path: Path
+) -> None:
+    config = {"text_config": {"max_position_embeddings": 2048, "sliding_window": window}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert (window_note(tmp_path) or "").startswith(note or "")
+    assert (window_note(tmp_path) is None) == (note is None)
 
 
 def test_a_template_with_tools_is_left_alone(tmp_path: Path) -> None:

@@ -143,6 +143,13 @@ def max_row_tokens(model: Path) -> int:
     return context_length(type("ModelConfig", (), table))
 
 
+def window_note(model: Path) -> str | None:
+    """A sentence where the model's context is cut to the sliding window of some of its layers; None where it is whole."""
+    table: dict[str, Any] = orjson.loads((model / "config.json").read_bytes())
+    whole, used = (table.get("text_config") or table).get("max_position_embeddings") or 0, max_row_tokens(model)
+    return f"context: {used} of {whole} tokens, the sliding window of the model's layers" if used < whole else None
+
+
 def copy_text(source: Path, target: Path) -> None:
     """Copy a file without the byte order mark that it may begin with, which transformers does not read."""
     target.write_bytes(source.read_bytes().removeprefix(BOM_UTF8))

@@ -31,7 +31,7 @@ from agentlightning.engines.base import (
     Support,
     make_engine,
 )
-from agentlightning.engines.folders import MANIFEST, check_model, find_model
+from agentlightning.engines.folders import MANIFEST, check_model, find_model, window_note
 from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError, RunTakenError
 from agentlightning.gateway.external_keys import host_of
 from agentlightning.records import JSON, Resource, RunState
@@ -197,7 +197,7 @@ class Processes:
             said, found[alias] = await asyncio.to_thread(
                 with_chat_template, model, own.model, self._work_dir(alias) / "model"
             )
-            for sentence in said:
+            for sentence in filter(None, [*said, window_note(model)]):
                 self._progress.note(f"{alias}: {sentence}" if self._config.policies else sentence)
             if found[alias] != model:
                 self._engines[alias] = self._engine(alias, found[alias])
