@@ -5,6 +5,8 @@
 
     calculator, calculator-all, text_to_sql-spider, text_to_sql-joins, text_to_sql-generated, rag-2wiki, rag-musique
                       the examples: training on reward against more of the warm start
+    calculator-smollm2, text_to_sql-smollm2, rag-smollm2
+                      the same with a pretrained model, against a random reward, too; experiments.py runs them
     pictures          the picture game: a model with sight learns, and the share of its calls that are exact
     async             asynchronous against synchronous training, with rollouts that last 0.2 to 2 seconds
     feedback          a served model learns from its users' feedback, or from a coin flip
@@ -48,7 +50,7 @@ from claim import REPOSITORY, Cell, Claim, Outcome, Points  # noqa: E402
 
 EXAMPLES = (
     *("calculator", "calculator-all", "text_to_sql-spider", "text_to_sql-joins", "text_to_sql-generated"),
-    *("rag-2wiki", "rag-musique", "pictures"),
+    *("rag-2wiki", "rag-musique", "pictures", "calculator-smollm2", "text_to_sql-smollm2", "rag-smollm2"),
 )
 MODULES = {
     "async": "asynchronous",
@@ -70,7 +72,7 @@ def load(name: str) -> Claim:
     return found
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--claim", choices=sorted(MODULES), required=True)
     parser.add_argument("--seeds", type=int, help="how many, from 0 [3; credit rules: 5]")
@@ -80,7 +82,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder that keeps models and runs [runs/learning]")
     parser.add_argument("--results", type=Path, help="file that keeps finished arms [results.json in --work]")
     parser.add_argument("--curve", type=Path, help="draw the curves into this PNG")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     claim = load(given.claim)
     arms = given.arms.split(",") if given.arms else list(claim.arms)
     if unknown := [arm for arm in arms if arm not in claim.arms]:

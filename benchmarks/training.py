@@ -1,9 +1,10 @@
 """What merging and prefix trees save of the learner's gradient.
 
-    python benchmarks/training.py [--quick]
+    python benchmarks/training.py [--quick] [--model smollm2|FOLDER]
 
-A model of 4.95 million parameters on one thread; CPU seconds of this process, medians of 5 rounds taken in turns. Each ratio
-is "how many times quicker" for the first of its two names. benchmarks/gpu.py compares whole steps with TRL.
+A model of 4.95 million random parameters, or a given one, on one thread; CPU seconds of this process, medians of 5 rounds
+taken in turns. Each ratio is "how many times quicker" for the first of its two names. gpu.py and real_model.py compare whole
+steps with TRL.
 
 - merged_over_transition: three-turn rollouts of 200 + 3 x 30 tokens, one row per rollout against one row per call.
 - tree_over_merged: 8 rollouts that share a prompt of 256 and go on in two ways, 64 tokens a part, as a prefix tree against
@@ -41,11 +42,19 @@ from work import branches, turns, unique, write_model
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="short rounds, to see that it runs")
+    parser.add_argument("--model", help="smollm2, or a folder; 4.95 million random parameters by default")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        write_model(model)
+        if options.model is None:
+            write_model(model)
+        elif options.model == "smollm2":
+            from agentlightning.demo.pretrained import pretrained_model
+
+            model = pretrained_model()
+        else:
+            model = Path(options.model)
         print(json.dumps(measure(model, rounds=3 if options.quick else 5, small=options.quick)))
 
 

@@ -1,9 +1,12 @@
 """The examples on real data and the picture game, with their own files and commands, as a user would run them.
 
 Arms of an example: `control`, more of the warm start instead (`warm_start.py --control`, `agl eval`), and `trained`
-(`agl train`). Its figures: labelled and held-out rows, rollouts, and the mean of every data set and named reward of the
-rows. A call of the picture game is exact where its prompt continues the calls before it token for token and image for
-image, or is the first; and where it was sampled with the weights of the end, a learner finds its log-probabilities
+(`agl train`). Those of a pretrained model: `base`, as it is; `control`, more of the warm start on gold traces; `random`, a
+coin in the place of the reward; `trained`. Figures: labelled and held-out rows, rollouts, success at temperature 1, and the
+mean of every data set and named reward of the rows.
+
+A call of the picture game is exact where its prompt continues the calls before it token for token and image for image, or is
+the first; and where it was sampled with the weights of the end, a learner finds its log-probabilities
 again, each to 1e-4.
 """
 
@@ -29,6 +32,10 @@ from agentlightning.store.open import open_store
 from agentlightning.store.scan import read_images
 
 TOLERANCE = 1e-4
+HERE = Path(__file__).resolve().parent
+PASSES = 2
+"""Of the warm start of a pretrained model; its control has twice as many."""
+QUICK_PRETRAINED = {"trainer.steps": 2, "trainer.tasks_per_step": 2, "eval.tasks": 8, "eval.every": 0}
 QUICK = {"trainer.steps": 2, "trainer.tasks_per_step": 4, "eval.tasks": 16, "eval.sampled": False}
 
 
@@ -40,6 +47,8 @@ class Example:
     config: str
     words: tuple[str, ...] = ()
     """More words for its warm_start.py."""
+    pretrained: bool = False
+    """SmolLM2-135M-Instruct in place of a tiny model, warm-started on gold traces."""
 
     @property
     def path(self) -> Path:
@@ -54,6 +63,10 @@ EXAMPLES = {
     "text_to_sql-generated": Example("text_to_sql", "train.toml"),
     "rag-2wiki": Example("rag", "train.toml"),
     "rag-musique": Example("rag", "musique.toml", ("--slice", "musique")),
+    **{
+        f"{name}-smollm2": Example(name, "pretrained.toml", pretrained=True)
+        for name in ("calculator", "text_to_sql", "rag")
+    },
 }
 
 
@@ -62,9 +75,63 @@ def warm_start(example: Example, cell: Cell, name: str, to: Path, *more: str) ->
     return last_json(execute(cell, name, *script, *example.words, *more))
 
 
+def pretrained() -> Path:
+    """The model's folder; fetched where it is not there."""
+    from agentlightning.demo.pretrained import pretrained_model
+
+    return pretrained_model()
+
+
+def imitate(cell: Cell, example: Example, name: str, passes: int) -> Path:
+    """The pretrained model after so many passes over gold traces, by `agl train --algorithm sft`."""
+    place, traces = cell.folder / name, cell.folder / "traces.jsonl"
+    place.mkdir(exist_ok=True)
+    script = (sys.executable, REPOSITORY / "examples" / "gold_traces.py", "--example", example.folder, "--to", traces)
+    execute(cell, "traces", *script, "--seed", str(cell.seed), *(["--count", "32"] * cell.quick))
+    store = ("--store", f"sqlite:///{cell.folder}/traces.db", "--runs", cell.folder / "traces-runs")
+    recorded = str(last_json(execute(cell, "record", *AGL, "record", "--traces", traces, *store))["run_id"])
+    settings = {
+        "trainer.epochs": 1 if cell.quick else passes,
+        "trainer.tasks_per_step": 16,
+        "trainer.learning_rate": 5e-5,
+    }
+    words = ("--algorithm", "sft", "--from-run", recorded, "--model", pretrained(), *options(settings))
+    execute(cell, f"{name}/train", *AGL, "train", *words, *store[:2], "--runs", place / "runs")
+    return max(place.glob("runs/*/checkpoints/step-*"))
+
+
+def measure_pretrained(example: Example, cell: Cell) -> Outcome:
+    """Held-out success of one arm, greedy and at temperature 1, before and after."""
+    config, settings = example.path / example.config, dict(QUICK_PRETRAINED) if cell.quick else {}
+    warm, last = imitate(cell, example, "warm_start", PASSES), 0
+    figures, curves = dict[str, float](), list[tuple[float, float]]()
+    if cell.arm in ("trained", "random"):
+        used = settings | {"model.path": str(warm), "trainer.seed": cell.seed}
+        if cell.arm == "random":
+            used |= {"agent.reward": str(HERE / "coin.py:coin"), "eval.tasks": 1, "eval.every": 0}
+        run, rows = train(cell, config, used)
+        figures["rollouts"] = int(sum(row["rollout/count"] for row in rows if row["kind"] == "step"))
+        model, curves = max((run.path / "checkpoints").glob("step-*")), curve(rows)
+    else:
+        model = pretrained() if cell.arm == "base" else imitate(cell, example, "more", 2 * PASSES)
+    if cell.arm == "trained":
+        last = int(curves[-1][0])
+        sampled = [row["eval/sampled/reward_mean"] for row in rows if "eval/sampled/reward_mean" in row]
+        figures |= asyncio.run(parts(cell.place / "agl.db", last))
+    else:
+        pairs = [("before", warm), (cell.arm, model)] if cell.arm != "base" else [(cell.arm, model)]
+        found = [evaluate(cell, name, config, one, settings) for name, one in pairs]
+        curves, sampled = [(step, one["greedy"]) for step, one in enumerate(found)], [one["sampled"] for one in found]
+        figures |= asyncio.run(parts(cell.folder / f"{cell.arm}.db", 0))
+    return Outcome(curves, figures | {"before_t1": sampled[0], "after_t1": sampled[-1]})
+
+
 def prepare(example: Example, cell: Cell) -> None:
     """Six epochs are enough that the agents of a quick run use their tools."""
-    warm_start(example, cell, "warm_start", cell.model, *(["--epochs", "6"] * cell.quick))
+    if example.pretrained:
+        imitate(cell, example, "warm_start", PASSES)
+    else:
+        warm_start(example, cell, "warm_start", cell.model, *(["--epochs", "6"] * cell.quick))
 
 
 def measure(example: Example, cell: Cell) -> Outcome:
@@ -81,20 +148,18 @@ def measure(example: Example, cell: Cell) -> Outcome:
         warm_start(
             example, cell, "control", cell.place / "model", *(("--epochs", "1") if cell.quick else ("--control",))
         )
-        success = [evaluate(cell, name, config, model, settings) for name, model in models(cell)]
+        models = (("before", cell.model), ("control", cell.place / "model"))
+        success = [float(evaluate(cell, name, config, model, settings)["greedy"]) for name, model in models]
         points, last = [(0, success[0]), (1, success[1])], 0
-    return Outcome(points, figures | asyncio.run(parts(cell.place / "agl.db", int(last))))
+    database = cell.place / "agl.db" if cell.arm == "trained" else cell.folder / "control.db"
+    return Outcome(points, figures | asyncio.run(parts(database, int(last))))
 
 
-def models(cell: Cell) -> list[tuple[str, Path]]:
-    return [("before", cell.model), ("agl", cell.place / "model")]
-
-
-def evaluate(cell: Cell, name: str, config: Path, model: Path, settings: JSON) -> float:
-    """Greedy success of a model by ``agl eval``."""
-    words = (config, *options({"model.path": str(model), **settings}), "--runs", cell.place / f"{name}-runs")
-    store = f"sqlite:///{cell.place}/{name}.db"
-    return float(last_json(execute(cell, f"control/{name}", *AGL, "eval", *words, "--store", store))["greedy"])
+def evaluate(cell: Cell, name: str, config: Path, model: Path, settings: JSON) -> JSON:
+    """Success of a model by ``agl eval``: `greedy` and, where it is asked for, `sampled`."""
+    words = (config, *options({"model.path": str(model), **settings}), "--runs", cell.folder / f"{name}-runs")
+    store = f"sqlite:///{cell.folder}/{name}.db"
+    return last_json(execute(cell, f"eval-{name}", *AGL, "eval", *words, "--store", store))
 
 
 async def parts(database: Path, step: int) -> dict[str, float]:
@@ -162,7 +227,11 @@ def differing(learner: Learner, rollout: Rollout, calls: list[Call], images: dic
 
 CLAIMS = {
     **{
-        name: Claim(arms=("control", "trained"), measure=partial(measure, one), prepare=partial(prepare, one))
+        name: Claim(
+            arms=("base", "control", "random", "trained") if one.pretrained else ("control", "trained"),
+            measure=partial(measure_pretrained if one.pretrained else measure, one),
+            prepare=partial(prepare, one),
+        )
         for name, one in EXAMPLES.items()
     },
     "pictures": Claim(arms=("trained",), measure=measure_pictures, prepare=prepare_pictures, seeds=1),

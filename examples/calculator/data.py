@@ -86,8 +86,14 @@ def all_train(seed: int = 0) -> list[dict[str, str]]:
 
 
 def all_heldout() -> list[dict[str, str]]:
-    """Held-out rows of the slice `all`, each with its `set`."""
-    return [problem.row() for problem in split_all()[1]]
+    """Held-out rows of the slice `all`, each with its `set`; the first ones are a sample of all sets."""
+    problems = split_all()[1]
+    return [problem.row() for problem in random.Random(0).sample(problems, len(problems))]
+
+
+def readable_train() -> list[dict[str, str]]:
+    """Training rows of the slice `all` as they are, for a model that reads."""
+    return [problem.row() for problem in split_all()[0]]
 
 
 @lru_cache(maxsize=1)
@@ -103,15 +109,8 @@ def split_all() -> tuple[list[Problem], list[Problem]]:
 
 def svamp() -> list[dict[str, str]]:
     """SVAMP: ASDiv-A's kinds of question, changed so that habits mislead. As it is, for transfer: nothing is held out."""
-    return _plain("svamp")
-
-
-def gsm8k_train() -> list[dict[str, str]]:
-    return _plain("gsm8k_train")
-
-
-def gsm8k_test() -> list[dict[str, str]]:
-    return _plain("gsm8k_test")
+    answers = ((row["question"], to_number(str(row["result"]).strip())) for row in _rows("svamp"))
+    return [{"question": question, "answer": str(answer)} for question, answer in answers if answer is not None]
 
 
 def load() -> list[Problem]:
@@ -239,12 +238,6 @@ def _in_one(chain: str, answer: str) -> str:
         expression = re.sub(r"\d[\d,]*(?:\.\d+)?|\.\d+", earlier, calculation)
         written[to_number(value)] = f"({expression})"
     return expression if is_close(to_number(evaluate(expression)), answer) else ""
-
-
-def _plain(name: str) -> list[dict[str, str]]:
-    """Questions and answers of a whole set, as they are."""
-    answers = ((row["question"], to_number(str(row["result"]).strip())) for row in _rows(name))
-    return [{"question": question, "answer": str(answer)} for question, answer in answers if answer is not None]
 
 
 def _named_rows(name: str) -> Iterable[dict[str, Any]]:

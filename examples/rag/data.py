@@ -95,6 +95,12 @@ def dev_musique() -> list[dict[str, Any]]:
     return dev("musique")
 
 
+def dev_both() -> list[dict[str, Any]]:
+    """Held-out rows of MuSiQue and 2Wiki, each with its `set`; the first ones are a sample of both."""
+    rows = [row | {"set": name} for name in ("musique", "2wiki") for row in dev(name)]
+    return random.Random(0).sample(rows, len(rows))
+
+
 def dev(name: str) -> list[dict[str, Any]]:
     """Held-out rows, in a fixed order, with all their words."""
     return heldout_rows(load(name, "dev"))

@@ -93,12 +93,23 @@ def joins_heldout() -> list[Row]:
     return [problem.row for problem in joins_problems("dev")]
 
 
-def spider_full_train() -> list[Row]:
-    """All of Spider's training questions, with the whole schema, for models that can read."""
+def readable_train() -> list[Row]:
+    """The training questions over one table as they are, with the whole schema, for models that read."""
+    return [row for row in full_train() if spider.is_single_table(row["gold"])]
+
+
+def readable_heldout() -> list[Row]:
+    """All questions over one table of the 20 databases that no training question is about; the first ones are a sample."""
+    rows = [_readable(question) for question in spider.load("dev") if spider.is_single_table(question.query)]
+    return random.Random(0).sample(rows, len(rows))
+
+
+def full_train() -> list[Row]:
+    """All of Spider's training questions, joins and nesting too."""
     return [_readable(question) for question in spider.load("train")]
 
 
-def spider_full_heldout() -> list[Row]:
+def full_heldout() -> list[Row]:
     return [_readable(question) for question in spider.load("dev")]
 
 
@@ -151,7 +162,7 @@ def _is_right(row: Row, program: str) -> bool:
 
 
 def _readable(question: spider.Question) -> Row:
-    return _row(question, question.text, spider.create_statements(question.database))
+    return _row(question, question.text, spider.listing(question.database))
 
 
 def _row(question: spider.Question, text: str, schema: str) -> Row:

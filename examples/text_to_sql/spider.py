@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -183,13 +184,15 @@ def _place(columns: list[Column], tables: list[str], table: str, name: str | Non
     return next((at for at, one in enumerate(columns) if (tables[one.table].lower(), one.name.lower()) == wanted), None)
 
 
-def create_statements(path: Path) -> str:
-    """The database's schema as a model that can read is shown it."""
+@lru_cache(maxsize=256)
+def listing(path: Path) -> str:
+    """Tables and columns as a model that can read is shown them, a quarter of the tokens of their CREATE statements."""
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
         rows = connection.execute(
-            "select sql from sqlite_master where type = 'table' and sql is not null order by rowid"
+            "select t.name, group_concat(c.name, ', ') from sqlite_master t join pragma_table_info(t.name) c"
+            " where t.type = 'table' and t.name not like 'sqlite_%' group by t.rowid order by t.rowid"
         )
-        return "\n".join(re.sub(r"\s+", " ", sql) for (sql,) in rows)
+        return "\n".join(f"{table}({columns})" for table, columns in rows)
 
 
 def lemmas(name: str) -> tuple[str, ...]:

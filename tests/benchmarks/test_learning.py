@@ -140,7 +140,7 @@ def test_every_example_has_the_files_that_its_claims_run() -> None:
     for example in EXAMPLES.values():
         assert (example.path / example.config).is_file()
         assert {file.name for file in example.path.iterdir()} >= {
-            *("agent.py", "data.py", "warm_start.py", "train_gpu.toml", "README.md", "curve.png")
+            *("agent.py", "data.py", "warm_start.py", "pretrained.toml", "README.md", "curve.png")
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import importlib
 import json
@@ -180,6 +181,13 @@ def test_the_slice_of_all_sets_holds_out_templates_and_gsm8ks_own_test_questions
     assert [problem.question for problem in held_out if problem.source == "gsm8k"] == ["Weng has 48 eggs, shared by 2"]
     assert {row["set"] for row in data.all_heldout()} >= {"gsm8k"}
     assert len(data.all_train()) == 2 * len(training)
+    sys.path.insert(0, str(EXAMPLE.parent))
+    gold = importlib.import_module("gold_traces")
+    sys.path.remove(str(EXAMPLE.parent))
+    found = asyncio.run(gold.traces(module("agent").solve_text, gold.calculator(random.Random(0)), 9))
+    last = [(trace["messages"][-2]["content"], trace["messages"][-1]["content"]) for trace in found]
+    assert ("72", "Answer: 72") in last, "the whole chain in one expression"
+    assert all(trace["tools"][0]["function"]["name"] == "calculate" for trace in found)
     data.split_all.cache_clear()
 
 
@@ -191,14 +199,13 @@ def test_questions_of_ones_own_take_the_place_of_a_slice(
     assert "--data: your own questions in place of those of --slice all" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["svamp", "gsm8k_train", "gsm8k_test"])
-def test_sets_that_are_used_whole_have_questions_and_answers(
-    module: Callable[[str], ModuleType], data_root: Path, name: str
+def test_a_set_that_is_used_whole_has_questions_and_answers(
+    module: Callable[[str], ModuleType], data_root: Path
 ) -> None:
-    with gzip.open(data_root / "math" / f"{name}.jsonl.gz", "wt") as file:
+    with gzip.open(data_root / "math" / "svamp.jsonl.gz", "wt") as file:
         file.write(json.dumps({"question": "Tom has 1,100 and 4.", "result": "1,104", "chain": "…"}) + "\n")
         file.write(json.dumps({"question": "Nobody knows.", "result": "many"}) + "\n")
-    assert getattr(module("data"), name)() == [{"question": "Tom has 1,100 and 4.", "answer": "1104"}]
+    assert module("data").svamp() == [{"question": "Tom has 1,100 and 4.", "answer": "1104"}]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The examples' path for real models, `train_gpu.toml --model NAME`, on a model that only looks like a real one."""
+"""The examples' path for real models, `pretrained.toml --model NAME`, on a model that only looks like a real one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 HERE = {
     "engine.device": "cpu",
     "engine.dtype": "float32",
-    "engine.max_num_seqs": 16,
-    "agent.workers": 1,
     "trainer.steps": 2,
     "trainer.tasks_per_step": 2,
-    "trainer.warmup_steps": 0,
     "algorithm.group_size": 2,
     "model.max_tokens": 64,
     "eval.tasks": 4,
 }
-"""What a laptop needs changed; everything else is as a GPU gets it."""
+"""What a test needs changed."""
 
 
 def tool(name: str, argument: str) -> dict[str, Any]:
@@ -75,7 +72,7 @@ def test_a_model_with_a_real_chat_template_is_trained_through_what_it_is_answere
             for number in range(48)
         ]
     write_small_qwen(tmp_path / "small-qwen", conversations, tools)
-    command = [sys.executable, "-m", "agentlightning", "train", str(EXAMPLES / example / "train_gpu.toml")]
+    command = [sys.executable, "-m", "agentlightning", "train", str(EXAMPLES / example / "pretrained.toml")]
     command += ["--model", str(tmp_path / "small-qwen"), "--store", f"sqlite:///{tmp_path}/agl.db"]
     command += [word for name, value in HERE.items() for word in ("--set", f"{name}={value}")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=880, check=False)

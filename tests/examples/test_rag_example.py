@@ -403,3 +403,16 @@ async def test_the_reader_of_a_real_model_sees_text(module: Callable[[str], Modu
     assert requests[0]["messages"][0]["role"] == "system"
     assert requests[0]["messages"][1] == {"role": "user", "content": QUESTION}
     assert requests[2]["messages"][-1]["content"] == f"{PARAGRAPHS[1][1]}: {PARAGRAPHS[1][2]}"
+
+
+async def test_a_gold_trace_searches_for_the_gold_paragraphs_and_answers(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    sys.path.insert(0, str(EXAMPLE.parent))
+    gold = importlib.import_module("gold_traces")
+    sys.path.remove(str(EXAMPLE.parent))
+    trace, *_ = await gold.traces(module("agent").solve_text, gold.rag(random.Random(0)), 9)
+    answers = [one for one in trace["messages"] if one["role"] == "assistant"]
+    assert [len(one.get("tool_calls", [])) for one in answers] == [1, 1, 0]
+    assert answers[-1]["content"] == "Answer: Ohio"
+    assert trace["tools"][0]["function"]["name"] == "search"

@@ -259,9 +259,9 @@ async def test_the_team_over_joined_tables_shows_its_checker_what_came_back(modu
 
 
 def test_real_models_are_shown_the_question_and_the_whole_schema(module: Module, spider_root: Path) -> None:
-    rows = module("data").spider_full_train()
+    rows = module("data").full_train()
     assert [row["question"] for row in rows] == [question for question, _ in QUESTIONS[:4]], "joins too"
-    assert "CREATE TABLE department (head_id int" in rows[0]["schema"].replace("create table", "CREATE TABLE")
+    assert "department(head_id" in rows[0]["schema"]
     assert "names" not in rows[0]
 
 
@@ -348,7 +348,7 @@ async def test_an_error_goes_to_the_rewriter_and_rows_go_to_the_checker(
 
 
 async def test_a_real_model_is_told_its_parts_and_shown_the_rows(module: Module, spider_root: Path) -> None:
-    task = module("data").spider_full_train()[1]
+    task = module("data").full_train()[1]
     answers = [
         "```sql\nSELECT name FROM head\n```",
         "WRONG: the age is missing.",
@@ -358,7 +358,22 @@ async def test_a_real_model_is_told_its_parts_and_shown_the_rows(module: Module,
     reward, requests = await run_team(module("agent").solve_text, task, answers)
     assert reward == 1.0, "columns may come in any order"
     last = requests[-1]
-    assert "table department" in last[1].lower()
+    assert "department(" in last[1]
     assert "Question: List the name and age" in last[1]
     assert last[3].startswith("The database returned:\n3 row(s)\nAnn Bo\nCy\nDi")
     assert last[5].startswith("Rewriter:")
+
+
+async def test_gold_traces_are_the_teams_own_conversations_and_a_mistake_is_not_imitated(spider_root: Path) -> None:
+    sys.path.insert(0, str(EXAMPLE.parent))
+    gold = importlib.import_module("gold_traces")
+    sys.path.remove(str(EXAMPLE.parent))
+    right, repaired = await gold.traces(
+        importlib.import_module("agent").solve_text, gold.text_to_sql(random.Random(1)), 2
+    )
+    said = [one["content"] for one in right["messages"] if one["role"] == "assistant"]
+    assert said[0].startswith("```sql\nSELECT")
+    assert said[1:] == ["RIGHT"]
+    answers = [one for one in repaired["messages"] if one["role"] == "assistant"]
+    assert [one.get("weight", 1) for one in answers] == [0, 1, 1, 1]
+    assert [one["content"] for one in answers[1::2]] == ["WRONG", "RIGHT"]
