@@ -32,7 +32,19 @@ from agentlightning.store.open import open_store
 from agentlightning.store.scan import read_images
 
 TOLERANCE = 1e-4
-HERE = Path(__file__).resolve().parent
+COIN = """\
+import random
+import sys
+
+sys.path.insert(0, {folder!r})
+from agent import solve_text
+
+
+async def solve(task, llm):
+    await solve_text(task, llm)
+    return float(random.random() < 0.25)
+"""
+"""The agent of an example with a coin for its reward."""
 PASSES = 2
 """Of the warm start of a pretrained model; its control has twice as many."""
 QUICK_PRETRAINED = {"trainer.steps": 2, "trainer.tasks_per_step": 2, "eval.tasks": 8, "eval.every": 0}
@@ -108,7 +120,9 @@ def measure_pretrained(example: Example, cell: Cell) -> Outcome:
     if cell.arm in ("trained", "random"):
         used = settings | {"model.path": str(warm), "trainer.seed": cell.seed}
         if cell.arm == "random":
-            used |= {"agent.reward": str(HERE / "coin.py:coin"), "eval.tasks": 1, "eval.every": 0}
+            coin = cell.place / "coin.py"
+            coin.write_text(COIN.format(folder=str(example.path)))
+            used |= {"agent.run": f"{coin}:solve", "agent.reward": [], "eval.tasks": 1, "eval.every": 0}
         run, rows = train(cell, config, used)
         figures["rollouts"] = int(sum(row["rollout/count"] for row in rows if row["kind"] == "step"))
         model, curves = max((run.path / "checkpoints").glob("step-*")), curve(rows)
