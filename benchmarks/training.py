@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measure(model: Path, rounds: int, small: bool) -> dict[str, float]:
-    padded = Learner(model, LearnerSetup(config=EngineConfig(device="cpu")))
+    padded = Learner(model, LearnerSetup(config=EngineConfig(device="cpu", packing="padded")))
     shared = Learner(model, LearnerSetup(config=EngineConfig(device="cpu", packing="prefix_tree")))
     merged, calls = turns(2 if small else 16)
     trees = {rollouts: branches(rollouts) for rollouts in ((2, 4) if small else (4, 8, 16))}
