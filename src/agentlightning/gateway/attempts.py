@@ -86,7 +86,7 @@ class TrackedAttempt:
     ends: int = 0
     """Calls beyond a limit that were told to end."""
     ended_by: ApiError | None = None
-    """Why the last of them was sent: a message that no record has, and that a request may continue by its id."""
+    """The reason sent with the last of them: a message that no record has, and that a request may continue by its id."""
     ends_refused: bool = False
     """No call was answered since a refusal was recorded last."""
     ends_failed: bool = False
