@@ -20,6 +20,7 @@ FUNCTION = {"name": "weather", "description": "looks", "parameters": PARAMETERS}
 HI = {"role": "user", "content": "hi"}
 
 MEMBERS = """\
+{%- for tool in tools or [] %}{{- tool | tojson }}{% endfor %}
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content }}
     {%- for call in message.tool_calls or [] %}
