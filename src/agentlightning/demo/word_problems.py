@@ -21,9 +21,8 @@ TRAINING = TrainingSettings(
     held_out_tasks=100,
     tables={
         "agent": {"workers": 1, "concurrency": 64},
-        "algorithm": {"minibatches": 1},
-        "trainer": {"learning_rate": 3e-5, "final_learning_rate": 1.0, "checkpoint_every": 20},
-        "engine": {"device": "cpu", "dtype": "bfloat16", "packing": "prefix_tree"},
+        "trainer": {"final_learning_rate": 1.0, "checkpoint_every": 20},
+        "engine": {"device": "cpu"},
     },
 )
 MAX_TOKENS = 16

@@ -82,7 +82,7 @@ def estimate_speed(
         # What a call adds to the one before; equal prompts of a group count once in prefix trees.
         added = float(sum(len(call.suffix_ids) for call in calls))
         shared = sum(len(call.suffix_ids) for call in calls if call.parent_id is None)
-        if config.engine.packing == "prefix_tree":
+        if config.engine.packing == "prefix_tree" or (config.engine.packing == "auto" and learner[1].cpu):
             added -= shared * (1 - 1 / group_size)
         update_s = update_seconds((added + sampled) * of_step / count, *learner)
     step_s = collect_s + update_s
