@@ -6,6 +6,11 @@ folder. It is fetched and imported once for all checkouts of a user.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()  # before anything else is imported
+
 import importlib.util
 import os
 import subprocess

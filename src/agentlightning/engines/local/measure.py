@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()  # before anything else is imported
+
+import argparse
 import os
 import sys
 import time
@@ -80,8 +86,10 @@ def _flops(device: str, dtype: torch.dtype) -> float:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("config", help="[engine] as JSON")
     try:
-        machine = measure(EngineConfig.model_validate_json(sys.argv[1]))
+        machine = measure(EngineConfig.model_validate_json(parser.parse_args().config))
     except AgentLightningError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
