@@ -135,7 +135,8 @@ def open_tokenizer(folder: Path, settings: JSON) -> Tokenizer:
     try:
         converted: Tokenizer = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
     except (OSError, ValueError, AttributeError) as cause:
-        raise ModelError(f"{folder}: no tokenizer can be loaded from it: {cause}") from cause
+        said = (str(cause).splitlines() or [type(cause).__name__])[0]
+        raise ModelError(f"{folder}: no tokenizer can be loaded from it: {said}") from cause
     return converted
 
 
