@@ -38,17 +38,24 @@ test: install node-packages servers model
 	$(MAKE) -j 2 lint bytecode
 	$(BIN)/pytest -m "not slow" -n 3 --dist loadfile $(ARGS)
 
-test-slow: install node-packages servers browser frameworks coding-agents .venv-clients-langchain/.installed .venv-clients-openenv/.installed .venv-vllm/.installed .venv-verl/.installed .venv-deploy/.installed model
-	$(BIN)/pytest -m "slow and not long" -n 2 --dist loadfile $(ARGS)
+# Only files with a slow test are collected. Each worker begins with half of them, and the one that is done first takes of the other's.
+# By hand, since what they install or run takes minutes:
+#   make test-vllm           vLLM (1.7 GB): the engine contract, token ids, grammars, images
+#   make test-verl           verl (1.2 GB): the engine contract, chaos, verl in charge
+#   make test-clients        SDKs' and LangChain's own suites, OpenEnv, Google's SDK, frameworks that conflict with .venv (2 GB)
+#   make test-coding-agents  Claude Code, Codex, Gemini CLI, Qwen Code, opencode (1.4 GB)
+#   make test-pythons        the light core, installed anew on each Python
+#   make test-kubernetes, make test-phoenix, and make test-ROOM for its tests marked `long`
+test-slow: install node-packages servers browser .venv-deploy/.installed model
+	$(BIN)/pytest -m "slow and not long" -n 2 --dist worksteal $$(grep -rl --include='test_*.py' mark.slow tests) $(ARGS)
 
-# The light core on every Python we promise; test-slow has the oldest. A Python that is not here is left out.
+# The light core on every Python we promise. A Python that is not here is left out.
 test-pythons: install
-	$(BIN)/pytest -m slow tests/test_pythons.py -rs $(ARGS)
+	$(BIN)/pytest tests/test_pythons.py -rs $(ARGS)
 
-# Test suites and agent frameworks that others wrote against a real gateway, each in an environment of its own; what test-slow runs
-# of them, too.
+# Test suites and agent frameworks that others wrote against a real gateway, each in an environment of its own.
 test-clients: install node-packages frameworks clients
-	$(BIN)/pytest -m slow -n 2 --dist loadfile tests/clients tests/frameworks $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile tests/clients tests/frameworks tests/sdk/test_google_sdk.py tests/runner/test_connection_pool.py $(ARGS)
 
 test-vllm: install .venv-vllm/.installed
 	$(BIN)/pytest -m vllm $(ARGS)

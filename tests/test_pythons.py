@@ -39,9 +39,8 @@ def interpreter(version: str) -> str | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "version", ["3.11", *(pytest.param(each, marks=pytest.mark.long) for each in ("3.12", "3.13"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_the_light_core_installs_and_passes_its_tests(version: str, tmp_path: Path) -> None:
     if (python := interpreter(version)) is None:
         pytest.skip(f"there is no Python {version} here")

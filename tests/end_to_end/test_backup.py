@@ -15,7 +15,7 @@ from training import STEPS, Training
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 async def test_a_run_that_was_backed_up_while_it_trained_is_resumed_from_the_backup(

@@ -18,7 +18,7 @@ from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.store.open import open_store
 from agentlightning.store.rules import broken_warning
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STEPS, TASKS, GROUP = 2, 2, 2
 

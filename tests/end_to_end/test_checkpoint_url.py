@@ -24,7 +24,7 @@ from agentlightning.store.client import LightningStoreClient
 from agentlightning.traces.importer import TraceImport
 from s3_server import BUCKET, s3_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 KEY = "key-of-the-tests"
 STEPS, LAST = 6, Path("checkpoints") / "step-000006" / "model.safetensors"

@@ -128,7 +128,7 @@ PACE = ("trainer.tasks_per_step=64", "trainer.checkpoint_every=100")
 @pytest.mark.parametrize(
     ("algorithm", "steps", "rate", "settings", "least"),
     [
-        ("rft", 30, "1e-3", (), 0.4),
+        pytest.param("rft", 30, "1e-3", (), 0.4, marks=pytest.mark.long),
         pytest.param("sft", 30, "1e-3", ("algorithm.threshold=1.0",), 0.4, marks=pytest.mark.long),
         ("dpo", 30, "3e-4", (), 0.25),
         pytest.param("kto", 30, "3e-4", (), 0.25, marks=pytest.mark.long),
@@ -167,6 +167,7 @@ def test_distillation_from_a_model_whose_text_alone_is_known(model: Path, tmp_pa
     house.folder.close()
 
 
+@pytest.mark.long
 def test_text_from_a_file_teaches_as_the_record_does(house: House, model: Path, tmp_path: Path) -> None:
     """What the agent did leaves as conversations with rewards, comes back as traces of anybody's, and is learned from."""
     file = tmp_path / "rows.jsonl"

@@ -27,7 +27,7 @@ from agentlightning.records import ABANDONED, Rollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 KEY = {"AGL_SERVER_KEY": "key-of-the-tests"}
 SAMPLER_KEY = {"SAMPLER_KEY": "key-of-the-sampler"}
@@ -162,7 +162,7 @@ def hosts(folder: Folder, model: Path) -> Iterator[Hosts]:
         yield Hosts(network, folder, model)
 
 
-@pytest.mark.parametrize("seconds", [8.0, pytest.param(60.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [8.0, 60.0])
 async def test_a_run_on_four_hosts_over_a_bad_network_loses_nothing_where_each_is_cut_off(
     hosts: Hosts, seconds: float
 ) -> None:
@@ -179,7 +179,6 @@ async def test_a_run_on_four_hosts_over_a_bad_network_loses_nothing_where_each_i
 
 
 @pytest.mark.vllm
-@pytest.mark.long
 @pytest.mark.skipif(not VLLM.exists(), reason=f"{VLLM} does not exist: `make test-vllm` installs vLLM there")
 async def test_vllm_samples_on_a_host_of_its_own_and_is_waited_for_where_that_is_cut_off(
     folder: Folder, tmp_path_factory: pytest.TempPathFactory

@@ -11,7 +11,7 @@ import pytest
 from command_line import Folder
 from training import LEARNER, SAMPLER, SERVER, WORKER, Training
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 HANG_S = 15.0
 SETTINGS = ("--set", f"trainer.hang_timeout_s={HANG_S}")
@@ -50,7 +50,6 @@ async def test_every_process_that_hangs_is_killed_and_replaced_and_nothing_is_lo
     await training.check()
 
 
-@pytest.mark.long
 async def test_a_machine_that_slept_for_longer_than_a_hang_kills_nobody(training: Training) -> None:
     run = await training.start_and_hold(1, *SETTINGS)
     tree = [process for process, _ in training.folder.commands()]

@@ -117,6 +117,7 @@ ADAPTER = (
 )
 
 
+@pytest.mark.long
 async def test_a_killed_learner_of_an_adapter_goes_back_to_its_checkpoint(training: Training) -> None:
     process = await training.start_and_hold(3, *words(*ADAPTER))
     kill(training.processes(LEARNER)[-1])
@@ -150,6 +151,7 @@ async def test_ctrl_c_ends_after_the_step_with_a_checkpoint_and_the_line_that_re
     await training.check()
 
 
+@pytest.mark.long
 async def test_a_named_run_that_is_told_to_end_exits_with_75_and_the_same_words_go_on_with_it(
     training: Training,
 ) -> None:

@@ -154,15 +154,8 @@ async def test_a_gateway_that_the_network_leaves_comes_back_with_every_rollout(
         await check(store, hosts.run_id, ROLLOUTS)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "ahead_s"),
-    [
-        ("store", -3600),
-        pytest.param("gateway", 3600, marks=pytest.mark.long),
-        pytest.param("one", -3600, marks=pytest.mark.long),
-        pytest.param("one", 3600, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("wrong", "ahead_s"), [("store", -3600), ("gateway", 3600), ("one", -3600), ("one", 3600)])
 async def test_leases_hold_and_run_out_whatever_the_clocks_say(
     network: Network, tmp_path: Path, wrong: str, ahead_s: float
 ) -> None:

@@ -14,7 +14,7 @@ from training import CONFIG, GROUP, TASKS, Training
 
 from agentlightning.store.open import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm" / "own_algorithm.py"
 OWN = (

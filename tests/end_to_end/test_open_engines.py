@@ -17,10 +17,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_engine" / "plain_torch.p
 SETTINGS = ("--set", "engine.name=plain_torch.py:PlainTorch")
 
 
-async def test_a_run_on_a_file_s_engine_survives_its_death(folder: Folder, model: Path) -> None:
+async def test_a_run_on_a_file_s_engine_refuses_what_it_does_not_read_and_survives_its_death(
+    folder: Folder, model: Path
+) -> None:
     shutil.copy(EXAMPLE, folder.path)
     training = Training(folder, model)
     folder.write("run.toml", CONFIG.partition("[engine]")[0].format(model=model))
+    assert await training.ended(training.start(*SETTINGS, "--set", "engine.packing=prefix_tree")) == 2
+    assert "engine.packing has no effect with the engine" in training.output
     process = training.start(*SETTINGS)
     await training.after_step(process, 3)
     os.kill(process.pid, signal.SIGKILL)
@@ -28,10 +32,3 @@ async def test_a_run_on_a_file_s_engine_survives_its_death(folder: Folder, model
     assert await training.ended(training.resume()) == 0, training.output
     assert training.step == STEPS
     await training.check()
-
-
-async def test_a_setting_that_the_engine_does_not_read_ends_the_run_at_start(folder: Folder, model: Path) -> None:
-    shutil.copy(EXAMPLE, folder.path)
-    training = Training(folder, model)
-    assert await training.ended(training.start(*SETTINGS, "--set", "engine.packing=prefix_tree")) == 2
-    assert "engine.packing has no effect with the engine" in training.output

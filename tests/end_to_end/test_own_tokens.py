@@ -14,7 +14,7 @@ from agentlightning.records import Call
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 PAGE = Path(__file__).parents[2] / "docs" / "apis.md"
 RIGHT = {"red": "alpha", "green": "beta", "blue": "gamma", "black": "delta"}

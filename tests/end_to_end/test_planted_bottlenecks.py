@@ -16,7 +16,7 @@ from agentlightning.console.reader import Reader
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SLOW_TOOL = """
 import asyncio

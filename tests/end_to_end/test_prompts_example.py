@@ -23,6 +23,7 @@ def said(done: subprocess.CompletedProcess[str]) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_example_proves_its_better_prompt_and_promotes_it(folder: Folder) -> None:
     for file in EXAMPLE.iterdir():
         if file.is_file():

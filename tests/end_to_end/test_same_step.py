@@ -20,7 +20,7 @@ from training import CHECKPOINT_EVERY, LEARNER, Training
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 LAST = CHECKPOINT_EVERY + 2
 """Two steps are executed again: one that was closed, and one that was open."""

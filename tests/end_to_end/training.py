@@ -57,8 +57,7 @@ AGENT = """
 import asyncio
 from pathlib import Path
 
-from agentlightning.demo import lookup, tiny_model
-from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
+from agentlightning.demo import lookup
 from agentlightning.runner.attempt import CURRENT
 
 
