@@ -9,9 +9,7 @@ programs are installed (console_store.py). Then, in the process of the store:
 
 And in Chromium, where it is installed (console_browsers.py):
 
-    first_paint_s      the slowest page of the console over that store, in a new browser
-    live_run_slowdown  how much longer a step of the demo takes with five browsers on its page: .03 is 3%
-    heap_growth        of a page that watched 900 steps come in, half an hour of its clock, over its heap after 300
+    first_paint_s    the slowest page of the console over that store, in a new browser
 
 Figures are of the slower database; those of each are printed before.
 
@@ -87,9 +85,6 @@ def main() -> None:
                     worst[figure] = max(value, worst.get(figure, 0.0))
     if (reason := console_browsers.missing()) is not None:
         print(f"browsers: left out: {reason}")
-    else:
-        worst["live_run_slowdown"] = console_browsers.live_run_slowdown(1 if given.quick else 3)
-        worst["heap_growth"] = console_browsers.heap_growth(90 if given.quick else console_browsers.TICKS)
     print(json.dumps(worst))
 
 

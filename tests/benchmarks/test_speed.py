@@ -53,15 +53,13 @@ def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param("gateway.py", marks=pytest.mark.skipif(bool(MISSING), reason="needs wrk and nginx")),
-        *("store.py", "tracing.py", "training.py"),
-        pytest.param("gpu.py", marks=pytest.mark.long),
-        pytest.param(
-            "scale.py", marks=[pytest.mark.long, pytest.mark.skipif(POSTGRES is None, reason="no PostgreSQL")]
-        ),
+        *("store.py", "tracing.py", "training.py", "gpu.py"),
+        pytest.param("scale.py", marks=pytest.mark.skipif(POSTGRES is None, reason="no PostgreSQL")),
     ],
 )
 def test_a_quick_run_prints_every_figure(name: str) -> None:

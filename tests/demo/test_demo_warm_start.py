@@ -58,7 +58,7 @@ def test_the_learning_rate_warms_up_stays_and_falls_to_a_tenth():
 
 
 @pytest.mark.slow
-def test_a_warm_start_leaves_a_model_that_has_begun_to_imitate(tmp_path: Path):
+def test_a_warm_start_leaves_a_model_that_has_begun_to_imitate_and_is_the_same_for_a_seed(tmp_path: Path):
     reports: list[dict[str, float]] = []
 
     facts = warm_start.warm_start(
@@ -71,11 +71,5 @@ def test_a_warm_start_leaves_a_model_that_has_begun_to_imitate(tmp_path: Path):
     assert sum(parameter.numel() for parameter in model.parameters()) == facts["parameters"]
     assert len(AutoTokenizer.from_pretrained(tmp_path / "a")) == model.config.vocab_size
     assert 0.15 < facts["demonstrator"] < 0.45
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_policy(tmp_path: Path):
-    for name in "ab":
-        warm_start.warm_start("lookup", tmp_path / name, seed=3, threads=1, report=lambda _: None, steps=3, count=64)
-
+    warm_start.warm_start("lookup", tmp_path / "b", seed=0, threads=1, report=lambda _: None, steps=20, count=200)
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()

@@ -30,14 +30,14 @@ class House:
         self.run_id = run_id
         self.folder = folder
 
-    async def rollouts(self, agent: str, *tasks: JSON, **env: str) -> list[Rollout]:
-        """What a worker process with this agent and environment makes of these tasks."""
+    async def rollouts(self, agent: str, *tasks: JSON, before: int = 0, **env: str) -> list[Rollout]:
+        """What a worker process with this agent and environment makes of these tasks; `before`: rollouts finished so far."""
         new = [NewRollout(run_id=self.run_id, task=task, group_id=str(place)) for place, task in enumerate(tasks)]
         queued = await self.store.enqueue(new)
         worker = self.folder.start(
             "worker", agent, "--server", self.server, "--run", self.run_id, env={"AGL_SERVER_KEY": KEY, **env}
         )
-        finished = await self.store.wait(self.run_id, at_least=len(tasks), timeout_s=DEADLINE_S)
+        finished = await self.store.wait(self.run_id, at_least=before + len(tasks), timeout_s=DEADLINE_S)
         worker.send_signal(signal.SIGINT)
         assert await asyncio.to_thread(worker.wait, DEADLINE_S) == 0
         by_id = {rollout.id: rollout for rollout in finished}

@@ -5,16 +5,13 @@ Everything is real but the model, which asks for the weather in Paris until a to
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
-from collections.abc import AsyncIterator
 
 import pytest
-from command_line import DEADLINE_S, Folder
-from house import KEY, House, open_house
+from command_line import Folder
+from house import House, open_house
 
-from agentlightning.records import JSON, NewRollout
+from agentlightning.records import JSON
 
 ASKS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 RULES: JSON = {
@@ -73,9 +70,7 @@ async def solve(task, llm):
         messages.append({"role": "user", "content": answers})
     return 1.0
 """,
-}
-
-PROGRAM = """
+    "program": """
 import json, os, urllib.request
 
 def ask(messages):
@@ -93,18 +88,13 @@ for result in [*RESULTS, None]:
     for call in messages[-1].get("tool_calls") or []:
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 print(json.dumps({"reward": 1.0}))
-"""
+""",
+}
 
 
 def says(prompt: str) -> str:
     """The model: it goes on asking until it has heard of the sun."""
     return "It is sunny." if "sunny" in prompt.rpartition("weather in")[2] else ASKS
-
-
-@pytest.fixture
-async def weather(folder: Folder) -> AsyncIterator[House]:
-    async with open_house(folder, {"air": {"rules": RULES}}, says) as opened:
-        yield opened
 
 
 async def earned(house: House, rollout_id: str) -> dict[tuple[str, int], float]:
@@ -115,65 +105,12 @@ async def earned(house: House, rollout_id: str) -> dict[tuple[str, int], float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", AGENTS)
-async def test_the_rules_see_what_tools_gave_whatever_protocol_the_agent_speaks(weather: House, protocol: str) -> None:
-    weather.folder.write("agent.py", PARAMETERS + AGENTS[protocol])
-    [rollout] = await weather.rollouts("agent.py:solve", {"n": 1})
-    assert (rollout.error, rollout.reward) == (None, 1.0)
-    assert await earned(weather, rollout.id) == EXPECTED
-
-
-@pytest.mark.slow
-async def test_a_program_that_knows_nothing_of_us_is_judged_alike(weather: House) -> None:
-    weather.folder.write("agent.py", PARAMETERS + PROGRAM)
-    [rollout] = await weather.rollouts(f"{sys.executable} agent.py", {"n": 1})
-    assert (rollout.error, rollout.reward) == (None, 1.0)
-    assert await earned(weather, rollout.id) == EXPECTED
-
-
-WAITS = """
-import time
-
-def solve(task, llm):
-    import json, pathlib, urllib.request
-    request = urllib.request.Request(
-        llm.base_url + "/chat/completions",
-        data=json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode(),
-        headers={"content-type": "application/json", "authorization": "Bearer " + llm.api_key},
-    )
-    urllib.request.urlopen(request).read()
-    while not pathlib.Path(task["go"]).exists():
-        time.sleep(0.01)
-    return 1.0
-"""
-
-
-@pytest.mark.slow  # a lease lasts half a minute
-async def test_a_worker_killed_before_the_end_gives_nothing_and_the_next_attempt_gives_what_it_earned(
-    folder: Folder,
-) -> None:
-    async with open_house(
-        folder, {"air": {"rules": {"truncated": -1.0, "seen": {"weight": 0.5, "run": "rules.py:seen"}}}}
-    ) as house:
-        folder.write("rules.py", "def seen(step, earlier):\n    return 1.0\n")
-        folder.write("agent.py", WAITS)
-        go = folder.path / "go"
-        task = {"go": str(go)}
-        [queued] = await house.store.enqueue([NewRollout(run_id=house.run_id, task=task, group_id="g")])
-        arguments = ("worker", "agent.py:solve", "--server", house.server, "--run", house.run_id)
-        first = folder.start(*arguments, env={"AGL_SERVER_KEY": KEY})
-        while not await house.store.calls([queued.id]):
-            assert first.poll() is None
-            await asyncio.sleep(0.02)
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-        assert await house.store.rewards([queued.id]) == []
-        [attempt] = await house.store.attempts([queued.id])
-        assert attempt.state == "running"  # nobody knows yet; its lease has to run out
-        go.touch()
-        second = folder.start(*arguments, env={"AGL_SERVER_KEY": KEY})
-        [rollout] = await house.store.wait(house.run_id, at_least=1, timeout_s=DEADLINE_S)
-        second.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(second.wait, DEADLINE_S) == 0
-        rewards = [reward for reward in await house.store.rewards([rollout.id]) if reward.source == "air"]
-        assert [(reward.attempt, reward.name, reward.value) for reward in rewards] == [(2, "air.seen", 0.5)]
+async def test_the_rules_see_what_tools_gave_whatever_protocol_and_language_the_agent_speaks(folder: Folder) -> None:
+    for name, source in AGENTS.items():
+        folder.write(f"{name}.py", PARAMETERS + source)
+    agents = ("chat.py:solve", "messages.py:solve", f"{sys.executable} program.py")
+    async with open_house(folder, {"air": {"rules": RULES}}, says) as house:
+        for done, agent in enumerate(agents):
+            [rollout] = await house.rollouts(agent, {"n": done}, before=done)
+            assert (rollout.error, rollout.reward) == (None, 1.0)
+            assert await earned(house, rollout.id) == EXPECTED

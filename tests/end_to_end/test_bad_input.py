@@ -121,12 +121,9 @@ def test_a_wrong_setting_task_or_model_is_refused_before_anything_starts(
     assert project.processes() == []
 
 
-def test_a_store_of_an_unknown_kind_is_refused(invoke: Callable[..., Result]) -> None:
+def test_a_store_of_an_unknown_kind_and_a_file_that_is_not_there_are_refused(invoke: Callable[..., Result]) -> None:
     refused_at_once(invoke("runs", "list", "--store", "mysql://here"), "expected memory://, sqlite:///path", "mysql")
-
-
-def test_a_file_that_is_not_there_is_refused(folder: Folder) -> None:
-    refused(folder.run("train", "none.toml"), 2, "none.toml: no such file")
+    refused_at_once(invoke("train", "none.toml"), "none.toml: no such file")
 
 
 async def test_export_leaves_a_folder_that_is_not_empty_as_it_is(folder: Folder) -> None:
@@ -156,31 +153,24 @@ def test_a_port_in_use_is_refused(folder: Folder) -> None:
         refused(folder.run("serve", "--store", "memory://", "--port", port), 1, f"port {port} of 127.0.0.1 is in use")
 
 
-def test_a_server_beyond_loopback_whose_key_others_can_read_is_refused(folder: Folder) -> None:
+def test_a_server_beyond_loopback_whose_key_others_can_read_or_nobody_can_keep_is_refused(
+    folder: Folder, invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder.write("agl.db.server-key", "sk-known").chmod(0o644)
-    done = folder.run("serve", "--store", "sqlite:///agl.db", "--host", "0.0.0.0", "--port", "0")
+    beyond = ("--host", "0.0.0.0", "--port", "0")
+    done = folder.run("serve", "--store", "sqlite:///agl.db", *beyond)
     refused(done, 2, "the server key can be read by others")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder.write("a-file", "")))
+    refused_at_once(invoke("serve", "--store", "memory://", *beyond), "the server key cannot be kept there")
 
 
 # --- agents and rewards -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("agent", "words"),
-    [
-        ("none.py:solve", ["agent file 'none.py' does not exist"]),
-        ("agent.py:few", ["(task, llm)", "its signature is (task)"]),
-    ],
-)
-def test_an_agent_that_does_not_import_ends_its_worker(folder: Folder, agent: str, words: list[str]) -> None:
-    folder.write("broken.py", "import os\nimport no_such_library\ndef solve(task, llm): ...\n")
-    folder.write("syntax.py", "def solve(task, llm)\n")
-    folder.write("agent.py", "def solve(task, llm): ...\ndef few(task): ...\n")
-    done = folder.run("worker", agent, "--server", "http://127.0.0.1:1", "--run", "r")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    for word in words:
-        assert word in done.stderr
+def test_an_agent_that_does_not_import_ends_its_worker(folder: Folder) -> None:
+    folder.write("agent.py", "import no_such_library\ndef solve(task, llm): ...\n")
+    done = folder.run("worker", "agent.py:solve", "--server", "http://127.0.0.1:1", "--run", "r")
+    refused(done, 2, "No module named 'no_such_library'")
 
 
 async def test_a_reward_that_is_no_number_fails_its_attempt_and_is_listed(house: House) -> None:
@@ -323,9 +313,3 @@ async def test_a_full_disk_under_the_store_ends_the_run_and_space_resumes_it(
     assert mount(small_disk, "remount,size=64m")
     assert await training.ended(training.resume()) == 0, training.output
     await training.check()
-
-
-def test_a_server_beyond_loopback_that_has_nowhere_to_keep_a_key_is_refused(folder: Folder) -> None:
-    states = {"XDG_STATE_HOME": str(folder.write("a-file", ""))}
-    done = folder.run("serve", "--store", "memory://", "--host", "0.0.0.0", "--port", "0", env=states)
-    refused(done, 2, "the server key cannot be kept there")
