@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.demo import tiny_model
 from agentlightning.trainer.progress import Silent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -49,6 +48,8 @@ class Steps(Silent):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from agentlightning.demo import tiny_model  # its torch is not for the workers, which import this file
+
     folder = tmp_path_factory.mktemp("door")
     tiny_model.build(folder / "model", [task["question"] for task in TASKS], hidden=32, layers=1, context=64)
     return folder
