@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from typer.testing import Result
+
+from agentlightning.errors import AgentLightningError
 
 DEADLINE_S = 100.0
 """Matters only where a test fails: the slowest machine has its time."""
@@ -75,6 +78,16 @@ class Folder:
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself, as the children of what was killed do
                 process.kill()
+
+
+def refused_at_once(result: Result, *words: str) -> None:
+    """The command ended with the code of wrong input and one sentence that has these words."""
+    error = result.exception
+    assert isinstance(error, AgentLightningError), result.output
+    assert error.exit_code == 2
+    [sentence] = str(error).splitlines()
+    for word in words:
+        assert word in sentence
 
 
 def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:

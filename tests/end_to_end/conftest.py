@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,9 @@ sys.path.append(str(Path(__file__).parents[1] / "store"))  # its invariants
 from command_line import Folder
 from house import House, open_house
 from training import build_model
+from typer.testing import CliRunner, Result
+
+from agentlightning.cli.app import app
 
 
 @pytest.fixture
@@ -22,6 +25,13 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     made = Folder(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def invoke(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs ``agl arguments…`` in this process, which has loaded everything: for what is refused before anything starts."""
+    monkeypatch.chdir(folder.path)
+    return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
 @pytest.fixture

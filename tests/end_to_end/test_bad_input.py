@@ -15,13 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command_line import Folder
+from command_line import Folder, refused_at_once
 from house import House
 from training import Training
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from agentlightning.cli.app import app
-from agentlightning.errors import AgentLightningError
 from agentlightning.records import Checkpoint
 from agentlightning.runtime.children import listen
 from agentlightning.store.open import open_store
@@ -68,23 +66,6 @@ def obey_permissions() -> None:
 def small_files(kilobytes: int) -> Callable[[], None]:
     """A disk that takes no file larger than that: every write beyond it fails, in every process of the run."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024,) * 2)
-
-
-@pytest.fixture
-def invoke(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Runs ``agl arguments…`` in this process, which has loaded everything: for what is refused before anything starts."""
-    monkeypatch.chdir(folder.path)
-    return lambda *arguments: CliRunner().invoke(app, arguments)
-
-
-def refused_at_once(result: Result, *words: str) -> None:
-    """The command ended with the code of wrong input and one sentence that has these words."""
-    error = result.exception
-    assert isinstance(error, AgentLightningError), result.output
-    assert error.exit_code == 2
-    [sentence] = str(error).splitlines()
-    for word in words:
-        assert word in sentence
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:

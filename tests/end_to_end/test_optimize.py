@@ -10,14 +10,14 @@ import asyncio
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_double import chat_double
-from command_line import DEADLINE_S, Folder, until
+from command_line import DEADLINE_S, Folder, refused_at_once, until
+from typer.testing import Result
 
 from agentlightning.records import Attempt, Rollout
 from agentlightning.store.base import RolloutQuery
@@ -160,6 +160,7 @@ def test_a_search_that_is_stopped_and_killed_goes_on_and_pays_nothing_twice(prep
     assert newest["value"]["template"] == result["texts"]["system"]
 
 
+@pytest.mark.long
 def test_without_promotion_rollouts_keep_the_prompts_that_the_search_started_from(
     prepared: Folder, hosted: Hosted
 ) -> None:
@@ -181,20 +182,10 @@ def test_a_model_that_is_away_ends_the_search_in_a_sentence_that_says_how_to_go_
     assert f"go on with: agl optimize --resume {only_run(prepared)}" in done.stdout
 
 
-def test_mistakes_of_the_configuration_are_one_sentence(prepared: Folder) -> None:
-    for arguments, sentence in (
-        (
-            ["optimize", "optimize.toml", "--set", "optimize.max_rollouts=5"],
-            "optimize.max_rollouts: expected at least 8",
-        ),
-        (
-            ["optimize", "optimize.toml", "--set", "optimize.model=scripted", "--set", "optimize.grammar=none.json"],
-            "none.json: cannot be read",
-        ),
-        (["optimize"], "give a TOML file, or --resume RUN"),
-    ):
-        done = prepared.run(*arguments)
-        assert done.returncode == 2
-        assert sentence in done.stderr
-        assert len(done.stderr.splitlines()) == 1
-    assert not list(Path(prepared.path / "runs").glob("*/config.json"))
+def test_mistakes_of_the_configuration_are_one_sentence(prepared: Folder, invoke: Callable[..., Result]) -> None:
+    few = ("optimize.toml", "--set", "optimize.max_rollouts=5")
+    grammar = ("optimize.toml", "--set", "optimize.model=scripted", "--set", "optimize.grammar=none.json")
+    refused_at_once(invoke("optimize", *few), "optimize.max_rollouts: expected at least 8")
+    refused_at_once(invoke("optimize", *grammar), "none.json: cannot be read")
+    refused_at_once(invoke("optimize"), "give a TOML file, or --resume RUN")
+    assert not list((prepared.path / "runs").glob("*/config.json"))
