@@ -13,7 +13,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: kubernetes coding-agents test-coding-agents demo model test lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients newest-clients clean
+.PHONY: kubernetes coding-agents test-coding-agents demo model test test-fast lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients newest-clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -33,9 +33,11 @@ demo: .venv/.demo
 model: install
 	@$(fetch_model)
 
-# Tests are compiled once, while mypy keeps one core busy, and not by each of three processes.
+# mypy keeps one core busy for minutes. Tests are compiled once, and not by each of three processes.
 test: install node-packages servers model
-	$(MAKE) -j 2 lint bytecode
+	$(MAKE) -j 2 lint test-fast
+
+test-fast: bytecode
 	$(BIN)/pytest -m "not slow" -n 3 --dist loadfile $(ARGS)
 
 # Only files with a slow test are collected. Each worker begins with half of them, and the one that is done first takes of the other's.
