@@ -6,7 +6,7 @@ All sides have the same cores and the same tasks: 8 rollouts of each of 8 prompt
 medians; needs a quiet machine and at most a quarter of an hour. TRL gets an environment, .venv-trl, at the first run.
 
 - step_over_trl: seconds of a step of TRL's GRPOTrainer over those of `agl train`, the first of each left out.
-- memory_over_trl: VmHWM, summed over the processes, of `agl train` over TRL's, both from start to end.
+- memory_over_trl: peak of resident memory, summed over the processes, of `agl train` over TRL's, from start to end.
 - success_minus_trl: greedy held-out success after the same rollouts, both by `agl eval`.
 - sampler_over_transformers: the engine's sampler over HTTP against `generate`, tokens a second of one step's rollouts.
 - learner_over_torch: the engine's learner against a loop of forward, backward and AdamW over the same padded rows.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -25,7 +24,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -42,6 +40,7 @@ from word_problems import MAX_TOKENS, messages_of  # noqa: E402
 from work import row  # noqa: E402
 
 from agentlightning.config.engine import EngineConfig  # noqa: E402
+from agentlightning.demo.memory import PeakMemory  # noqa: E402
 from agentlightning.demo.pretrained import pretrained_model  # noqa: E402
 from agentlightning.demo.word_problems import sample  # noqa: E402
 from agentlightning.engines.base import DEFAULT_POLICY, EngineSetup, make_engine  # noqa: E402
@@ -250,40 +249,6 @@ class Child:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
-
-
-class PeakMemory:
-    """Adds up the most memory that a process and each that descends from it have had (VmHWM)."""
-
-    def __init__(self, root: int) -> None:
-        self._root, self._peaks = root, dict[int, int]()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    @property
-    def megabytes(self) -> float:
-        return sum(self._peaks.values()) / 1024
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.3):
-            children, found = defaultdict[int, list[int]](list), dict[int, int]()
-            for path in Path("/proc").glob("[0-9]*/status"):
-                with contextlib.suppress(OSError):  # it has ended
-                    facts = dict(line.split(":", 1) for line in path.read_text().splitlines())
-                    children[int(facts["PPid"])].append(int(facts["Pid"]))
-                    found[int(facts["Pid"])] = int(facts.get("VmHWM", "0").split()[0])
-            tree = [self._root]
-            for one in tree:
-                tree += children[one]
-            self._peaks |= {one: max(self._peaks.get(one, 0), found.get(one, 0)) for one in tree}
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from agentlightning.engines.local.learner import take_threads
-from agentlightning.engines.local.model import Hardware, settle
+from agentlightning.engines.local.model import Hardware, free_memory, settle
 
 
 def test_a_learner_takes_the_threads_that_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +74,11 @@ def test_micro_batches_are_bound_by_free_memory(hardware: tuple[str, str], gigab
     found = Hardware(device=hardware[0], dtype=hardware[1])
     assert found.microbatch_tokens(4096, smollm2, lambda _: int(gigabytes * 1e9)) == expected
     assert found.microbatch_tokens(100, smollm2, lambda _: int(gigabytes * 1e9)) == 100
+
+
+def test_free_memory_is_that_of_the_container_without_its_files(tmp_path: Path) -> None:
+    for name, text in {"max": "3000000", "current": "2500000", "stat": "anon 5\ninactive_file 1000000\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert free_memory(tmp_path) == 1_500_000
+    (tmp_path / "memory.max").write_text("max")
+    assert free_memory(tmp_path) > 1_500_000

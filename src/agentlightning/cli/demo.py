@@ -70,7 +70,7 @@ def demo(
     report(display.console, result)
     if result.finished:
         summary = summarize(chosen, seed, started, of_model, result)
-        summary["peak_mb"] = None if memory.megabytes is None else round(memory.megabytes)
+        summary["peak_mb"] = round(memory.megabytes)
         _print_conversations(display.console, store, result.run_id, result.step)
         display.console.print(_table(summary))
         print_json(summary)

@@ -24,12 +24,16 @@ from agentlightning.runtime.children import inheritable
 MEASURE_TIMEOUT_S = 120.0
 """For loading torch on a crowded machine and half a second of products."""
 RUNTIME_BYTES = 5 * 10**8
-"""Of a process that has loaded torch."""
-STATE_BYTES, ADAPTER_BYTES, ACTIVATION_NUMBERS = 16, 4, 25
-"""Per parameter, of weights, gradient and two moments in float32, and of weights that stay; numbers that a backward pass
-keeps per token, layer and state. The last was measured with SmolLM2 (30 layers of 576): 7 GB for 4,096 tokens in float32."""
+"""A process that has loaded torch takes as much."""
+STATE_BYTES, FROZEN_BYTES = 16, 4
+"""Memory of a trained parameter (weight, gradient and two moments in float32), and of one that is not trained."""
+ACTIVATION_NUMBERS = 25
+"""Numbers that a backward pass keeps per token, layer and hidden state: 22 were measured with SmolLM2-135M."""
+CPU_SHARE = 8
+"""On a CPU activations, and the sampler's keys and values, may each take one part in so many of the free memory."""
+MIN_MICROBATCH_TOKENS = 256
 LEARNER_SHARE = 0.6
-"""Of the measured speed, reached by whole updates: of SmolLM2 .5 in prefix trees, .8 padded."""
+"""Whole updates reach this share of the measured speed: with SmolLM2 .5 in prefix trees and .8 padded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ class Machine:
     learner_threads: int
     cores: int
     free_bytes: int
-    """Of the device's memory."""
+    """Free memory of the device; 0 where it does not say."""
     cache_bytes: int
     """Bound of the sampler's keys and values."""
     flops: float
@@ -100,11 +104,14 @@ def estimate_memory(
     table = table.get("text_config") or table
     layers, width = int(table.get("num_hidden_layers") or 0), int(table.get("hidden_size") or 0)
     number = 2 if machine.dtype == "bfloat16" else 4
-    state = ADAPTER_BYTES if config.lora_rank is not None else STATE_BYTES + (ADAPTER_BYTES if reference else 0)
+    state = FROZEN_BYTES if config.lora_rank is not None else STATE_BYTES + (FROZEN_BYTES if reference else 0)
     kept = (
         ACTIVATION_NUMBERS * (1 if config.gradient_checkpointing else layers) + config.gradient_checkpointing * layers
     )
-    activations = config.max_tokens_per_microbatch * width * kept * number
+    tokens = config.max_tokens_per_microbatch
+    if machine.cpu and machine.free_bytes:
+        tokens = microbatch_tokens(tokens, ACTIVATION_NUMBERS * layers * width * number, machine.free_bytes)
+    activations = tokens * width * kept * number
     heads = int(table.get("num_attention_heads") or 1)
     head = int(table.get("head_dim") or width // heads)
     token = 2 * layers * int(table.get("num_key_value_heads") or heads) * head * number
@@ -116,7 +123,14 @@ def estimate_memory(
     )
 
 
+def microbatch_tokens(most: int, token_bytes: int, free_bytes: int) -> int:
+    """Tokens of one backward pass on a CPU, at most `most`: a power of two, at least MIN_MICROBATCH_TOKENS, whose
+    activations take the share of free memory that CPU_SHARE gives them."""
+    fitting = max(MIN_MICROBATCH_TOKENS, free_bytes // CPU_SHARE // max(1, token_bytes))
+    return min(most, 1 << (fitting.bit_length() - 1))
+
+
 def update_seconds(tokens: float, size: ModelSize, machine: Machine) -> float:
-    """Of forward and backward passes over that many tokens: six operations per parameter and token."""
+    """Seconds of forward and backward passes over so many tokens: six operations per parameter and token."""
     assert size.parameters is not None
     return 6 * tokens * size.parameters / (LEARNER_SHARE * machine.flops)

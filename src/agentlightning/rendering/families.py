@@ -178,7 +178,7 @@ def _differing(renderer: Renderer, known: FamilyRenderer) -> str | None:
     completion after results may differ (DeepSeek's template has none there): `bridge` compares it each time."""
     for name, messages, tools in _probes():
         if tools is not None and renderer.tool_text is not None:
-            continue  # nobody's: where a turn goes on after their results, `bridge` compares
+            continue  # no family has these prompts; `bridge` compares where a turn goes on after results
         for opens in (True, False) if messages[-1]["role"] == "tool" else (True,):
             try:
                 expected = renderer.encode(renderer.render(messages, tools, generate=opens))

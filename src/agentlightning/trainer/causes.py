@@ -16,7 +16,7 @@ from agentlightning.records import Call, Rollout
 from agentlightning.store.scan import by_attempt
 
 MIN_SHARE = 0.5
-"""Of the calls or rollouts, from which on a cause is said."""
+"""A cause is said where it holds for at least this share of the calls or rollouts."""
 MIN_ALIKE = 4
 """Rollouts that have to be alike: fewer may be by chance."""
 MAX_SHOWN = 120

@@ -19,6 +19,7 @@ from rich.text import Text
 from agentlightning.errors import MissingExtraError, printable
 from agentlightning.records import JSON
 from agentlightning.runtime.disk import open_private
+from agentlightning.trainer.progress import duration
 
 SHOWN_STEPS = 8
 SPARK_WIDTH = 60
@@ -100,8 +101,8 @@ class Display:
             name, done, total = self._phase
             spent = self._elapsed() - self._phase_began
             known = MIN_KNOWN * total <= done < total and not name.startswith("starting")  # whose parts are not alike
-            left = f", about {_duration(spent * (total - done) / done)} left" if known and done else ""
-            self._line(f"{name} {done}/{total} for {_duration(spent)}{left}")
+            left = f", about {duration(spent * (total - done) / done)} left" if known and done else ""
+            self._line(f"{name} {done}/{total} for {duration(spent)}{left}")
 
     def _beat_until_the_end(self) -> None:
         while not self._ended.wait(BEAT_S):
@@ -177,24 +178,10 @@ class Display:
         if step == steps:
             return ""
         each = metrics["time/step_s"] if step == first else (self._elapsed() - began) / (step - first)
-        return f", about {_duration((steps - step) * each)} left"
+        return f", about {duration((steps - step) * each)} left"
 
     def _elapsed(self) -> float:
         return self._clock() - self._started
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(8.2), _duration(200), _duration(9000)
-    ('8 s', '3 min', '2.5 h')
-    """
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
 
 
 def _from_rollouts(metrics: dict[str, float]) -> str:
@@ -233,7 +220,7 @@ def _spark(values: list[float]) -> str:
 CURVES = (
     ("train/reward_mean", "training reward (T = 1)", {"color": "#9aa5b1", "linewidth": 1.2}),
     ("eval/greedy/reward_mean", "held-out, greedy", {"color": "#1f6feb", "marker": "o", "linewidth": 2}),
-    ("eval/sampled/reward_mean", "held-out, T = 1", {"color": "#d97706", "marker": "s", "linestyle": "none"}),
+    ("eval/sampled/reward_mean", "held-out, T = 1", {"color": "#d97706", "marker": "s", "linestyle": ":"}),
 )
 
 
@@ -247,9 +234,7 @@ def draw_curve(rows: Sequence[JSON], title: str, to: Path) -> None:
         raise MissingExtraError("matplotlib", "train") from cause
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot(
-        xlabel="training step", ylabel="mean reward of a rollout (band: 95 % of chance)", title=title
-    )
+    axes = figure.add_subplot(xlabel="training step", ylabel="mean reward (bands: 95% interval)", title=title)
     axes.grid(alpha=0.25)
     values: list[float] = []
     for name, label, style in CURVES:
@@ -267,7 +252,7 @@ def draw_curve(rows: Sequence[JSON], title: str, to: Path) -> None:
         axes.set_ylabel("held-out loss")
         axes.plot(*zip(*losses, strict=True), label="held-out loss", color="#6f42c1", marker=".", linestyle="--")
     if axes.lines:
-        figure.legend(frameon=False)
+        figure.legend(frameon=False, loc="outside lower center", ncols=4)
     temporary = to.with_name(f".{to.name}.tmp")
     with open_private(temporary, "wb") as file:
         figure.savefig(file, format="png", dpi=140)

@@ -11,6 +11,7 @@ from agentlightning.config.run import Config
 from agentlightning.engines.folders import ModelSize
 from agentlightning.engines.machine import Machine, estimate_memory, update_seconds
 from agentlightning.records import Call, Rollout
+from agentlightning.trainer.progress import duration
 
 GB = 1e9
 
@@ -96,10 +97,6 @@ def estimate_speed(
     of_update = f", update {update_s:.3g} s" if learner is not None else "; the update not counted"
     sentence = (
         f"speed: {sampled / seconds:.3g} tokens/s sampled; a step of {of_step} rollouts takes about {step_s:.3g} s (collect "
-        f"{collect_s:.3g} s{of_update}), the run of {trainer.steps} steps about {_time(hours)}; {half} halves it"
+        f"{collect_s:.3g} s{of_update}), the run of {trainer.steps} steps about {duration(3600 * hours)}; {half} halves it"
     )
     return Speed(tokens_per_s=sampled / seconds, step_s=step_s, hours=hours, sentence=sentence)
-
-
-def _time(hours: float) -> str:
-    return f"{hours:.1f} hours" if hours >= 1 else f"{max(1.0, hours * 60):.0f} minutes"

@@ -19,6 +19,16 @@ class Progress(Protocol):
         """Something a person should read."""
 
 
+def duration(seconds: float) -> str:
+    """
+    >>> duration(8.2), duration(200), duration(9000)
+    ('8 s', '3 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 class Silent:
     """Watches nothing."""
 

@@ -45,6 +45,7 @@ from agentlightning.engines.local.model import (
     LLAMA_SHAPED,
     LLAMA_TYPES,
     Adapter,
+    Hardware,
     add_dropout,
     check_device,
     first_writes,
@@ -55,7 +56,6 @@ from agentlightning.engines.local.model import (
     load_model,
     narrowed,
     recompute,
-    release_memory,
     settle,
     write_model,
 )
@@ -140,14 +140,7 @@ class Learner:
         self._numbers: list[tuple[list[bool], Tensor | None]] = []
         """Each sequence of the last forward_backward: its mask, and ratios and entropies of its masked tokens (None: another
         rank's)."""
-        packs = config.packing == "auto" and not (
-            tiny or config.dropout or self._device != "cpu" or grows_trees(self.model)
-        )
-        packing: dict[str, Any] = {"packing": "prefix_tree" if packs or config.packing == "prefix_tree" else "padded"}
-        if not tiny:
-            most = hardware.microbatch_tokens(config.max_tokens_per_microbatch, text)
-            packing["max_tokens_per_microbatch"] = most
-        self._config = config = config.model_copy(update=packing)
+        self._config = config = config.model_copy(update=self._packing(hardware, tiny))
         self._noise = torch.Generator(device=self._device).manual_seed(setup.seed + self.ranks.rank)
         self._training = False
         self._pending = False
@@ -171,6 +164,18 @@ class Learner:
             if model is not None:
                 self._place(model)
         self._optimizer = Optimizer(self.model, config.optimizer, setup.learning_rate)
+
+    def _packing(self, hardware: Hardware, tiny: bool) -> dict[str, Any]:
+        """Settings that the model and the machine decide; equal on every rank, since each counts the others' batches."""
+        config, packing = self._config, self._config.packing
+        if packing == "auto":
+            padded = tiny or config.dropout or self._device != "cpu" or grows_trees(self.model)
+            packing = "padded" if padded else "prefix_tree"
+        most = config.max_tokens_per_microbatch
+        if not tiny:
+            text = self.model.config.get_text_config()
+            most = min(self.ranks.gather(hardware.microbatch_tokens(most, text)))
+        return {"packing": packing, "max_tokens_per_microbatch": most}
 
     def _place(self, model: Any) -> None:
         """On its device, of several ranks each with its part there."""
@@ -334,7 +339,6 @@ class Learner:
         if self._critic is not None:
             self._critic.step(learning_rate)
         self._forget()
-        release_memory()
         self.updates += 1
         return metrics | ({} if self._critic is None else {"value_grad_norm": values_norm})
 

@@ -11,14 +11,13 @@ import argparse
 import os
 import sys
 import time
-from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter
 
 from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.local.learner import take_threads
-from agentlightning.engines.local.model import check_device, settle
+from agentlightning.engines.local.model import check_device, free_memory, settle
 from agentlightning.engines.machine import Machine
 from agentlightning.errors import AgentLightningError
 
@@ -39,32 +38,14 @@ def measure(config: EngineConfig) -> Machine:
         sampler_threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
         learner_threads=torch.get_num_threads(),
         cores=cores,
-        free_bytes=free_memory(hardware.device),
+        free_bytes=_free_memory(hardware.device),
         cache_bytes=hardware.cache_bytes(),
         flops=_flops(hardware.device, getattr(torch, hardware.dtype)),
     )
 
 
-def free_memory(device: str, proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes for new processes: of a CUDA device, else of the machine and of the container; 0 where nothing says."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[0])
-    found = []
-    if proc.is_file():
-        table = dict(line.split(":", 1) for line in proc.read_text().splitlines() if ":" in line)
-        if "MemAvailable" in table:
-            found.append(int(table["MemAvailable"].split()[0]) * 1024)
-    limit, used = cgroup / "memory.max", cgroup / "memory.current"
-    if limit.is_file() and used.is_file() and (most := limit.read_text().strip()).isdecimal():
-        found.append(max(0, int(most) - int(used.read_text()) + _file_cache(cgroup)))
-    return min(found, default=0)
-
-
-def _file_cache(cgroup: Path) -> int:
-    """Bytes of files that the kernel gives back when they are needed; they count as used."""
-    stat = cgroup / "memory.stat"
-    lines = stat.read_text().splitlines() if stat.is_file() else []
-    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+def _free_memory(device: str) -> int:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.startswith("cuda") else free_memory()
 
 
 def _flops(device: str, dtype: torch.dtype) -> float:

@@ -8,10 +8,8 @@ name and renamed, so that a reader never sees half of one.
 from __future__ import annotations
 
 import copy
-import ctypes
 import json
 import logging
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -29,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from agentlightning.engines.folders import check_model, first_line, model_size, replace_folder, seal
 from agentlightning.engines.local.batches import attend_in_trees
 from agentlightning.engines.local.sharding import Ranks, copy_into, whole_state
+from agentlightning.engines.machine import ACTIVATION_NUMBERS, CPU_SHARE, microbatch_tokens
 from agentlightning.errors import ConfigError, EngineError, InputError, MissingExtraError, ModelError
 from agentlightning.runtime.disk import sync
 
@@ -38,15 +38,8 @@ LLAMA_SHAPED = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausa
 LLAMA_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 """The same as the language model inside of another one."""
 CPU_CACHE_BYTES = 4 * 10**9
-CPU_SHARE = 8
-"""Of the free memory, one part in so many for the sampler's keys and values, and one for the learner's activations."""
 GPU_CACHE_SHARE = 0.2
 """The learner's weights, optimizer and activations are in the same memory."""
-
-
-KEPT_NUMBERS = 25
-"""Numbers that a backward pass keeps per token, layer and state: 22 were measured with SmolLM2-135M."""
-MEMINFO = Path("/proc/meminfo")
 
 
 def torch_has(what: str) -> bool:
@@ -60,19 +53,24 @@ def torch_has(what: str) -> bool:
 
 
 def device_memory(device: str) -> int:
-    """Bytes of memory of a CUDA device, else those that are free on this machine; 8 GB where it does not say."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    lines = MEMINFO.read_text().splitlines() if MEMINFO.is_file() else []
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 8 * 10**9)
+    """Bytes of memory of a CUDA device, else those that are free on this machine."""
+    return int(torch.cuda.get_device_properties(device).total_memory) if device.startswith("cuda") else free_memory()
 
 
-def release_memory() -> None:
-    """Return what the heap holds free to the system, where its allocator (glibc's) can: between what stays, tensors leave
-    gaps that add up to gigabytes."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes for new processes, on the machine and in the container."""
+    found = int(psutil.virtual_memory().available)
+    limit, used = cgroup / "memory.max", cgroup / "memory.current"
+    if limit.is_file() and used.is_file() and (most := limit.read_text().strip()).isdecimal():
+        found = min(found, max(0, int(most) - int(used.read_text()) + _file_cache(cgroup)))
+    return found
+
+
+def _file_cache(cgroup: Path) -> int:
+    """Bytes of files that the kernel gives back when they are needed; they count as used."""
+    stat = cgroup / "memory.stat"
+    lines = stat.read_text().splitlines() if stat.is_file() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +88,12 @@ class Hardware:
         return min(CPU_CACHE_BYTES, memory(self.device) // CPU_SHARE)
 
     def microbatch_tokens(self, most: int, config: Any, memory: Callable[[str], int] = device_memory) -> int:
-        """Tokens of one backward pass of a model of this text configuration: on a CPU a power of two of them, whose
-        activations take an eighth of what is free; 256 at least, so that it goes on."""
+        """Tokens of one backward pass of a model of this text configuration: on a CPU as many as free memory allows."""
         if self.device != "cpu":
             return most
         number = 2 if self.dtype == "bfloat16" else 4
-        token: int = number * config.num_hidden_layers * KEPT_NUMBERS * config.hidden_size
-        fitting = max(256, memory(self.device) // CPU_SHARE // token)
-        return min(most, 1 << int(math.log2(fitting)))
+        token = ACTIVATION_NUMBERS * config.num_hidden_layers * config.hidden_size * number
+        return microbatch_tokens(most, token, memory(self.device))
 
 
 def settle(device: str, dtype: str, has: Callable[[str], bool] = torch_has, *, tiny: bool = False) -> Hardware:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from agentlightning.engines.local.decoder import Decoder
 from agentlightning.engines.local.decoding import Constraint, LogitRule, adjusted, alternatives, draw, stream, uniforms
-from agentlightning.engines.local.model import release_memory
 from agentlightning.errors import EngineError
 
 ID_BYTES = 4
@@ -235,7 +234,6 @@ class Scheduler:
     def load(self, folder: Path, version: str) -> None:
         """Sample from these weights from the next token on; rows in flight keep the keys and values they have."""
         self._decoder.load(folder)
-        release_memory()
         self.version = version
         self._prefixes.clear()
         for request in self._active:
