@@ -319,8 +319,8 @@ async def test_an_engine_that_reads_no_images_refuses_them_when_the_call_arrives
     assert not sighted.engine.requests
 
 
-async def test_the_code_of_the_page_about_images_runs(sighted: House) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
+async def test_the_documented_agent_that_sends_an_image_runs(sighted: House) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "apis.md").read_text(encoding="utf-8").partition("\n## Images")[2]
     (agent,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     claim = await sighted.claim()
     llm = SimpleNamespace(
