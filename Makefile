@@ -13,6 +13,11 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
+# uv looks for packages where pip does.
+ifdef PIP_FIND_LINKS
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+endif
+
 .PHONY: kubernetes coding-agents test-coding-agents demo model test test-fast lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients newest-clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
@@ -150,6 +155,11 @@ endef
 
 # $(1): the environment; $(2): options of pip, by default --quiet. Compiling what nobody may import takes longer than its download.
 define install_torch
+	{ [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null && \
+		$(BIN)/uv pip install --quiet --python $(1)/bin/python "torch==$(TORCH)+cpu" 2>/dev/null; } || { $(call pip_torch,$(1),$(2)); }
+endef
+
+define pip_torch
 	pip="$(BIN)/pip --python $(1)/bin/python --disable-pip-version-check install --no-compile $(or $(2),--quiet)"; \
 	if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
 		$$pip "torch==$(TORCH)+cpu" 2>/dev/null || $$pip "torch==$(TORCH)+cpu" --extra-index-url https://download.pytorch.org/whl/cpu; \
@@ -180,8 +190,8 @@ endef
 .venv/.installed: requirements.lock pyproject.toml
 	$(check_python)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(call install_torch,.venv)
 	$(get_uv)
+	$(call install_torch,.venv)
 	$(call install,.venv,-r requirements.lock)
 	$(call install,.venv,--editable .)
 	touch $@

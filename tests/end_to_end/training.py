@@ -25,7 +25,7 @@ from agentlightning.records import JSON, Attempt, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 
-DEADLINE_S = 180.0
+DEADLINE_S = 800.0
 """Matters only where a test fails, as does the agents' timeout: the slowest machine has its time."""
 STEPS, TASKS, GROUP, MINIBATCHES, CHECKPOINT_EVERY = 6, 6, 4, 2, 2
 
