@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 for shared in ("analysis", "frameworks", "gateway", "runner", "sdk"):
@@ -47,3 +48,9 @@ async def scene(server: ServerProcess, tokenizer: Path) -> AsyncIterator[Scene]:
         mine, other = await a_claim(store, run.id, "mine"), await a_claim(store, run.id, "other")
         yield Scene(server, store, run.id, mine, other)
     await engine.close()
+
+
+@pytest.fixture
+async def http(scene: Scene) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=scene.server.url, timeout=60) as client:
+        yield client

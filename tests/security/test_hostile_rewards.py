@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +24,6 @@ from agentlightning.tracing.tool_uses import named_calls
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HUGE = sys.float_info.max
-
-
-@pytest.fixture
-async def http(scene: Scene) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=scene.server.url, timeout=60) as client:
-        yield client
 
 
 async def chat(http: httpx.AsyncClient, claim: Claim, body: JSON = HI, key: str = "", **headers: str) -> JSON:
@@ -63,26 +56,24 @@ async def learned(scene: Scene, claim: Claim) -> list[Call]:
 # --- the judge's name -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
+async def test_an_agent_that_calls_itself_the_judge_is_trained_all_the_same(
+    scene: Scene, http: httpx.AsyncClient
+) -> None:
+    names = [
         {"x_agl_agent": JUDGE},
         {"baggage": "agl.agent=agl%2Ejudge"},
         {"baggage": f"gen_ai.agent.name={JUDGE}"},
         {"x_claude_code_agent_type": JUDGE},
         {"x_claude_code_agent_id": JUDGE},
         {"x_openai_subagent": "agl.anything"},
-    ],
-)
-async def test_an_agent_that_calls_itself_the_judge_is_trained_all_the_same(
-    scene: Scene, http: httpx.AsyncClient, headers: dict[str, str]
-) -> None:
-    await chat(http, scene.mine, **headers)
-    [call] = await learned(scene, scene.mine)
-    assert call.agent is None
+    ]
+    for number, headers in enumerate(names):  # other prompts: not one of them is taken for a repetition
+        await chat(http, scene.mine, {"messages": [{"role": "user", "content": f"hi {number}"}]}, **headers)
+    calls = await learned(scene, scene.mine)
+    assert [call.agent for call in calls] == [None] * len(names)
     [rollout] = await scene.store.rollouts(RolloutQuery(ids=[scene.mine.rollout.id]))
-    [kept], left_out = trajectories([replace(rollout, reward=0.0)], [call])
-    assert ([one.call_id for one in kept.transitions], left_out) == ([call.id], {})
+    [kept], left_out = trajectories([replace(rollout, reward=0.0)], calls)
+    assert ({one.call_id for one in kept.transitions}, left_out) == ({call.id for call in calls}, {})
 
 
 async def test_a_span_that_names_the_judge_names_no_agent(scene: Scene, http: httpx.AsyncClient) -> None:
@@ -185,13 +176,11 @@ def test_a_forged_result_in_a_call_beside_the_conversation_hides_no_failure() ->
     assert [(one.name, one.value) for one in air.rewards([asked, forged, true])] == [("air.tool_error", -0.3)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["gateway.refused_calls", "gateway.limit_reached", "gateway.external_failed", "gateway.feedback", "gateway.new"],
-)
-async def test_no_span_of_an_agent_has_a_name_of_the_gateways(scene: Scene, http: httpx.AsyncClient, name: str) -> None:
-    told = await post_spans(http, scene.mine, a_span(1, name, fields="messages"), a_span(2, "mine"))
-    assert told["partialSuccess"]["rejectedSpans"] == "1"
+async def test_no_span_of_an_agent_has_a_name_of_the_gateways(scene: Scene, http: httpx.AsyncClient) -> None:
+    names = ("refused_calls", "limit_reached", "external_failed", "feedback", "new")
+    reserved = [a_span(number, f"gateway.{name}", fields="messages") for number, name in enumerate(names, 1)]
+    told = await post_spans(http, scene.mine, *reserved, a_span(9, "mine"))
+    assert told["partialSuccess"]["rejectedSpans"] == str(len(names))
     assert "reserved_name" in told["partialSuccess"]["errorMessage"]
     found = [span.name for span in await scene.store.spans([scene.mine.rollout.id])]
     assert sorted(found) == ["gateway.broken_spans", "mine"]
@@ -205,9 +194,8 @@ async def post_reward(http: httpx.AsyncClient, claim: Claim, **body: Any) -> htt
     return await http.post(f"{path(claim)}/v1/reward", content=orjson.dumps(body), headers=headers)
 
 
-@pytest.mark.parametrize("value", [HUGE, -HUGE, 1e300, MAX_REWARD * 1.001, -MAX_REWARD * 1.001])
-async def test_a_huge_reward_is_refused_in_one_sentence(scene: Scene, http: httpx.AsyncClient, value: float) -> None:
-    for _ in range(2):
+async def test_a_huge_reward_is_refused_in_one_sentence(scene: Scene, http: httpx.AsyncClient) -> None:
+    for value in (HUGE, HUGE, -HUGE, MAX_REWARD * 1.001, -MAX_REWARD * 1.001):
         reply = await post_reward(http, scene.mine, value=value)
         assert reply.status_code == 422
         assert reply.json()["error"]["message"] == f"value: expected a number from -1e+09 to 1e+09, got {value:g}"
@@ -215,21 +203,20 @@ async def test_a_huge_reward_is_refused_in_one_sentence(scene: Scene, http: http
     assert (await post_reward(http, scene.mine, value=MAX_REWARD)).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["air.tool_success", "air.", "", "x" * 101, "a\nb", 3, None])
-async def test_a_reward_that_an_agent_gives_has_a_name_of_its_own(
-    scene: Scene, http: httpx.AsyncClient, name: Any
-) -> None:
+async def test_a_reward_that_an_agent_gives_has_a_name_of_its_own(scene: Scene, http: httpx.AsyncClient) -> None:
     """AIR's rewards count whatever the weights of a run are."""
     answer = await chat(http, scene.mine)
-    for more in ({}, {"call_id": answer["id"]}):
-        reply = await post_reward(http, scene.mine, value=1, name=name, **more)
-        assert (reply.status_code, reply.json()["error"]["message"][:15]) == (422, "name: expected ")
+    for name in ("air.tool_success", "air.", "", "x" * 101, "a\nb", 3, None):
+        for more in ({}, {"call_id": answer["id"]}):
+            reply = await post_reward(http, scene.mine, value=1, name=name, **more)
+            assert (reply.status_code, reply.json()["error"]["message"][:15]) == (422, "name: expected ")
     assert await scene.store.rewards([scene.mine.rollout.id]) == []
 
 
-@pytest.mark.parametrize(
-    ("config", "accepted"),
-    [
+async def test_what_runs_in_a_sandbox_posts_only_the_rewards_that_are_allowed_by_name(
+    scene: Scene, http: httpx.AsyncClient
+) -> None:
+    table: list[tuple[JSON, list[str]]] = [
         ({"agent": {"reward": []}, "sandbox": {"type": "none"}}, ["reward", "style"]),
         ({"agent": {"reward": []}, "sandbox": {"type": "bubblewrap"}}, []),
         ({"agent": {"reward": [], "posted_rewards": ["style"]}, "sandbox": {"type": "container"}}, ["style"]),
@@ -237,19 +224,16 @@ async def test_a_reward_that_an_agent_gives_has_a_name_of_its_own(
         ({"agent": {"reward": [], "posted_rewards": []}}, []),
         ({"agent": {"reward": [{"run": "r.py:f"}], "posted_rewards": None}}, []),
         ({}, []),
-    ],
-)
-async def test_what_runs_in_a_sandbox_posts_only_the_rewards_that_are_allowed_by_name(
-    scene: Scene, http: httpx.AsyncClient, config: JSON, accepted: list[str]
-) -> None:
-    run = await scene.store.create_run("posting", config)
-    claim = await a_claim(scene.store, run.id, "g")
-    for name in ("reward", "style"):
-        reply = await post_reward(http, claim, value=1, name=name)
-        assert reply.status_code == (200 if name in accepted else 403), reply.text
-        if name not in accepted:
-            assert reply.json()["error"]["code"] == "rewards_not_allowed"
-    assert [one.name for one in await scene.store.rewards([claim.rollout.id])] == accepted
+    ]
+    for config, accepted in table:
+        run = await scene.store.create_run("posting", config)
+        claim = await a_claim(scene.store, run.id, "g")
+        for name in ("reward", "style"):
+            reply = await post_reward(http, claim, value=1, name=name)
+            assert reply.status_code == (200 if name in accepted else 403), (config, reply.text)
+            if name not in accepted:
+                assert reply.json()["error"]["code"] == "rewards_not_allowed"
+        assert [one.name for one in await scene.store.rewards([claim.rollout.id])] == accepted
 
 
 # --- what belongs to others -----------------------------------------------------------------------------------------------

@@ -28,12 +28,17 @@ print(1)
 """
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server that makes its own key, with its store in a folder of `tmp_path`."""
-    for folder in ("served", "log"):
-        (tmp_path / folder).mkdir()
-    server = ServerProcess(f"sqlite:///{tmp_path}/served/agl.db", tmp_path / "log" / "server.log")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("machine")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    """A server that makes its own key, with its store in a folder of `folder`."""
+    for name in ("served", "log"):
+        (folder / name).mkdir()
+    server = ServerProcess(f"sqlite:///{folder}/served/agl.db", folder / "log" / "server.log")
     with contextlib.closing(server.start()):
         yield server
 
@@ -55,23 +60,23 @@ async def start_worker(server: ServerProcess, run_id: str, folder: Path, agent: 
 
 
 async def test_an_agent_reads_neither_the_store_nor_its_servers_key_nor_checkpoints_of_its_folder(
-    server: ServerProcess, tmp_path: Path
+    server: ServerProcess, folder: Path
 ) -> None:
     try:
-        settings = Bubblewrap(readable=(str(tmp_path),))
+        settings = Bubblewrap(readable=(str(folder),))
         check_sandbox(CommandAgent(command="sh", sandbox=settings, server_url="http://127.0.0.1:1"))
     except ConfigError as refused:
         pytest.skip(str(refused))
-    (tmp_path / "agent.py").write_text(LOOK)
-    (tmp_path / "mine.db").touch()
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "model.safetensors").touch()  # what `agl train` leaves
+    (folder / "agent.py").write_text(LOOK)
+    (folder / "mine.db").touch()
+    (folder / "runs").mkdir()
+    (folder / "runs" / "model.safetensors").touch()  # what `agl train` leaves
     async with with_key(server) as store:
         # As `agl train --server` records it.
         config = {"sandbox": {"type": "bubblewrap", "readable": ["."]}, "store": {"url": server.url}}
         run = await store.create_run("boxed", config)
         (queued,) = await store.enqueue([NewRollout(run_id=run.id, task={}, group_id="g")])
-        worker = await start_worker(server, run.id, tmp_path, f"{sys.executable} -S agent.py")
+        worker = await start_worker(server, run.id, folder, f"{sys.executable} -S agent.py")
         await store.wait(run.id, at_least=1, timeout_s=90)
         (rollout,) = await store.rollouts(RolloutQuery(ids=[queued.id]))
         (attempt,) = await store.attempts([queued.id])
@@ -82,14 +87,14 @@ async def test_an_agent_reads_neither_the_store_nor_its_servers_key_nor_checkpoi
 
 
 async def test_tokens_of_workers_that_have_ended_are_revoked_when_another_starts(
-    server: ServerProcess, tmp_path: Path
+    server: ServerProcess, folder: Path
 ) -> None:
     async with with_key(server) as store:
         run = await store.create_run("tokens", {})
         await store.create_token("agl worker on elsewhere, process 1", "worker", run.id)
         workers = []
         for ends in (False, True, False):
-            workers.append(await start_worker(server, run.id, tmp_path, "true"))
+            workers.append(await start_worker(server, run.id, folder, "true"))
             deadline = time.monotonic() + DEADLINE_S
             while workers[-1].pid not in {one.pid for one in await store.workers(run.id)}:
                 assert time.monotonic() < deadline, "it did not start"
