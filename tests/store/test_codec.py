@@ -7,19 +7,16 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from store_samples import a_call, a_worker, claimed
 
+import build
 from agentlightning.errors import InputError
 from agentlightning.records import Call, Metric, Sampling, VersionSpan
 from agentlightning.store import wire
-from agentlightning.store.base import LightningStore
 from agentlightning.store.codec import CALLS, METRICS, call_row, decode_calls, encode_calls
 
 
-async def a_full_call(store: LightningStore) -> Call:
-    [claim] = await claimed(store)
-    return replace(
-        a_call(claim),
+def a_full_call() -> Call:
+    return build.call(
         sampled_ids=[1, -2, 2**31 - 1],
         logprobs=[-0.5, -0.25, 0.0],
         versions=[VersionSpan(version=3, start=0, end=3)],
@@ -33,34 +30,28 @@ async def a_full_call(store: LightningStore) -> Call:
     )
 
 
-async def test_calls_are_the_same_after_their_binary_form(store: LightningStore) -> None:
-    call = await a_full_call(store)
+def test_calls_are_the_same_after_their_binary_form() -> None:
+    call = a_full_call()
     bare = replace(call, tools=None, overridden_params={}, agent=None, span_id=None, decoding={})
     assert decode_calls(encode_calls([call, bare])) == [call, bare]
     assert decode_calls(encode_calls([])) == []
 
 
-async def test_ids_and_logprobs_take_four_bytes_each(store: LightningStore) -> None:
-    call = await a_full_call(store)
+def test_ids_and_logprobs_take_four_bytes_each() -> None:
+    call = a_full_call()
     longer = replace(call, sampled_ids=[7] * 10_000, logprobs=[-0.5] * 10_000)
     assert 80_000 < len(encode_calls([longer])) < 82_000
 
 
-async def test_a_row_that_lacks_fields_is_bad_input(store: LightningStore) -> None:
-    packed = msgspec.msgpack.encode([CALLS.row(await a_full_call(store))[:5]])
+def test_a_row_that_lacks_fields_is_bad_input() -> None:
+    packed = msgspec.msgpack.encode([CALLS.row(a_full_call())[:5]])
     with pytest.raises(InputError, match="calls: expected the fields of a call"):
         wire.decode_arguments("append_calls", wire.encode({"calls": [packed]}, "calls"))
 
 
-async def test_a_call_that_no_store_could_keep_is_named_with_its_field(store: LightningStore) -> None:
-    call = await a_full_call(store)
-    for broken, said in (
-        (replace(call, sampled_ids=[2**31], logprobs=[0.0]), "sampled_ids: expected 32-bit integers"),
-        (replace(call, logprobs=[0.0]), "logprobs: expected one for each of 3 sampled_ids"),
-        (replace(call, messages=[{"x": a_worker}]), "messages: expected JSON"),
-    ):
-        with pytest.raises(InputError, match=said):
-            call_row(broken)
+def test_messages_that_are_no_json_are_named() -> None:
+    with pytest.raises(InputError, match="messages: expected JSON"):
+        call_row(replace(a_full_call(), messages=[{"x": object()}]))
 
 
 def test_a_metric_that_is_no_finite_number_is_kept_as_none() -> None:

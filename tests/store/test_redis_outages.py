@@ -210,29 +210,3 @@ async def test_a_server_that_becomes_a_replica_is_waited_for(own_redis: RedisSer
         await tell(own_redis, "REPLICAOF", "NO", "ONE")
         assert len(await writing) == 2
         assert await violations(store) == []
-
-
-async def test_a_server_that_is_busy_with_somebody_elses_script_is_waited_for(own_redis: RedisServer) -> None:
-    async with RedisLightningStore(own_redis.url()) as store, asyncio.timeout(DEADLINE_S):
-        run_id = await a_run(store)
-        await tell(own_redis, "CONFIG", "SET", "busy-reply-threshold", 10)
-        stranger = asyncio.create_task(tell(own_redis, "EVAL", "while true do end", 0))
-        while "BUSY" not in str(await probe(own_redis)):
-            pass
-        writing = asyncio.create_task(store.enqueue(some(run_id, 3)))
-        assert not (await asyncio.wait({writing}, timeout=0.5))[0]
-        assert await probe(own_redis, "SCRIPT", "KILL") == b"OK"
-        assert len(await writing) == 3
-        await stranger
-
-
-async def probe(server: RedisServer, *command: str) -> object:
-    """What a server answers now, whatever it is."""
-    connection = RedisConnection(Address.at(server.url(patience="0")), Notifier())
-    try:
-        [reply] = await connection.ask([command or ("GET", "x")])
-        return reply
-    except StoreError as error:
-        return f"BUSY {error}" if "busy with a script" in str(error) else str(error)
-    finally:
-        await connection.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 import sqlite3
@@ -117,29 +116,6 @@ def test_sqlites_own_word_for_a_full_disk_is_understood() -> None:
             connection.exec_driver_sql("CREATE TABLE t (x)")
     error = database_at("sqlite:////some/agl.db").explain(caught.value)
     assert str(error).startswith("/some/agl.db: the disk is full; free some space")
-
-
-async def test_a_verb_of_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
-    store = store_at(tmp_path / "agl.db")
-    with pytest.raises(StoreError, match="not open"):
-        await store.runs()
-    await store.open()
-    await store.open()
-    await store.close()
-    await store.close()
-    with pytest.raises(StoreError, match="not open"):
-        await store.create_run("late", {})
-
-
-async def test_closing_finishes_what_was_accepted(tmp_path: Path) -> None:
-    path = tmp_path / "agl.db"
-    async with store_at(path) as store:
-        run_id = await a_run(store)
-        accepted = [asyncio.create_task(store.enqueue(some(run_id, 5, group_id=str(n)))) for n in range(10)]
-        await asyncio.sleep(0)
-    assert [len(rollouts) for rollouts in await asyncio.gather(*accepted)] == [5] * 10
-    async with store_at(path) as store:
-        assert await store.count(run_id) == {("train", "queued"): 50}
 
 
 async def test_a_file_is_there_again_with_its_secret_after_reopening(tmp_path: Path) -> None:

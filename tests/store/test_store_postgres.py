@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import random
-import shutil
 import socket
-import subprocess
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
-import psutil
 import pytest
 from invariants import violations
-from postgres_server import PostgresServer, missing
-from store_samples import a_call, a_run, a_worker, claimed, ending, some
+from postgres_server import PostgresServer
+from store_samples import a_call, a_run, a_worker, claimed, some
 
 from agentlightning.errors import ConfigError, ConflictError, InputError, StoreError
-from agentlightning.records import Metric, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
 
@@ -53,14 +45,12 @@ def name_of(url: str) -> str:
 # --- sentences ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_wrong_password_is_said_at_once(postgres: PostgresServer, postgres_url: str) -> None:
-    wrong = postgres.url_of(name_of(postgres_url), password="wrong")
-    said = await refusal(wrong)
-    assert said.startswith(f"postgresql://127.0.0.1:{postgres.port}/{name_of(postgres_url)}: wrong user or password")
-
-
-async def test_a_missing_database_is_said_at_once(postgres: PostgresServer) -> None:
+async def test_what_does_not_pass_by_itself_is_said_at_once(postgres: PostgresServer, postgres_url: str) -> None:
+    name = name_of(postgres_url)
+    said = await refusal(postgres.url_of(name, password="wrong"))
+    assert said.startswith(f"postgresql://127.0.0.1:{postgres.port}/{name}: wrong user or password")
     assert "no such database or user; create it" in await refusal(postgres.url_of("nowhere"))
+    assert "no machine of this name is known" in await refusal("postgresql://agl:secret@no-such-host.invalid/agl")
 
 
 async def test_a_server_that_cannot_be_reached_is_said_when_patience_ends() -> None:
@@ -69,10 +59,6 @@ async def test_a_server_that_cannot_be_reached_is_said_when_patience_ends() -> N
         port = unused.getsockname()[1]
         said = await refusal(f"postgresql://agl:secret@127.0.0.1:{port}/agl?patience=0.1")
     assert "cannot be reached; start the server, or check host, port and network" in said
-
-
-async def test_a_host_that_is_unknown_is_said_at_once() -> None:
-    assert "no machine of this name is known" in await refusal("postgresql://agl:secret@no-such-host.invalid/agl")
 
 
 async def test_a_user_without_rights_is_told_which(postgres: PostgresServer, postgres_url: str) -> None:
@@ -128,64 +114,6 @@ async def test_a_full_disk_is_said_loses_nothing_and_passes(postgres: PostgresSe
         assert await violations(store) == []
 
 
-@pytest.fixture
-def small_disk() -> Iterator[Path]:
-    """A disk of 2 MB; `grow` makes it larger."""
-    if os.geteuid() != 0:
-        pytest.skip("only root mounts a disk")
-    place = Path(tempfile.mkdtemp(prefix="agl-small-disk-"))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=777", "tmpfs", place]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        place.rmdir()
-        pytest.skip("no disk can be mounted here")
-    yield place
-    subprocess.run(["umount", place], check=True)
-    place.rmdir()
-
-
-def grow(disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-
-
-@pytest.fixture
-def server_with_table_space(small_disk: Path) -> Iterator[PostgresServer]:
-    """A server with the table space `small` on the small disk."""
-    if reason := missing():
-        pytest.skip(reason)
-    with PostgresServer() as server:
-        folder = small_disk / "data"
-        folder.mkdir()
-        shutil.chown(folder, psutil.Process(server.pid).uids().real)
-        with server.connect() as connection:
-            connection.execute(f"CREATE TABLESPACE small LOCATION '{folder}'")
-        yield server
-
-
-async def test_a_disk_that_is_really_full_too(small_disk: Path, server_with_table_space: PostgresServer) -> None:
-    url = server_with_table_space.url("full")
-    async with open_store(url) as store:
-        with server_with_table_space.connect("full") as connection:
-            connection.execute("ALTER TABLE calls SET TABLESPACE small")
-        [claim] = await claimed(store)
-        kept: list[str] = []
-
-        async def append_for_ever() -> None:
-            while True:
-                long = random.Random(len(kept)).randbytes(20_000).hex()
-                call = a_call(claim, messages=[{"role": "user", "content": long}], finished_ns=len(kept))
-                await store.append_calls([call])
-                kept.append(call.id)
-
-        with pytest.raises(StoreError, match="the disk of the server is full; free some space"):
-            await append_for_ever()
-        assert kept
-        assert [call.id for call in await store.calls([claim.rollout.id])] == kept
-        grow(small_disk)
-        await store.append_calls([a_call(claim, finished_ns=10**9)])
-        assert len(await store.calls([claim.rollout.id])) == len(kept) + 1
-        assert await violations(store) == []
-
-
 async def test_text_and_numbers_that_the_server_cannot_keep_are_bad_input(store: LightningStore) -> None:
     with pytest.raises(InputError, match="NUL"):
         await store.create_run("a\0b", {})
@@ -218,52 +146,6 @@ async def test_one_that_is_wrong_fails_alone(store: LightningStore) -> None:
 
 
 # --- several at once ------------------------------------------------------------------------------------------------------
-
-
-async def test_a_claim_is_woken_by_another_gateway(store: LightningStore, other: LightningStore) -> None:
-    run_id = await a_run(store)
-    waiting = asyncio.create_task(other.claim(a_worker(run_id), wait_s=100))
-    await other.workers(run_id)
-    await store.enqueue(some(run_id, 1))
-    assert len(await waiting) == 1
-
-
-async def test_whoever_waits_for_rollouts_is_woken_by_another_gateway(
-    store: LightningStore, other: LightningStore
-) -> None:
-    claims = await claimed(store, 2)
-    waiting = asyncio.create_task(other.wait(claims[0].rollout.run_id, at_least=2, timeout_s=100))
-    for claim in claims:
-        await store.finish([ending(claim)])
-    assert len(await waiting) == 2
-
-
-async def test_new_resources_and_metrics_wake_those_who_follow_at_another_gateway(
-    store: LightningStore, other: LightningStore
-) -> None:
-    run_id = await a_run(store)
-    resources = asyncio.create_task(other.wait_resources(run_id, {}, timeout_s=100))
-    metrics = asyncio.create_task(other.follow_metrics(run_id, timeout_s=100))
-    await other.runs()
-    await store.put_resources([Resource(run_id=run_id, name="policy", kind="weights", value={"n": 1})])
-    await store.log_metrics([Metric(run_id=run_id, step=1, name="loss", value=1.0)])
-    assert [resource.version for resource in await resources] == [1]
-    assert [metric.value for metric in await metrics] == [1.0]
-
-
-async def test_gateways_never_claim_a_rollout_twice(store: LightningStore, other: LightningStore) -> None:
-    run_id = await a_run(store)
-    await store.enqueue(some(run_id, 200))
-
-    async def claim_all(gateway: LightningStore, name: str) -> list[str]:
-        taken: list[str] = []
-        while claims := await gateway.claim(a_worker(run_id, name), limit=3):
-            taken += [claim.rollout.id for claim in claims]
-        return taken
-
-    lists = await asyncio.gather(*[claim_all(gateway, f"w{n}") for n in range(4) for gateway in (store, other)])
-    taken = [rollout_id for one in lists for rollout_id in one]
-    assert len(taken) == len(set(taken)) == 200
 
 
 async def test_gateways_that_open_an_empty_database_at_once_agree(postgres_url: str) -> None:

@@ -11,17 +11,18 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from store_samples import Clock, Server, a_call, a_worker, claimed, sql_store
+from store_samples import Clock, Server, a_call, a_worker, claimed, some, sql_store
 
-from agentlightning.records import NewRollout
+from agentlightning.errors import StoreError
+from agentlightning.records import Metric, NewRollout, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
-
-pytestmark = pytest.mark.slow
 
 KEY = "key-of-the-tests"
 PROCESSES = 8
 AT_ONCE = 2048
+DEADLINE_S = 300.0
+"""Matters only where a test fails."""
 
 APPENDER = """
 import asyncio, sys
@@ -100,6 +101,7 @@ async def urls(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield [server.url for server in servers] or [url]
 
 
+@pytest.mark.slow
 async def test_every_call_that_was_acknowledged_survives_a_sigkill(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/agl.db"
     async with sql_store(url, Clock()) as store:
@@ -114,6 +116,7 @@ async def test_every_call_that_was_acknowledged_survives_a_sigkill(tmp_path: Pat
     assert {line.strip() for line in acknowledged} <= recorded
 
 
+@pytest.mark.slow
 async def test_processes_that_share_a_store_never_claim_a_rollout_twice(urls: list[str]) -> None:
     await never_twice(urls, rollouts=400, processes=3)
 
@@ -164,15 +167,41 @@ async def enqueue(store: LightningStore, run_id: str, count: int) -> None:
 
 @pytest.mark.parametrize("urls", PUSHING, indirect=True)
 async def test_what_one_gateway_of_a_store_does_wakes_and_fences_at_the_others(urls: list[str]) -> None:
-    async with open_store(urls[0], KEY) as one, open_store(urls[-1], KEY) as other:
+    async with open_store(urls[0], KEY) as one, open_store(urls[-1], KEY) as other, asyncio.timeout(DEADLINE_S):
         run_id = (await one.create_run("shared", {})).id
-        waiting = asyncio.create_task(other.claim(a_worker(run_id), wait_s=30.0))
+        waiting = asyncio.create_task(other.claim(a_worker(run_id), wait_s=DEADLINE_S))
+        resources = asyncio.create_task(other.wait_resources(run_id, {}, timeout_s=DEADLINE_S))
+        metrics = asyncio.create_task(other.follow_metrics(run_id, timeout_s=DEADLINE_S))
         [rollout] = await one.enqueue([NewRollout(run_id=run_id, task={}, group_id="g")])
         [claim] = await waiting
         assert claim.rollout.id == rollout.id
         await one.append_calls([a_call(claim)])
         assert [call.rollout_id for call in await other.calls([rollout.id])] == [rollout.id]
-        finishing = asyncio.create_task(one.wait(run_id, timeout_s=30.0))
+        finishing = asyncio.create_task(one.wait(run_id, timeout_s=DEADLINE_S))
         assert await other.cancel([rollout.id]) == 1
         assert [each.state for each in await finishing] == ["cancelled"]
         assert await one.heartbeat(a_worker(run_id), [claim.lease]) == [False]
+        await one.put_resources([Resource(run_id=run_id, name="policy", kind="weights", value={"n": 1})])
+        await one.log_metrics([Metric(run_id=run_id, step=1, name="loss", value=1.0)])
+        assert [resource.version for resource in await resources] == [1]
+        assert [metric.value for metric in await metrics] == [1.0]
+        assert await one.signing_secret() == await other.signing_secret()
+
+
+@pytest.mark.parametrize("urls", ["sqlite", "postgres", "redis"], indirect=True)
+async def test_a_store_that_is_not_open_says_so_and_closing_finishes_what_was_accepted(urls: list[str]) -> None:
+    store = open_store(urls[0])
+    with pytest.raises(StoreError, match="not open"):
+        await store.runs()
+    await store.open()
+    await store.open()
+    run_id = (await store.create_run("closed", {})).id
+    accepted = [asyncio.create_task(store.enqueue(some(run_id, 5, group_id=str(n)))) for n in range(10)]
+    await asyncio.sleep(0)
+    await store.close()
+    await store.close()
+    assert [len(rollouts) for rollouts in await asyncio.gather(*accepted)] == [5] * 10
+    with pytest.raises(StoreError, match="not open"):
+        await store.create_run("late", {})
+    async with open_store(urls[0]) as again:
+        assert await again.count(run_id) == {("train", "queued"): 50}

@@ -14,7 +14,6 @@ from redis_server import RedisServer, missing
 from store_samples import a_call, a_run, a_worker, claimed, ending, new_id, some
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
-from agentlightning.records import Resource
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.redis.connection import Address
@@ -59,22 +58,6 @@ async def test_long_lists_go_in_portions_and_come_back_whole(redis: RedisServer)
 
 
 # --- several stores ---------------------------------------------------------------------------------------------------
-
-
-async def test_two_stores_on_one_server_wake_each_other(redis: RedisServer) -> None:
-    url = redis.url()
-    async with RedisLightningStore(url) as one, RedisLightningStore(url) as other, asyncio.timeout(DEADLINE_S):
-        run_id = await a_run(one)
-        claiming = asyncio.create_task(other.claim(a_worker(run_id), wait_s=60))
-        waiting = asyncio.create_task(one.wait(run_id, timeout_s=60))
-        learning = asyncio.create_task(other.wait_resources(run_id, {}, timeout_s=60))
-        await one.enqueue(some(run_id, 1))
-        [claim] = await claiming
-        await other.finish([ending(claim)])
-        assert len(await waiting) == 1
-        await one.put_resources([Resource(run_id=run_id, name="default", kind="policy", value={})])
-        assert len(await learning) == 1
-        assert await one.signing_secret() == await other.signing_secret()
 
 
 async def test_a_store_serves_callers_in_other_event_loops(redis: RedisServer) -> None:
@@ -258,28 +241,3 @@ def test_a_url_says_where_the_store_is_and_its_name_keeps_the_password() -> None
     assert address.certificates == {"ssl_ca_certs": "/ca.pem"}
     assert "p@ss" not in address.name
     assert Address.at("redis://h").name == "redis://h:6379/0 (default)"
-
-
-async def test_a_store_that_is_not_open_says_so(redis: RedisServer) -> None:
-    store = RedisLightningStore(redis.url())
-    with pytest.raises(StoreError, match="is not open"):
-        await store.runs()
-    await store.open()
-    await store.open()
-    with pytest.raises(NotFoundError):
-        await store.enqueue(some("nowhere", 1))
-    await store.close()
-    await store.close()
-    with pytest.raises(StoreError, match="is not open"):
-        await store.create_run("late", {})
-
-
-async def test_closing_finishes_what_was_accepted(redis: RedisServer) -> None:
-    url = redis.url()
-    async with RedisLightningStore(url) as store:
-        run_id = await a_run(store)
-        accepted = [asyncio.create_task(store.enqueue(some(run_id, 5, group_id=str(n)))) for n in range(10)]
-        await asyncio.sleep(0)
-    assert [len(rollouts) for rollouts in await asyncio.gather(*accepted)] == [5] * 10
-    async with RedisLightningStore(url) as store:
-        assert await store.count(run_id) == {("train", "queued"): 50}
