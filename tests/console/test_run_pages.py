@@ -112,7 +112,7 @@ async def test_registered_versions_are_shown_with_their_aliases(reader: Reader) 
         base_model="base",
         weights={"kind": "full", "url": "file:///runs/alpha"},
         metrics={"eval/greedy/reward": {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 300}},
-        tags={"team": ATTACKS[0]},
+        licence=ATTACKS[0],
     )
     await reader.store.register_model(version)
     await reader.store.set_alias("support", "production", 2, {})

@@ -23,7 +23,9 @@ from agentlightning.deploy.project import find_dependencies, read_project
 from agentlightning.deploy.render import TARGETS, _words, render, write_files
 from agentlightning.errors import ConfigError
 
-EVERY = [(name, target) for name in CONFIGS for target in TARGETS]
+EVERY = [
+    (name, target) for target in TARGETS for name in (CONFIGS if target in ("compose", "kubernetes") else ["local"])
+]
 
 
 def rendered(tmp_path: Path, config: str, target: str) -> dict[str, str]:

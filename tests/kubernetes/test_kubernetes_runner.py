@@ -173,28 +173,18 @@ async def test_a_pod_that_waits_and_then_runs_is_not_lost(lab: Lab) -> None:
         assert (await ended(work)).reward == 1
 
 
-async def test_a_pod_that_somebody_deletes_is_lost(lab: Lab) -> None:
+@pytest.mark.parametrize(("deleted", "told"), [("pod", "its pod"), ("job", "kubernetes: its")])
+async def test_an_attempt_whose_pod_or_job_somebody_deletes_is_lost(lab: Lab, deleted: str, told: str) -> None:
     claim = a_claim()
     async with started(a_runner(lab)) as runner:
         work = attempt(runner, claim)
         name = (await pod_of(lab, claim))["metadata"]["name"]
         await lab.report(name, running())
         await until(lambda: _is_running(runner, claim))
-        await lab.remove(name)
-        with pytest.raises(AttemptLostError, match="its pod"):
+        await (lab.remove(name) if deleted == "pod" else lab.cluster.delete_job(job_name(claim)))
+        with pytest.raises(AttemptLostError, match=told):
             await ended(work)
         assert await jobs_of(lab) == []
-
-
-async def test_a_job_that_somebody_deletes_is_lost(lab: Lab) -> None:
-    claim = a_claim()
-    async with started(a_runner(lab)) as runner:
-        work = attempt(runner, claim)
-        await lab.report((await pod_of(lab, claim))["metadata"]["name"], running())
-        await until(lambda: _is_running(runner, claim))
-        await lab.cluster.delete_job(job_name(claim))
-        with pytest.raises(AttemptLostError, match="kubernetes: its"):
-            await ended(work)
 
 
 async def _is_running(runner: KubernetesRunner, claim: Claim) -> bool:

@@ -46,11 +46,8 @@ async def registered(store: LightningStore, *steps: int) -> list[ModelVersion]:
 
 async def test_a_version_is_registered_once_and_read_as_it_was_written(store: LightningStore, clock: Clock) -> None:
     run_id = await a_run(store)
-    tags, notes = {"ü": "ö", "a": "b"}, "first\nsecond: é"
-    new = await store.register_model(a_version(run_id, tags=tags, notes=notes, pinned=True))
-    assert new == replace(
-        a_version(run_id), tags=tags, notes=notes, pinned=True, number=10, created_ns=clock.now_ns, revision=1
-    )
+    new = await store.register_model(a_version(run_id, licence="é\n"))
+    assert new == replace(a_version(run_id), licence="é\n", number=10, created_ns=clock.now_ns, revision=1)
     clock.advance(1)
     assert await store.register_model(a_version(run_id, licence="other", name="another")) == new
     assert await store.models() == await store.models("support") == await store.models(run_id=run_id) == [new]
@@ -98,26 +95,10 @@ async def test_what_cannot_be_registered_is_refused(store: LightningStore) -> No
         ({"name": ""}, "name: expected"),
         ({"step": -1}, "step: expected 0 or more"),
         ({"weights": {"kind": "other", "url": "x"}}, "weights: expected"),
-        ({"tags": {"": "x"}}, "tags: expected"),
-        ({"notes": "x" * 10_001}, "notes: expected"),
     ):
         with pytest.raises(InputError, match=said):
             await store.register_model(a_version(run_id, **fields))
     assert await store.models() == []
-
-
-async def test_tags_notes_and_pins_are_changed_and_nothing_else(store: LightningStore) -> None:
-    [version] = await registered(store, 10)
-    changed = await store.describe_model("support", 10, tags={"a": "1", "b": "2"}, notes="note", pinned=True)
-    assert (changed.tags, changed.notes, changed.pinned) == ({"a": "1", "b": "2"}, "note", True)
-    changed = await store.describe_model("support", 10, tags={"a": "", "c": "3"}, pinned=False)
-    assert (changed.tags, changed.notes, changed.pinned) == ({"b": "2", "c": "3"}, "note", False)
-    assert await store.models() == [changed]
-    cleared = await store.describe_model("support", 10, tags={"b": "", "c": ""}, notes="")
-    assert cleared == replace(version, revision=4)
-    for name, number in (("support", 11), ("other", 10)):
-        with pytest.raises(NotFoundError, match=f"no such model version: {name}@{number}"):
-            await store.describe_model(name, number, notes="x")
 
 
 async def test_an_alias_is_moved_and_remembers_where_it_was(store: LightningStore, clock: Clock) -> None:
@@ -182,10 +163,8 @@ async def test_weights_are_never_deleted_while_somebody_uses_them(store: Lightni
             await store.delete_model("support", number)
         return str(refused.value)
 
-    await store.describe_model("support", 10, pinned=True)
     await store.set_alias("support", "best", 10, {})
-    assert await refusal(10) == "support@10: its weights are kept, since it is pinned, named by the alias best"
-    await store.describe_model("support", 10, pinned=False)
+    assert await refusal(10) == "support@10: its weights are kept, since it is named by the alias best"
     await store.set_alias("support", "best", 20, {})
     assert await refusal(10) == "support@10: its weights are kept, since it is what the alias best is rolled back to"
     await store.set_alias("support", "best", 30, {})
@@ -199,25 +178,23 @@ async def test_weights_are_never_deleted_while_somebody_uses_them(store: Lightni
 
 async def test_a_version_whose_weights_are_gone_is_not_used_any_more(store: LightningStore, clock: Clock) -> None:
     [version] = await registered(store, 10)
-    await store.describe_model("support", 10, tags={"a": "b"}, notes="note")
     await store.delete_model("support", 10)
-    for refused in (store.set_alias("support", "best", 10, {}), store.describe_model("support", 10, pinned=True)):
-        with pytest.raises(ConflictError, match="support@10: its weights were deleted"):
-            await refused
+    with pytest.raises(ConflictError, match="support@10: its weights were deleted"):
+        await store.set_alias("support", "best", 10, {})
     with pytest.raises(NotFoundError, match="no such model version: support@11"):
         await store.delete_model("support", 11)
     clock.advance(1)
     weights = {"kind": "adapter", "url": "file:///again"}
     again = await store.register_model(a_version(version.run_id, 10, weights=weights, name="other"))
     assert (again.reference, again.deleted, again.weights) == ("support@10", False, weights)
-    assert (again.tags, again.notes, again.created_ns) == ({"a": "b"}, "note", clock.now_ns)
+    assert again.created_ns == clock.now_ns
     assert await store.models() == [again]
 
 
 async def test_a_change_of_what_was_changed_meanwhile_is_refused(store: LightningStore) -> None:
     [version, _] = await registered(store, 10, 20)
-    await store.describe_model("support", 10, notes="first")
-    for changed in (replace(version, notes="second"), replace(version, deleted=True), replace(version, step=11)):
+    await store.put_model(replace(version, licence="first"))
+    for changed in (replace(version, licence="second"), replace(version, deleted=True), replace(version, step=11)):
         with pytest.raises(ConflictError, match="support@10: was changed meanwhile"):
             await store.put_model(changed)
     alias = await store.set_alias("support", "best", 10, {})
@@ -225,7 +202,7 @@ async def test_a_change_of_what_was_changed_meanwhile_is_refused(store: Lightnin
     for moved in (alias, replace(alias, number=None), replace(alias, revision=0)):
         with pytest.raises(ConflictError, match="support@best: was changed meanwhile"):
             await store.put_alias(moved, {})
-    assert [(each.number, each.notes) for each in await store.models()] == [(10, "first"), (20, "")]
+    assert [(each.number, each.licence) for each in await store.models()] == [(10, "first"), (20, "mit")]
     assert [each.number for each in await store.aliases()] == [20]
 
 
@@ -233,16 +210,16 @@ async def test_a_run_with_versions_in_use_is_not_deleted(store: LightningStore) 
     [first, *_] = await registered(store, 10, 20, 30)
     run_id = first.run_id
     await store.set_alias("support", "production", 20, {})
-    await store.describe_model("support", 30, pinned=True)
+    await store.set_alias("support", "best", 30, {})
     with pytest.raises(ConflictError) as refused:
         await store.delete_runs([run_id])
     assert str(refused.value) == (
         f"run {run_id} is kept with the model versions that are in use: support@20 is named by the alias production; "
-        "support@30 is pinned"
+        "support@30 is named by the alias best"
     )
     assert len(await store.runs([run_id])) == 1
     assert not any(each.deleted for each in await store.models())
-    assert [entry.action for entry in await store.audit()] == ["set_alias"]
+    assert [entry.action for entry in await store.audit()] == ["set_alias", "set_alias"]
 
 
 async def test_versions_of_a_deleted_run_stay_as_entries_without_weights(store: LightningStore, clock: Clock) -> None:

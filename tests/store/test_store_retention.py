@@ -140,22 +140,18 @@ async def test_whoever_writes_to_a_deleted_run_hears_that_it_is_gone(store: Ligh
     claims = await full_run(store)
     claim, run_id = claims[0], claims[0].rollout.run_id
     await store.delete_runs([run_id])
-    with pytest.raises(NotFoundError):
-        await store.append_calls([a_call(claim)])
-    with pytest.raises(NotFoundError):
-        await store.append_spans([a_span(claim)])
-    with pytest.raises(NotFoundError):
-        await store.record_rewards([a_reward(claim, 1.0)])
-    with pytest.raises(NotFoundError):
-        await store.enqueue(some(run_id, 1))
-    with pytest.raises(NotFoundError):
-        await store.claim(a_worker(run_id))
-    with pytest.raises(NotFoundError):
-        await store.log_metrics([Metric(run_id=run_id, step=1, name="reward", value=1.0)])
-    with pytest.raises(NotFoundError):
-        await store.put_resources([Resource(run_id=run_id, name="default", kind="policy", value={})])
-    with pytest.raises(NotFoundError):
-        await store.open_step(run_id, 2, [])
+    for refused in (
+        store.append_calls([a_call(claim)]),
+        store.append_spans([a_span(claim)]),
+        store.record_rewards([a_reward(claim, 1.0)]),
+        store.enqueue(some(run_id, 1)),
+        store.claim(a_worker(run_id)),
+        store.log_metrics([Metric(run_id=run_id, step=1, name="reward", value=1.0)]),
+        store.put_resources([Resource(run_id=run_id, name="default", kind="policy", value={})]),
+        store.open_step(run_id, 2, []),
+    ):
+        with pytest.raises(NotFoundError):
+            await refused
     assert await store.finish([ending(claim)]) == [False]
     assert await store.cancel([claim.rollout.id]) == 0
 

@@ -30,12 +30,9 @@ async def test_a_worker_without_the_labels_that_a_run_asks_for_is_given_none_of_
     assert await store.workers(run_id) == []
     [claim] = await store.claim(a_worker(run_id), labels={"gpu": "no", "disk": "ssd"})
     assert claim.rollout.run_id == run_id
-
-
-async def test_a_run_that_asks_for_no_label_takes_workers_with_any(store: LightningStore) -> None:
-    run_id = await a_run(store)
-    await store.enqueue(some(run_id, 1))
-    assert len(await store.claim(a_worker(run_id), labels={"gpu": "yes"})) == 1
+    other = await a_run(store)  # asks for no label
+    await store.enqueue(some(other, 1))
+    assert len(await store.claim(a_worker(other), labels={"gpu": "yes"})) == 1
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------
@@ -137,19 +134,15 @@ async def test_concurrent_enqueues_of_the_same_rollouts_make_them_once(store: Li
     assert await store.count(run_id) == {("train", "queued"): 4}
 
 
-async def test_enqueueing_into_no_run_is_not_found_and_writes_nothing(store: LightningStore) -> None:
-    run_id = await a_run(store)
-    with pytest.raises(NotFoundError, match="nowhere"):
-        await store.enqueue([*some(run_id, 1), *some("nowhere", 1)])
-    assert await store.count(run_id) == {}
-
-
-async def test_a_task_that_is_not_json_is_bad_input(store: LightningStore) -> None:
+async def test_enqueueing_into_no_run_or_what_is_no_json_is_refused_and_writes_nothing(store: LightningStore) -> None:
     run_id = await a_run(store)
     [new] = some(run_id, 1)
     new.task["number"] = object()
     with pytest.raises(InputError, match="JSON"):
         await store.enqueue([new])
+    with pytest.raises(NotFoundError, match="nowhere"):
+        await store.enqueue([*some(run_id, 1), *some("nowhere", 1)])
+    assert await store.count(run_id) == {}
 
 
 async def test_rollouts_are_found_by_every_field_of_the_query(store: LightningStore) -> None:
@@ -225,16 +218,12 @@ async def test_no_rollout_is_claimed_twice_by_many_claimers(store: LightningStor
 
 async def test_a_waiting_claim_is_woken_by_an_enqueue(store: LightningStore) -> None:
     run_id = await a_run(store)
+    assert await store.claim(a_worker(run_id), wait_s=0.01) == []
     async with asyncio.timeout(DEADLINE_S):
         waiting = asyncio.create_task(store.claim(a_worker(run_id), wait_s=60))
         await asyncio.sleep(0)
         await store.enqueue(some(run_id, 1))
         assert len(await waiting) == 1
-
-
-async def test_a_claim_that_waited_in_vain_is_empty(store: LightningStore) -> None:
-    run_id = await a_run(store)
-    assert await store.claim(a_worker(run_id), wait_s=0.01) == []
 
 
 async def test_a_waiting_claim_is_woken_by_a_retry(store: LightningStore) -> None:
@@ -361,9 +350,6 @@ async def test_wait_returns_as_soon_as_there_are_enough(store: LightningStore) -
 async def test_wait_returns_what_there_is_after_its_timeout(store: LightningStore) -> None:
     claims = await finished(store, 2)
     assert len(await store.wait(claims[0].rollout.run_id, at_least=3, timeout_s=0.01)) == 2
-
-
-async def test_waiting_for_no_run_is_not_found(store: LightningStore) -> None:
     with pytest.raises(NotFoundError, match="nowhere"):
         await store.wait("nowhere", timeout_s=0.01)
 

@@ -78,13 +78,6 @@ async def test_a_session_whose_lease_runs_out_has_succeeded_with_its_reward(
     assert await violations(store) == []
 
 
-async def test_other_attempts_are_still_lost(store: LightningStore, clock: Clock) -> None:
-    [claim] = await claimed(store)
-    clock.advance(31)
-    assert await store.expire_leases() == 1
-    assert (await one(store, claim.rollout.id)).lost == 1
-
-
 async def test_after_its_end_a_session_begins_anew(store: LightningStore) -> None:
     claim = await opened(store)
     assert await store.finish([ending(claim)]) == [True]

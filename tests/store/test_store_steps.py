@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from store_samples import a_run, a_worker, claimed, ending, finished, some
+from store_samples import a_run, claimed, ending, finished
 
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.records import Claim, Consumed, ConsumedInputs, Metric, Outcome
@@ -153,13 +153,6 @@ async def test_steps_of_runs_are_apart(store: LightningStore) -> None:
     await store.open_step(b[0].rollout.run_id, 1, eaten(b))
     assert [step.step for step in await store.reopen_steps(a[0].rollout.run_id, after=0)] == [1]
     assert [step.consumed for step in await store.steps(b[0].rollout.run_id)] == [eaten(b)]
-
-
-async def test_a_step_may_consume_nothing(store: LightningStore) -> None:
-    run_id = await a_run(store)
-    await store.enqueue(some(run_id, 1))
-    assert await store.claim(a_worker(run_id))
-    assert (await store.open_step(run_id, 1, [])).consumed == []
 
 
 async def test_a_step_keeps_the_records_that_it_learns_from(store: LightningStore) -> None:

@@ -125,23 +125,17 @@ async def test_each_policy_of_several_has_versions_of_its_own(store: LightningSt
     assert str(found["run-critic"].weights["url"]).endswith("/step-000010/critic")
 
 
-@pytest.mark.parametrize("use", ["pin", "alias"])
 async def test_checkpoints_of_versions_in_use_are_kept_until_they_are_not(
-    store: LightningStore, tmp_path: Path, use: str
+    store: LightningStore, tmp_path: Path
 ) -> None:
     run = Training(store, tmp_path, trainer={"keep_checkpoints": 1})
     await run.step(10)
-    if use == "pin":
-        await store.describe_model("run", 10, pinned=True)
-    else:
-        await store.set_alias("run", "production", 10, {})
+    await store.set_alias("run", "production", 10, {})
     for step in (20, 30):
         await run.step(step)
     assert run.steps == [10, 30]
     assert [version.deleted for version in await store.models("run")] == [False, True, False]
-    await store.describe_model("run", 10, pinned=False)
-    for alias in await store.aliases():
-        await store.set_alias("run", alias.alias, None, {})
+    await store.set_alias("run", "production", None, {})
     await run.step(40)
     assert run.steps == [40]
 
@@ -202,7 +196,7 @@ async def test_kept_copies_at_a_url_stay_too(store: LightningStore, tmp_path: Pa
     (tmp_path / "shared").mkdir()
     run = Training(store, tmp_path, trainer={"keep_checkpoints": 1, "checkpoint_url": f"file://{tmp_path}/shared"})
     await run.step(10)
-    await store.describe_model("run", 10, pinned=True)
+    await store.set_alias("run", "production", 10, {})
     for step in (20, 30):
         await run.step(step)
     assert sorted(path.name for path in (tmp_path / "shared" / "run").iterdir()) == ["step-000010", "step-000030"]

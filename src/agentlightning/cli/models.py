@@ -73,13 +73,12 @@ def list_models(
     if as_json:
         print_json({"versions": found, "aliases": aliases})
         return
-    rows = [("version", "aliases", "run", "step", "held-out reward", "tags", "weights")]
+    rows = [("version", "aliases", "run", "step", "held-out reward", "weights")]
     for version in found:
         named = " ".join(f"@{one.alias}" for one in aliases if (one.name, one.number) == (version.name, version.number))
-        tags = " ".join(f"{key}={value}" for key, value in sorted(version.tags.items())) or "-"
-        weights = "deleted" if version.deleted else f"{version.weights['kind']}{', pinned' if version.pinned else ''}"
+        weights = "deleted" if version.deleted else str(version.weights["kind"])
         figures = version.run_id, str(version.step), _reward(version)
-        rows.append((version.reference, named or "-", *figures, tags, weights))
+        rows.append((version.reference, named or "-", *figures, weights))
     print_columns(rows, "no model version yet; a training run makes them")
 
 

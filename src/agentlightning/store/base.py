@@ -321,8 +321,8 @@ class LightningStore(ModelRegistry):
 
         In portions, so that nobody else waits long; the run itself goes last, so that an interrupted deletion can be
         repeated. Others who write to it, or wait for it, get NotFoundError. Ids that do not exist are ignored. Its model
-        versions stay as entries whose weights were deleted; ConflictError, and nothing is deleted, where one of them is
-        pinned or named by an alias.
+        versions stay as entries whose weights were deleted; ConflictError, and nothing is deleted, where an alias
+        names one of them.
         """
 
     @abc.abstractmethod

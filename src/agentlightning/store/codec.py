@@ -151,7 +151,6 @@ class RecordCodec(Generic[T]):
         self._kind = kind
         self.names = tuple(field.name for field in fields(kind))  # type: ignore[arg-type]
         self._decoders: list[tuple[str, Callable[[Any], Any]]] = []
-        self._parsers: dict[str, Callable[[str], Any]] = {}
         terms: list[str] = []
         for name in self.names:
             plain, optional = scalar(hints[name])
@@ -170,8 +169,6 @@ class RecordCodec(Generic[T]):
                 decode = bool  # SQLite has none: prepared statements return 0 and 1
             elif name in PRINTED.get(kind, ()):
                 term = f"text({term})"
-            if plain in (int, float):
-                self._parsers[name] = plain
             if decode is not None:
                 self._decoders.append((name, decode))
             terms.append(term)
@@ -194,11 +191,6 @@ class RecordCodec(Generic[T]):
     def of_row(self, row: Iterable[Any]) -> T:
         """The record of a row; the last fields may be absent."""
         return self.record(dict(zip(self.names, row, strict=False)))
-
-    def of_texts(self, texts: Mapping[str, str], **others: Any) -> T:
-        """The record whose scalars are all text, except for `others`; names that are no fields are left out."""
-        known = {name: self._parsers.get(name, str)(texts[name]) for name in self.names if name in texts}
-        return self._kind(**{**known, **others})
 
 
 CALLS, SPANS, REWARDS, METRICS = RecordCodec(Call), RecordCodec(Span), RecordCodec(Reward), RecordCodec(Metric)

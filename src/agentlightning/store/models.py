@@ -17,8 +17,6 @@ from agentlightning.records import JSON
 from agentlightning.store.rules import refusal
 
 MAX_NAME_CHARS = 128
-MAX_NOTES_CHARS = 10_000
-MAX_TAG_CHARS = 256
 
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{MAX_NAME_CHARS - 1}}}")
 _ALIAS = re.compile(r"[a-z][a-z0-9-]{0,62}")
@@ -46,9 +44,6 @@ class ModelVersion:
     metrics: JSON = field(default_factory=dict)
     """The newest of the run: ``{"eval/reward": {"mean": …, "low": …, "high": …, "n": …}}``"""
     licence: str | None = None  # of the base model; None where nothing says it
-    tags: dict[str, str] = field(default_factory=dict)
-    notes: str = ""
-    pinned: bool = False
     deleted: bool = False  # its weights are gone; the entry stays
     created_ns: int = 0
     revision: int = 0
@@ -110,19 +105,12 @@ def check_alias(alias: str) -> None:
 
 
 def check_version(version: ModelVersion) -> None:
-    """InputError where a version cannot be registered, or have these tags or notes."""
+    """InputError where a version cannot be registered."""
     check_name(version.name)
     if version.step < 0:
         raise InputError(f"step: expected 0 or more, got {version.step}")
     if version.weights.get("kind") not in ("full", "adapter") or not isinstance(version.weights.get("url"), str):
         raise InputError('weights: expected {"kind": "full" | "adapter", "url": …, "manifest_hash": …, "bytes": …}')
-    for name, value in version.tags.items():
-        if not name or not name.isprintable() or not value.isprintable() or len(name) + len(value) > MAX_TAG_CHARS:
-            raise InputError(
-                f"tags: expected names and values of printable characters, at most {MAX_TAG_CHARS}, got {name!r:.80}"
-            )
-    if len(version.notes) > MAX_NOTES_CHARS or "\0" in version.notes:
-        raise InputError(f"notes: expected at most {MAX_NOTES_CHARS} characters, and none of them NUL")
 
 
 def next_number(taken: Sequence[int], own: tuple[int, int] | None, step: int) -> int:
@@ -144,14 +132,12 @@ def changed_version(
     new: ModelVersion, known: ModelVersion | None, aliases: Sequence[ModelAlias], now_ns: int
 ) -> ModelVersion:
     """The version as it is stored in place of the known one. aliases: of its name. ConflictError where it was changed
-    meanwhile, its weights are to be deleted and are in use, or it is to be pinned and they are gone."""
+    meanwhile, or its weights are to be deleted and are in use."""
     if known is None:
         raise refusal("no_model", new.reference)
     identity = known.revision, known.run_id, known.policy, known.step
     if identity != (new.revision, new.run_id, new.policy, new.step):
         raise refusal("model_changed", new.reference)
-    if new.deleted and known.deleted and new.pinned:
-        raise refusal("model_deleted", new.reference)
     if new.deleted and not known.deleted and (use := use_of(new, aliases)):
         raise refusal("model_in_use", new.reference, use)
     created_ns = now_ns if known.deleted and not new.deleted else known.created_ns
@@ -176,7 +162,7 @@ def moved_alias(new: ModelAlias, known: ModelAlias | None, version: ModelVersion
 
 def use_of(version: ModelVersion, aliases: Sequence[ModelAlias]) -> str:
     """The reasons why a version's weights must stay; empty where they may be deleted."""
-    uses = ["pinned"] if version.pinned else []
+    uses = []
     for one in aliases:
         if one.number == version.number:
             uses.append(f"named by the alias {one.alias}")
@@ -194,8 +180,8 @@ class ModelRegistry(abc.ABC):
         one that is there is returned as it is. Another replaces the version of its number.
 
         NotFoundError if there is no such run or version. ConflictError, and nothing changes, where the version was changed
-        since the revision given, or its weights are to be deleted and it is pinned or an alias names it, now or before its
-        last move. Delete files after this returned.
+        since the revision given, or its weights are to be deleted and an alias names it, now or before its last move. Delete
+        files after this returned.
         """
 
     @abc.abstractmethod
@@ -221,31 +207,12 @@ class ModelRegistry(abc.ABC):
         been deleted, or where the same weights (by manifest_hash) have another URL now, and stays as it is otherwise."""
         known = await self.put_model(replace(version, number=0, revision=0, deleted=False))
         if known.deleted:
-            kept = {name: getattr(known, name) for name in ("name", "number", "tags", "notes", "pinned", "revision")}
+            kept = {name: getattr(known, name) for name in ("name", "number", "revision")}
             return await self.put_model(replace(version, **kept, deleted=False))
         hashes = known.weights.get("manifest_hash"), version.weights.get("manifest_hash")
         if hashes[0] and hashes[0] == hashes[1] and known.weights != version.weights:
             return await self.put_model(replace(known, weights=version.weights))
         return known
-
-    async def describe_model(
-        self,
-        name: str,
-        number: int,
-        *,
-        tags: dict[str, str] | None = None,
-        notes: str | None = None,
-        pinned: bool | None = None,
-    ) -> ModelVersion:
-        """Changes what is given of a version. `tags` are merged into its own; an empty value removes the tag."""
-        known = await self._model(name, number)
-        changed = replace(
-            known,
-            tags={key: value for key, value in {**known.tags, **(tags or {})}.items() if value},
-            notes=known.notes if notes is None else notes,
-            pinned=known.pinned if pinned is None else pinned,
-        )
-        return await self.put_model(changed)
 
     async def delete_model(self, name: str, number: int) -> None:
         """Marks the weights of a version as deleted; does nothing where they are."""

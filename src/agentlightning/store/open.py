@@ -52,17 +52,6 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
     )
 
 
-def seconds_in_url(name: str, value: object) -> float:
-    """The seconds that a parameter of a store's URL says. ConfigError where it says none."""
-    try:
-        seconds = float(str(value))
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 10**6:
-        raise ConfigError(f"store: {name}: expected seconds in its URL, got {value!r}")
-    return seconds
-
-
 def store_url(given: str | None) -> str:
     """The URL given, else AGL_STORE, else the SQLite file under runs/."""
     from agentlightning.config.run import DEFAULT_STORE

@@ -103,7 +103,7 @@ async def _in_use(store: LightningStore, run_id: str, steps: set[int]) -> set[in
         if version.step in steps and not version.deleted:
             try:
                 await store.delete_model(version.name, version.number)
-            except ConflictError:  # pinned or named by an alias: looked at again with the next checkpoint
+            except ConflictError:  # named by an alias: looked at again with the next checkpoint
                 used.add(version.step)
     return used
 

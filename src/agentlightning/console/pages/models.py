@@ -73,11 +73,9 @@ async def _registered(reader: Reader, run: Run) -> Html | None:
     rows = []
     for one in reversed(found[-MAX_ROWS:]):
         named = [f"@{each.alias}" for each in aliases if (each.name, each.number) == (one.name, one.number)]
-        kept = "deleted" if one.deleted else "pinned" if one.pinned else "kept"
-        tags = ", ".join(f"{name}={value}" for name, value in sorted(one.tags.items()))
-        cells = one.reference, " ".join(named) or "-", str(one.step), _held_out(one), tags or "-", one.licence or "-"
-        rows.append([*map(clipped, cells), kept, when(one.created_ns)])
-    head = [*("version", "aliases", "step", "held-out reward"), *("tags", "licence", "weights", "registered (UTC)")]
+        cells = one.reference, " ".join(named) or "-", str(one.step), _held_out(one), one.licence or "-"
+        rows.append([*map(clipped, cells), "deleted" if one.deleted else "kept", when(one.created_ns)])
+    head = ["version", "aliases", "step", "held-out reward", "licence", "weights", "registered (UTC)"]
     return table(head, rows, "Model versions of the run, the newest first", "no model version was registered")
 
 
