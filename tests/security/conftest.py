@@ -12,7 +12,7 @@ import pytest
 for shared in ("analysis", "frameworks", "gateway", "runner", "sdk"):
     sys.path.append(str(Path(__file__).parents[1] / shared))
 
-from attack_scene import END, SERVER_KEY, Scene, a_claim  # noqa: E402 - what these import is found by the lines above
+from attack_scene import DEADLINE_S, END, SERVER_KEY, Scene, a_claim  # noqa: E402 - what these import is found by the lines above
 from scripted_engine import ScriptedEngine  # noqa: E402
 from server_process import ServerProcess  # noqa: E402
 from toy_model import write_tokenizer  # noqa: E402
@@ -52,5 +52,5 @@ async def scene(server: ServerProcess, tokenizer: Path) -> AsyncIterator[Scene]:
 
 @pytest.fixture
 async def http(scene: Scene) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=scene.server.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=scene.server.url, timeout=DEADLINE_S) as client:
         yield client

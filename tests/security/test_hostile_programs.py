@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from attack_scene import SERVER_KEY, Scene
+from attack_scene import DEADLINE_S, SERVER_KEY, Scene
 
 from agentlightning.config.agent import Bubblewrap
 from agentlightning.errors import ConfigError
@@ -105,7 +105,7 @@ async def test_a_program_in_a_sandbox_gets_nothing_and_harms_nobody(scene: Scene
     )
     (tmp_path / "agent.py").write_text(source)
     ids = [one.id for one in await scene.store.enqueue([NewRollout(run_id=run.id, task={}, group_id="g")])]
-    await scene.store.wait(run.id, at_least=1, timeout_s=90)
+    await scene.store.wait(run.id, at_least=1, timeout_s=DEADLINE_S)
     await scene.other_is_answered()
     (rollout,) = await scene.store.rollouts(RolloutQuery(ids=ids))
     (attempt,) = await scene.store.attempts(ids)
@@ -189,7 +189,7 @@ async def test_agents_of_a_user_of_their_own_neither_read_nor_end_their_worker_a
         source = OTHER_USER.format(worker=worker.pid, secret=tmp_path / "secret")
         (Path(folder) / "agent.py").write_text(source)
         queued = await scene.store.enqueue([NewRollout(run_id=run.id, task={"a": 1}, group_id="g")])
-        await scene.store.wait(run.id, at_least=1, timeout_s=90)
+        await scene.store.wait(run.id, at_least=1, timeout_s=DEADLINE_S)
         worker.terminate()
         assert await worker.wait() == 0
     (attempt,) = await scene.store.attempts([queued[0].id])

@@ -14,7 +14,7 @@ import re
 from urllib.parse import urlsplit
 
 import httpx
-from attack_scene import HI, SERVER_KEY, Scene, bearer, path
+from attack_scene import DEADLINE_S, HI, SERVER_KEY, Scene, bearer, path
 
 from agentlightning.records import Finish
 from agentlightning.store.base import RolloutQuery
@@ -29,7 +29,9 @@ async def raw(scene: Scene, request: bytes) -> bytes:
     answer = b""
     try:
         writer.write(request)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await reader.read(65536)
+        async with asyncio.timeout(3):  # another answer would come at once
             while more := await reader.read(65536):
                 answer += more
     except (TimeoutError, ConnectionError):

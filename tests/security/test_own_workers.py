@@ -77,7 +77,7 @@ async def test_an_agent_reads_neither_the_store_nor_its_servers_key_nor_checkpoi
         run = await store.create_run("boxed", config)
         (queued,) = await store.enqueue([NewRollout(run_id=run.id, task={}, group_id="g")])
         worker = await start_worker(server, run.id, folder, f"{sys.executable} -S agent.py")
-        await store.wait(run.id, at_least=1, timeout_s=90)
+        await store.wait(run.id, at_least=1, timeout_s=DEADLINE_S)
         (rollout,) = await store.rollouts(RolloutQuery(ids=[queued.id]))
         (attempt,) = await store.attempts([queued.id])
         worker.terminate()

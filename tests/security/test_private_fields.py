@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from attack_scene import SERVER_KEY, Scene
+from attack_scene import DEADLINE_S, SERVER_KEY, Scene
 
 from agentlightning.records import Fork, NewRollout
 from agentlightning.store.base import RolloutQuery
@@ -36,12 +36,12 @@ async def test_cat_agl_task_shows_no_private_field_in_a_rollout_or_in_its_fork(s
     )
     try:
         [first] = await scene.store.enqueue([NewRollout(run_id=run.id, task=TASK, group_id="g")])
-        await scene.store.wait(run.id, at_least=1, timeout_s=90)
+        await scene.store.wait(run.id, at_least=1, timeout_s=DEADLINE_S)
         fork = Fork(rollout_id=first.id, attempt=1, calls=0, root_id=first.id)
         [second] = await scene.store.enqueue(
             [NewRollout(run_id=run.id, task=TASK, group_id="f", kind="fork", fork=fork)]
         )
-        await scene.store.wait(run.id, after=1, at_least=1, timeout_s=90)
+        await scene.store.wait(run.id, after=1, at_least=1, timeout_s=DEADLINE_S)
     finally:
         worker.terminate()
         await worker.wait()

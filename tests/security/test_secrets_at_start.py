@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from attack_scene import SERVER_KEY, Scene
+from attack_scene import DEADLINE_S, SERVER_KEY, Scene
 
 import agentlightning
 import build
@@ -57,7 +57,7 @@ async def test_a_worker_below_an_init_that_shows_its_key_is_refused(scene: Scene
         env={**PLAIN, "AGL_SERVER_KEY": SERVER_KEY},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 2, done.stderr
@@ -84,7 +84,7 @@ def raced(words: list[str], fd: int) -> Iterator[tuple[subprocess.Popen[str], li
         yield process, shown
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(DEADLINE_S)
         racer.join()
 
 
@@ -98,7 +98,7 @@ async def test_a_key_that_comes_by_a_descriptor_or_a_file_is_never_shown(
     (tmp_path / "key").write_text(SERVER_KEY)
     words = worker(scene, source, str(read) if source == "--key-fd" else str(tmp_path / "key"))
     with raced(words, read) as (process, shown):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while process.pid not in {one.pid for one in await scene.store.workers(scene.run_id)}:
                 assert process.poll() is None
                 await asyncio.sleep(0.05)

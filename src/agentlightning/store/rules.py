@@ -18,6 +18,7 @@ from typing import Any
 from agentlightning.errors import ConflictError, InputError, NotFoundError, RewardError, StoreError
 from agentlightning.records import (
     FINAL_STATES,
+    JSON,
     AttemptEnd,
     AttemptState,
     Consumed,
@@ -32,7 +33,18 @@ from agentlightning.records import (
     Step,
     WorkerStatus,
 )
-from agentlightning.store.gateway_events import BROKEN, IGNORED_BASE_URL, NO_CALLS
+from agentlightning.store.gateway_events import (
+    BROKEN,
+    BROKEN_SPANS,
+    FAILED_CALLS,
+    IGNORED_BASE_URL,
+    NO_CALLS,
+    OUTGROWN,
+    REFUSED_CALLS,
+    UNKNOWN_ROUTE,
+    broken_counts,
+    refused_counts,
+)
 
 MAX_REASONS = 16  # reasons of refused calls that a warning names
 
@@ -94,6 +106,18 @@ class AttemptRecord:
     refused_last: bool = False  # a call was refused after the last recorded one, for another reason than OUTGROWN
     failed_last: bool = False  # a call failed for want of a model after the last recorded one
     broken: Counter[str] = field(default_factory=Counter)  # broken spans by cause
+
+    def add_event(self, name: str, started_ns: int, attributes: JSON) -> None:
+        """Adds a gateway event; they come in the order of their start, after the calls."""
+        if name == UNKNOWN_ROUTE:
+            self.unknown_path = attributes.get("path")
+        elif name == FAILED_CALLS:
+            self.failed_last |= started_ns > self.last_call_ns
+        elif name == BROKEN_SPANS:
+            self.broken.update(broken_counts(attributes))
+        elif name == REFUSED_CALLS and (counts := refused_counts(attributes)):
+            self.refused.update(counts)
+            self.refused_last |= OUTGROWN not in counts and started_ns > self.last_call_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ microsecond in which they run out, ``held:RUN:WORKER``, ``g:RUN:GROUP`` by repli
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -33,15 +33,7 @@ from agentlightning.records import (
 from agentlightning.store import codec as records
 from agentlightning.store import rules
 from agentlightning.store.audit import AUDITED_KINDS, AuditEntry, named_ids, noted_value
-from agentlightning.store.gateway_events import (
-    BROKEN_SPANS,
-    FAILED_CALLS,
-    OUTGROWN,
-    REFUSED_CALLS,
-    UNKNOWN_ROUTE,
-    broken_counts,
-    refused_counts,
-)
+from agentlightning.store.gateway_events import COUNTED_EVENTS
 from agentlightning.store.models import ModelAlias, ModelVersion, changed_version, next_number
 from agentlightning.store.redis import codec
 from agentlightning.store.redis.codec import CallTotals, Stored, dump, read, whole
@@ -265,7 +257,7 @@ class _Attempt:
     expires_ns: int
     totals: Sequence[CallTotals]
     rewards_row: bytes | None
-    events: Sequence[JSON]
+    events: Sequence[tuple[str, int, JSON]]
 
     @property
     def key(self) -> str:
@@ -283,28 +275,14 @@ class _Attempt:
 
     def evidence(self, rewards: Sequence[Reward]) -> rules.AttemptRecord:
         """The record of the attempt, with these rewards."""
-        counts: dict[str, Counter[str]] = {REFUSED_CALLS: Counter(), BROKEN_SPANS: Counter()}
-        refused_ns, failed_ns, paths = 0, 0, []
-        for event in self.events:
-            if event["name"] == UNKNOWN_ROUTE:
-                paths.append(event["path"])
-                continue
-            if event["name"] == FAILED_CALLS:
-                failed_ns = max(failed_ns, event["started_ns"])
-                continue
-            counts[event["name"]].update(event["counts"])
-            if event["name"] == REFUSED_CALLS and OUTGROWN not in event["counts"]:
-                refused_ns = max(refused_ns, event["started_ns"])
-        last_call_ns = max((each.finished_ns for each in self.totals), default=0)
-        return rules.AttemptRecord(
+        record = rules.AttemptRecord(
             rewards=sorted(rewards, key=lambda reward: reward.created_ns),
             calls=len(self.totals),
-            unknown_path=paths[-1] if paths else None,
-            refused=counts[REFUSED_CALLS],
-            refused_last=refused_ns > last_call_ns,
-            failed_last=failed_ns > last_call_ns,
-            broken=counts[BROKEN_SPANS],
+            last_call_ns=max((each.finished_ns for each in self.totals), default=0),
         )
+        for name, started_ns, attributes in self.events:
+            record.add_event(name, started_ns, attributes)
+        return record
 
 
 def distinct(rewards: Iterable[Reward]) -> list[Reward]:
@@ -341,7 +319,7 @@ def _recorded(stored: Stored, replies: Sequence[Reply]) -> _Attempt:
         int(expires or 0),
         [codec.read_totals(row) for row in totals],
         rewards,
-        sorted((orjson.loads(event) for event in events), key=lambda event: int(event["started_ns"])),
+        sorted((orjson.loads(event) for event in events), key=lambda event: int(event[1])),
     )
 
 
@@ -459,18 +437,12 @@ def append_calls(t: Transaction, calls: Sequence[tuple[Call, bytes]]) -> Reads[N
 
 def append_spans(t: Transaction, spans: Sequence[tuple[Span, bytes]]) -> Reads[None]:
     yield from _require(t, "spans", [span for span, _ in spans], {})
-    counted = {BROKEN_SPANS: broken_counts, REFUSED_CALLS: refused_counts}
     for span, row in spans:
         which = f"{span.rollout_id}:{span.attempt}"
         t.write("HSETNX", f"sp:{which}", span.id, row)
-        event: JSON = {"name": span.name, "started_ns": span.started_ns}
-        if span.name == UNKNOWN_ROUTE:
-            event["path"] = records.text(str(span.attributes.get("path")))
-        elif span.name in counted and (counts := counted[span.name](span.attributes)):
-            event["counts"] = counts
-        elif span.name != FAILED_CALLS:
-            continue
-        t.write("HSETNX", f"x:{which}", span.id, dump(event, "attributes"))
+        if span.name in COUNTED_EVENTS:
+            event = dump([span.name, span.started_ns, span.attributes], "attributes")
+            t.write("HSETNX", f"x:{which}", span.id, event)
 
 
 def record_rewards(t: Transaction, rewards: Sequence[Reward]) -> Reads[list[Reward]]:

@@ -22,15 +22,6 @@ from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store import codec, rules
 from agentlightning.store.audit import Actor, named_ids
 from agentlightning.store.base import SESSION_HOLDER, RolloutQuery
-from agentlightning.store.gateway_events import (
-    BROKEN_SPANS,
-    FAILED_CALLS,
-    OUTGROWN,
-    REFUSED_CALLS,
-    UNKNOWN_ROUTE,
-    broken_counts,
-    refused_counts,
-)
 from agentlightning.store.rules import refusal
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import Upsert, execute, execute_many, insert_new, upsert_into
@@ -481,16 +472,8 @@ def _look(connection: Connection, ended: Iterable[rules.LiveRollout]) -> dict[tu
         one = found[row.rollout_id, row.attempt]
         one.calls, one.last_call_ns = row.calls, row.last
     for row in execute(connection, _EVENTS, ids):
-        one, attributes = found[row.rollout_id, row.attempt], orjson.loads(row.attributes)
-        if row.name == UNKNOWN_ROUTE:
-            one.unknown_path = attributes.get("path")
-        elif row.name == FAILED_CALLS:
-            one.failed_last |= row.started_ns > one.last_call_ns
-        elif row.name == BROKEN_SPANS:
-            one.broken.update(broken_counts(attributes))
-        elif row.name == REFUSED_CALLS and (counts := refused_counts(attributes)):
-            one.refused.update(counts)
-            one.refused_last |= OUTGROWN not in counts and row.started_ns > one.last_call_ns
+        attributes = orjson.loads(row.attributes)
+        found[row.rollout_id, row.attempt].add_event(row.name, row.started_ns, attributes)
     return found
 
 

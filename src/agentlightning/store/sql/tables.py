@@ -22,7 +22,7 @@ from agentlightning.errors import StoreError
 from agentlightning.records import Call, Metric, Reward, WorkerStatus
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.codec import ARRAYS, scalar
-from agentlightning.store.gateway_events import BROKEN_SPANS, FAILED_CALLS, REFUSED_CALLS, UNKNOWN_ROUTE
+from agentlightning.store.gateway_events import COUNTED_EVENTS
 from agentlightning.store.models import ModelAlias, ModelVersion
 from agentlightning.store.sql.database import Database
 from agentlightning.store.summaries import RolloutSummary
@@ -208,9 +208,7 @@ sa.Index("file_uses_by_file", file_uses.c.run_id, file_uses.c.hash)  # to delete
 
 spans = sa.Table("spans", metadata, *_columns(records.Span), _of_attempt())
 sa.Index("spans_by_rollout", spans.c.rollout_id, spans.c.started_ns)
-_EVENTS = (BROKEN_SPANS, FAILED_CALLS, REFUSED_CALLS, UNKNOWN_ROUTE)
-OF_GATEWAY: sa.ColumnElement[bool] = spans.c.name.in_([sa.literal_column(f"'{name}'") for name in _EVENTS])
-"""Spans that count when an attempt ends."""
+OF_GATEWAY: sa.ColumnElement[bool] = spans.c.name.in_([sa.literal_column(f"'{name}'") for name in COUNTED_EVENTS])
 sa.Index("spans_of_gateway", spans.c.rollout_id, sqlite_where=OF_GATEWAY, postgresql_where=OF_GATEWAY)
 
 rewards = sa.Table(
