@@ -90,17 +90,24 @@ kubernetes:
 test-phoenix: install .venv-phoenix/.installed
 	$(BIN)/pytest tests/tracing/test_phoenix.py $(ARGS)
 
-# Claude Code, Codex, Gemini CLI, Qwen Code and opencode as shipped: 1.4 GB of npm packages, about 2 minutes; llm. Those that cannot be
-# installed here are left out of the tests, and aider (0.6 GB) of CI's.
-coding-agents: tests/coding_agents/node_modules/.installed .venv-frameworks-llm/.installed
+# Claude Code and Codex as shipped, 0.8 GB of npm packages; `make test-coding-agents` has Gemini CLI, Qwen Code, opencode, llm and aider
+# as well. Those that cannot be installed here are left out of the tests.
+coding-agents: tests/coding_agents/node_modules/.installed
 
 # npm's `ci` refuses a lock in which a package for another platform, which a registry does not hold, has no entry; `install` takes
-# the versions of the lock, too.
-tests/coding_agents/node_modules/.installed: tests/coding_agents/package-lock.json
-	if command -v npm >/dev/null; then npm install --silent --no-save --no-audit --no-fund --prefix $(<D) && touch $@ || \
+# the versions of the lock, too. $(1): further options.
+define install_coding_agents
+	if command -v npm >/dev/null; then npm install --silent --no-save --no-audit --no-fund $(1) --prefix $(<D) && touch $@ || \
 		echo "the coding agents of $< cannot be installed here: their tests are left out"; fi
+endef
 
-test-coding-agents: install coding-agents .venv-clients-openenv/.installed .venv-frameworks-aider/.installed
+tests/coding_agents/node_modules/.installed: tests/coding_agents/package-lock.json
+	$(call install_coding_agents,--omit=dev)
+
+tests/coding_agents/node_modules/.all-installed: tests/coding_agents/package-lock.json
+	$(call install_coding_agents)
+
+test-coding-agents: install tests/coding_agents/node_modules/.all-installed .venv-clients-openenv/.installed .venv-frameworks-llm/.installed .venv-frameworks-aider/.installed
 	$(BIN)/pytest -m slow tests/coding_agents -rs $(ARGS)
 
 # The npm packages of OpenAI, Anthropic and OpenTelemetry, for the tests that run them; without npm those tests are left out.
@@ -276,7 +283,7 @@ newest-clients: frameworks clients .venv-frameworks-llm/.installed
 				--python $$python --output-file $$lock.new $$lock.in && \
 			{ grep '^#' $$lock; cat $$lock.new; } > $$lock.in && mv $$lock.in $$lock; rm -f $$lock.in $$lock.new; done
 	for folder in tests/sdk/node tests/frameworks/node tests/coding_agents; do (cd $$folder && npm install --package-lock-only --save-exact \
-		$$(node -p 'Object.keys(require("./package.json").dependencies).map(name => name + "@latest").join(" ")')); done
+		$$(node -p 'const {dependencies, devDependencies} = require("./package.json"); Object.keys({...dependencies, ...devDependencies}).map(name => name + "@latest").join(" ")')); done
 	@git diff --unified=0 -- 'tests/*.lock' 'tests/*/package.json' | grep -E '^[-+] *["a-z]' || echo "the pins are the newest versions"
 
 clean:

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import build
 from agentlightning.adapters.sequences import merge
 from agentlightning.adapters.trajectories import compactions, trajectories
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit.grouped_gae import grouped_gae
 from agentlightning.algorithms.credit.keys import observation_key
-from agentlightning.records import JSON, Call, RetryPolicy, Rollout, Sampling
+from agentlightning.records import JSON, Call
 from agentlightning.training_types import Trajectory
 
 SYSTEM = {"role": "system", "content": "You find the box."}
@@ -31,27 +32,16 @@ class Record:
         self.name = name
         self.calls: list[Call] = []
 
-    def call(self, messages: list[JSON], answer: str, parent: Call | None = None, agent: str | None = None) -> Call:
+    def call(self, messages: list[JSON], answer: str, parent: Call | None = None) -> Call:
         """`messages` are the new ones where the call continues another."""
         place = len(self.calls)
-        made = Call(
+        made = build.call(
             id=f"{self.name}-{place}",
-            run_id="run",
             rollout_id=self.name,
-            attempt=1,
             parent_id=None if parent is None else parent.id,
             suffix_ids=[1] * len(messages),
             sampled_ids=[100 + place, 200 + place],
-            logprobs=[-0.5, -0.5],
-            versions=[],
             prompt_tokens=len(messages) + (0 if parent is None else parent.prompt_tokens + 2),
-            policy="default",
-            model="m",
-            agent=agent,
-            protocol="chat",
-            sampling=Sampling(),
-            history_hash="h",
-            request_hash="r",
             messages=messages,
             completion=said("assistant", answer),
         )
@@ -59,24 +49,7 @@ class Record:
         return made
 
     def trajectory(self, reward: float) -> Trajectory:
-        rollout = Rollout(
-            id=self.name,
-            run_id="run",
-            task={},
-            group_id="g",
-            replica=0,
-            mode="train",
-            step=1,
-            sampling=Sampling(),
-            retry=RetryPolicy(),
-            priority=0,
-            state="succeeded",
-            attempt=1,
-            lost=0,
-            created_ns=0,
-            reward=reward,
-        )
-        [found], left_out = trajectories([rollout], self.calls)
+        [found], left_out = trajectories([build.rollout(self.name, reward)], self.calls)
         assert not left_out
         return found
 
@@ -112,28 +85,31 @@ def test_a_conversation_that_goes_on_from_a_summary_is_known_by_the_summarys_tex
     assert found["a-4"].origin.call_id == "a-0"
 
 
-def test_what_another_agent_is_shown_is_no_summary() -> None:
-    relay = Record("relay")
-    first = relay.call([said("system", "You write."), said("user", "Write a line.")], "A draft of one line.")
-    relay.call([said("user", "Better.")], "A better draft of one line.", first)
-    relay.call([said("system", "You check."), said("user", "A better draft of one line.")], "It is fine so.")
-    assert compactions(relay.calls) == {}
+NO_SUMMARY = {
+    "what another agent is shown": [
+        ([said("system", "You write."), said("user", "Write a line.")], "A draft of one line."),
+        ([said("user", "Better.")], "A better draft of one line."),
+        ([said("system", "You check."), said("user", "A better draft of one line.")], "It is fine so."),
+    ],
+    "the whole conversation before it, repeated": [
+        ([SYSTEM], "a does the very first step"),
+        ([said("user", "Next.")], "a does the second step now"),
+        ([SYSTEM, said("user", "a does the very first step, then a does the second step now")], "done"),
+    ],
+    "a short answer": [
+        ([SYSTEM, said("user", "Where?")], "left"),
+        ([said("user", "Where?")], "right"),
+        ([SYSTEM, said("user", "You said right.")], "up"),
+    ],
+}
 
 
-def test_a_new_conversation_that_repeats_the_whole_one_before_compacts_nothing() -> None:
+@pytest.mark.parametrize("case", NO_SUMMARY)
+def test_an_answer_that_stands_in_a_later_prompt_may_be_no_summary(case: str) -> None:
     record = Record("a")
-    first = record.call([SYSTEM], "a does the very first step")
-    record.call([said("user", "Next.")], "a does the second step now", first)
-    shown = "a does the very first step, then a does the second step now"
-    record.call([SYSTEM, said("user", shown)], "done")
-    assert compactions(record.calls) == {}
-
-
-def test_a_short_answer_that_stands_in_a_later_prompt_is_no_summary() -> None:
-    record = Record("a")
-    first = record.call([SYSTEM, said("user", "Where?")], "left")
-    record.call([said("user", "Where?")], "right", first)
-    record.call([SYSTEM, said("user", "You said right.")], "up")
+    first, second, third = NO_SUMMARY[case]
+    record.call(*second, record.call(*first))
+    record.call(*third)
     assert compactions(record.calls) == {}
 
 

@@ -2,43 +2,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import build
 from agentlightning.adapters.sequences import completion_rows, mismatched_completions
-from agentlightning.training_types import ImageInput, TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import ImageInput, TrainingSequence, Trajectory
 from call_tree import linked
 
 
-def rollout(name: str, *calls: tuple[list[int], list[int]], temperature: float = 0.7) -> Trajectory:
+def rollout(name: str, *calls: tuple[list[int], list[int]]) -> Trajectory:
     transitions = [
-        Transition(
-            call_id=f"{name}{number}",
-            suffix_ids=prompt,
-            sampled_ids=sampled,
-            logprobs=[-1.0] * len(sampled),
-            versions=[],
-            temperature=temperature,
-        )
+        build.transition(f"{name}{number}", suffix_ids=prompt, sampled_ids=sampled, temperature=0.7)
         for number, (prompt, sampled) in enumerate(calls)
     ]
-    return Trajectory(rollout_id=name, group_id="g", reward=1.0, transitions=linked(transitions))
+    return build.trajectory(name, transitions=linked(transitions))
 
 
 def trained(row: TrainingSequence) -> list[int]:
     return [token for token, sampled in zip(row.tokens, row.mask, strict=True) if sampled]
 
 
-def test_an_answer_is_all_that_the_model_wrote_in_a_rollout() -> None:
-    (row,) = completion_rows(rollout("r", ([1, 2], [3]), ([1, 2, 3, 4], [5, 6])))
-    assert (row.tokens, trained(row)) == ([1, 2, 3, 4, 5, 6], [3, 5, 6])
-
-
-def test_weights_are_those_given_for_each_call_and_nothing_else() -> None:
-    (row,) = completion_rows(rollout("r", ([1], [2]), ([1, 2, 3], [4])), weights=[0.25, 0.5])
-    assert row.weights == [0, 0.25, 0, 0.5]
-
-
-def test_rows_are_computed_at_temperature_1_whatever_they_were_sampled_at() -> None:
-    (row,) = completion_rows(rollout("r", ([1], [2]), ([1, 2, 3], [4]), temperature=0.3))
-    assert row.temperature == 1.0
+def test_an_answer_is_all_that_the_model_wrote_in_a_rollout_at_temperature_1_and_with_the_weights_given() -> None:
+    (row,) = completion_rows(rollout("r", ([1, 2], [3]), ([1, 2, 3, 4], [5, 6])), weights=[0.25, 0.5])
+    assert (row.tokens, trained(row), row.temperature) == ([1, 2, 3, 4, 5, 6], [3, 5, 6], 1.0)
+    assert row.weights == [0, 0, 0.25, 0, 0.5, 0.5]
 
 
 def test_a_mismatched_completion_stands_beside_the_opening_of_the_one_before_it() -> None:

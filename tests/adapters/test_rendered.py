@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import build
 from agentlightning.adapters.rendered import rendered
 from agentlightning.adapters.sequences import completion_rows
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import encode
-from agentlightning.records import JSON, Call, RetryPolicy, Rollout, Sampling
+from agentlightning.records import JSON, Call
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.training_types import Trajectory
 
@@ -51,48 +53,12 @@ def renderer_with(folder: Path, to: Path, template: str) -> Renderer:
 
 
 def call(name: str, messages: list[JSON], answer: JSON, parent: str | None = None, **fields: Any) -> Call:
-    given: dict[str, Any] = {
-        "suffix_ids": [],
-        "sampled_ids": [],
-        "logprobs": [],
-        "versions": [],
-        "prompt_tokens": 0,
-        "policy": "",
-        "model": "big",
-        "protocol": "chat",
-    }
-    return Call(
-        id=name,
-        run_id="run",
-        rollout_id="r",
-        attempt=1,
-        parent_id=parent,
-        sampling=Sampling(),
-        history_hash="",
-        request_hash="",
-        messages=messages,
-        completion=answer,
-        **{**given, **fields},
-    )
+    """A call of an external model, which has no tokens of ours."""
+    tokens = {"suffix_ids": [], "sampled_ids": [], "versions": [], "policy": "", "messages": messages}
+    return build.call(id=name, rollout_id="r", parent_id=parent, completion=answer, **{**tokens, **fields})
 
 
-ROLLOUT = Rollout(
-    id="r",
-    run_id="run",
-    task={},
-    group_id="g",
-    replica=0,
-    mode="train",
-    step=0,
-    sampling=Sampling(),
-    retry=RetryPolicy(),
-    priority=0,
-    state="succeeded",
-    attempt=1,
-    lost=0,
-    created_ns=0,
-    reward=1.0,
-)
+ROLLOUT = build.rollout("r")
 TWO_TURNS = [call("a", [ASK], LOOK), call("b", [FACT], TELL, parent="a")]
 
 
@@ -128,8 +94,6 @@ def test_an_abandoned_call_and_an_earlier_attempt_are_not_taught(folder: Path) -
     calls = [call("a", [ASK], LOOK, finish_reason="abandoned"), call("b", [ASK], TELL)]
     (transition,) = taught(calls, Renderer(folder)).transitions
     assert transition.call_id == "b"
-    from dataclasses import replace
-
     assert isinstance(rendered(replace(ROLLOUT, attempt=2), calls, Renderer(folder), external), str)
 
 
@@ -176,34 +140,24 @@ def test_prompts_go_on_as_the_gateway_would_make_them_with_earlier_thinking_wher
     assert "look it up" in Renderer(tmp_path).decode(keeping[0].tokens)
 
 
+NOW = tiny_model.CHAT_TEMPLATE.replace("'<|assistant|>' }}", "'<|assistant|>now: ' }}")
+
+
 @pytest.mark.parametrize(
-    ("template", "reason"),
+    ("template", "calls", "reason"),
     [
-        (
-            tiny_model.CHAT_TEMPLATE.replace("'<|assistant|>' }}", "'<|assistant|>now: ' }}"),
-            "otherwise than it opens one",
-        ),
-        ("{{ raise_exception('no user') }}", "no user"),
+        (NOW, TWO_TURNS, "otherwise than it opens one"),
+        ("{{ raise_exception('no user') }}", TWO_TURNS, "no user"),
+        (None, [call("b", [FACT], TELL, parent="a")], "call b continues call a, which is not recorded"),
+        (None, [call("a", [ASK], LOOK, protocol="completions")], "a raw prompt"),
+        (None, [call("a", [ASK], LOOK, policy="default")], "the teacher answered none of its calls"),
+        (None, [], "the teacher answered none of its calls"),
     ],
 )
-def test_what_the_template_cannot_write_is_left_out_with_the_reason(
-    folder: Path, tmp_path: Path, template: str, reason: str
+def test_what_cannot_be_rendered_is_left_out_with_the_reason(
+    folder: Path, tmp_path: Path, template: str | None, calls: list[Call], reason: str
 ) -> None:
-    found = rendered(ROLLOUT, TWO_TURNS, renderer_with(folder, tmp_path, template), external)
-    assert isinstance(found, str)
-    assert reason in found
-
-
-@pytest.mark.parametrize(
-    ("calls", "reason"),
-    [
-        ([call("b", [FACT], TELL, parent="a")], "call b continues call a, which is not recorded"),
-        ([call("a", [ASK], LOOK, protocol="completions")], "a raw prompt"),
-        ([call("a", [ASK], LOOK, policy="default")], "the teacher answered none of its calls"),
-        ([], "the teacher answered none of its calls"),
-    ],
-)
-def test_what_cannot_be_rendered_says_why(folder: Path, calls: list[Call], reason: str) -> None:
-    found = rendered(ROLLOUT, calls, Renderer(folder), external)
+    renderer = Renderer(folder) if template is None else renderer_with(folder, tmp_path, template)
+    found = rendered(ROLLOUT, calls, renderer, external)
     assert isinstance(found, str)
     assert reason in found

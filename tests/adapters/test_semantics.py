@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,8 +72,6 @@ def test_each_convention_says_what_a_span_is(attributes: dict[str, Any], role: s
 def test_a_span_names_its_agent_in_the_words_of_its_framework(
     name: str, attributes: dict[str, Any], expected: str | None
 ) -> None:
-    from dataclasses import replace
-
     assert agent_of(replace(a_span("1", attributes=attributes), name=name)) == expected
 
 

@@ -60,14 +60,6 @@ def test_nothing_is_left_of_a_row_without_an_advantage_on_a_trained_token() -> N
     assert until_last_signal(row) is None
 
 
-def test_siblings_become_rows_of_their_own_and_the_shared_answer_is_trained_once() -> None:
-    transitions = [transition([1], [2]), transition([1, 2, 3], [4]), transition([1, 2, 5], [6])]
-    first, second = merge("r", linked(transitions), [1.0] * 3, [1.0] * 3)
-    assert (first.tokens, first.mask) == ([1, 2, 3, 4], [False, True, False, True])
-    assert (second.tokens, second.mask) == ([1, 2, 5, 6], [False, False, False, True])
-    assert second.segments == [(3, 4)]
-
-
 def test_a_branch_is_continued_by_its_own_next_call() -> None:
     transitions = [
         transition([1], [2]),
@@ -77,11 +69,7 @@ def test_a_branch_is_continued_by_its_own_next_call() -> None:
     ]
     rows = merge("r", linked(transitions), [1.0] * 4, [1.0] * 4)
     assert [row.tokens for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6, 7, 8]]
-
-
-def test_equal_answers_to_equal_prompts_are_both_trained() -> None:
-    rows = merge("r", linked([transition([1], [2]), transition([1], [2])]), [1.0] * 2, [1.0] * 2)
-    assert [(row.tokens, row.mask) for row in rows] == [([1, 2], [False, True])] * 2
+    assert rows[1].mask == [False, False, False, True, False, True]  # the shared answer is trained once
 
 
 def test_calls_of_different_temperatures_never_share_a_row() -> None:
@@ -90,23 +78,6 @@ def test_calls_of_different_temperatures_never_share_a_row() -> None:
         ([1, 2], [False, True], 1.0),
         ([1, 2, 3, 4], [False, False, False, True], 0.5),
     ]
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "expected"),
-    [
-        ("token_mean", [[1 / 8, 1 / 8], [1 / 8]]),  # 8 sampled tokens
-        ("sequence_mean", [[1 / 3, 1 / 9], [1 / 12]]),  # 3 calls of 1, 3 and 4 tokens
-        ("rollout_mean", [[1 / 8, 1 / 8], [1 / 8]]),  # 2 rollouts of 4 tokens each
-    ],
-)
-def test_weights_come_from_the_original_transitions(aggregation: Aggregation, expected: list[list[float]]) -> None:
-    batch = [
-        trajectory(transition([1], [2]), transition([1, 2, 3], [4, 5, 6])),
-        trajectory(transition([1], [2, 3, 4, 5])),
-    ]
-    for row, expected_row in zip(token_weights(batch, aggregation), expected, strict=True):
-        assert row == pytest.approx(expected_row)
 
 
 def forced(call: Transition, *spans: list[int]) -> Transition:
@@ -135,6 +106,8 @@ def test_tokens_that_a_grammar_forced_count_in_no_weight(aggregation: Aggregatio
     ]
     assert token_weights(batch, aggregation, 10) == [pytest.approx(row) for row in expected]
     assert token_weights(batch[2:], aggregation, 10) == [[0.0]]
+    with pytest.raises(ValueError, match="fixed_length"):
+        token_weights(batch, "fixed_length")
 
 
 def test_tokens_that_a_grammar_forced_are_context_in_merged_rows_and_in_rows_of_their_own() -> None:
@@ -223,15 +196,6 @@ def test_rows_from_the_tree_equal_rows_from_comparing_prompts(calls: list[Transi
     assert [(row.tokens, row.mask, row.segments, row.temperature) for row in rows] == merged_by_comparing(distinct)
 
 
-@given(call_trees())
-def test_a_merged_row_begins_with_the_prompt_and_answer_of_each_of_its_calls(calls: list[Transition]) -> None:
-    numbers = [float(index) for index in range(len(calls))]  # advantages that name the call
-    for row in merge("r", calls, numbers, numbers):
-        for start, end in row.segments:
-            call = calls[int(row.advantages[start])]
-            assert row.tokens[:end] == call.prompt_ids + call.sampled_ids
-
-
 def test_numbers_may_differ_by_token_and_fill_further_columns() -> None:
     transitions = [transition([1], [2, 3]), transition([1, 2, 3, 4], [5])]
     others = {"returns": [[0.25, 0.5], [1.0]], "kl_weights": [0.1, 0.2]}
@@ -257,10 +221,3 @@ def test_numbers_of_rows_are_found_again_by_call(apart: bool) -> None:
     transitions = [transition([1], [2, 3]), transition([9], [8]), transition([1, 2, 3, 4], [5, 6])]
     rows = merge("r", linked(transitions), range(3), [0.0] * 3, apart=apart)
     assert by_call(rows, [[float(token) for token in row.tokens] for row in rows]) == [[2, 3], [8], [5, 6]]
-
-
-def test_a_fixed_length_weighs_tokens_of_long_and_short_rollouts_alike() -> None:
-    batch = [trajectory(transition([1], [2] * 6)), trajectory(transition([1], [2]), transition([5], [6]))]
-    assert token_weights(batch, "fixed_length", 10) == [[pytest.approx(1 / 20)], [pytest.approx(1 / 20)] * 2]
-    with pytest.raises(ValueError, match="fixed_length"):
-        token_weights(batch, "fixed_length")

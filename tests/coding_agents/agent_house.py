@@ -32,7 +32,18 @@ DONE, WELCOME = "The file says hello.", "You are welcome."
 WRITE = "echo hello > greeting.txt && echo wrote-it"
 READ = "cat greeting.txt && echo read-it"
 
-RUN_TIMEOUT_S = 120.0
+SHELLS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "claude-code": ("claude", "Bash", {"command": "", "description": "run"}),
+    "codex": ("codex", "exec_command", {"cmd": ""}),
+    "opencode": ("opencode", "bash", {"command": "", "description": "run"}),
+    "qwen-code": ("qwen", "run_shell_command", {"command": "", "is_background": False}),
+    "gemini-cli": ("gemini", "run_shell_command", {"command": ""}),
+}
+"""By page: its program, its tool that runs shell commands, and that tool's arguments, the command first."""
+NAMES = [pytest.param(name, marks=() if name in ("claude-code", "codex") else pytest.mark.long) for name in SHELLS]
+"""CI has two of them."""
+
+RUN_TIMEOUT_S = 600.0
 LEASE_S = 3600.0
 """Nobody renews it: longer than any of these tests."""
 
@@ -69,13 +80,14 @@ class AgentHouse:
     answers: list[tuple[str, str | Callable[[str], str]]] = field(default_factory=list)
     """(what the messages since the last completion contain, what the model then says of them), the first that fits."""
 
-    def shell_turns(self, tool: str, argument: str, **others: Any) -> None:
+    def shell_turns(self, tool: str, arguments: Mapping[str, Any]) -> None:
         """Script two shell commands and an answer, then an answer to the second turn."""
+        argument = next(iter(arguments))
         self.answers = [
             ("Say SECOND", WELCOME),
             ("read-it", DONE),
-            ("wrote-it", tool_call(tool, {argument: READ, **others})),
-            ("Say FIRST", tool_call(tool, {argument: WRITE, **others})),
+            ("wrote-it", tool_call(tool, {**arguments, argument: READ})),
+            ("Say FIRST", tool_call(tool, {**arguments, argument: WRITE})),
         ]
 
     def answer(self, request: dict[str, Any]) -> list[int]:
@@ -110,21 +122,25 @@ class AgentHouse:
             "GOOGLE_GEMINI_BASE_URL": self.place.anthropic_base_url, "GEMINI_API_KEY": self.place.key,
         }  # fmt: skip
 
-    def claude_variables(self) -> dict[str, str]:
-        """Where Claude Code finds the model, and that it calls nobody else."""
-        return {
-            "ANTHROPIC_BASE_URL": self.place.anthropic_base_url, "ANTHROPIC_API_KEY": self.place.key,
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        }  # fmt: skip
-
     def codex_exec(self) -> tuple[str, ...]:
         """Words by which Codex runs without questions and finds the model; the key is in OPENAI_API_KEY."""
         provider = f'{{name="agl",base_url="{self.place.base_url}",env_key="OPENAI_API_KEY",wire_api="responses"}}'
         options = ("-c", f"model_providers.agl={provider}", "-c", "model_provider=agl", "-c", "model=policy")
         return ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *options)
 
-    def configure_opencode(self, models: Mapping[str, Any] | None = None, **others: Any) -> dict[str, str]:
-        """Write opencode's configuration into the folder; returns the variables that it needs beside."""
+    def configure(self, name: str, models: Mapping[str, Any] | None = None, **others: Any) -> dict[str, str]:
+        """Write the configuration of an agent; returns the variables that it needs beside a run's."""
+        if name == "claude-code":
+            return {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "CLAUDE_CODE_GATEWAY_HINT_HEADERS": "1"}
+        if name == "qwen-code":
+            return {"OPENAI_MODEL": "policy"}
+        if name == "gemini-cli":
+            (self.home / ".gemini").mkdir()
+            auth = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
+            (self.home / ".gemini" / "settings.json").write_text(json.dumps(auth))
+            return {"GEMINI_CLI_TRUST_WORKSPACE": "true"}
+        if name != "opencode":
+            return {}
         model = {"name": "policy", "tool_call": True, "limit": {"context": 200_000, "output": 8_000}}
         provider = {
             "npm": "@ai-sdk/openai-compatible",

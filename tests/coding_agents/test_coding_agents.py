@@ -3,100 +3,60 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
-from agent_house import AGAIN, DONE, TASK, WELCOME, AgentHouse, node_program, python_program
+from agent_house import AGAIN, DONE, NAMES, SHELLS, TASK, WELCOME, AgentHouse, node_program, python_program
 
 from agentlightning.adapters.side_calls import side_calls
 
 pytestmark = pytest.mark.slow
 
+YOLO = {"qwen-code": ("--auth-type", "openai", "--yolo"), "gemini-cli": ("-m", "policy", "--yolo")}
 
-async def test_claude_code(agent_house: AgentHouse) -> None:
-    claude = node_program("claude")
-    agent_house.shell_turns("Bash", "command", description="run")
-    variables = agent_house.claude_variables()
-    options = ("--model", "policy", "--allowedTools", "Bash")
-    assert DONE in await agent_house.run(claude, "-p", TASK, *options, **variables)
+
+def words(agent_house: AgentHouse, name: str, again: bool) -> Sequence[str]:
+    """The arguments by which an agent does its first task, or goes on from there, without questions."""
+    prompt = AGAIN if again else TASK
+    match name:
+        case "claude-code":
+            return (*(("--continue",) if again else ()), "-p", prompt, "--model", "policy", "--allowedTools", "Bash")
+        case "codex":
+            return (*agent_house.codex_exec(), *(("resume", "--last") if again else ()), prompt)
+        case "opencode":
+            return ("run", *(("--continue",) if again else ("--title", "a title")), prompt)
+        case "qwen-code":
+            return (*YOLO[name], *(("--continue",) if again else ()), "-p", prompt)
+    return (*YOLO[name], *(("--resume", "latest") if again else ()), "-p", prompt)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_every_call_of_two_turns_continues_the_one_before(agent_house: AgentHouse, name: str) -> None:
+    program, tool, arguments = SHELLS[name]
+    agent = node_program(program)
+    agent_house.shell_turns(tool, arguments)
+    variables = agent_house.variables() | agent_house.configure(name)
+    if name in ("codex", "gemini-cli"):
+        await agent_house.drop_unsupported()
+    assert DONE in await agent_house.run(agent, *words(agent_house, name, again=False), **variables)
     await agent_house.check_capture()
-    assert WELCOME in await agent_house.run(claude, "-p", AGAIN, "--continue", *options, **variables)
+    assert await agent_house.forks() == []
+    assert WELCOME in await agent_house.run(agent, *words(agent_house, name, again=True), **variables)
     agent_house.check_work()
     assert len(await agent_house.calls()) >= 4
-    assert await agent_house.forks() == []
-
-
-async def test_codex(agent_house: AgentHouse) -> None:
-    codex = node_program("codex")
-    await agent_house.drop_unsupported()
-    agent_house.shell_turns("exec_command", "cmd")
-    start = agent_house.codex_exec()
-    key = {"OPENAI_API_KEY": agent_house.place.key}
-    assert DONE in await agent_house.run(codex, *start, TASK, **key)
-    await agent_house.check_capture()
-    assert WELCOME in await agent_house.run(codex, *start, "resume", "--last", AGAIN, **key)
-    agent_house.check_work()
-    assert len(await agent_house.calls()) == 4
-    assert await agent_house.forks() == []
-
-
-@pytest.mark.long
-async def test_opencode(agent_house: AgentHouse) -> None:
-    opencode = node_program("opencode")
-    agent_house.shell_turns("bash", "command", description="run")
-    variables = agent_house.configure_opencode()
-    assert DONE in await agent_house.run(opencode, "run", "--title", "a title", TASK, **variables)
-    await agent_house.check_capture()
-    assert WELCOME in await agent_house.run(opencode, "run", "--continue", AGAIN, **variables)
-    agent_house.check_work()
-    assert await agent_house.forks() == []
+    if name == "qwen-code":
+        assert "history_edited" in await agent_house.forks()  # it sends its history otherwise than it had it
+    elif name != "gemini-cli":
+        assert await agent_house.forks() == []
 
 
 @pytest.mark.long
 async def test_the_title_that_opencode_asks_for_is_beside_the_task(agent_house: AgentHouse) -> None:
     opencode = node_program("opencode")
-    agent_house.shell_turns("bash", "command", description="run")
-    assert DONE in await agent_house.run(opencode, "run", TASK, **agent_house.configure_opencode())
+    agent_house.shell_turns(*SHELLS["opencode"][1:])
+    assert DONE in await agent_house.run(opencode, "run", TASK, **agent_house.configure("opencode"))
     assert list(side_calls(await agent_house.calls()).values()) == ["title"]
     await agent_house.check_capture()
-
-
-@pytest.mark.long
-async def test_qwen_code(agent_house: AgentHouse) -> None:
-    qwen = node_program("qwen")
-    agent_house.shell_turns("run_shell_command", "command", is_background=False)
-    variables = {
-        "OPENAI_BASE_URL": agent_house.place.base_url,
-        "OPENAI_API_KEY": agent_house.place.key,
-        "OPENAI_MODEL": "policy",
-    }
-    options = ("--auth-type", "openai", "--yolo")
-    assert DONE in await agent_house.run(qwen, *options, "-p", TASK, **variables)
-    await agent_house.check_capture()
-    assert await agent_house.forks() == []
-    assert WELCOME in await agent_house.run(qwen, *options, "--continue", "-p", AGAIN, **variables)
-    agent_house.check_work()
-    assert "history_edited" in await agent_house.forks()  # it sends its history otherwise than it had it
-
-
-@pytest.mark.long
-async def test_gemini_cli(agent_house: AgentHouse) -> None:
-    gemini = node_program("gemini")
-    await agent_house.drop_unsupported()
-    agent_house.shell_turns("run_shell_command", "command")
-    variables = {
-        "GOOGLE_GEMINI_BASE_URL": agent_house.place.anthropic_base_url,
-        "GEMINI_API_KEY": agent_house.place.key,
-        "GEMINI_CLI_TRUST_WORKSPACE": "true",
-    }
-    settings = agent_house.home / ".gemini" / "settings.json"
-    settings.parent.mkdir()
-    settings.write_text(json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}}))
-    options = ("-m", "policy", "--yolo")
-    assert DONE in await agent_house.run(gemini, *options, "-p", TASK, **variables)
-    await agent_house.check_capture()
-    assert await agent_house.forks() == []
-    assert WELCOME in await agent_house.run(gemini, *options, "--resume", "latest", "-p", AGAIN, **variables)
-    agent_house.check_work()
 
 
 TOOLS = """\
@@ -108,17 +68,13 @@ def shell(command: str) -> str:
 """
 
 
+@pytest.mark.long
 async def test_llm(agent_house: AgentHouse) -> None:
     llm = python_program("llm", "llm")
-    agent_house.shell_turns("shell", "command")
+    agent_house.shell_turns("shell", {"command": ""})
     (agent_house.folder / "tools.py").write_text(TOOLS)
-    model = {
-        "model_id": "policy",
-        "model_name": "policy",
-        "api_base": agent_house.place.base_url,
-        "api_key_name": "openai",
-        "supports_tools": True,
-    }
+    model = {"model_id": "policy", "model_name": "policy", "api_base": agent_house.place.base_url}
+    model |= {"api_key_name": "openai", "supports_tools": True}
     (agent_house.home / "extra-openai-models.yaml").write_text(json.dumps([model]))
     variables = {"LLM_USER_PATH": str(agent_house.home), "OPENAI_API_KEY": agent_house.place.key}
     tools = ("--functions", "tools.py")

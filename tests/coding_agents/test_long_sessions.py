@@ -1,4 +1,4 @@
-"""Long sessions of coding agents as shipped: ten turns with tools, a sub-agent and a compaction, and no call is refused."""
+"""Long sessions of coding agents as shipped: ten turns with tools, a sub-agent and a compaction; no call is refused."""
 
 from __future__ import annotations
 
@@ -20,8 +20,15 @@ def command(number: int) -> str:
     return f"echo {number} > turn-{number}.txt && echo wrote-turn-{number}-it"
 
 
-async def check(agent_house: AgentHouse, turns: Sequence[int]) -> None:
+async def check_sub_agent(agent_house: AgentHouse, name: str) -> None:
+    """The sub-agent's two calls have its name and are a conversation of their own."""
+    named = [call.continuation for call in await agent_house.calls() if call.agent == name]
+    assert named == ["first_turn", "continued"]
+
+
+async def check(agent_house: AgentHouse, turns: Sequence[int], sub_agent: str) -> None:
     """Each turn's tool ran, and every call was answered and recorded."""
+    await check_sub_agent(agent_house, sub_agent)
     assert [(agent_house.folder / f"turn-{number}.txt").read_text().strip() for number in turns] == [
         str(number) for number in turns
     ]
@@ -57,12 +64,12 @@ async def test_ten_turns_of_claude_code(agent_house: AgentHouse) -> None:
         *((f"Do turn {number}.", bash(number)) for number in range(10, 0, -1)),
     ]
     options = ("--model", "policy", "--allowedTools", "Bash", "Agent")
-    variables = agent_house.claude_variables()
+    variables = agent_house.variables() | agent_house.configure("claude-code")
     for number in range(1, 11):
         prompt = "/compact" if number == 8 else f"Do turn {number}."
         await agent_house.run(claude, "-p", prompt, *options, *(("--continue",) if number > 1 else ()), **variables)
     check_compaction(agent_house)
-    await check(agent_house, (*range(1, 8), 9, 10))
+    await check(agent_house, (*range(1, 8), 9, 10), "general-purpose")
 
 
 def compaction_limit(agent_house: AgentHouse) -> tuple[str, str]:
@@ -95,4 +102,24 @@ async def test_ten_turns_of_codex(agent_house: AgentHouse) -> None:
         limit = compaction_limit(agent_house) if number == 8 else ()
         await agent_house.run(codex, *start, *limit, *resume, f"Do turn {number}.", **key)
     check_compaction(agent_house)
-    await check(agent_house, range(1, 11))
+    await check(agent_house, range(1, 11), "collab_spawn")
+
+
+async def test_sub_agents_of_opencode_have_the_name_that_its_configuration_gives(agent_house: AgentHouse) -> None:
+    opencode = node_program("opencode")
+    variables = agent_house.configure(
+        "opencode",
+        {"general": {"id": "policy", "headers": {"x-agl-agent": "general"}}},
+        agent={"general": {"model": "agl/general"}},
+    )
+    agent_house.answers = [
+        (SUB_DONE, "All is done."),
+        ("wrote-turn-1-it", SUB_DONE),
+        (SUB_TASK, tool_call("bash", {"command": command(1), "description": "run"})),
+        ("Say FIRST", tool_call("task", {"description": "work", "prompt": SUB_TASK, "subagent_type": "general"})),
+    ]
+    out = await agent_house.run(opencode, "run", "--title", "a title", "Use a sub-agent. Say FIRST.", **variables)
+    assert "All is done." in out
+    assert (agent_house.folder / "turn-1.txt").exists()
+    await check_sub_agent(agent_house, "general")
+    assert await agent_house.forks() == []

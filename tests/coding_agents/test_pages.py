@@ -7,44 +7,31 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_house import DONE, PROGRAMS, AgentHouse, node_program, python_program, tool_call
+from agent_house import DONE, PROGRAMS, SHELLS, AgentHouse, node_program, python_program, tool_call
 
 sys.path.append(str(Path(__file__).parents[1] / "frameworks"))  # what reads a page
 
 from pages import Page, page
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-SHELLS = {
-    "claude-code": ("claude", "Bash", {"command": "", "description": "run"}),
-    "codex": ("codex", "exec_command", {"cmd": ""}),
-    "opencode": ("opencode", "bash", {"command": "", "description": "run"}),
-    "qwen-code": ("qwen", "run_shell_command", {"command": "", "is_background": False}),
-    "gemini-cli": ("gemini", "run_shell_command", {"command": ""}),
-    "llm": ("llm", "shell", {"command": ""}),
-}
+PAGES = SHELLS | {"llm": ("llm", "shell", {"command": ""})}
 PYTHON = ("llm", "aider")
-QUICK = ("claude-code", "codex", "llm")
-NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in SHELLS]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PAGES)
 async def test_the_agent_of_the_page_does_the_task(agent_house: AgentHouse, name: str) -> None:
-    program, tool, arguments = SHELLS[name]
+    program, tool, arguments = PAGES[name]
     printed = write_page(agent_house, name, program)
     if "agent.unsupported_params=drop" in printed.command:
         await agent_house.drop_unsupported()
     command = {next(iter(arguments)): "echo hello > greeting.txt && echo wrote-it"}
-    agent_house.answers = [
-        ("wrote-it", DONE),
-        ("greeting.txt", tool_call(tool, {**arguments, **command})),
-    ]
+    agent_house.answers = [("wrote-it", DONE), ("greeting.txt", tool_call(tool, {**arguments, **command}))]
     await check_reward(agent_house)
     assert len(await agent_house.calls()) == 2
     assert await agent_house.forks() == []
 
 
-@pytest.mark.long
 async def test_aider_of_the_page_mends_its_repository(agent_house: AgentHouse) -> None:
     write_page(agent_house, "aider", "aider")
     edit = "<<<<<<< SEARCH\n    return sum(ages) / 3\n=======\n    return sum(ages) / len(ages)\n>>>>>>> REPLACE"

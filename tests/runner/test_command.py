@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -161,24 +160,15 @@ async def test_a_python_program_gives_its_reward_as_its_last_json_line(start: St
     assert "thinking" in done.printed
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-async def test_a_node_program_gives_its_reward_as_a_bare_number(start: Start) -> None:
-    script = "node -e \"const t = require(process.env.AGL_TASK); console.log('working'); console.log(t.x * 2)\""
-    assert (await run(start(script), {"x": 2})).reward == 4
-
-
 async def test_the_server_key_is_kept_from_programs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_SERVER_KEY", "secret-of-ours")
     assert "secret-of-ours" not in str((await run(start("env"))).output)
 
 
-async def test_a_program_that_fails_leaves_its_exit_code_and_output(start: Start) -> None:
+async def test_a_program_that_fails_leaves_its_exit_code_and_output_or_its_signal(start: Start) -> None:
     with pytest.raises(CommandFailed, match=r"ended with exit code 3; the end of its output:\n(?s:.*)broken") as failed:
         await run(start("sh -c 'echo fine; echo broken >&2; exit 3'"))
     assert "fine" in failed.value.output
-
-
-async def test_a_program_killed_by_a_signal_says_by_which(start: Start) -> None:
     with pytest.raises(CommandFailed, match="was killed by SIGSEGV"):
         await run(start("sh -c 'kill -SEGV $$'"))
 
@@ -278,7 +268,6 @@ def test_a_bad_command_is_named_in_one_sentence(command: str, sentence: str) -> 
 @pytest.mark.parametrize(
     ("text", "bare_numbers", "reward"),
     [
-        ('{"reward": 0.5}', True, 0.5),
         ('noise\n{"reward": 0.5, "why": "x"}\nbye\n\n', True, 0.5),
         ('{"reward": 0}\n{"reward": 1}\n{"other": 2}', True, 1),
         ("0.25\n", True, 0.25),
@@ -287,18 +276,12 @@ def test_a_bad_command_is_named_in_one_sentence(command: str, sentence: str) -> 
         ('{"reward": "high"}', True, "high"),
         ('{"reward": null}', True, None),
         ("true", True, None),
-        ("[1]", True, None),
         ("", True, None),
         *((f'{{"reward": 0.5, "why": "a{separator}b"}}', True, 0.5) for separator in "\u2028\u2029\x85\v\f\r\t\x1c"),
-        ('{"reward": 0.5}\r\n', True, 0.5),
-        ('\ufeff{"reward": 0.5}', True, 0.5),
-        ('\x1b[32m{"reward": 0.5}\x1b[0m', True, 0.5),
         ('\x1b]0;title\x07{"reward": 0.5}', True, 0.5),
-        ("\x1b[1m0.5\x1b[0m", True, 0.5),
         ('10%\r100%\r{"reward": 0.5}', True, 0.5),
         ('{"reward": 0.5}\n3', False, 0.5),
         ("[" * 100_000, True, None),
-        ("0.5\n\x1b[0m\n", True, 0.5),
         ('\x1b[1m{"reward": 0.5}\x1b(B\x1b[m\n', True, 0.5),
         ('\0{"reward": 0.5}\0\0\n', True, 0.5),
         ("0.5\0\n\ufeff\n", True, 0.5),
@@ -333,9 +316,6 @@ def test_a_reward_is_found_in_an_output_of_any_length(text: str, chunk: int) -> 
 def test_a_last_reward_that_cannot_be_read_is_an_error_and_no_earlier_one_counts(value: str) -> None:
     with pytest.raises(RewardError, match=r'expected a JSON object in a line of at most .*, got \{"reward": '):
         printed_reward('{"reward": 0}\n{"reward": ' + value + "\nbye\n", bare_numbers=True)
-
-
-def test_a_number_after_a_reward_is_a_contradiction() -> None:
     with pytest.raises(RewardError, match="the printed reward: 3 is the last line, and an earlier one says"):
         printed_reward('{"reward": 0.5}\n3\n', bare_numbers=True)
 

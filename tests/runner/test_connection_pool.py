@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -73,25 +72,14 @@ print(json.dumps(told))
 """
 
 
-def answers(python: str) -> dict[str, list[str]]:
-    """By SDK of this environment: its HTTP library, and what its calls over the pool answered."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([python, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    told: dict[str, list[str]] = json.loads(done.stdout)
-    return told
-
-
-@pytest.mark.slow
-def test_calls_over_the_pool_succeed_where_the_sdks_stand_on_httpx2() -> None:
-    assert answers(sys.executable) == {name: ["httpx2", name, name] for name in ("openai", "anthropic")}
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not (APART / ".installed").exists(), reason=f"needs {APART.name}: `make frameworks` installs it")
 def test_calls_over_the_pool_succeed_where_the_sdks_stand_on_httpx_and_httpx2_is_there() -> None:
-    told = answers(str(APART / "bin" / "python"))
-    assert told == {name: ["httpx", name, name] for name in ("openai", "anthropic")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    python = str(APART / "bin" / "python")
+    done = subprocess.run([python, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == {name: ["httpx", name, name] for name in ("openai", "anthropic")}
 
 
 @pytest.mark.parametrize(("base", "library"), [(httpx.AsyncClient, "httpx"), (httpx2.AsyncClient, "httpx2")])

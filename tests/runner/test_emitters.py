@@ -11,7 +11,6 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import StatusCode
 
 import agentlightning as agl
 from agentlightning.errors import InputError
@@ -83,43 +82,17 @@ def test_an_exception_marks_the_operation_as_failed_and_goes_on(spans: InMemoryS
     with pytest.raises(ZeroDivisionError), agl.operation("divide"):
         _ = 1 / 0
     [span] = spans.get_finished_spans()
-    assert span.status.status_code is StatusCode.ERROR
-    assert (span.events[0].attributes or {})["exception.type"] == "ZeroDivisionError"
+    assert (span.status.is_ok, len(span.events)) == (False, 1)
 
 
 def test_values_that_json_does_not_know_are_told_by_their_repr_and_long_ones_are_cut(
     spans: InMemorySpanExporter,
 ) -> None:
-    @agl.operation
-    def keep(value: object) -> object:
-        return value
-
-    for value in (2**80, {1, 2}, "x" * (MAX_VALUE_CHARACTERS + 1)):
-        keep(value)
-    told = [(span.attributes or {})["output.value"] for span in spans.get_finished_spans()]
+    for value in (2**80, {1, 2}, "x" * (MAX_VALUE_CHARACTERS + 1), Shy()):
+        assert keep(value) is value
+    *told, last = [(span.attributes or {})["output.value"] for span in spans.get_finished_spans()]
     assert told == [repr(2**80), '"{1, 2}"', "x" * MAX_VALUE_CHARACTERS]
-
-
-def test_a_call_that_does_not_fit_fails_as_without_the_decorator(spans: InMemorySpanExporter) -> None:
-    @agl.operation
-    def one(a: int) -> int:
-        return a
-
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        one(b=1)  # type: ignore[call-arg]
-
-
-def test_a_generator_is_refused_with_what_to_do() -> None:
-    def many() -> Iterator[int]:
-        yield 1
-
-    with pytest.raises(InputError, match=r"many is a generator.*with agentlightning.operation"):
-        agl.operation(many)
-
-
-def test_a_kind_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match=r"kind: expected chain, tool or agent, got 'llm'"):
-        agl.operation("x", kind="llm")  # type: ignore[call-overload]
+    assert "Shy, whose repr raises RuntimeError" in str(last)
 
 
 def test_messages_objects_and_exceptions_are_spans(spans: InMemorySpanExporter) -> None:
@@ -132,9 +105,20 @@ def test_messages_objects_and_exceptions_are_spans(spans: InMemorySpanExporter) 
     assert failure.status.description == "ValueError: no such table"
 
 
+def many() -> Iterator[int]:
+    yield 1
+
+
+@agl.operation
+def keep(value: object) -> object:
+    return value
+
+
 @pytest.mark.parametrize(
     ("say", "sentence"),
     [
+        (lambda: agl.operation(many), r"many is a generator.*with agentlightning.operation"),
+        (lambda: agl.operation("x", kind="llm"), "kind: expected chain, tool or agent, got 'llm'"),  # type: ignore[call-overload]
         (lambda: agl.emit_message(3), "text: expected a text, got int 3"),  # type: ignore[arg-type]
         (lambda: agl.emit_object(object(), "facts"), "object 'facts': expected what JSON can say"),
         (lambda: agl.emit_exception("no"), "error: expected an exception, got str 'no'"),  # type: ignore[arg-type]
@@ -143,22 +127,13 @@ def test_messages_objects_and_exceptions_are_spans(spans: InMemorySpanExporter) 
 def test_what_cannot_be_said_is_refused(say: object, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         say()  # type: ignore[operator]
+    with pytest.raises(TypeError, match="unexpected keyword"):  # as without the decorator
+        keep(b=1)  # type: ignore[call-arg]
 
 
 class Shy:
     def __repr__(self) -> str:
         raise RuntimeError("detached")
-
-
-def test_a_value_that_cannot_be_shown_fails_nothing(spans: InMemorySpanExporter) -> None:
-    @agl.operation
-    def same(value: object) -> object:
-        return value
-
-    shy = Shy()
-    assert same(shy) is shy
-    [span] = spans.get_finished_spans()
-    assert "Shy, whose repr raises RuntimeError" in str((span.attributes or {})["input.value"])
 
 
 def test_an_operation_that_is_left_in_another_context_than_it_was_entered_in_fails_nothing(

@@ -76,78 +76,70 @@ ENDS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-async def ended_of_three(bench: Bench, agent: Callable[..., Any], **options: Any) -> Rollout:
-    """The first of three rollouts; the others of the same agent must have succeeded."""
-    queued = await bench.enqueue({"bad": True}, {"bad": False}, {"bad": False}, max_attempts=1)
+async def check_each_fails_alone(bench: Bench, agent: Callable[..., Any], **options: Any) -> list[Rollout]:
+    """A rollout ends in each way, beside others of the same agent that succeed; returns those that failed."""
+    ends = [*ENDS, None, None]
+    queued = await bench.enqueue(*({"end": end} for end in ends), max_attempts=1)
     async with bench.worker(agent, **options):
-        first, *others = await bench.settled(queued)
-    assert [(one.state, one.attempt) for one in others] == [("succeeded", 1)] * 2
-    assert first.attempt == 1
-    return first
+        *failed, one, other = await bench.settled(queued)
+    assert [(done.state, done.attempt) for done in (one, other)] == [("succeeded", 1)] * 2
+    for end, done in zip(ENDS, failed, strict=True):
+        assert (done.state, done.attempt) == ("failed", 1), end
+        assert ENDS[end][1] in (done.error or ""), end
+    return failed
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("end", ENDS)
 async def test_an_agent_that_ends_in_any_way_fails_with_its_traceback_and_alone(
-    bench: Bench, end: str, asynchronous: bool
+    bench: Bench, asynchronous: bool
 ) -> None:
-    act, sign = ENDS[end]
-
     def plain(task: JSON, llm: LLM) -> float:
-        if task["bad"]:
-            act()
+        if task["end"]:
+            ENDS[task["end"]][0]()
         return 1.0
 
     async def coroutine(task: JSON, llm: LLM) -> float:
         await asyncio.sleep(0)
         return plain(task, llm)
 
-    failed = await ended_of_three(bench, coroutine if asynchronous else plain)
-    assert failed.state == "failed"
-    assert sign in (failed.error or "")
+    await check_each_fails_alone(bench, coroutine if asynchronous else plain)
 
 
-@pytest.mark.parametrize("end", ENDS)
-async def test_a_reward_function_that_ends_in_any_way_fails_its_attempt_alone(bench: Bench, end: str) -> None:
-    act, sign = ENDS[end]
-
+async def test_a_reward_function_that_ends_in_any_way_fails_its_attempt_alone(bench: Bench) -> None:
     def solve(task: JSON, llm: LLM) -> None:
         return None
 
     def reward(task: JSON, result: RolloutResult) -> float:
-        if task["bad"]:
-            act()
+        if task["end"]:
+            ENDS[task["end"]][0]()
         return 1.0
 
-    failed = await ended_of_three(bench, solve, reward=reward)
-    assert failed.state == "failed"
-    assert sign in (failed.error or "")
-    assert "the agent" not in (failed.error or "").splitlines()[-1]
+    for failed in await check_each_fails_alone(bench, solve, reward=reward):
+        assert "the agent" not in (failed.error or "").splitlines()[-1]
 
 
-@pytest.mark.parametrize("end", ["SystemExit", "CancelledError", "StopIteration", "a panic"])
-async def test_a_rule_of_air_that_ends_in_any_way_fails_its_attempt_alone(bench: Bench, end: str) -> None:
-    act, sign = ENDS[end]
+async def test_a_rule_of_air_that_ends_in_any_way_fails_its_attempt_alone(bench: Bench) -> None:
+    ends = ["SystemExit", "CancelledError", "StopIteration", "a panic"]
 
     class Custom(Air):
         def rewards(self, calls: Any, spans: Any = ()) -> list[Any]:
             with boundary("air.rules.mine"):
-                if bad.pop():
-                    act()
+                if left:
+                    ENDS[left.pop()][0]()
             return []
 
-    bad = [False, False, True]
+    left = ends.copy()
 
     async def solve(task: JSON, llm: LLM) -> float:
         return 1.0
 
-    queued = await bench.enqueue({}, {}, {}, max_attempts=1)
+    queued = await bench.enqueue(*[{}] * 6, max_attempts=1)
     config = AirConfig(rules={"mine": AirRuleConfig(weight=1, run="a.py:f")})
     async with bench.worker(solve, air=Custom(config, {"mine": lambda *_: None})):
         done = await bench.settled(queued)
-    assert sorted(one.state for one in done) == ["failed", "succeeded", "succeeded"]
-    [failed] = [one for one in done if one.state == "failed"]
-    assert sign in (failed.error or "")
+    assert sorted(one.state for one in done) == ["failed"] * 4 + ["succeeded"] * 2
+    errors = "".join(one.error or "" for one in done)
+    assert all(ENDS[end][1] in errors for end in ends)
 
 
 @pytest.mark.parametrize(
@@ -180,14 +172,10 @@ def test_a_boundary_lets_nothing_through_but_ctrl_c(end: str) -> None:
         ENDS[end][0]()
 
 
-@pytest.mark.parametrize("end", ["SystemExit", "GeneratorExit", "a panic", "pytest.skip"])
-def test_a_file_that_ends_while_it_is_imported_is_one_sentence(tmp_path: Path, end: str) -> None:
-    source = {
-        "SystemExit": "raise SystemExit(3)",
-        "GeneratorExit": "raise GeneratorExit",
-        "a panic": "class PanicException(BaseException): pass\nraise PanicException('rust')",
-        "pytest.skip": "import pytest\npytest.skip('not here', allow_module_level=True)",
-    }[end]
+@pytest.mark.parametrize(
+    "source", ["raise GeneratorExit", "import pytest\npytest.skip('not here', allow_module_level=True)"]
+)
+def test_a_file_that_ends_while_it_is_imported_is_one_sentence(tmp_path: Path, source: str) -> None:
     (tmp_path / "agent.py").write_text(source)
     with pytest.raises(AgentError, match="cannot be imported"):
         load(f"{tmp_path / 'agent.py'}:solve")
@@ -266,20 +254,6 @@ async def solve(task, llm):
         await globals()[what]()
     return 1.0
 """
-PLAIN = """
-import os, sys
-
-def solve(task, llm):
-    what = task["do"]
-    if what == "os._exit":
-        os._exit(4)
-    if what == "fork":
-        child = os.fork()
-        if child == 0:
-            return 0.0  # forgets to end
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    return 1.0
-"""
 
 
 @pytest.mark.slow
@@ -309,15 +283,6 @@ async def test_what_would_end_a_worker_process_ends_one_attempt(bench: Bench, tm
         assert "agent.py" in (one.error or "")
 
 
-@pytest.mark.slow
-async def test_a_plain_agent_that_exits_or_forks_harms_no_sibling(bench: Bench, tmp_path: Path) -> None:
-    queued = await bench.enqueue(*({"do": do} for do in ("os._exit", "fork", "nothing")), max_attempts=1)
-    worker = bench.worker_process("--agent", bench.file(tmp_path, PLAIN), *SHORT_LEASE)
-    done = await bench.settled(queued)
-    assert worker.poll() is None
-    assert [(one.state, one.lost) for one in done] == [("failed", 0), ("succeeded", 0), ("succeeded", 0)]
-
-
 def test_ctrl_c_before_agents_run_ends_the_loop() -> None:
     async def work() -> int:
         asyncio.get_running_loop().call_soon(ENDS["KeyboardInterrupt"][0])
@@ -341,8 +306,8 @@ async def solve(task, llm):
         return 1.0
     return asyncio.run(inner())
 """
-ALARM = """
-import signal
+PLAIN = """
+import os, signal
 
 def timed(result):
     def late(*_):
@@ -358,7 +323,15 @@ def timed(result):
         signal.alarm(0)
 
 def solve(task, llm):
-    return timed(1.0)
+    what = task["do"]
+    if what == "os._exit":
+        os._exit(4)
+    if what == "fork":
+        child = os.fork()
+        if child == 0:
+            return 0.0  # forgets to end
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return timed(1.0) if what == "alarm" else 1.0
 
 def answer(task, llm):
     return "42"
@@ -405,13 +378,16 @@ async def test_an_error_of_the_agents_place_says_what_to_do(bench: Bench, act: C
 
 
 @pytest.mark.slow
-async def test_alarms_work_in_reward_functions_and_are_an_error_in_plain_agents(bench: Bench, tmp_path: Path) -> None:
-    [refused] = await bench.enqueue({}, max_attempts=1)
-    agent = bench.file(tmp_path, ALARM)
+async def test_a_plain_agent_that_exits_or_forks_harms_no_sibling_and_alarms_work_in_reward_functions_alone(
+    bench: Bench, tmp_path: Path
+) -> None:
+    queued = await bench.enqueue(*({"do": do} for do in ("os._exit", "alarm", "fork", "nothing")), max_attempts=1)
+    agent = bench.file(tmp_path, PLAIN)
     worker = bench.worker_process("--agent", agent, *SHORT_LEASE)
-    [done] = await bench.settled([refused])
-    assert "SIGALRM" in (done.error or "")
-    assert "agent.command" in (done.error or "")
+    done = await bench.settled(queued)
+    assert [(one.state, one.lost) for one in done] == [("failed", 0)] * 2 + [("succeeded", 0)] * 2
+    assert "SIGALRM" in (done[1].error or "")
+    assert "agent.command" in (done[1].error or "")
     worker.terminate()
     assert await asyncio.to_thread(worker.wait, DEADLINE_S) == 0
     queued = await bench.enqueue({}, {}, max_attempts=1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.errors import AgentError, boundary
+from agentlightning.errors import boundary
 from agentlightning.runner.failure import MAX_CHARACTERS, bounded, describe, proxy_diagnosis
 
 URL = "http://127.0.0.1:8765"
@@ -24,10 +24,6 @@ def test_a_text_is_bounded_and_keeps_its_beginning_and_end(text: str) -> None:
     assert len(short) <= MAX_CHARACTERS
     assert short[:1000] == text[:1000]
     assert short[-1000:] == text[-1000:]
-
-
-def test_our_own_errors_are_told_by_their_sentence() -> None:
-    assert describe(AgentError("it broke")) == "it broke"
 
 
 def test_the_frames_of_libraries_are_left_out_but_for_the_last() -> None:
@@ -56,19 +52,14 @@ def test_the_cause_behind_a_typed_failure_is_told_too() -> None:
         ({}, None),
         ({"HTTP_PROXY": "http://p:1"}, "HTTP_PROXY"),
         ({"http_proxy": "http://p:1", "no_proxy": "example.com"}, "http_proxy"),
-        ({"ALL_PROXY": "socks5://p:1"}, "ALL_PROXY"),
         ({"HTTPS_PROXY": "http://p:1"}, None),
-        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "localhost,127.0.0.1"}, None),
         ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "127.0.0.1:8765"}, None),
         ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "*"}, None),
     ],
 )
 def test_a_proxy_variable_that_diverts_calls_is_named(environment: dict[str, str], named: str | None) -> None:
+    domain = {"HTTPS_PROXY": "http://p:1", "NO_PROXY": ".corp.example"}
+    assert proxy_diagnosis("https://agl.corp.example", domain) is None
+    assert proxy_diagnosis("https://other.example", domain) is not None
     diagnosis = proxy_diagnosis(URL, environment)
     assert (diagnosis is None) if named is None else (diagnosis or "").startswith(f"{named} is set")
-
-
-def test_a_domain_is_exempt_with_its_hosts() -> None:
-    environment = {"HTTPS_PROXY": "http://p:1", "NO_PROXY": ".corp.example"}
-    assert proxy_diagnosis("https://agl.corp.example", environment) is None
-    assert proxy_diagnosis("https://other.example", environment) is not None

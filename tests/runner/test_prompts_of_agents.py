@@ -56,22 +56,21 @@ async def test_a_program_finds_its_prompts_in_its_environment(bench: Bench, tmp_
     assert (done.state, done.reward) == ("succeeded", 1.0)
 
 
-async def test_a_placeholder_that_nothing_fills_fails_the_attempt_with_its_name(bench: Bench) -> None:
-    await put(bench, "{schema}")
-    [queued] = await bench.enqueue({"question": "who?"})
-    async with bench.worker(lambda task, llm: llm.prompt("system")):
-        [done] = await bench.settled([queued])
-    assert done.state == "failed"
-    assert "prompt 'system', version 1: placeholder 'schema': expected a field of this name" in str(done.error)
-
-
-async def test_a_template_that_does_not_parse_fails_the_attempt_with_its_field(bench: Bench) -> None:
-    broken = json.loads('{"format": "jinja", "template": "{{ a"}')
-    await bench.store.put_resources([Resource(run_id=bench.run_id, name="s", kind="prompt_template", value=broken)])
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (Template.of("{schema}").value(), "placeholder 'schema': expected a field of this name"),
+        (json.loads('{"format": "jinja", "template": "{{ a"}'), "template: line 1: unexpected end of template"),
+    ],
+)
+async def test_a_prompt_that_cannot_be_rendered_fails_the_attempt_with_its_name(
+    bench: Bench, value: Any, sentence: str
+) -> None:
+    await bench.store.put_resources([Resource(run_id=bench.run_id, name="s", kind="prompt_template", value=value)])
     [queued] = await bench.enqueue({})
-    async with bench.worker(lambda task, llm: 1.0):
+    async with bench.worker(lambda task, llm: llm.prompt("s")):
         [done] = await bench.settled([queued])
-    assert "prompt 's', version 1: template: line 1: unexpected end of template" in str(done.error)
+    assert f"prompt 's', version 1: {sentence}" in str(done.error)
 
 
 async def test_what_is_kept_from_agents_is_in_neither_their_task_nor_their_prompts_and_reaches_the_reward(

@@ -12,11 +12,10 @@ from rich.console import Console
 from runner_bench import Bench
 
 from agentlightning.analysis.rollout_view import print_feedback
-from agentlightning.config.agent import RewardConfig
 from agentlightning.errors import RewardError
 from agentlightning.records import Rollout
 from agentlightning.runner.result import RolloutResult, result_of
-from agentlightning.runner.scoring import FunctionScorer, SumScorer, load_scorers, read_score
+from agentlightning.runner.scoring import FunctionScorer, SumScorer, read_score
 from agentlightning.store.scan import MAX_FEEDBACK_CHARS, feedback_text, read_feedback
 
 ATTACK = "</pre><script>\x1b[31m[bold]"
@@ -29,14 +28,9 @@ async def settled(bench: Bench, agent: Any, **options: Any) -> Rollout:
     return done
 
 
-def test_feedback_is_read_beside_the_numbers() -> None:
-    score = read_score({"score": 0.5, "feedback": "wrong year"}, [])
-    assert (score.finals, score.feedback) == ({"score": 0.5, "reward": 0.5}, "wrong year")
-    assert read_score({"reward": 1, "feedback": None}, []).feedback == ""
-
-
-@pytest.mark.parametrize("value", [0.5, ["wrong year"], b"wrong", True])
+@pytest.mark.parametrize("value", [0.5, ["wrong year"]])
 def test_feedback_that_is_no_text_is_one_sentence(value: object) -> None:
+    assert read_score({"reward": 1, "feedback": None}, []).feedback == ""
     with pytest.raises(RewardError, match="the reward function's 'feedback': expected a text, got") as caught:
         read_score({"reward": 1, "feedback": value}, [])
     assert "\n" not in str(caught.value)
@@ -56,16 +50,6 @@ async def test_several_functions_say_which_one_said_what() -> None:
     assert score.feedback == "a: good\nc: good"
 
 
-async def test_a_program_gives_feedback_as_a_function_does() -> None:
-    program = """python3 -c 'print("{\\"score\\": 0, \\"feedback\\": \\"too long\\"}")'"""
-    with ThreadPoolExecutor(1) as threads:
-        spec = RewardConfig(command=program).model_dump_json(exclude_defaults=True)
-        score = await load_scorers([spec], threads, lambda config: pytest.fail("no judge")).score(
-            {}, RolloutResult(calls=[])
-        )
-    assert (score.finals["reward"], score.feedback) == (0.0, "too long")
-
-
 async def test_feedback_of_a_reward_function_is_kept_and_read_for_many_rollouts(bench: Bench) -> None:
     with ThreadPoolExecutor(1) as threads:
         scorer = FunctionScorer(lambda task, result: {"score": 0.5, "feedback": ATTACK}, threads)
@@ -73,6 +57,8 @@ async def test_feedback_of_a_reward_function_is_kept_and_read_for_many_rollouts(
     other = await settled(bench, lambda task, llm: 1.0)
     assert (done.state, done.reward, other.reward) == ("succeeded", 0.5, 1.0)
     assert await read_feedback(bench.store, [other, done]) == ["", ATTACK]
+    spans = await bench.store.spans([done.id])
+    assert (len(spans), result_of([], spans, [], 1).spans) == (1, [])  # reward functions do not see it among the spans
     console = Console(record=True, width=200, markup=False, force_terminal=False)
     print_feedback(console, ATTACK)
     printed = console.export_text()
@@ -80,24 +66,11 @@ async def test_feedback_of_a_reward_function_is_kept_and_read_for_many_rollouts(
     assert "\x1b" not in printed
 
 
-async def test_a_reward_function_sees_no_feedback_among_the_spans(bench: Bench) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        scorer = FunctionScorer(lambda task, result: {"score": 1, "feedback": "good"}, threads)
-        done = await settled(bench, lambda task, llm: "1970", reward=scorer)
-    spans = await bench.store.spans([done.id])
-    assert len(spans) == 1
-    assert result_of([], spans, [], 1).spans == []
-
-
 async def test_an_agent_gives_feedback_beside_its_own_reward(bench: Bench) -> None:
+    failed = await settled(bench, lambda task, llm: {"score": 0.25, "feedback": 3})
+    assert "the agent's feedback: expected a text, got int 3" in str(failed.error)
     done = await settled(bench, lambda task, llm: {"score": 0.25, "feedback": "no source named"})
     assert (done.reward, await read_feedback(bench.store, [done])) == (0.25, ["no source named"])
-
-
-async def test_feedback_of_an_agent_that_is_no_text_fails_the_rollout_with_a_sentence(bench: Bench) -> None:
-    done = await settled(bench, lambda task, llm: {"score": 0.25, "feedback": 3})
-    assert done.state == "failed"
-    assert "the agent's feedback: expected a text, got int 3" in str(done.error)
 
 
 async def test_a_program_prints_feedback_beside_its_reward(bench: Bench, tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ async def inside(listener: Listener, tmp_path: Path) -> AsyncIterator[Inside]:
     """Makes the runner of a command whose agent may read `tmp_path`."""
     runners: list[CommandRunner] = []
 
-    def make(command: str, memory_mb: int = 2048) -> CommandRunner:
-        runners.append(boxed(command, listener.url, tmp_path, memory_mb=memory_mb))
+    def make(command: str, **options: Any) -> CommandRunner:
+        runners.append(boxed(command, listener.url, tmp_path, **options))
         return runners[-1]
 
     yield make
@@ -137,7 +137,7 @@ print(sum(refused(address) for address in places))
 
 
 async def test_an_agent_that_opens_connections_without_end_takes_a_bounded_number_of_descriptors(
-    listener: Listener, tmp_path: Path
+    inside: Inside, listener: Listener, tmp_path: Path
 ) -> None:
     source = f"""{TELL}
 url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
@@ -149,7 +149,7 @@ for _ in range(400):
 import time; time.sleep(1)
 print(1)
 """
-    runner = boxed(python(tmp_path, source), listener.url, tmp_path)
+    runner = inside(python(tmp_path, source))
     most = 0
     work = asyncio.create_task(run(runner, url=listener.url))
     while not work.done():
@@ -157,7 +157,6 @@ print(1)
         await asyncio.sleep(0.02)
     assert (await work).reward == 1
     assert most < 3 * MAX_CONNECTIONS + 100  # two ends each, and those of the listener of this very process
-    runner.close()
 
 
 async def test_an_agent_that_fills_the_way_on_which_it_is_told_to_end_holds_nobody_up(
@@ -189,18 +188,19 @@ while True:
     assert bench.ended(worker) == 0
 
 
-async def test_a_relay_whose_way_to_the_worker_is_taken_up_goes_on(listener: Listener, tmp_path: Path) -> None:
+async def test_a_relay_whose_way_to_the_worker_is_taken_up_goes_on(
+    inside: Inside, listener: Listener, tmp_path: Path
+) -> None:
     source = f"""{TAKE_UP}
 one.settimeout(30)
 print(int(one.recv(1) == b""))
 """
-    runner = boxed(python(tmp_path, source), listener.url, tmp_path)
+    runner = inside(python(tmp_path, source))
     assert (await run(runner, url=listener.url)).reward == 1
-    runner.close()
 
 
 async def test_an_attempt_that_is_cancelled_while_its_control_group_is_made_leaves_none(
-    listener: Listener, tmp_path: Path
+    inside: Inside, listener: Listener, tmp_path: Path
 ) -> None:
     parents = Cgroups().parents
     if not parents:
@@ -209,7 +209,7 @@ async def test_an_attempt_that_is_cancelled_while_its_control_group_is_made_leav
     def made() -> list[Path]:
         return [folder for parent in parents for folder in parent.glob(f"{PREFIX}{os.getpid()}-*")]
 
-    runner = boxed("sleep 600", listener.url, tmp_path)
+    runner = inside("sleep 600")
     work = asyncio.create_task(run(runner, url=listener.url))
     await asyncio.sleep(0)
     deadline = time.monotonic() + DEADLINE_S
@@ -219,7 +219,6 @@ async def test_an_attempt_that_is_cancelled_while_its_control_group_is_made_leav
     with pytest.raises(asyncio.CancelledError):
         await work
     assert made() == []
-    runner.close()
 
 
 @pytest.mark.parametrize(("program", "told"), [("podman", True), ("docker", False)])
@@ -248,7 +247,7 @@ sys.exit(os.WTERMSIG(status))
         await run(runner, url=listener.url)
 
 
-async def test_processes_are_bounded(listener: Listener, tmp_path: Path) -> None:
+async def test_processes_are_bounded(inside: Inside, listener: Listener, tmp_path: Path) -> None:
     source = """
 import os, time
 made = 0
@@ -260,11 +259,10 @@ try:
 except OSError:
     print(made)
 """
-    runner = boxed(python(tmp_path, source), listener.url, tmp_path)
+    runner = inside(python(tmp_path, source))
     done = await run(runner, url=listener.url)
     assert isinstance(done.reward, int)
     assert MAX_PROCESSES / 2 < done.reward < MAX_PROCESSES
-    runner.close()
 
 
 async def test_what_an_agent_keeps_is_bounded(inside: Inside, listener: Listener, tmp_path: Path) -> None:
@@ -280,15 +278,16 @@ except OSError as full:
     assert (await run(inside(python(tmp_path, source), memory_mb=64), url=listener.url)).reward == 1
 
 
-async def test_runs_and_the_store_are_left_out_of_what_is_readable(listener: Listener, tmp_path: Path) -> None:
+async def test_runs_and_the_store_are_left_out_of_what_is_readable(
+    inside: Inside, listener: Listener, tmp_path: Path
+) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "agl.db").write_text("secret")
     (tmp_path / "data.txt").write_text("data")
     hidden = store_folders({"store": {"url": f"sqlite:///{tmp_path}/runs/agl.db"}}, None)
     command = f"sh -c 'cat {tmp_path}/data.txt; ls -A {tmp_path}/runs; echo'"
-    runner = boxed(command, listener.url, tmp_path, hidden=hidden)
+    runner = inside(command, hidden=hidden)
     assert (await run(runner, url=listener.url)).output == "data\n"
-    runner.close()
     with pytest.raises(ConfigError, match="holds runs or the store, which no agent may read"):
         a_runner(Bubblewrap(readable=(str(tmp_path),)), "sh", hidden=[tmp_path])
     with pytest.raises(ConfigError, match="which no agent may read"):
@@ -296,13 +295,12 @@ async def test_runs_and_the_store_are_left_out_of_what_is_readable(listener: Lis
 
 
 async def test_a_folder_of_runs_is_left_out_that_comes_after_the_worker_has_started(
-    listener: Listener, tmp_path: Path
+    inside: Inside, listener: Listener, tmp_path: Path
 ) -> None:
     command = f"sh -c 'ls -A {tmp_path} {tmp_path}/runs'"
-    runner = boxed(command, listener.url, tmp_path, hidden=[tmp_path / "runs"])
+    runner = inside(command, hidden=[tmp_path / "runs"])
     (tmp_path / "runs" / "run-1").mkdir(parents=True)
     assert str((await run(runner, url=listener.url)).output).split() == [f"{tmp_path}:", "runs", f"{tmp_path}/runs:"]
-    runner.close()
 
 
 @pytest.mark.skipif("AGL_TEST_IMAGE" not in os.environ, reason="AGL_TEST_IMAGE names no image of Podman with python3")

@@ -22,7 +22,7 @@ from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.agent import RewardConfig
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.errors import ConfigError, EngineError, RewardError
-from agentlightning.records import JSON, Call, Resource, Reward, Span
+from agentlightning.records import JSON, Call, Resource, Reward
 from agentlightning.runner.agent import LLM, emit_reward
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.llm_judge import ChatEndpoint, JudgeScorer, external_judge, gateway_judge, read_judgement
@@ -65,26 +65,19 @@ TWO = [
     ("said", "finals", "steps"),
     [
         (0.5, {"reward": 0.5}, {}),
-        (True, {"reward": 1.0}, {}),
         ({"reward": 1, "f1": 0.5}, {"f1": 0.5, "reward": 1.0}, {}),
         ({"answer": 1, "format": 0.1}, {"answer": 1.0, "format": 0.1, "reward": 1.1}, {}),
         ({"reward": 1, "steps": [None, 0.5]}, {"reward": 1.0}, {"b": {"reward": 0.5}}),
         ({"reward": 1, "steps": {"a": {"sql": -1, "style": None}}}, {"reward": 1.0}, {"a": {"sql": -1.0}}),
         ({"reward": 1, "steps": []}, None, None),
         ({"reward": 1, "steps": {"z": 1}}, None, None),
-        ({"reward": 1, "steps": 3}, None, None),
         ({"reward": 1, "steps": [math.inf, 0]}, None, None),
-        ({"steps": [1, 1]}, None, None),
         ({}, None, None),
-        ({1: 0.5}, None, None),
         ({"reward": 1, "steps": {"a": {1: 0.5}}}, None, None),
         ({"reward": 1, "steps": [{"": 0.5}, None]}, None, None),
         ({"a": 1e308, "b": 1e308}, None, None),
-        (10**400, None, None),
         (np.array([0.5, 1.0]), None, None),
-        ("1", None, None),
         (np.float32(0.5), {"reward": 0.5}, {}),
-        ({"reward": "high"}, None, None),
         (None, None, None),
         (math.nan, None, None),
     ],
@@ -103,17 +96,18 @@ def test_a_reward_function_says_a_number_or_numbers_by_name(said: Any, finals: A
 
 
 def reward(name: str, call_id: str | None = None, source: Any = "emitted", attempt: int = 1) -> Reward:
-    return Reward(
-        id=name, run_id="run", rollout_id="r", attempt=attempt, value=0.5, name=name, call_id=call_id, source=source
-    )
+    return build.reward(None, 0.5, name, name=name, call_id=call_id, source=source, attempt=attempt)
 
 
 def test_a_result_tells_what_happened() -> None:
-    result = RolloutResult(output="done", calls=TWO, rewards=[reward("style", "b"), reward("late")])
+    own = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "search", "gen_ai.tool.call.result": "x"}
+    span = build.span(attributes=own, started_ns=7, finished_ns=8)
+    result = RolloutResult(output="done", calls=TWO, spans=[span], rewards=[reward("style", "b"), reward("late")])
     assert result.answer == "It is 2025."
     assert [message["role"] for message in result.messages] == ["user", "assistant", "tool", "assistant"]
     assert result.conversations == [result.messages]
-    assert [(use.name, use.result, use.failed) for use in result.tool_calls] == [("clock", "2025", False)]
+    uses = [(use.name, use.result, use.failed) for use in result.tool_calls]
+    assert uses == [("clock", "2025", False), ("search", "x", None)]
     assert [step.call.id for step in result.steps] == ["a", "b"]
     assert result.step_rewards == {"b": {"style": 0.5}}
     assert (RolloutResult(calls=[]).messages, RolloutResult(calls=[]).tool_calls, RolloutResult(calls=[]).answer) == (
@@ -121,12 +115,6 @@ def test_a_result_tells_what_happened() -> None:
         [],
         "",
     )
-
-
-def test_a_tool_that_spans_alone_tell_of_is_seen() -> None:
-    own = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "search", "gen_ai.tool.call.result": "x"}
-    span = Span(id="s", run_id="run", rollout_id="r", attempt=1, name="t", attributes=own, started_ns=7, finished_ns=8)
-    assert [use.name for use in RolloutResult(calls=TWO, spans=[span]).tool_calls] == ["clock", "search"]
 
 
 def test_a_result_is_of_one_attempt_and_without_what_judges_asked_or_said() -> None:
@@ -151,13 +139,6 @@ def test_a_program_gets_the_whole_rollout_as_json() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("output", "given"), [({"year": 2025}, {"year": 2025}), (["a"], ["a"]), (None, None), ({1}, "{1}")]
-)
-def test_a_program_gets_what_the_agent_returned_whatever_its_shape(output: object, given: object) -> None:
-    assert as_json({}, RolloutResult(output=output, calls=[]))["output"] == given
-
-
 # --- Python functions, programs ------------------------------------------------------------------------------------
 
 
@@ -169,18 +150,7 @@ def load(spec: str, threads: Any = None) -> Any:
     return load_scorer(spec, threads, no_judge)
 
 
-async def test_functions_may_be_coroutines_and_plain() -> None:
-    async def later(task: JSON, result: RolloutResult) -> float:
-        await asyncio.sleep(0)
-        return task["x"]
-
-    with ThreadPoolExecutor(1) as threads:
-        for function in (later, lambda task, result: {"reward": task["x"]}):
-            scorer = FunctionScorer(function, threads)
-            assert (await scorer.score({"x": 0.25}, RolloutResult(calls=TWO))).finals == {"reward": 0.25}
-
-
-async def test_several_functions_run_at_once_and_their_rewards_are_added(tmp_path: Path) -> None:
+async def test_several_functions_run_at_once_and_the_sum_of_their_rewards_is_weighted() -> None:
     met = asyncio.Barrier(2)
 
     async def exact(task: JSON, result: RolloutResult) -> float:
@@ -193,19 +163,10 @@ async def test_several_functions_run_at_once_and_their_rewards_are_added(tmp_pat
 
     with ThreadPoolExecutor(1) as threads:
         scorers = {"exact": FunctionScorer(exact, threads), "form": FunctionScorer(form, threads)}
-        scorer = SumScorer(scorers, dict.fromkeys(scorers, 1.0))
+        scorer = SumScorer(scorers, {"exact": -1.0, "form": 2.0})
         score = await scorer.score({"x": 0.25}, RolloutResult(calls=TWO))
-    assert score.finals == {"exact": 0.25, "form.length": 0.125, "form.tone": 0.5, "form": 0.625, "reward": 0.875}
+    assert score.finals == {"exact": 0.25, "form.length": 0.125, "form.tone": 0.5, "form": 0.625, "reward": 1.0}
     assert score.steps == {TWO[0].id: {"form": 0.25}, TWO[1].id: {"form.sql": -1.0}}
-
-
-async def test_where_one_of_several_functions_fails_its_error_is_the_scores(tmp_path: Path) -> None:
-    (tmp_path / "r.py").write_text(
-        "def good(task, result):\n    return 1\n\n\ndef bad(task, result):\n    return 'x'\n"
-    )
-    specs = [json.dumps({"run": f"{tmp_path}/r.py:{name}", "name": name}) for name in ("good", "bad")]
-    with ThreadPoolExecutor(1) as threads, pytest.raises(RewardError, match="expected"):
-        await load_scorers(specs, threads, no_judge).score({}, RolloutResult(calls=[]))
 
 
 @pytest.mark.parametrize(
@@ -251,12 +212,8 @@ async def test_a_score_is_found_whatever_its_texts_hold(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("import sys; sys.exit('no gold answer')", "exit code 1: no gold answer"),
-        ("import sys; sys.exit(1)", "exit code 1: it wrote nothing to its standard error"),
-        ("print('fine')", "expected a number or an object as its last line, got 'fine'"),
         ("", "expected a finite number, got NoneType"),
-        ("print('[1]')", "expected a finite number, got list"),
         ("print('1 2')", "expected a number or an object as its last line, got '1 2'"),
-        ("print('null')", "expected a finite number, got NoneType"),
     ],
 )
 async def test_a_program_that_gives_no_score_says_why(tmp_path: Path, text: str, sentence: str) -> None:
@@ -423,12 +380,6 @@ async def test_named_rewards_and_those_of_steps_are_recorded_and_the_final_one_i
     }
 
 
-async def test_a_reward_function_that_says_nonsense_fails_the_rollout_with_its_reason(bench: Bench) -> None:
-    done, _ = await scored(bench, lambda task, llm: "done", lambda task, result: {"reward": 1, "steps": [1, 2]})
-    assert done.state == "failed"
-    assert "expected one for each of 0 calls, got 2" in str(done.error)
-
-
 async def test_a_judge_can_be_asked_through_the_gateway_which_has_its_key(bench: Bench) -> None:
     async with judging('{"score": 0.5}') as (url, asked):
         table = {"url": url, "models": ["wise"], "protocol": "openai"}
@@ -445,14 +396,3 @@ async def test_a_judge_can_be_asked_through_the_gateway_which_has_its_key(bench:
         calls = await bench.store.calls([done.id])
         assert [one.agent for one in calls] == [None, JUDGE]  # it is in the record, and nobody learns from it
         assert calls[1].policy == ""
-
-
-async def test_the_sum_of_several_rewards_is_weighted_and_each_of_them_is_not(tmp_path: Path) -> None:
-    (tmp_path / "r.py").write_text("def one(task, result):\n    return 1\n\n\ndef two(task, result):\n    return 2\n")
-    specs = [
-        json.dumps({"run": f"{tmp_path}/r.py:{name}", "name": name, "weight": weight})
-        for name, weight in (("one", 0.5), ("two", -0.25))
-    ]
-    with ThreadPoolExecutor(1) as threads:
-        score = await load_scorers(specs, threads, no_judge).score({}, RolloutResult(calls=[]))
-    assert score.finals == {"one": 1.0, "two": 2.0, "reward": 0.0}

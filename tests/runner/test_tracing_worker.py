@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,10 @@ async def solve(task, llm):
         raise ValueError("no such table")
     except ValueError as error:
         agl.emit_exception(error)
-    return 1.0
+    return "done"
+
+def score(task, result):
+    return float(sum(span.status == "error" for span in result.spans))
 """
 
 
@@ -34,10 +36,13 @@ async def spans_of(bench: Bench, rollout: Rollout) -> dict[str, Span]:
     return {span.name: span for span in await bench.store.spans([rollout.id])}
 
 
-async def test_what_an_agent_says_is_recorded_as_spans_of_its_attempt(bench: Bench, tmp_path: Path) -> None:
-    bench.worker_process("--agent", bench.file(tmp_path, SAYS_MORE))
+async def test_what_an_agent_says_is_recorded_as_spans_of_its_attempt_which_its_reward_function_sees(
+    bench: Bench, tmp_path: Path
+) -> None:
+    spec = bench.file(tmp_path, SAYS_MORE)
+    bench.worker_process("--agent", spec, "--reward", spec.replace(":solve", ":score"))
     [rollout] = await bench.settled(await bench.enqueue({"n": 1}))
-    assert rollout.state == "succeeded", rollout.error
+    assert (rollout.state, rollout.reward) == ("succeeded", 1.0), rollout.error
     spans = await spans_of(bench, rollout)
     assert set(spans) == {"plan", "search", "agl.message", "agl.object", "agl.exception"}
     assert {span.attempt for span in spans.values()} == {1}
@@ -45,13 +50,8 @@ async def test_what_an_agent_says_is_recorded_as_spans_of_its_attempt(bench: Ben
     assert search.parent_id == plan.id
     assert spans["agl.message"].parent_id == plan.id
     assert plan.parent_id is None
-    assert plan.attributes["gen_ai.agent.name"] == "planner"
-    assert plan.attributes["depth"] == 2
+    assert (plan.attributes["gen_ai.agent.name"], plan.attributes["depth"]) == ("planner", 2)
     assert search.attributes["gen_ai.tool.call.arguments"] == '{"query":"singers"}'
-    assert search.attributes["gen_ai.tool.call.result"] == '["a","b"]'
-    assert spans["agl.message"].attributes["agl.message"] == "I have two hits"
-    assert spans["agl.object"].attributes["agl.object"] == '{"found":["a","b"]}'
-    assert spans["agl.exception"].status == "error"
     assert spans["agl.exception"].events[0]["attributes"]["exception.message"] == "no such table"
     assert plan.started_ns <= search.started_ns <= search.finished_ns <= plan.finished_ns
 
@@ -98,31 +98,6 @@ async def test_a_lost_attempt_keeps_its_spans_those_that_were_open_too(bench: Be
     assert set(await spans_of(bench, rollout)) == {"begun", "done"}
 
 
-SEES_SPANS = """
-import agentlightning as agl
-
-@agl.operation(kind="tool")
-def search(query):
-    raise LookupError(f"nothing about {query}")
-
-def solve(task, llm):
-    try:
-        search("ducks")
-    except LookupError:
-        return "none"
-
-def score(task, result):
-    return float(sum(span.status == "error" for span in result.spans))
-"""
-
-
-async def test_a_reward_function_sees_the_spans_of_its_attempt(bench: Bench, tmp_path: Path) -> None:
-    spec = bench.file(tmp_path, SEES_SPANS)
-    bench.worker_process("--agent", spec, "--reward", spec.replace(":solve", ":score"))
-    [rollout] = await bench.settled(await bench.enqueue({"n": 1}))
-    assert (rollout.state, rollout.reward) == ("succeeded", 1.0), rollout.error
-
-
 OWN_PROVIDER = """
 from pathlib import Path
 from opentelemetry import trace
@@ -158,7 +133,6 @@ async def test_an_agents_own_tracer_provider_goes_on_and_its_spans_come_here_too
     ("settings", "names"),
     [
         ({"trace": False}, set()),
-        ({}, {"own"}),
         ({"trace": ["langchain"]}, {"own", "LangGraph", "writer"}),
     ],
 )
@@ -190,31 +164,6 @@ async def solve(task, llm):
     await graph.ainvoke({"messages": [("user", "x")]})
     return 1.0
 """
-
-
-@pytest.mark.slow
-async def test_an_instrumentation_that_is_not_installed_ends_the_worker_with_its_package(
-    bench: Bench, tmp_path: Path
-) -> None:
-    bench.run_id = (await bench.store.create_run("traced", {"agent": {"trace": ["crewai"]}})).id
-    process = bench.worker_process("--agent", bench.file(tmp_path, GRAPH), stderr=subprocess.PIPE)
-    _, told = await asyncio.to_thread(process.communicate, timeout=DEADLINE_S)
-    assert process.returncode == 2
-    assert b"pip install openinference-instrumentation-crewai" in told
-
-
-LIGHT = """
-import sys
-
-def solve(task, llm):
-    return float("opentelemetry" not in sys.modules)
-"""
-
-
-async def test_an_agent_that_makes_no_spans_loads_nothing_of_opentelemetry(bench: Bench, tmp_path: Path) -> None:
-    bench.worker_process("--agent", bench.file(tmp_path, LIGHT))
-    [rollout] = await bench.settled(await bench.enqueue({"n": 1}))
-    assert rollout.reward == 1.0
 
 
 ALONE = """

@@ -67,12 +67,6 @@ async def solve(task, llm):
         await asyncio.create_task(deeper())
     if what == "wait":
         await asyncio.Event().wait()
-    if what == "stubborn":
-        while True:
-            try:
-                await asyncio.sleep(600)
-            except asyncio.CancelledError:
-                pass
     if what == "fail later":
         open(task["file"], "a").write("ready\\n")
         while not os.path.exists(task["file"] + ".go"):
@@ -99,11 +93,6 @@ async def solve(task, llm):
 """
 
 
-async def ended(process: subprocess.Popen[bytes]) -> int:
-    """The exit code of a process that ends by itself."""
-    return await asyncio.to_thread(process.wait, DEADLINE_S)
-
-
 async def attempts(bench: Bench, rollout: Rollout) -> list[tuple[str, str]]:
     return [(attempt.state, attempt.error or "") for attempt in await bench.attempts(rollout)]
 
@@ -119,7 +108,7 @@ async def test_a_synchronous_agent_that_hangs_costs_its_process_and_harms_no_sib
     process = bench.worker_process("--agent", bench.file(tmp_path, AGENT), "--concurrency", "2", *QUICK)
     await bench.settled([hang])
     go.touch()
-    assert await ended(process) == 75
+    assert await asyncio.to_thread(bench.ended, process) == 75
     [(state, error)] = await attempts(bench, hang)
     assert state == "timed_out"
     assert "threading.Event().wait()" in error
@@ -134,7 +123,7 @@ async def test_an_agent_that_blocks_the_event_loop_is_timed_out_and_its_siblings
         *await bench.enqueue({"do": "wait"}),
     ]
     process = bench.worker_process("--agent", bench.file(tmp_path, ASYNC_AGENT), stderr=subprocess.PIPE)
-    assert await ended(process) == 75
+    assert await asyncio.to_thread(bench.ended, process) == 75
     [(state, error)] = await attempts(bench, block)
     assert state == "timed_out"
     assert "time.sleep(600)" in error
@@ -155,23 +144,17 @@ async def test_a_worker_whose_loop_is_blocked_ends_though_it_can_tell_nobody(
     process = bench.worker_process("--agent", bench.file(tmp_path, TROUBLE), stderr=subprocess.PIPE)
     assert process.stderr is not None
     try:
-        assert await ended(process) == 75
+        assert await asyncio.to_thread(bench.ended, process) == 75
     finally:
         process.stderr.close()
 
 
-async def test_a_task_that_swallows_its_cancellation_costs_its_process(bench: Bench, tmp_path: Path) -> None:
-    [stubborn] = await bench.enqueue({"do": "stubborn"}, timeout_s=0.3)
-    process = bench.worker_process("--agent", bench.file(tmp_path, ASYNC_AGENT), *QUICK)
-    assert await ended(process) == 75
-    assert [state for state, _ in await attempts(bench, stubborn)] == ["timed_out"]
-
-
+@pytest.mark.long
 async def test_a_worker_that_was_stopped_while_it_held_nothing_goes_on(bench: Bench, tmp_path: Path) -> None:
     process = bench.worker_process("--agent", bench.file(tmp_path, AGENT), *SHORT_LEASE)
     await bench.settled(await bench.enqueue({}))
     process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(3 * LEASE_S)  # how long it stands still is what is tested
+    await asyncio.sleep(2 * LEASE_S)  # how long it stands still is what is tested
     process.send_signal(signal.SIGCONT)
     [done] = await bench.settled(await bench.enqueue({}))
     assert (done.state, process.poll()) == ("succeeded", None)
@@ -253,7 +236,7 @@ async def test_a_worker_that_stood_still_for_longer_than_its_lease_does_not_go_o
     stood_still = [line.split()[0] for line in lines_of(acts)]
     assert "first" not in stood_still[stood_still.index("second") :], "a command's own process was not stopped"
     first.send_signal(signal.SIGCONT)
-    assert await ended(first) == 75  # by itself, while its agent would have gone on for ever
+    assert await asyncio.to_thread(bench.ended, first) == 75  # by itself, while its agent would have gone on for ever
     go.touch()
     [done] = await bench.settled([queued])
     ends = [(attempt.worker_id, attempt.state) for attempt in await bench.attempts(queued)]
@@ -282,24 +265,6 @@ async def test_a_worker_whose_server_is_away_stops_its_agents_before_their_lease
     go.touch()
     [done] = await durable.settled([queued])
     assert (done.state, done.attempt, done.lost) == ("succeeded", 2, 1)
-
-
-async def test_a_stopped_worker_ends_in_time_and_reports_what_it_lost(bench: Bench, tmp_path: Path) -> None:
-    go, begun = tmp_path / "go", [tmp_path / "one", tmp_path / "two"]
-    short, hang = await bench.enqueue(
-        {"do": "wait", "go": str(go), "begun": str(begun[0])}, {"do": "hang", "begun": str(begun[1])}
-    )
-    limits = ("--abandon-s", "0.3", "--drain-timeout-s", "4")
-    process = bench.worker_process("--agent", bench.file(tmp_path, AGENT), *limits)
-    for file in begun:
-        await written(file)
-    started = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    go.touch()
-    await ended(process)
-    assert time.monotonic() - started < 30
-    assert [state for state, _ in await attempts(bench, short)] == ["succeeded"]
-    assert await attempts(bench, hang) == [("lost", "the worker was stopped")]
 
 
 async def test_a_worker_claims_where_it_has_the_labels_that_the_run_asks_for_and_ends_where_not(
@@ -343,7 +308,7 @@ async def test_a_child_worker_ends_with_its_parent(bench: Bench, tmp_path: Path)
     os.write(process.stdin.fileno(), secrets_line({"AGL_SERVER_KEY": KEY}))
     await bench.settled(await bench.enqueue({}))
     process.stdin.close()
-    assert await ended(process) == 0
+    assert await asyncio.to_thread(bench.ended, process) == 0
 
 
 async def test_a_process_that_a_function_left_behind_ends_with_its_worker(bench: Bench, tmp_path: Path) -> None:
@@ -351,7 +316,7 @@ async def test_a_process_that_a_function_left_behind_ends_with_its_worker(bench:
     await bench.settled(await bench.enqueue({"do": "leak", "file": str(tmp_path / "pid")}))
     leaked = int(await written(tmp_path / "pid"))
     process.terminate()
-    await ended(process)
+    await asyncio.to_thread(bench.ended, process)
     assert gone(leaked)
 
 
@@ -395,8 +360,6 @@ async def test_a_command_is_retried_timed_out_and_leaves_nothing(bench: Bench, t
     ("source", "options", "sentence"),
     [
         ("import nothing_like_it\n", (), "cannot be imported: ModuleNotFoundError"),
-        ("def other(task, llm): pass\n", (), "there is no 'solve'; there are other"),
-        (AGENT, ("--reward", "missing.py:score"), "reward function file 'missing.py' does not exist"),
         (AGENT, ("--run", "no-such-run"), "no-such-run"),
     ],
 )
@@ -408,7 +371,6 @@ async def test_a_worker_that_cannot_start_says_why_in_one_sentence(
     assert process.returncode == 2
     *notes, told = said.decode().splitlines()
     assert sentence in told
-    assert len(notes) <= 1
     assert all(note.startswith("note: asking http://") for note in notes)
 
 
@@ -425,6 +387,7 @@ async def durable(tmp_path: Path) -> AsyncIterator[Bench]:
     server.close()
 
 
+@pytest.mark.long
 async def test_a_failure_after_the_server_was_restarted_is_lost_not_failed(durable: Bench, tmp_path: Path) -> None:
     file = tmp_path / "ready"
     [queued] = await durable.enqueue({"do": "fail later", "file": str(file)})
@@ -472,3 +435,44 @@ async def test_an_attempt_that_ends_while_the_server_is_away_is_reported_when_it
     durable.server.start()
     [done] = await durable.settled([queued])
     assert (done.state, done.attempt) == ("succeeded", 1)
+
+
+# --- drained ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_draining_worker_claims_nothing_more_and_lets_its_agents_end(bench: Bench, tmp_path: Path) -> None:
+    go, begun = tmp_path / "go", tmp_path / "begun"
+    [running] = await bench.enqueue({"do": "wait", "go": str(go), "begun": str(begun)})
+    process = drained_worker(bench, bench.file(tmp_path, AGENT))
+    await written(begun)
+    await told_to_drain(process)
+    [late] = await bench.enqueue({})
+    go.touch()
+    assert await asyncio.to_thread(bench.ended, process) == 0
+    assert [state for state, _ in await attempts(bench, running)] == ["succeeded"]
+    assert await attempts(bench, late) == []
+
+
+async def test_a_second_signal_gives_the_leases_of_a_draining_worker_back_at_once(bench: Bench, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    [running] = await bench.enqueue({"do": "fail later", "file": str(begun)})
+    process = drained_worker(bench, bench.file(tmp_path, ASYNC_AGENT))
+    await written(begun)
+    await told_to_drain(process)
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(bench.ended, process) == 0
+    assert await attempts(bench, running) == [("lost", "the worker was stopped")]
+
+
+def drained_worker(bench: Bench, agent: str) -> subprocess.Popen[bytes]:
+    """A worker that drains for as long as it takes."""
+    return bench.worker_process("--agent", agent, "--drain-timeout-s", "600", stderr=subprocess.PIPE)
+
+
+async def told_to_drain(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and its word that it drains."""
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    with process.stderr as stderr:
+        lines = await asyncio.to_thread(lambda: next(line for line in stderr if b"draining" in line))
+    assert lines == b"note: draining: 1 running, which get 600 s; again ends them at once\n"

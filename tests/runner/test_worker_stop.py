@@ -174,17 +174,26 @@ class Away(InMemoryLightningStore):
         return await super().finish(finishes)
 
 
-async def test_an_agent_that_could_not_be_interrupted_counts_as_acting_until_the_store_knows() -> None:
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_an_agent_that_could_not_be_interrupted_counts_as_acting_until_the_store_knows(
+    asynchronous: bool,
+) -> None:
     let_go = threading.Event()
 
-    def solve(task: JSON, llm: LLM) -> float:
+    def plain(task: JSON, llm: LLM) -> float:
         let_go.wait(DEADLINE_S)
+        return 1.0
+
+    async def stubborn(task: JSON, llm: LLM) -> float:
+        while not let_go.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
         return 1.0
 
     retry = RetryPolicy(timeout_s=0.05)
     async with Away() as store:
         options = {"abandon_s": 0.05, "drain_timeout_s": DEADLINE_S, "retry": retry}
-        async with working(store, solve, **options) as (worker, queued, running):
+        async with working(store, stubborn if asynchronous else plain, **options) as (worker, queued, running):
             await asyncio.wait_for(store.asked.wait(), DEADLINE_S)
             assert [attempt.lease.rollout_id for attempt in worker.acting] == [queued.id]
             store.back.set()

@@ -57,13 +57,9 @@ class Conversation:
             "started_ns": (3 * number + 1) * SECOND,
             "finished_ns": (3 * number + 2) * SECOND,
         }
-        self.calls.append(record(parent_id=above, messages=list(messages), completion=answer, **{**known, **fields}))
+        record = {"suffix_ids": [1], "model": "policy", "versions": [], "history_hash": "", **known, **fields}
+        self.calls.append(build.call(parent_id=above, messages=list(messages), completion=answer, **record))
         return self.calls[-1].id
-
-
-def record(**fields: Any) -> Call:
-    """A call with these fields."""
-    return build.call(**{"suffix_ids": [1], "model": "policy", "versions": [], "history_hash": "", **fields})
 
 
 def user(text: str) -> JSON:
@@ -80,15 +76,6 @@ def tool_span(name: str, at_s: float, *, number: int = 0, failed: bool = False, 
     for key in ("id", "arguments", "result"):
         if f"call_{key}" in fields:
             attributes[f"gen_ai.tool.call.{key}"] = fields.pop(f"call_{key}")
-    return Span(
-        id=f"rollout.1.{number:016x}",
-        run_id="run",
-        rollout_id="rollout",
-        attempt=1,
-        name=f"execute_tool {name}",
-        attributes=attributes,
-        started_ns=int(at_s * SECOND),
-        finished_ns=int((at_s + 0.5) * SECOND),
-        status="error" if failed else "ok",
-        **fields,
-    )
+    times = {"started_ns": int(at_s * SECOND), "finished_ns": int((at_s + 0.5) * SECOND)}
+    given = {"attributes": attributes, "status": "error" if failed else "ok", **times, **fields}
+    return build.span(name=f"execute_tool {name}", id=f"rollout.1.{number:016x}", **given)

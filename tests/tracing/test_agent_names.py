@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 import build
 from agentlightning.adapters.agent_names import prompt_name
 from agentlightning.records import Call, NewRollout, Span, WorkerStatus
@@ -25,31 +27,29 @@ def names(calls: list[Call]) -> list[str | None]:
     return [call.agent for call in calls]
 
 
-def test_a_call_is_of_the_innermost_agent_around_its_span() -> None:
-    spans = [
-        a_span("team", gen_ai__agent__name="team"),
-        a_span("writer", "team", gen_ai__agent__name="writer"),
-        a_span("http", "writer"),
-    ]
-    assert names(name_calls([a_call("1", "http"), a_call("2", "team")], spans)) == ["writer", "team"]
+TEAM = [
+    a_span("team", gen_ai__agent__name="team"),
+    a_span("writer", "team", gen_ai__agent__name="writer"),
+    a_span("http", "writer"),
+    *(a_span("a", "b"), a_span("b", "a")),  # a circle
+    a_span("c", attempt=2, gen_ai__agent__name="writer"),
+]
+FROM_PROMPT = prompt_name("You are the planner.")
 
 
-def test_a_name_that_the_call_has_stays() -> None:
-    spans = [a_span("writer", gen_ai__agent__name="writer")]
-    assert names(name_calls([a_call("1", "writer", "judge")], spans)) == ["judge"]
-
-
-def test_a_span_takes_precedence_over_the_name_that_a_prompt_gives() -> None:
-    spans = [a_span("writer", gen_ai__agent__name="writer"), a_span("http")]
-    made = prompt_name("You are the planner.")
-    assert names(name_calls([a_call("1", "writer", made), a_call("2", "http", made)], spans)) == ["writer", made]
-
-
-def test_broken_spans_name_nothing_and_break_nothing() -> None:
-    circle = [a_span("a", "b"), a_span("b", "a")]
-    other_attempt = [a_span("c", attempt=2, gen_ai__agent__name="writer")]
-    calls = [a_call("1", "a"), a_call("2", "c"), a_call("3", "never sent"), a_call("4", None)]
-    assert names(name_calls(calls, circle + other_attempt)) == [None] * 4
+@pytest.mark.parametrize(
+    ("span", "given", "name"),
+    [
+        ("http", None, "writer"),  # the innermost agent around it
+        ("team", None, "team"),
+        ("writer", "judge", "judge"),  # the call has a name
+        ("writer", FROM_PROMPT, "writer"),  # which a prompt gave
+        ("a", FROM_PROMPT, FROM_PROMPT),
+        *((span, None, None) for span in ("a", "c", "never sent", None)),
+    ],
+)
+def test_a_call_is_named_by_the_agent_around_its_span(span: str | None, given: str | None, name: str | None) -> None:
+    assert names(name_calls([a_call("1", span, given)], TEAM)) == [name]
 
 
 async def test_spans_are_read_from_the_store_where_a_call_lacks_its_name() -> None:

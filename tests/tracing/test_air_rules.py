@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -25,17 +26,13 @@ def answered(*results: str) -> Conversation:
 
 
 def test_errors_and_successes_are_shares_of_the_tools_whose_end_is_known() -> None:
-    attempt = answered("sunny", "Error: no", "rain", "Error: no")
-    assert scores("tool_error", attempt) == [0.5, None]
-    assert scores("tool_success", attempt) == [0.5, None]
-
-
-def test_a_tool_of_which_nothing_is_heard_is_in_no_share() -> None:
     attempt = Conversation()
     attempt.call(user("?"), asks=[("a", "weather", OSLO), ("b", "weather", OSLO), ("c", "weather", OSLO)])
     attempt.call(tool("a", "Error: no"), tool("b", "sunny"), text="Hm.")
     assert scores("tool_error", attempt) == [0.5, None]
     assert scores("tool_success", attempt) == [0.5, None]
+    none = re.compile("^s.*y$")
+    assert scores("tool_error", answered("Error: no", "sunny"), error_pattern=none) == [0.5, None]
 
 
 def test_a_tool_without_parameters_may_be_called_with_nothing() -> None:
@@ -52,10 +49,8 @@ def test_a_tool_without_parameters_may_be_called_with_nothing() -> None:
     ("name", "arguments", "share"),
     [
         ("weather", OSLO, 1.0),
-        ("weather", '{"city": 3}', 0.0),
         ("weather", '{"city": "Oslo", "days": 0}', 0.0),
         ("weather", '{"city": "Os', 0.0),
-        ("weather", '"Oslo"', 0.0),
         ("weather", "", 0.0),
         ("forecast", OSLO, 0.0),
     ],
@@ -109,25 +104,21 @@ def test_the_same_news_and_the_same_answer_are_a_repeated_state() -> None:
     assert scores("repeated_state", attempt) == [0.0, 0.0, 1.0, 0.0]
 
 
-def test_the_same_prompt_again_is_a_repeated_state_whatever_is_answered() -> None:
+@pytest.mark.parametrize(
+    ("first", "second", "score"),
+    [
+        ({}, {"text": "two"}, 1.0),  # the same prompt, whatever is answered
+        ({"id": "call"}, {"id": "call.1"}, 0.0),  # several answers to one prompt
+        ({"agent": "writer"}, {"agent": "checker"}, 0.0),
+    ],
+)
+def test_the_same_prompt_again_is_a_repeated_state_of_one_agent(
+    first: dict[str, str], second: dict[str, str], score: float
+) -> None:
     attempt = Conversation()
-    attempt.call(user("?"), text="one", request_hash="same")
-    attempt.call(user("?"), text="two", parent=None, request_hash="same")
-    assert scores("repeated_state", attempt) == [0.0, 1.0]
-
-
-def test_several_answers_to_one_prompt_repeat_nothing() -> None:
-    attempt = Conversation()
-    attempt.call(user("?"), text="one", id="call", request_hash="same")
-    attempt.call(user("?"), text="one", id="call.1", parent=None, request_hash="same")
-    assert scores("repeated_state", attempt) == [0.0, 0.0]
-
-
-def test_two_agents_that_say_the_same_repeat_nothing() -> None:
-    attempt = Conversation()
-    attempt.call(user("?"), text="one", agent="writer", request_hash="same")
-    attempt.call(user("?"), text="one", parent=None, agent="checker", request_hash="same")
-    assert scores("repeated_state", attempt) == [0.0, 0.0]
+    attempt.call(user("?"), request_hash="same", **{"text": "one", **first})  # type: ignore[arg-type]
+    attempt.call(user("?"), parent=None, request_hash="same", **{"text": "one", **second})  # type: ignore[arg-type]
+    assert scores("repeated_state", attempt) == [0.0, score]
 
 
 def test_an_answer_that_was_cut_is_truncated() -> None:
@@ -135,14 +126,6 @@ def test_an_answer_that_was_cut_is_truncated() -> None:
     attempt.calls[0] = replace(attempt.calls[0], finish_reason="tool_calls")
     attempt.calls[1] = replace(attempt.calls[1], finish_reason="length")
     assert scores("truncated", attempt) == [0.0, 1.0]
-
-
-def test_latency_counts_the_share_of_its_budget_that_is_above_it() -> None:
-    attempt = Conversation()
-    attempt.call(user("?"), text="a")
-    attempt.call(user("more"), text="b", started_ns=5 * SECOND, finished_ns=6 * SECOND)  # 3 seconds after the answer
-    attempt.call(user("more"), text="c", started_ns=96 * SECOND, finished_ns=97 * SECOND)
-    assert scores("latency", attempt, budget=2.0) == [0.5, 1.0, None]
 
 
 def test_tokens_are_those_of_the_answer_or_what_an_external_model_says() -> None:
@@ -168,13 +151,6 @@ def test_calls_beyond_the_budget_count() -> None:
     attempt.call(user("more"), text="c")
     assert scores("calls", attempt, budget=2) == [0.0, 0.0, 1.0]
     assert scores("calls", attempt, budget=3) == [0.0, 0.0, 0.0]
-
-
-def test_an_error_pattern_takes_the_place_of_what_errors_look_like() -> None:
-    import re
-
-    attempt = answered("Error: no", "it was empty")
-    assert scores("tool_error", attempt, error_pattern=re.compile("^it .*empty$")) == [0.5, None]
 
 
 def test_failures_of_which_spans_tell_alone_count_for_the_rules() -> None:

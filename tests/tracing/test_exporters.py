@@ -14,16 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import build
 from agentlightning.errors import ConfigError
-from agentlightning.records import (
-    Call,
-    Finish,
-    NewRollout,
-    Reward,
-    Sampling,
-    Span,
-    VersionSpan,
-    WorkerStatus,
-)
+from agentlightning.records import Call, Finish, NewRollout, Sampling, Span, VersionSpan, WorkerStatus
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.tracing.exporters import (
     MAX_REQUEST_BYTES,
@@ -50,20 +41,16 @@ def a_call(name: str, **fields: Any) -> Call:
         "versions": [VersionSpan(version=7, start=0, end=1)],
         "model": "tiny",
         "sampling": Sampling(max_tokens=9),
-        "messages": [{"role": "user", "content": "2 + 2?"}],
-        "completion": {"role": "assistant", "content": "4"},
         "started_ns": 200,
         "finished_ns": 300,
+        "messages": [{"role": "user", "content": "2 + 2?"}],
+        "completion": {"role": "assistant", "content": "4"},
     }
     return build.call(ROLLOUT, name, **{**given, **fields})
 
 
 def a_span(digits: str, **fields: Any) -> Span:
     return build.span(ROLLOUT, id=f"0189.2.{digits}", **{"trace_id": "ab" * 16, **fields})
-
-
-def a_reward(value: float, **fields: Any) -> Reward:
-    return build.reward(ROLLOUT, value, **fields)
 
 
 FIRST, SECOND = "00f067aa0ba902b7", "00f067aa0ba902b8"
@@ -74,7 +61,7 @@ def test_a_rollout_is_one_trace_whose_root_says_what_it_was() -> None:
         ROLLOUT,
         [a_call("c1")],
         [a_span(FIRST), a_span(SECOND, parent_id=f"0189.2.{FIRST}"), a_span(FIRST, attempt=1)],
-        [a_reward(0.5, name="answer"), a_reward(9.0, attempt=1, name="old")],
+        [build.reward(ROLLOUT, 0.5, name="answer"), build.reward(ROLLOUT, 9.0, attempt=1, name="old")],
     )
     assert {span.trace_id for span in (root, chat, *others)} == {root.trace_id}
     assert len({hex_of(span.id) for span in (root, chat, *others)} - {""}) == 4
@@ -98,8 +85,12 @@ def test_a_call_is_a_chat_span_of_the_genai_conventions_with_its_whole_prompt() 
         agent="writer",
         span_id=f"0189.2.{FIRST}",
     )
+    outside = a_call("c1", policy="", versions=[], usage={"prompt_tokens": 11, "sampled_tokens": 5})
+    external = trace_of(ROLLOUT, [outside], [], [])[1].attributes  # it says how many tokens it used
+    assert (external["gen_ai.usage.input_tokens"], external["gen_ai.usage.output_tokens"]) == (11, 5)
+    assert "agl.policy" not in external
     _, _, chat, tool = trace_of(
-        ROLLOUT, [first, second], [a_span(FIRST)], [a_reward(-0.1, call_id="c2", name="air.retries")]
+        ROLLOUT, [first, second], [a_span(FIRST)], [build.reward(ROLLOUT, -0.1, call_id="c2", name="air.retries")]
     )
     assert chat.parent_id == tool.id
     assert (chat.name, chat.kind) == ("chat tiny", "client")
@@ -117,13 +108,6 @@ def test_a_call_is_a_chat_span_of_the_genai_conventions_with_its_whole_prompt() 
     assert said["gen_ai.agent.name"] == "writer"
     assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (2, 1)
     assert (said["agl.policy_version"], said["agl.rewards.air.retries"]) == (7, -0.1)
-
-
-def test_a_call_of_an_external_model_has_the_tokens_that_it_said_it_used() -> None:
-    outside = a_call("c1", policy="", versions=[], usage={"prompt_tokens": 11, "sampled_tokens": 5})
-    said = trace_of(ROLLOUT, [outside], [], [])[1].attributes
-    assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (11, 5)
-    assert "agl.policy" not in said
 
 
 def test_protobuf_that_is_written_is_read_back() -> None:
@@ -147,20 +131,15 @@ class Receiver:
     statuses: list[int] = field(default_factory=list)
     taken: list[ExportTraceServiceRequest] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    said: dict[str, str] = field(default_factory=dict)
-    """Headers of its answers."""
     body: bytes = b""
     """Of its answers."""
 
     async def answer(self, request: web.Request) -> web.Response:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if self.statuses:
-            return web.Response(status=self.statuses.pop(0), text="no such project", headers=self.said)
+            return web.Response(status=self.statuses.pop(0), text="no such project")
         self.taken.append(ExportTraceServiceRequest.FromString(await request.read()))  # aiohttp unpacks gzip
         return web.Response(body=self.body, content_type="application/x-protobuf")
-
-    async def login(self, _: web.Request) -> web.Response:
-        return web.Response(text="who are you?")
 
     def names(self) -> list[str]:
         return [
@@ -177,7 +156,6 @@ async def receiver() -> AsyncIterator[Receiver]:
     receiver = Receiver()
     app = web.Application(client_max_size=MAX_REQUEST_BYTES)
     app.router.add_post("/v1/traces", receiver.answer)
-    app.router.add_get("/login", receiver.login)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -216,23 +194,18 @@ async def test_finished_rollouts_are_sent_in_protobuf_with_the_given_headers(rec
     assert receiver.headers[0]["content-encoding"] == "gzip"
 
 
-async def test_a_collector_that_is_away_is_asked_again(receiver: Receiver) -> None:
+async def test_a_collector_that_is_away_is_asked_again_for_a_while_and_one_that_refuses_is_not(
+    receiver: Receiver,
+) -> None:
     receiver.statuses = [503, 429]
     async with OtlpHttpExporter(receiver.url, {}, first_pause_s=0.0) as exporter:
         await exporter.send(trace_of(ROLLOUT, [], [], []), {})
-    assert receiver.names() == ["rollout"]
-
-
-async def test_one_that_stays_away_is_given_up() -> None:
+        receiver.statuses = [404]
+        with pytest.raises(ExportRejected, match="HTTP 404: no such project"):
+            await exporter.send(trace_of(ROLLOUT, [], [], []), {})
+    assert (receiver.names(), receiver.statuses) == (["rollout"], [])
     async with OtlpHttpExporter("http://127.0.0.1:9/v1/traces", {}, timeout_s=0.0) as exporter:
         with pytest.raises(ExportRejected, match="took no traces for 0 s"):
-            await exporter.send(trace_of(ROLLOUT, [], [], []), {})
-
-
-async def test_one_that_refuses_is_not_asked_again_and_its_reason_is_told(receiver: Receiver) -> None:
-    receiver.statuses = [404]
-    async with OtlpHttpExporter(receiver.url, {}) as exporter:
-        with pytest.raises(ExportRejected, match="HTTP 404: no such project"):
             await exporter.send(trace_of(ROLLOUT, [], [], []), {})
 
 

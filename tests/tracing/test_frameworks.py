@@ -24,14 +24,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from agentlightning.errors import ConfigError
 from agentlightning.gateway.asgi_response import parent_span
-from agentlightning.tracing.frameworks import current_agent, use_agent
+from agentlightning.tracing.frameworks import current_agent, find_instrumentations, use_agent
 from agentlightning.tracing.propagation import ContextPropagator
 from agentlightning.tracing.tracer import Tracer
 
-INFO = ModelInfo(
-    vision=False, function_calling=True, json_output=False, structured_output=False, family="unknown"
-)  # fmt: skip
+INFO = ModelInfo(vision=False, function_calling=True, json_output=False, structured_output=False, family="unknown")
 
 
 @pytest.fixture
@@ -58,13 +57,8 @@ def graph(**nodes: Any) -> Any:
 
 def chat_model(noted: CallsNoted) -> ChatOpenAI:
     """With a client of this test's event loop: those that langchain-openai makes itself are kept for all."""
-    return ChatOpenAI(
-        model="m",
-        base_url=f"{noted.url}/v1",
-        api_key="k",
-        http_async_client=noted.client,
-        http_client=noted.synchronous,
-    )
+    clients = {"http_async_client": noted.client, "http_client": noted.synchronous}
+    return ChatOpenAI(model="m", base_url=f"{noted.url}/v1", api_key="k", **clients)
 
 
 def model_node(noted: CallsNoted) -> Any:
@@ -79,26 +73,12 @@ def model_node(noted: CallsNoted) -> Any:
 QUESTION = {"messages": [("user", "How many singers are there?")]}
 
 
-async def test_a_langgraph_node_names_its_calls(noted: CallsNoted) -> None:
-    await graph(writer=model_node(noted), rewriter=model_node(noted)).ainvoke(QUESTION)
-    assert noted.agents == ["writer", "rewriter"]
-
-
 async def test_a_synchronous_langgraph_node_names_its_calls_from_its_thread(noted: CallsNoted) -> None:
     model = chat_model(noted)
     made = graph(checker=lambda state: {"messages": [model.invoke(state["messages"])]})
     await asyncio.to_thread(made.invoke, QUESTION)
     await made.ainvoke(QUESTION)
     assert noted.agents == ["checker", "checker"]
-
-
-async def test_nodes_that_run_side_by_side_keep_their_names_apart(noted: CallsNoted) -> None:
-    builder = StateGraph(MessagesState)
-    for name in ("left", "middle", "right"):
-        builder.add_node(name, model_node(noted))
-        builder.add_edge(START, name)
-    await builder.compile().ainvoke(QUESTION)
-    assert sorted(map(str, noted.agents)) == ["left", "middle", "right"]
 
 
 async def test_a_prebuilt_agent_counts_as_the_node_that_it_stands_in(noted: CallsNoted) -> None:
@@ -169,15 +149,19 @@ async def test_a_call_says_within_which_nodes_span_it_is_made_where_openinferenc
     assert parent_span(noted.headers[0]["traceparent"].encode(), "r", 1) == f"r.1.{writer.context.span_id:016x}"
 
 
-async def test_what_the_code_itself_says_goes_before_any_framework(noted: CallsNoted) -> None:
+async def test_nodes_that_run_side_by_side_name_their_calls_unless_the_code_itself_does(noted: CallsNoted) -> None:
     ask = model_node(noted)
 
     async def named(state: MessagesState) -> Any:
         with use_agent("judge"):
             return await ask(state)
 
-    await graph(writer=named, rewriter=ask).ainvoke(QUESTION)
-    assert noted.agents == ["judge", "rewriter"]
+    builder = StateGraph(MessagesState)
+    for name, node in {"left": ask, "middle": named, "right": ask}.items():
+        builder.add_node(name, node)
+        builder.add_edge(START, name)
+    await builder.compile().ainvoke(QUESTION)
+    assert sorted(map(str, noted.agents)) == ["judge", "left", "right"]
 
 
 @pytest.mark.parametrize(
@@ -190,3 +174,23 @@ def test_another_release_of_a_framework_leaves_calls_without_a_name(module: str)
         assert current_agent() is None
     finally:
         sys.modules[module] = loaded
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("openai_agents", "openinference.instrumentation.openai_agents"),
+        ("openai-agents", "openinference.instrumentation.openai_agents"),
+        ("httpx", "opentelemetry.instrumentation.httpx"),
+        ("opentelemetry-instrumentation-langchain", "opentelemetry.instrumentation.langchain"),
+        ("openinference-instrumentation-langchain", "openinference.instrumentation.langchain"),
+    ],
+)
+def test_an_instrumentation_is_found_by_its_name_or_by_its_package(name: str, module: str) -> None:
+    [entry] = find_instrumentations([name])
+    assert entry.module == module
+
+
+def test_an_absent_instrumentation_is_named_with_the_package_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"'crewai'.*pip install openinference-instrumentation-crewai.*langchain"):
+        find_instrumentations(["langchain", "crewai"])

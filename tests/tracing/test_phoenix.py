@@ -11,8 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from test_exporters import FIRST, ROLLOUT, a_call, a_reward, a_span
+from test_exporters import FIRST, ROLLOUT, a_call, a_span
 
+import build
 from agentlightning.tracing.exporters import OtlpHttpExporter, resource_of, trace_of
 
 PHOENIX = Path(__file__).parents[2] / ".venv-phoenix" / "bin" / "phoenix"
@@ -67,7 +68,7 @@ async def test_a_rollout_is_one_trace_however_often_it_is_sent(phoenix: str) -> 
         ROLLOUT,
         [a_call("c1"), a_call("c2", parent_id="c1", span_id=f"0189.2.{FIRST}", agent="writer")],
         [a_span(FIRST, attributes={"openinference.span.kind": "TOOL", "deep": {"list": [1, None]}})],
-        [a_reward(0.5)],
+        [build.reward(ROLLOUT, 0.5)],
     )
     async with OtlpHttpExporter(f"{phoenix}/v1/traces", {}) as exporter:
         await exporter.send(trace, resource_of("my run"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from contextvars import ContextVar, copy_context
+from typing import Any
 
 import orjson
 import pytest
@@ -91,6 +92,22 @@ def test_an_endless_loop_of_spans_keeps_the_first_and_counts_the_rest(tracer: Op
     assert [span.name for span in first + more] == ["0", "1", "2"]
     assert (note.name, note.attributes) == (BROKEN_SPANS, {"too_many": 5})
     assert own.take() == []
+    own.count_lost(4)
+    assert [span.attributes for span in own.take()] == [{"undelivered": 4}]
+
+
+@pytest.mark.parametrize("bound", [{"max_bytes": 2500}, {"max_spans": 2}])
+def test_an_attempt_of_many_huge_or_open_spans_keeps_the_first(tracer: OpenTelemetryTracer, bound: Any) -> None:
+    own = SpanBuffer("run", "r", 2, **bound)
+    HERE.set(own)
+    spans = [tracer.start_span(f"{number}", attributes={"a": "x" * 900}) for number in range(3)]
+    if "max_bytes" in bound:
+        for span in spans:
+            span.end()
+    own.close()
+    *kept, note = own.take()
+    assert [span.name for span in kept] == ["0", "1"]
+    assert note.attributes == {"too_many": 1}
 
 
 def test_huge_texts_are_cut_and_counted_once_a_span(tracer: OpenTelemetryTracer) -> None:
@@ -103,22 +120,6 @@ def test_huge_texts_are_cut_and_counted_once_a_span(tracer: OpenTelemetryTracer)
     assert span.attributes["a"].endswith("… [7 more characters]")
     assert span.attributes["c"] == "z"
     assert note.attributes == {"too_large": 1}
-
-
-def test_what_could_not_be_delivered_is_counted(tracer: OpenTelemetryTracer) -> None:
-    own = buffer()
-    own.count_lost(4)
-    assert [span.attributes for span in own.take()] == [{"undelivered": 4}]
-
-
-def test_an_attempt_of_many_huge_spans_keeps_the_first(tracer: OpenTelemetryTracer) -> None:
-    own = SpanBuffer("run", "r", 2, max_bytes=2500)
-    HERE.set(own)
-    for number in range(3):
-        tracer.start_span(f"{number}", attributes={"a": "x" * 900}).end()
-    *kept, note = own.take()
-    assert [span.name for span in kept] == ["0", "1"]
-    assert note.attributes == {"too_many": 1}
 
 
 def test_whatever_an_agent_puts_into_a_span_can_be_recorded_and_others_are(tracer: OpenTelemetryTracer) -> None:
@@ -160,18 +161,6 @@ def test_spans_that_never_end_leave_nothing_behind_once_their_attempt_is_gone() 
     own = buffer("next")
     gc.collect()
     assert len(routes._buffers) == 0
-
-
-def test_open_spans_beyond_the_most_of_an_attempt_are_counted(tracer: OpenTelemetryTracer) -> None:
-    own = buffer(most=2)
-    HERE.set(own)
-    tracer.start_span("ended").end()
-    hung = [tracer.start_span(f"hung {number}") for number in range(2)]
-    own.close()
-    *kept, note = own.take()
-    assert [span.name for span in kept] == ["ended", "hung 0"]
-    assert note.attributes == {"too_many": 1}
-    assert len(hung) == 2
 
 
 def test_a_failed_span_keeps_its_exception(tracer: OpenTelemetryTracer) -> None:
