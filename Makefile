@@ -250,7 +250,7 @@ docs: .venv-docs/.installed
 
 # Agent frameworks that conflict over versions of a package, for the tests of their pages in docs/agents: an environment for each
 # conflict. Where one cannot be installed, its tests are left out.
-frameworks: .venv-frameworks-google/.installed .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.installed .venv-frameworks-crewai/.installed
+frameworks: .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.installed .venv-frameworks-crewai/.installed
 
 .venv-frameworks-%/.installed: tests/frameworks/%.lock | .venv/.installed
 	$(new_environment)

@@ -99,16 +99,19 @@ class Bench:
                 return [found[rollout.id] for rollout in rollouts]
             assert time.monotonic() < deadline, "the rollouts did not finish"
 
+    async def solved(self, agent: Callable[..., Any], *tasks: JSON, **options: Any) -> list[Rollout]:
+        """What a worker on this event loop made of tasks, one attempt each; `options` are `worker`'s."""
+        queued = await self.enqueue(*tasks, max_attempts=1)
+        async with self.worker(agent, **options):
+            return await self.settled(queued)
+
     async def attempts(self, rollout: Rollout) -> list[Attempt]:
         return await self.store.attempts([rollout.id])
 
     async def running(self, count: int) -> None:
         """Wait until so many rollouts run."""
-        await self.until(lambda counts: counts.get(("train", "running"), 0) >= count)
-
-    async def until(self, condition: Callable[[dict[Any, int]], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
-        while not condition(await self.store.count(self.run_id)):
+        while (await self.store.count(self.run_id)).get(("train", "running"), 0) < count:
             assert time.monotonic() < deadline, "it did not come to that"
             await asyncio.sleep(0.02)
 

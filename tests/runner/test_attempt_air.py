@@ -67,8 +67,7 @@ async def test_the_rules_rewards_are_there_when_the_rollout_is_finished_however_
             raise ValueError("no")
         return 1.0 if end == "reward" else None
 
-    async with bench.worker(solve, air=air()):
-        [rollout] = await bench.settled(await bench.enqueue({"n": 1}))
+    [rollout] = await bench.solved(solve, {"n": 1}, air=air())
     own = [("reward", 1.0, "return")] if end == "reward" else []
     assert await told(bench, rollout) == [("air.tool_error", -0.25, "air"), ("air.truncated", -0.5, "air"), *own]
     [call] = await bench.store.calls([rollout.id])

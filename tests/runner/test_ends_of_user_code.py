@@ -17,7 +17,6 @@ from agentlightning.errors import AgentError, boundary
 from agentlightning.records import JSON, Rollout
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.attempt import attributed_task
-from agentlightning.runner.failure import describe
 from agentlightning.runner.result import RolloutResult
 from agentlightning.runner.shared_process import run_loop
 from agentlightning.runner.user_code import load
@@ -79,9 +78,7 @@ ENDS: dict[str, tuple[Callable[[], Any], str]] = {
 async def check_each_fails_alone(bench: Bench, agent: Callable[..., Any], **options: Any) -> list[Rollout]:
     """A rollout ends in each way, beside others of the same agent that succeed; returns those that failed."""
     ends = [*ENDS, None, None]
-    queued = await bench.enqueue(*({"end": end} for end in ends), max_attempts=1)
-    async with bench.worker(agent, **options):
-        *failed, one, other = await bench.settled(queued)
+    *failed, one, other = await bench.solved(agent, *({"end": end} for end in ends), **options)
     assert [(done.state, done.attempt) for done in (one, other)] == [("succeeded", 1)] * 2
     for end, done in zip(ENDS, failed, strict=True):
         assert (done.state, done.attempt) == ("failed", 1), end
@@ -140,28 +137,6 @@ async def test_a_rule_of_air_that_ends_in_any_way_fails_its_attempt_alone(bench:
     assert sorted(one.state for one in done) == ["failed"] * 4 + ["succeeded"] * 2
     errors = "".join(one.error or "" for one in done)
     assert all(ENDS[end][1] in errors for end in ends)
-
-
-@pytest.mark.parametrize(
-    "agent",
-    [
-        pytest.param(lambda task, llm: (yield 1.0), id="generator"),
-        pytest.param(lambda task, llm: asyncio.sleep(0, "text"), id="awaitable"),
-    ],
-)
-async def test_an_agent_that_returns_no_number_fails(bench: Bench, agent: Callable[..., Any]) -> None:
-    [queued] = await bench.enqueue({}, max_attempts=1)
-    async with bench.worker(agent):
-        [done] = await bench.settled([queued])
-    assert "expected a finite number" in (done.error or "")
-
-
-def test_an_error_that_cannot_be_shown_is_named() -> None:
-    deep: BaseException = ValueError("inner")
-    for _ in range(3000):
-        outer = ValueError("outer")
-        outer.__cause__, deep = deep, outer
-    assert "ValueError" in describe(deep)
 
 
 @pytest.mark.parametrize(
@@ -371,9 +346,7 @@ async def test_an_error_of_the_agents_place_says_what_to_do(bench: Bench, act: C
         act()
         return 1.0
 
-    [queued] = await bench.enqueue({}, max_attempts=1)
-    async with bench.worker(solve):
-        [done] = await bench.settled([queued])
+    [done] = await bench.solved(solve, {})
     assert advice in (done.error or "")
 
 

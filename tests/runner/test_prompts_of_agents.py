@@ -15,6 +15,7 @@ from agentlightning.errors import InputError
 from agentlightning.prompts.templates import Template
 from agentlightning.records import JSON, Resource
 from agentlightning.runner.agent import LLM
+from agentlightning.store.scan import read_feedback
 
 
 async def put(bench: Bench, *texts: str, name: str = "system", format: Any = None) -> None:
@@ -46,14 +47,23 @@ async def test_a_function_agent_has_the_versions_that_its_rollout_began_with(ben
     assert (done.reward, done.prompts) == (1.0, {"system": 3})
 
 
-async def test_a_program_finds_its_prompts_in_its_environment(bench: Bench, tmp_path: Path) -> None:
+async def test_a_program_finds_its_prompts_and_the_runs_external_model_in_its_environment_and_prints_feedback(
+    bench: Bench, tmp_path: Path
+) -> None:
+    hosted = {"url": "http://127.0.0.1:9/v1", "models": ["*-5", "small-1"]}
+    config = {"model": {"path": "external:hosted"}, "external": {"hosted": hosted}}
+    bench.run_id = (await bench.store.create_run("hosted", config)).id
     await put(bench, "{% for each in items %}{{ each }};{% endfor %}", format="jinja")
     program = tmp_path / "agent.py"
-    program.write_text("import os\nprint(float(os.environ['AGL_PROMPT_SYSTEM'] == 'a;b;'))\n")
+    program.write_text(
+        "import json, os\nfound = os.environ['AGL_PROMPT_SYSTEM'], os.environ['AGL_MODEL']\n"
+        "print(json.dumps({'reward': float(found == ('a;b;', 'small-1')), 'feedback': 'right'}))\n"
+    )
     [queued] = await bench.enqueue({"items": ["a", "b"]})
     bench.worker_process("--command", f"{sys.executable} {program}")
     [done] = await bench.settled([queued])
     assert (done.state, done.reward) == ("succeeded", 1.0)
+    assert await read_feedback(bench.store, [done]) == ["right"]
 
 
 @pytest.mark.parametrize(
@@ -67,9 +77,7 @@ async def test_a_prompt_that_cannot_be_rendered_fails_the_attempt_with_its_name(
     bench: Bench, value: Any, sentence: str
 ) -> None:
     await bench.store.put_resources([Resource(run_id=bench.run_id, name="s", kind="prompt_template", value=value)])
-    [queued] = await bench.enqueue({})
-    async with bench.worker(lambda task, llm: llm.prompt("s")):
-        [done] = await bench.settled([queued])
+    [done] = await bench.solved(lambda task, llm: llm.prompt("s"), {})
     assert f"prompt 's', version 1: {sentence}" in str(done.error)
 
 
@@ -89,8 +97,6 @@ async def test_what_is_kept_from_agents_is_in_neither_their_task_nor_their_promp
     def score(task: JSON, result: agl.RolloutResult) -> bool:
         return bool(task["answer"] == result.output)
 
-    [queued] = await bench.enqueue({"question": "6 x 7?", "answer": "42"})
-    async with bench.worker(solve, reward=score, private=["answer"]):
-        [done] = await bench.settled([queued])
+    [done] = await bench.solved(solve, {"question": "6 x 7?", "answer": "42"}, reward=score, private=["answer"])
     assert (done.state, done.reward, done.error) == ("succeeded", 1.0, None)
     assert seen == [({"question": "6 x 7?"}, "6 x 7?", "6 x 7?")]

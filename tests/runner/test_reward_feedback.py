@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +20,7 @@ ATTACK = "</pre><script>\x1b[31m[bold]"
 
 
 async def settled(bench: Bench, agent: Any, **options: Any) -> Rollout:
-    queued = await bench.enqueue({"question": "which year?"})
-    async with bench.worker(agent, **options):
-        [done] = await bench.settled(queued)
+    [done] = await bench.solved(agent, {"question": "which year?"}, **options)
     return done
 
 
@@ -71,12 +67,3 @@ async def test_an_agent_gives_feedback_beside_its_own_reward(bench: Bench) -> No
     assert "the agent's feedback: expected a text, got int 3" in str(failed.error)
     done = await settled(bench, lambda task, llm: {"score": 0.25, "feedback": "no source named"})
     assert (done.reward, await read_feedback(bench.store, [done])) == (0.25, ["no source named"])
-
-
-async def test_a_program_prints_feedback_beside_its_reward(bench: Bench, tmp_path: Path) -> None:
-    program = tmp_path / "agent.py"
-    program.write_text("""print('{"reward": 0.5, "feedback": "half right"}')""")
-    queued = await bench.enqueue({"question": "which year?"})
-    bench.worker_process("--command", f"{sys.executable} {program}")
-    [done] = await bench.settled(queued)
-    assert (done.reward, await read_feedback(bench.store, [done])) == (0.5, ["half right"])

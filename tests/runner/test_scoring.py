@@ -351,9 +351,7 @@ def test_the_last_score_of_an_answer_counts(text: str, score: float | None) -> N
 
 
 async def scored(bench: Bench, agent: Callable[..., Any], scorer: Any) -> tuple[Any, list[Reward]]:
-    [queued] = await bench.enqueue({})
-    async with bench.worker(agent, reward=scorer):
-        [done] = await bench.settled([queued])
+    [done] = await bench.solved(agent, {}, reward=scorer)
     return done, await bench.store.rewards([done.id])
 
 

@@ -20,9 +20,7 @@ from agentlightning.tracing.air import Air
 
 async def one(bench: Bench, agent: Any, task: JSON | None = None, **options: Any) -> Any:
     """The rollout that an agent made of a task."""
-    [queued] = await bench.enqueue(task or {})
-    async with bench.worker(agent, **options):
-        [done] = await bench.settled([queued])
+    [done] = await bench.solved(agent, task or {}, **options)
     return done
 
 
@@ -149,6 +147,7 @@ async def test_a_synchronous_agent_that_is_late_but_ends_costs_no_process(bench:
     [
         (float("nan"), "the agent's return value: expected a finite number, got nan"),
         ("0.5", "the agent's return value: expected a finite number, got str '0.5'"),
+        (iter(()), "expected a finite number"),
         (None, "the attempt has no final reward"),
     ],
 )
@@ -212,9 +211,7 @@ async def test_a_step_reward_of_no_call_fails_the_attempt_alone(bench: Bench) ->
         await everybody.wait()
         return 1.0
 
-    queued = await bench.enqueue({"bad": True}, {"bad": False})
-    async with bench.worker(solve):
-        bad, good = await bench.settled(queued)
+    bad, good = await bench.solved(solve, {"bad": True}, {"bad": False})
     assert (bad.state, good.state) == ("failed", "succeeded")
     assert "got no-such-call" in (bad.error or "")
 

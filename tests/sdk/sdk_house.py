@@ -78,7 +78,7 @@ class SdkHouse:
     run_id: str
     claimed: int = 0
 
-    async def place(self, lease_s: float = 30.0) -> Place:
+    async def place(self, lease_s: float = 600.0) -> Place:
         """A new attempt."""
         self.claimed += 1
         rollout = NewRollout(run_id=self.run_id, task={}, group_id=str(self.claimed), replica=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from typing import Any
 
@@ -12,40 +13,16 @@ import pytest
 from python_drivers import FUNCTION, chat, completions, messages, responses, threads
 from sdk_house import ARGUMENTS, CONVERSATION, QUESTION, SdkHouse, check_record
 
-BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
-
-@BOTH
-async def test_chat_completions(sdk_house: SdkHouse, stream: bool) -> None:
-    place = await sdk_house.place()
-    assert await chat(place, stream) == CONVERSATION
-    check_record(await sdk_house.calls(place))
-
-
-@BOTH
-@pytest.mark.parametrize("stored", [False, True], ids=["sent again", "by id"])
-async def test_responses(sdk_house: SdkHouse, stream: bool, stored: bool) -> None:
-    place = await sdk_house.place()
-    assert await responses(place, stream, stored) == CONVERSATION
-    check_record(await sdk_house.calls(place))
-
-
-@BOTH
-async def test_messages(sdk_house: SdkHouse, stream: bool) -> None:
-    place = await sdk_house.place()
-    assert await messages(place, stream) == CONVERSATION
-    check_record(await sdk_house.calls(place))
-
-
-@BOTH
-async def test_the_anthropic_sdks_own_loop_over_tools(sdk_house: SdkHouse, stream: bool) -> None:
-    place = await sdk_house.place()
-    assert await threads(place, stream) == CONVERSATION
-    check_record(await sdk_house.calls(place))
-
-
-@BOTH
-async def test_completions(sdk_house: SdkHouse, stream: bool) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_every_api_hears_the_whole_conversation_which_is_recorded_token_for_token(
+    sdk_house: SdkHouse, stream: bool
+) -> None:
+    by_id = functools.partial(responses, stored=True)
+    for drive in (chat, responses, by_id, messages, threads):
+        place = await sdk_house.place()
+        assert await drive(place, stream) == CONVERSATION, drive
+        check_record(await sdk_house.calls(place))
     place = await sdk_house.place()
     assert await completions(place, stream) == [" sunny, they say."] * 2
     check_record(await sdk_house.calls(place), turns=2)

@@ -50,13 +50,6 @@ def test_an_answer_may_be_repeated_without_its_reasoning() -> None:
     assert records([thought, later])[1].parent_id == "call-0000"
 
 
-def test_what_cannot_be_learned_from_is_no_record() -> None:
-    blank = ModelCall(messages=None, completion=said("b"))
-    whole = ModelCall(span_id="7", messages=[user("a")], completion=said("b"), agent="writer", model="gpt")
-    [record] = records([blank, whole])
-    assert (record.agent, record.model, record.span_id, record.policy) == ("writer", "gpt", "7", "")
-
-
 def test_branches_are_rows_of_their_own_and_beginnings_are_not() -> None:
     calls = [*conversation([user("a"), said("b"), user("c"), said("d")])]
     calls += conversation([user("a"), said("b"), user("e"), said("f")])[1:]

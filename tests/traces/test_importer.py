@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from trace_samples import otlp
 
+import build
 from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, Distill, OfflineAlgorithm
 from agentlightning.demo import tiny_model
 from agentlightning.errors import ConfigError, DataError
-from agentlightning.records import Reward
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.traces.importer import IMPORTED, TraceImport
@@ -56,22 +56,19 @@ def dataset(
 ) -> OfflineDataset:
     made = RunFolder(folder, "run")
     made.make()
-    return OfflineDataset(
-        algorithm=algorithm,
-        store=store,
-        sources=["traces"],
-        folder=made,
-        tokenizer=tokenizer,
-        longest=200,
-        note=notes.append,
-    )
+    where: dict[str, Any] = {"store": store, "sources": ["traces"], "folder": made, "tokenizer": tokenizer}
+    return OfflineDataset(algorithm=algorithm, longest=200, note=notes.append, **where)
 
 
 PREFERENCE = {"prompt": [ASK], "chosen": [said("Answer: Oslo")], "rejected": [said("Answer: Bergen")]}
 
 
 async def test_a_file_becomes_a_finished_run_of_training_rollouts(store: LightningStore, tmp_path: Path) -> None:
-    rows = [{"messages": [ASK, said("Oslo"), ASK, said("Oslo.")], "reward": 0.5, "rewards": {"f1": 0.25}}] * 2
+    conversation = {"messages": [ASK, said("Oslo"), ASK, said("Oslo.")]}
+    rows = [
+        {**conversation, "reward": 0.5, "rewards": {"f1": 0.25}},
+        {**conversation, "rewards": {"reward": 0.5, "f1": 0.25}},  # the final reward among the named ones
+    ]
     done = await imported(store, lines(tmp_path / "a.jsonl", *rows))
     [run] = await store.runs(ids=["traces"])
     assert (run.state, run.name, list(run.config)) == ("finished", "some traces", [IMPORTED])
@@ -84,35 +81,19 @@ async def test_a_file_becomes_a_finished_run_of_training_rollouts(store: Lightni
         ("", "trace", None),
         ("", "trace", calls[0].id),
     ]
-    rewards = await store.rewards([rollouts[0].id])
-    assert [(one.name, one.value) for one in rewards] == [("f1", 0.25), ("reward", 0.5)]
+    for one in rollouts:
+        rewards = await store.rewards([one.id])
+        assert [(reward.name, reward.value) for reward in rewards] == [("f1", 0.25), ("reward", 0.5)]
     assert (done.rollouts, done.calls, done.rewarded) == (2, 4, 2)
 
 
-async def test_a_final_reward_among_the_named_ones_is_the_rollouts(store: LightningStore, tmp_path: Path) -> None:
-    done = await imported(
-        store, lines(tmp_path / "a.jsonl", {"messages": [ASK, said("Oslo")], "rewards": {"reward": 1, "f1": 0.5}})
-    )
-    [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
-    assert (rollout.reward, done.rewarded) == (1.0, 1)
-    assert [(one.name, one.value) for one in await store.rewards([rollout.id])] == [("f1", 0.5), ("reward", 1.0)]
-
-
-async def test_spans_of_two_traces_may_have_the_same_ids(store: LightningStore, tmp_path: Path) -> None:
-    await imported(store, lines(tmp_path / "a.jsonl", otlp(7, 1, text="a"), otlp(7, 2, text="b")))
-    rollouts = await store.rollouts(RolloutQuery(run_id="traces"))
-    for rollout in rollouts:
-        [span] = await store.spans([rollout.id])
-        [call] = await store.calls([rollout.id])
-        assert span.id == call.span_id == f"{rollout.id}.1.{7:016x}"
-    assert len(rollouts) == 2
-
-
 async def test_a_trace_without_a_usable_call_stays_and_says_why(store: LightningStore, tmp_path: Path) -> None:
-    span = otlp(7, 1, {"gen_ai.operation.name": "chat"})
-    done = await imported(store, lines(tmp_path / "a.jsonl", span))
-    [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
-    assert rollout.state == "succeeded"
+    spans = otlp(7, 1, {"gen_ai.operation.name": "chat"}), otlp(7, 2)  # spans of two traces may have the same ids
+    done = await imported(store, lines(tmp_path / "a.jsonl", *spans))
+    rollout, other = await store.rollouts(RolloutQuery(run_id="traces"))
+    assert (rollout.state, other.warning, other.calls) == ("succeeded", None, 1)
+    [span], [call] = await store.spans([other.id]), await store.calls([other.id])
+    assert span.id == call.span_id == f"{other.id}.1.{7:016x}"
     assert "none can be learned from: 1 × its prompt was not recorded" in str(rollout.warning)
     assert done.left_out == {"its prompt was not recorded": 1}
 
@@ -133,11 +114,6 @@ async def test_a_broken_file_leaves_a_failed_run_with_what_came_before(store: Li
     [run] = await store.runs(ids=["traces"])
     assert run.state == "failed"
     assert len(await store.rollouts(RolloutQuery(run_id="traces", states=["succeeded"]))) == 64
-
-
-async def test_an_empty_file_is_an_error(store: LightningStore, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no trace and no conversation"):
-        await imported(store, lines(tmp_path / "a.jsonl"))
 
 
 @pytest.mark.parametrize("algorithm", [SFT(), RFT(), DPO(), KTO(), Distill()])
@@ -164,16 +140,8 @@ async def test_a_reward_of_another_name_can_choose(store: LightningStore, tmp_pa
     await imported(store, lines(tmp_path / "a.jsonl", PREFERENCE))
     better, worse = await store.rollouts(RolloutQuery(run_id="traces"))
     for rollout, value in ((better, 0.0), (worse, 1.0)):  # the other way round
-        reward = Reward(
-            id=f"new-{rollout.id}",
-            run_id="traces",
-            rollout_id=rollout.id,
-            attempt=1,
-            value=value,
-            name="strict",
-            source="rescored",
-        )
-        await store.record_rewards([reward])
+        strict = build.reward(rollout, value, f"new-{rollout.id}", name="strict", source="rescored")
+        await store.record_rewards([strict])
     [own] = await dataset(store, DPO(), tmp_path / "own", tokenizer, []).examples()
     [named] = await dataset(store, DPO(reward="strict"), tmp_path / "named", tokenizer, []).examples()
     assert (own.wanted, named.wanted) == (better.id, worse.id)
