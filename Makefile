@@ -49,11 +49,11 @@ test-fast: bytecode
 # By hand, since what they install or run takes minutes:
 #   make test-vllm           vLLM (1.7 GB): the engine contract, token ids, grammars, images
 #   make test-verl           verl (1.2 GB): the engine contract, chaos, verl in charge
-#   make test-clients        SDKs' and LangChain's own suites, OpenEnv, Google's SDK, frameworks that conflict with .venv (2 GB)
-#   make test-coding-agents  Claude Code, Codex, Gemini CLI, Qwen Code, opencode (1.4 GB)
+#   make test-clients        SDKs' and LangChain's own suites, OpenEnv, frameworks that conflict with .venv (2 GB)
+#   make test-coding-agents  long sessions of Claude Code and Codex; Gemini CLI, Qwen Code, opencode, llm, aider (1.4 GB)
 #   make test-pythons        the light core, installed anew on each Python
 #   make test-kubernetes, make test-phoenix, and make test-ROOM for its tests marked `long`
-test-slow: install node-packages servers browser .venv-deploy/.installed model
+test-slow: install node-packages servers browser coding-agents .venv-deploy/.installed model
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist worksteal $$(grep -rl --include='test_*.py' mark.slow tests) $(ARGS)
 
 # The light core on every Python we promise. A Python that is not here is left out.
@@ -62,7 +62,7 @@ test-pythons: install
 
 # Test suites and agent frameworks that others wrote against a real gateway, each in an environment of its own.
 test-clients: install node-packages frameworks clients
-	$(BIN)/pytest -n 2 --dist loadfile tests/clients tests/frameworks tests/sdk/test_google_sdk.py tests/runner/test_connection_pool.py $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile tests/clients tests/frameworks tests/runner/test_connection_pool.py $(ARGS)
 
 test-vllm: install .venv-vllm/.installed
 	$(BIN)/pytest -m vllm $(ARGS)

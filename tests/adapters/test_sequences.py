@@ -52,12 +52,8 @@ def test_a_row_is_cut_behind_its_last_call_that_has_an_advantage() -> None:
     assert cut == merge("r", linked(calls[:2]), [0.0, -0.5], [0.1] * 2, {"kl_weights": [0.2] * 2})[0]
     assert cut.calls == [call.call_id for call in calls[:2]]
     assert until_last_signal(cut) is cut
-
-
-def test_nothing_is_left_of_a_row_without_an_advantage_on_a_trained_token() -> None:
-    forced = replace(transition([1, 2], [3, 4]), decoding={"forced": [[0, 1]]})
-    [row] = merge("r", linked([forced]), [[0.7, 0.0]], [1.0])
-    assert until_last_signal(row) is None
+    forced = replace(calls[0], decoding={"forced": [[0, 1]]})
+    assert until_last_signal(merge("r", [forced], [0.7], [1.0])[0]) is None
 
 
 def test_a_branch_is_continued_by_its_own_next_call() -> None:
@@ -208,16 +204,7 @@ def test_numbers_may_differ_by_token_and_fill_further_columns() -> None:
         assert rows[-1].kl_weights is not None
         assert (rows[-1].advantages[-1], rows[-1].kl_weights[-1]) == (3.0, 0.2)
         assert rows[0].ref_logprobs is None
+        assert by_call(rows, [row.advantages for row in rows]) == [[1.0, 2.0], [3.0]]
         assert all(len(row.returns or ()) == len(row.tokens) for row in rows)
-
-
-def test_a_column_with_the_wrong_number_of_tokens_is_named_with_its_call() -> None:
     with pytest.raises(ValueError, match=r"returns: expected 2 numbers for call c\d+, got 1"):
-        merge("r", [transition([1], [2, 3])], [0.0], [0.0], {"returns": [[0.5]]})
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_numbers_of_rows_are_found_again_by_call(apart: bool) -> None:
-    transitions = [transition([1], [2, 3]), transition([9], [8]), transition([1, 2, 3, 4], [5, 6])]
-    rows = merge("r", linked(transitions), range(3), [0.0] * 3, apart=apart)
-    assert by_call(rows, [[float(token) for token in row.tokens] for row in rows]) == [[2, 3], [8], [5, 6]]
+        merge("r", transitions[:1], [0.0], [0.0], {"returns": [[0.5]]})

@@ -44,7 +44,6 @@ BESIDE: Any = {
         call("x", None, "Generate a concise, 5-word title for this chat: hello", "Empty files", 20), "title",
     ),
     "a title in another language": (call("x", "Du bist ein Titelgeber. Titel bitte.", TASK, "Leere Dateien", 20), "title"),
-    "a name of the session": (call("x", "Name this session in two words.", TASK, "Parser fix", 2), "title"),
     "a probe": (call("x", None, "quota", "#", 0), "probe"),
     "a summary for a side bar": (call("x", "Summarize the last step for the status line.", TASK, "Reading.", 2), "summary"),
     "a classifier": (call("x", "Is the message a new topic? Answer yes or no.", TASK, "no", 2), "title"),

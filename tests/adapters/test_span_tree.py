@@ -10,17 +10,11 @@ from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.records import Span
 
 
-def test_a_call_is_the_innermost_agents_around_it() -> None:
+def test_a_call_is_the_innermost_agents_around_it_and_of_agents_side_by_side_none_is_guessed() -> None:
     spans = [agent("team"), agent("writer", "team", at=1), a_span("node", "writer", 2), model("call", "node", 3)]
     assert SpanTree(spans).agent(spans[-1]) == "writer"
-
-
-def test_a_parent_that_was_never_exported_is_made_up_for_by_the_agent_around_in_time() -> None:
-    spans = [agent("planner", until=100), model("call", "never", 50)]
+    spans = [agent("planner", until=100), model("call", "never", 50)]  # its parent was never exported
     assert SpanTree(spans).agent(spans[1]) == "planner"
-
-
-def test_of_agents_that_ran_side_by_side_none_is_guessed() -> None:
     spans = [agent("one", until=100), agent("two", at=10, until=120), model("call", "never", 50)]
     assert SpanTree(spans).agent(spans[2]) is None
 

@@ -55,12 +55,6 @@ def test_a_call_that_is_not_the_policys_own_in_this_attempt_is_not_trained(field
     assert trajectory.transitions[0].temperature == 1.0  # a greedy call
 
 
-def test_step_rewards_are_summed_on_their_transition_and_final_ones_are_not() -> None:
-    calls = [call("a", [1], [2]), call("b", [3], [4], parent="a", prompt_tokens=3)]
-    [trajectory], _ = trajectories([rollout()], calls, [reward(0.5, "a"), reward(0.25, "a"), reward(9.0)])
-    assert [t.reward for t in trajectory.transitions] == [0.75, 0.0]
-
-
 def test_rewards_are_kept_by_name_on_the_rollout_and_on_its_calls() -> None:
     calls = [call("a", [1], [2])]
     records = [

@@ -178,6 +178,10 @@ async def test_a_program_that_floods_its_output_is_kept_to_its_end(start: Start,
     done = await run(start(python(tmp_path, source)))
     assert done.reward == 1
     assert len(str(done.printed)) <= 8192
+    tail = Tail()
+    for number in range(100_000):
+        tail.add(b"%d\n" % number)
+    assert (len(tail._bytes) <= 2 * MAX_OUTPUT_BYTES, tail.text(6)) == (True, "99999\n")
 
 
 @pytest.mark.parametrize(
@@ -318,14 +322,6 @@ def test_a_last_reward_that_cannot_be_read_is_an_error_and_no_earlier_one_counts
         printed_reward('{"reward": 0}\n{"reward": ' + value + "\nbye\n", bare_numbers=True)
     with pytest.raises(RewardError, match="the printed reward: 3 is the last line, and an earlier one says"):
         printed_reward('{"reward": 0.5}\n3\n', bare_numbers=True)
-
-
-def test_a_tail_is_bounded_and_keeps_the_end() -> None:
-    tail = Tail()
-    for number in range(100_000):
-        tail.add(b"%d\n" % number)
-    assert len(tail._bytes) <= 2 * MAX_OUTPUT_BYTES
-    assert tail.text(6) == "99999\n"
 
 
 def test_no_proxy_is_extended_not_replaced() -> None:

@@ -17,15 +17,18 @@ APART = ROOT / ".venv-frameworks-openai2"
 """An environment with openai 2 and anthropic 0, which stand on httpx, and with httpx2."""
 
 PROGRAM = """
-import anthropic, openai
+import anthropic, asyncio, openai
 from agentlightning.runner.connection_pool import ConnectionPool, http_library
 
-pool = ConnectionPool()
-for name, plain, coroutines in (("openai", openai.OpenAI, openai.AsyncOpenAI),
-                                ("anthropic", anthropic.Anthropic, anthropic.AsyncAnthropic)):
-    plain(api_key="k", http_client=pool.sync_client(name))  # which refuses clients of another library
-    coroutines(api_key="k", http_client=pool.async_client(name))
-    print(http_library(name))
+async def main():
+    pool = ConnectionPool()
+    for name, plain, coroutines in (("openai", openai.OpenAI, openai.AsyncOpenAI),
+                                    ("anthropic", anthropic.Anthropic, anthropic.AsyncAnthropic)):
+        plain(api_key="k", http_client=pool.sync_client(name))  # which refuses clients of another library
+        coroutines(api_key="k", http_client=pool.async_client(name))
+        print(http_library(name))
+
+asyncio.run(main())
 """
 
 

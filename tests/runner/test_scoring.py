@@ -196,16 +196,11 @@ async def test_a_program_scores_with_the_last_line_that_it_prints(tmp_path: Path
     spec = program(
         tmp_path,
         "import json, sys\ngiven = json.load(sys.stdin)\nprint('thinking')\n"
-        "print(json.dumps({'reward': float(given['answer'].endswith(given['task']['year'])), 'steps': [0.5, None]}))\n",
+        "score = json.dumps({'reward': float(given['answer'].endswith(given['task']['year'])), 'steps': [0.5, None],\n"
+        "    'feedback': 'a\u2028b\x0bc'}, ensure_ascii=False)\nprint('\ufeff\x1b[1m' + score + '\x1b[0m')\n",
     )
     score = await load(spec).score({"year": "2025."}, RolloutResult(calls=TWO))
-    assert score == Score(finals={"reward": 1.0}, steps={"a": {"reward": 0.5}})
-
-
-async def test_a_score_is_found_whatever_its_texts_hold(tmp_path: Path) -> None:
-    spec = program(tmp_path, r"""print('\ufeff\x1b[1m{"reward": 0.5, "feedback": "a\u2028b\x0bc"}\x1b[0m')""")
-    score = await load(spec).score({}, RolloutResult(calls=[]))
-    assert score == Score(finals={"reward": 0.5}, feedback="a\u2028b\vc")
+    assert score == Score(finals={"reward": 1.0}, steps={"a": {"reward": 0.5}}, feedback="a\u2028b\vc")
 
 
 @pytest.mark.parametrize(
@@ -301,9 +296,11 @@ async def test_a_judge_is_shown_task_and_conversation_and_its_score_counts(monke
 
 
 async def test_an_answer_without_a_score_is_asked_for_again_and_then_an_error() -> None:
-    async with judging("hm", '{"score": 7}', '{"score": 1}', "a", "b", "c") as (url, asked):
+    assert read_judgement('{"score": 1} no, {"score": 0.5}') == 0.5  # the last one
+    assert [read_judgement(text) for text in ('{"score": true}', "0.5", "{")] == [None] * 3
+    async with judging("hm", '{"score": 7}', '{"score": 0}', "a", "b", "c") as (url, asked):
         judge = a_judge(url)
-        assert (await judge.score({}, RolloutResult(calls=TWO))).finals["reward"] == 1.0
+        assert (await judge.score({}, RolloutResult(calls=TWO))).finals["reward"] == 0.0
         assert len(asked) == 3
         with pytest.raises(RewardError, match=r"the judge j: expected .*score.*, got 'c'"):
             await judge.score({}, RolloutResult(calls=TWO))
@@ -331,20 +328,6 @@ def test_a_judge_without_its_key_or_address_is_an_error_before_anything_is_asked
         a_judge("http://x/v1", key_env="JUDGE_KEY")
     with pytest.raises(ConfigError, match=r"reward\.judge: 'j' is no external model"):
         external_judge({})(RewardConfig(judge="j"))
-
-
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ('{"score": 0}', 0.0),
-        ('{"score": 1} no, {"score": 0.5}', 0.5),
-        ('{"score": true}', None),
-        ("0.5", None),
-        ("{", None),
-    ],
-)
-def test_the_last_score_of_an_answer_counts(text: str, score: float | None) -> None:
-    assert read_judgement(text) == score
 
 
 # --- in a worker ---------------------------------------------------------------------------------------------------

@@ -74,18 +74,15 @@ def test_a_broken_row_is_an_error_with_its_line_and_field(row: Any, sentence: st
     ],
 )
 def test_a_file_that_is_not_understood_says_where(content: bytes, sentence: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=f"rows.jsonl(, |: ){sentence}"):
-        list(TraceFileReader(path))
-
-
-def test_a_file_that_is_missing_or_no_gzip_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such file"):
         list(TraceFileReader(tmp_path / "none.jsonl"))
     (tmp_path / "x.gz").write_bytes(b"plain")
     with pytest.raises(DataError, match="cannot be read"):
         list(TraceFileReader(tmp_path / "x.gz"))
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"rows.jsonl(, |: ){sentence}"):
+        list(TraceFileReader(path))
 
 
 # --- spans ----------------------------------------------------------------------------------------------------------
@@ -102,19 +99,14 @@ def test_spans_of_two_traces_in_any_order_are_two_episodes(written: str, tmp_pat
     assert prompts == [["a", "c"], ["b"]]
 
 
-def test_broken_spans_of_otlp_are_counted(tmp_path: Path) -> None:
-    broken = otlp(1, 1)
-    broken["resourceSpans"][0]["scopeSpans"][0]["spans"].append("no span")
-    path = tmp_path / "traces.json"
-    path.write_text(json.dumps(broken))
-    file = TraceFileReader(path)
-    assert len(list(file)) == 1
-    assert file.broken == {"undecodable": 1}
-
-
 def test_an_exported_trace_has_its_task_its_mode_and_its_rewards(tmp_path: Path) -> None:
     root = {"agl.run_id": "r", "agl.mode": "eval", "input.value": '{"question": "q"}', "agl.reward": 0.5}
     root |= {"agl.rewards.reward": 0.25, "agl.rewards.style": 2, "agl.rewards.broken": "much"}
-    [episode] = read(tmp_path, otlp(1, 1, own=root), otlp(2, 1, own=CHAT | {"agl.rewards.found": 0.1}))
+    broken = otlp(2, 1, own=CHAT | {"agl.rewards.found": 0.1})
+    broken["resourceSpans"][0]["scopeSpans"][0]["spans"].append("no span")
+    path = tmp_path / "traces.jsonl"
+    path.write_text("\n".join(map(json.dumps, (otlp(1, 1, own=root), broken))))
+    [episode] = file = TraceFileReader(path)
+    assert file.broken == {"undecodable": 1}
     assert (episode.task, episode.mode, episode.reward) == ({"question": "q"}, "eval", 0.5)
     assert (episode.rewards, episode.steps) == ({"style": 2.0}, [{"found": 0.1}])

@@ -35,16 +35,6 @@ def test_errors_and_successes_are_shares_of_the_tools_whose_end_is_known() -> No
     assert scores("tool_error", answered("Error: no", "sunny"), error_pattern=none) == [0.5, None]
 
 
-def test_a_tool_without_parameters_may_be_called_with_nothing() -> None:
-    attempt = Conversation()
-    tools: list[Any] = [
-        {"type": "function", "function": {"name": "now"}},
-        {"type": "function", "function": {"name": "here", "parameters": {"type": "object", "properties": {}}}},
-    ]
-    attempt.call(user("?"), asks=[("a", "now", ""), ("b", "here", ""), ("c", "here", "{}")], tools=tools)
-    assert scores("valid_arguments", attempt) == [1.0]
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "share"),
     [
@@ -55,19 +45,22 @@ def test_a_tool_without_parameters_may_be_called_with_nothing() -> None:
         ("forecast", OSLO, 0.0),
     ],
 )
-def test_arguments_are_checked_against_the_tool_of_the_prompt(name: str, arguments: str, share: float) -> None:
+def test_arguments_are_checked_against_the_tools_of_the_prompt(name: str, arguments: str, share: float) -> None:
     attempt = Conversation()
     attempt.call(user("?"), asks=[("a", name, arguments)])
     assert scores("valid_arguments", attempt) == [share]
     assert scores("invalid_arguments", attempt) == [1.0 - share]
 
 
-def test_arguments_for_tools_that_are_not_recorded_can_only_be_no_object() -> None:
+def test_arguments_for_tools_that_say_or_are_nothing_can_only_be_no_object() -> None:
     attempt = Conversation()
-    attempt.call(user("?"), asks=[("a", "weather", OSLO)], tools=None)
+    here = {"name": "here", "parameters": {"type": "object", "properties": {}}}
+    tools: list[Any] = [{"type": "function", "function": one} for one in ({"name": "now"}, here)]
+    attempt.call(user("?"), asks=[("a", "now", ""), ("b", "here", ""), ("c", "here", "{}")], tools=tools)
+    attempt.call(user("?"), asks=[("a", "weather", OSLO)], tools=None, parent=None)  # they are not recorded
     attempt.call(user("?"), asks=[("b", "weather", OSLO), ("c", "weather", "{")], parent=None, tools=[])
-    assert scores("valid_arguments", attempt) == [None, 0.0]
-    assert scores("invalid_arguments", attempt) == [None, 1.0]
+    assert scores("valid_arguments", attempt) == [1.0, None, 0.0]
+    assert scores("calls", attempt, budget=2) == [0.0, 0.0, 1.0]
 
 
 def test_asking_again_for_what_failed_is_a_retry_and_asking_for_something_else_is_none() -> None:
@@ -144,13 +137,6 @@ def test_a_budget_costs_nothing_up_to_and_with_its_last_token_and_all_at_twice_o
     waited.call(user("?"), text="a")  # ends at 2 s
     waited.call(user("more"), text="b", started_ns=(2 + tokens) * SECOND, finished_ns=20 * SECOND)
     assert scores("latency", waited, budget=4) == [score, None]
-
-
-def test_calls_beyond_the_budget_count() -> None:
-    attempt = answered("sunny")
-    attempt.call(user("more"), text="c")
-    assert scores("calls", attempt, budget=2) == [0.0, 0.0, 1.0]
-    assert scores("calls", attempt, budget=3) == [0.0, 0.0, 0.0]
 
 
 def test_failures_of_which_spans_tell_alone_count_for_the_rules() -> None:

@@ -251,6 +251,20 @@ def test_groups_without_spans_are_bounded_before_they_take_memory(group: bytes, 
         read_json(json.dumps({"resourceSpans": scopes}).encode(), 50_000)
 
 
+def varint(number: int) -> bytes:
+    low = bytes([number & 127 | (128 if number > 127 else 0)])
+    return low if number < 128 else low + varint(number >> 7)
+
+
+def test_fields_are_counted_before_anything_is_made_of_them() -> None:
+    attributes = b"\x4a\x00" * 500_001
+    nested = b""
+    for tag, inner in ((b"\x12", attributes), (b"\x12", None), (b"\x0a", None)):
+        nested = b"\x3b\x3c" + tag + varint(len(inner or nested)) + (inner or nested)
+    with pytest.raises(InputError, match="at most 500000 fields"):
+        read_protobuf(nested, 50_000)
+
+
 def test_json_of_too_many_things_is_refused_before_it_is_read() -> None:
     with pytest.raises(InputError, match="braces, brackets and quotes"):
         read_json(b'{"resourceSpans":[' + b"{}," * 8_000_000 + b"{}]}", 50_000)

@@ -22,12 +22,6 @@ pytestmark = pytest.mark.skipif(not FILE.is_file(), reason="needs the traces und
 OWNER = SpanOwner(run_id="run", rollout_id="rollout", attempt=1)
 
 
-def time_ns(value: Any) -> Any:
-    if isinstance(value, str):
-        return str(int(datetime.fromisoformat(value).timestamp() * 1e6) * 1000)
-    return value
-
-
 def any_value(value: Any) -> dict[str, Any]:
     if isinstance(value, list):
         return {"arrayValue": {"values": [any_value(item) for item in value]}}
@@ -36,22 +30,17 @@ def any_value(value: Any) -> dict[str, Any]:
 
 
 def as_otlp(span: dict[str, Any]) -> dict[str, Any]:
-    parent = span.get("parent_id") or (span.get("parent") or {}).get("span_id")
-    return {
-        "traceId": hex_id(span["context"]["trace_id"], 32),
-        "spanId": hex_id(span["context"]["span_id"], 16),
-        "parentSpanId": hex_id(parent, 16),
-        "name": span["name"],
-        "startTimeUnixNano": time_ns(span["start_time"]),
-        "endTimeUnixNano": time_ns(span["end_time"]),
-        "attributes": [{"key": name, "value": any_value(value)} for name, value in span["attributes"].items()],
-        "status": {"code": STATUSES.index(span["status"]["status_code"].lower())},
-    }
-
-
-def hex_id(value: Any, digits: int) -> str | None:
-    """The id as OTLP has it; the file has integers, or hex digits after 0x."""
-    return value if value is None else f"{value if isinstance(value, int) else int(value, 16):0{digits}x}"
+    """Ids as OTLP has them, where the file has integers, or hex digits after 0x; times in nanoseconds."""
+    context, parent = span["context"], span.get("parent_id") or (span.get("parent") or {}).get("span_id")
+    made: dict[str, Any] = {"name": span["name"]}
+    ids = (("traceId", context["trace_id"], 32), ("spanId", context["span_id"], 16), ("parentSpanId", parent, 16))
+    for name, value, digits in ids:
+        made[name] = value if value is None else f"{value if isinstance(value, int) else int(value, 16):0{digits}x}"
+    for name, time in (("startTimeUnixNano", span["start_time"]), ("endTimeUnixNano", span["end_time"])):
+        text = isinstance(time, str)
+        made[name] = str(int(datetime.fromisoformat(time).timestamp() * 1e6) * 1000) if text else time
+    made["attributes"] = [{"key": name, "value": any_value(value)} for name, value in span["attributes"].items()]
+    return made | {"status": {"code": STATUSES.index(span["status"]["status_code"].lower())}}
 
 
 def test_every_span_that_ended_is_recorded_with_its_place_in_the_tree_and_its_words() -> None:

@@ -34,17 +34,6 @@ def buffer(rollout: str = "r", most: int = 100) -> SpanBuffer:
     return SpanBuffer("run", rollout, 2, most)
 
 
-def test_spans_go_to_the_attempt_whose_context_they_start_in(tracer: OpenTelemetryTracer) -> None:
-    def attempt(name: str) -> list[str]:
-        own = buffer(name)
-        HERE.set(own)
-        with tracer.start_as_current_span(f"of {name}"):
-            pass
-        return [span.name for span in own.take()]
-
-    assert [copy_context().run(attempt, name) for name in ("a", "b")] == [["of a"], ["of b"]]
-
-
 def test_a_thread_that_was_only_given_the_span_is_the_attempts_too(tracer: OpenTelemetryTracer) -> None:
     own = buffer()
     copy_context().run(HERE.set, None)
