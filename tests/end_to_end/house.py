@@ -32,7 +32,9 @@ class House:
 
     async def rollouts(self, agent: str, *tasks: JSON, before: int = 0, **env: str) -> list[Rollout]:
         """What a worker process with this agent and environment makes of these tasks; `before`: rollouts finished so far."""
-        new = [NewRollout(run_id=self.run_id, task=task, group_id=str(place)) for place, task in enumerate(tasks, before)]
+        new = [
+            NewRollout(run_id=self.run_id, task=task, group_id=str(place)) for place, task in enumerate(tasks, before)
+        ]
         queued = await self.store.enqueue(new)
         worker = self.folder.start(
             "worker", agent, "--server", self.server, "--run", self.run_id, env={"AGL_SERVER_KEY": KEY, **env}
