@@ -1,9 +1,7 @@
-"""A real run whose steps are trained by one algorithm of each family and a loss of a file: what is explained is what the
-steps recorded."""
+"""A real run whose steps are trained by one algorithm of each family: what is explained is what the steps recorded."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,6 @@ from agentlightning.store.open import open_store
 
 pytestmark = pytest.mark.slow
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm" / "own_algorithm.py"
-
 FAMILIES = [
     ("uniform", "grpo"),
     ("discounted", "rloo"),
@@ -29,17 +25,15 @@ FAMILIES = [
 ]
 """Credit rule and advantage of each step: group baselines, one over all others, whitened over the batch, none; credit by
 outcome, by time, by state, within the group, and by earlier steps."""
-OWN_LOSS = "algorithm.loss=own_algorithm.py:sapo"
 
 
 async def test_explanations_are_what_the_steps_of_a_real_run_recorded(folder: Folder, model: Path) -> None:
     training = Training(folder, model)
-    shutil.copy(EXAMPLE, folder.path)
     config = (folder.path / "run.toml").read_text()
     for step, (credit, advantage) in enumerate(FAMILIES[1:], 2):
         config += f'[[algorithm.schedule]]\nfrom_step = {step}\ncredit = "{credit}"\nadvantage = "{advantage}"\n'
     folder.write("run.toml", config)
-    assert await training.ended(training.start("--set", "eval.every=0", "--set", OWN_LOSS)) == 0, training.output
+    assert await training.ended(training.start("--set", "eval.every=0")) == 0, training.output
     async with open_store(training.store) as store:
         steps = await store.steps(training.run_id)
         assert len(steps) == len(FAMILIES)
