@@ -6,20 +6,27 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from agentlightning.engines.local.learner import take_threads
 from agentlightning.engines.local.model import Hardware, free_memory, settle
+from agentlightning.engines.machine import cores, default_threads
 
 
-def test_a_learner_takes_the_threads_that_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    take_threads(None)
-    assert torch.get_num_threads() == 2
-    take_threads(1)
-    assert torch.get_num_threads() == 1
-    torch.set_num_threads(before)
+@pytest.mark.parametrize(
+    ("given", "turns", "tiny", "sampler", "learner"),
+    [
+        ("3", True, False, 3, 3),
+        ("3", False, True, 3, 3),
+        (None, True, False, cores(), cores()),
+        (None, False, False, 1, max(1, cores() // 2)),
+        (None, True, True, 1, max(1, cores() // 2)),
+    ],
+)
+def test_threads_go_to_whoever_works(
+    given: str | None, turns: bool, tiny: bool, sampler: int, learner: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS") if given is None else monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert default_threads("sampler", turns=turns, tiny=tiny) == sampler
+    assert default_threads("learner", turns=turns, tiny=tiny) == learner
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ def test_a_tiny_model_is_float32_on_a_cpu() -> None:
 
 def test_keys_and_values_are_bound_by_the_device() -> None:
     def memory(device: str) -> int:
-        return {"cuda": 80 * 10**9, "cuda:1": 20 * 10**9, "cpu": 8 * 10**9}[device]
+        return {"cuda": 80 * 10**9, "cuda:1": 20 * 10**9, "cpu": 24 * 10**9}[device]
 
     devices = (Hardware(device=name, dtype="float32") for name in ("cuda", "cuda:1", "cpu"))
     assert [one.cache_bytes(memory) / 1e9 for one in devices] == [16, 4, 1]
@@ -61,10 +68,10 @@ def test_keys_and_values_are_bound_by_the_device() -> None:
 @pytest.mark.parametrize(
     ("hardware", "gigabytes", "expected"),
     [
-        # SmolLM2-135M keeps 30 x 25 x 576 numbers a token, .86 MB in bfloat16: an eighth of 8 GB is 1,157 of them.
-        (("cpu", "bfloat16"), 8, 1024),
-        (("cpu", "float32"), 8, 512),
-        (("cpu", "bfloat16"), 64, 4096),
+        # SmolLM2-135M keeps 30 x 25 x 576 numbers a token, .86 MB in bfloat16: a 24th of 24 GB is 1,157 of them.
+        (("cpu", "bfloat16"), 24, 1024),
+        (("cpu", "float32"), 24, 512),
+        (("cpu", "bfloat16"), 200, 4096),
         (("cpu", "float32"), 0.5, 256),
         (("cuda", "bfloat16"), 8, 4096),
     ],

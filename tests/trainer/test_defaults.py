@@ -181,11 +181,11 @@ async def test_the_first_notes_are_model_device_and_memory(tmp_path: Path) -> No
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 8192, **table}))
     notes: list[str] = []
     await with_defaults(config(), notes.append, {"default": FoundModel(folder=folder, size=SMALL, machine=CPU)})
-    # Learner: .5 GB, 16 bytes a parameter, and 512 tokens (the most within an eighth of 8 GB) x 30 layers x 576 x 25
+    # Learner: .5 GB, 16 bytes a parameter, and 256 tokens (the fewest; a 24th of 8 GB holds 193) x 30 layers x 576 x 25
     # numbers of 4 bytes. Sampler: .5 GB, its weights twice and the bound of its cache.
     assert notes[:2] == [
         "model: 135 million parameters; device cpu (auto), float32 (auto); threads: sampler 1, learner 2, of 4 cores",
-        "memory: about 9.1 GB at most (learner 3.5, sampler 5.6), 8.0 GB free: lower it with "
+        "memory: about 8.7 GB at most (learner 3.1, sampler 5.6), 8.0 GB free: lower it with "
         "engine.gradient_checkpointing = true or engine.max_num_seqs, or engine.lora_rank = 16",
     ]
     await with_defaults(config(), notes.append, {"default": FoundModel(folder=folder, size=SMALL, machine=GPU)})

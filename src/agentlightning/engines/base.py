@@ -264,7 +264,9 @@ class LearnerSetup:
     """The one that `optim_step` is given before any schedule: others of an optimizer are ratios of it."""
     seed: int = 0
     threads: int | None = None
-    """CPU threads; None: OMP_NUM_THREADS, else half of the cores. Another number gives another rounding."""
+    """CPU threads of the learner; None: `default_threads`. Another number gives another rounding."""
+    turns: bool = False
+    """Sampler and learner take turns, so that each may have every core."""
 
     def to_json(self) -> str:
         return TypeAdapter(LearnerSetup).dump_json(self).decode()

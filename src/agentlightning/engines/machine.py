@@ -11,7 +11,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from pydantic import TypeAdapter
@@ -29,7 +29,7 @@ STATE_BYTES, FROZEN_BYTES = 16, 4
 """Memory of a trained parameter (weight, gradient and two moments in float32), and of one that is not trained."""
 ACTIVATION_NUMBERS = 25
 """Numbers that a backward pass keeps per token, layer and hidden state: 22 were measured with SmolLM2-135M."""
-CPU_SHARE = 8
+CPU_SHARE = 24
 """On a CPU activations, and the sampler's keys and values, may each take one part in so many of the free memory."""
 MIN_MICROBATCH_TOKENS = 256
 LEARNER_SHARE = 0.6
@@ -57,12 +57,16 @@ class Machine:
         return self.device == "cpu"
 
 
-async def measure_machine(config: EngineConfig, withhold: frozenset[str] = frozenset()) -> Machine | None:
-    """None for engines that compute elsewhere. ConfigError where torch cannot use `engine.device`."""
+async def measure_machine(
+    config: EngineConfig, withhold: frozenset[str] = frozenset(), *, turns: bool = True
+) -> Machine | None:
+    """None for engines that compute elsewhere. turns: sampler and learner take turns. ConfigError where torch cannot use
+    `engine.device`."""
     if config.name != "local" or not isinstance(config.sampler, LocalSampler):
         return None
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentlightning.engines.local.measure", config.model_dump_json()),
+        *(["--turns"] if turns else []),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -128,6 +132,22 @@ def microbatch_tokens(most: int, token_bytes: int, free_bytes: int) -> int:
     activations take the share of free memory that CPU_SHARE gives them."""
     fitting = max(MIN_MICROBATCH_TOKENS, free_bytes // CPU_SHARE // max(1, token_bytes))
     return min(most, 1 << (fitting.bit_length() - 1))
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_threads(part: Literal["sampler", "learner"], *, turns: bool, tiny: bool) -> int:
+    """Threads of a part: OMP_NUM_THREADS; every core if the parts take turns, but not for a tiny model, which is slower on
+    several; else one for the sampler and half of the cores for the learner."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdecimal():
+        return int(given)
+    if turns and not tiny:
+        return cores()
+    return 1 if part == "sampler" else max(1, cores() // 2)
 
 
 def update_seconds(tokens: float, size: ModelSize, machine: Machine) -> float:

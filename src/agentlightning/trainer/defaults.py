@@ -69,7 +69,8 @@ async def find_models(config: Config) -> dict[str, FoundModel]:
     for alias, own in policy_configs(config).items():
         folder = await asyncio.to_thread(find_model, own.model.path)  # which may download it
         size = model_size(folder)
-        machine = None if size.tiny else await measure_machine(own.engine, withhold)
+        turns = own.trainer.max_staleness == 0
+        machine = None if size.tiny else await measure_machine(own.engine, withhold, turns=turns)
         found[alias] = FoundModel(folder=folder, size=size, machine=machine)
     return found
 

@@ -20,7 +20,6 @@ import copy
 import json
 import logging
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -75,6 +74,7 @@ from agentlightning.engines.losses import (
     sampled_token_loss,
     summary,
 )
+from agentlightning.engines.machine import default_threads
 from agentlightning.engines.pipe import Pipe
 from agentlightning.errors import AgentLightningError, EngineError, ModelError, printable
 from agentlightning.rendering.grammar import Grammars
@@ -119,11 +119,12 @@ class Learner:
     ) -> None:
         self._setup = setup = setup or LearnerSetup()
         self._config = config = setup.config
-        take_threads(setup.threads)
         self._folder = Path(model_dir)
         tiny = is_tiny(self._folder)
         hardware = settle(config.device, config.dtype, tiny=tiny)
         self.ranks = ranks or Ranks()
+        threads = setup.threads or default_threads("learner", turns=setup.turns, tiny=tiny)
+        torch.set_num_threads(max(1, threads // self.ranks.count))
         self._device = self.ranks.device(hardware.device)
         check_device(self._device)
         self._autocast = hardware.dtype == "bfloat16"
@@ -518,13 +519,6 @@ class Learner:
             elif sequence.images:
                 raise EngineError(f"a sequence of rollout {sequence.rollout_id} has images, and the model has no sight")
         check_sequences(sequences, self.model.config.get_text_config())
-
-
-def take_threads(count: int | None) -> None:
-    """Set torch's number of threads: `count`, else that of OMP_NUM_THREADS, else half of the cores."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(count or (int(given) if given.isdecimal() else max(1, cores // 2)))
 
 
 METHODS = (

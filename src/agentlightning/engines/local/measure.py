@@ -8,7 +8,6 @@ if __name__ == "__main__":
     hide_memory()  # before anything else is imported
 
 import argparse
-import os
 import sys
 import time
 
@@ -16,9 +15,8 @@ import torch
 from pydantic import TypeAdapter
 
 from agentlightning.config.engine import EngineConfig
-from agentlightning.engines.local.learner import take_threads
 from agentlightning.engines.local.model import check_device, free_memory, settle
-from agentlightning.engines.machine import Machine
+from agentlightning.engines.machine import Machine, cores, default_threads
 from agentlightning.errors import AgentLightningError
 
 BATCH, CUDA_BATCH = (512, 768), (8192, 2048)
@@ -26,18 +24,17 @@ BATCH, CUDA_BATCH = (512, 768), (8192, 2048)
 MEASURED_S, MIN_PASSES = 0.3, 5
 
 
-def measure(config: EngineConfig) -> Machine:
+def measure(config: EngineConfig, *, turns: bool) -> Machine:
     """ConfigError where torch cannot use the configured device."""
     hardware = settle(config.device, config.dtype)
     check_device(hardware.device)
-    take_threads(None)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(default_threads("learner", turns=turns, tiny=False))
     return Machine(
         device=hardware.device,
         dtype=hardware.dtype,
-        sampler_threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
+        sampler_threads=default_threads("sampler", turns=turns, tiny=False),
         learner_threads=torch.get_num_threads(),
-        cores=cores,
+        cores=cores(),
         free_bytes=_free_memory(hardware.device),
         cache_bytes=hardware.cache_bytes(),
         flops=_flops(hardware.device, getattr(torch, hardware.dtype)),
@@ -69,8 +66,10 @@ def _flops(device: str, dtype: torch.dtype) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", help="[engine] as JSON")
+    parser.add_argument("--turns", action="store_true", help="sampler and learner take turns")
+    given = parser.parse_args()
     try:
-        machine = measure(EngineConfig.model_validate_json(parser.parse_args().config))
+        machine = measure(EngineConfig.model_validate_json(given.config), turns=given.turns)
     except AgentLightningError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

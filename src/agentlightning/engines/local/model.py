@@ -81,7 +81,7 @@ class Hardware:
     dtype: str
 
     def cache_bytes(self, memory: Callable[[str], int] = device_memory) -> int:
-        """Bound of the sampler's keys and values: a fifth of a CUDA device's memory; elsewhere an eighth of what is free, at
+        """Bound of the sampler's keys and values: a fifth of a CUDA device's memory; elsewhere a 24th of what is free, at
         most 4 GB."""
         if self.device.startswith("cuda"):
             return int(memory(self.device) * GPU_CACHE_SHARE)

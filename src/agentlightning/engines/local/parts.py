@@ -80,7 +80,7 @@ class Workplace:
         return self.setup.work_dir / "logs" / f"{name}.log"
 
     def start_child(
-        self, name: str, descriptor: int, *more: str, env: Mapping[str, str], secrets: Mapping[str, str] | None = None
+        self, name: str, descriptor: int, *more: str, secrets: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         """Start the process of a part of the local engine, with its end of a socket."""
         arguments = ["--model", str(self.model), "--fd", str(descriptor), "--setup", self.setup.to_json()]
@@ -91,7 +91,7 @@ class Workplace:
             secrets=secrets,
             withhold=self.setup.withhold,
             pass_fds=[descriptor],
-            env={**ENVIRONMENT, **env},
+            env=ENVIRONMENT,
             log=self.log_file(name),
         )
 
@@ -153,8 +153,7 @@ class SamplerProcess:
         if self._published is not None:
             more += ["--weights", str(self._published.folder), "--weight-version", str(self._published.version)]
         keys = {WEIGHTS_KEY: self._weights_key, SAMPLING_KEY: self._place.address.key}
-        env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # a tiny model is slower on two
-        self._child = self._place.start_child("sampler", self._listener.fileno(), *more, env=env, secrets=keys)
+        self._child = self._place.start_child("sampler", self._listener.fileno(), *more, secrets=keys)
 
     async def ready(self) -> None:
         """The socket is ours and listens already, so the first answer comes when the sampler serves."""
@@ -256,7 +255,7 @@ class LearnerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             limits = json.dumps(asdict(self._place.setup.watchdog.limits))
-            child = self._place.start_child("learner", theirs.fileno(), "--limits", limits, env={})
+            child = self._place.start_child("learner", theirs.fileno(), "--limits", limits)
         self._learner = ChildPipe(child, Connection(ours.detach()))
 
     async def ready(self) -> None:

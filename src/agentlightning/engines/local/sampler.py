@@ -47,6 +47,7 @@ from agentlightning.engines.local.scheduler import (
     Scheduler,
     Score,
 )
+from agentlightning.engines.machine import default_threads
 from agentlightning.engines.sampler_address import SAMPLING_KEY, asks_for, holds
 from agentlightning.errors import AgentLightningError, EngineError, InputError, MissingExtraError, ModelError, printable
 from agentlightning.rendering.grammar import Grammars, structured_outputs
@@ -521,12 +522,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True, help="descriptor of a listening socket")
     parser.add_argument("--setup", default="{}", help="LearnerSetup as JSON, whose configuration counts")
     given = parser.parse_args(arguments)
-    config = LearnerSetup.from_json(given.setup).config
+    setup = LearnerSetup.from_json(given.setup)
+    config = setup.config
     handed_down = end_with_parent()
     keep_files_private()
     heartbeat = beat_to_parent()
     logging.basicConfig(level=logging.INFO, handlers=[line_handler("%(asctime)s sampler %(message)s")])
     try:
+        torch.set_num_threads(default_threads("sampler", turns=setup.turns, tiny=is_tiny(Path(given.model))))
         sampler = open_sampler(Path(given.model), config, weights=given.weights, version=given.weight_version)
     except AgentLightningError as error:
         sys.stderr.write(f"{printable(str(error))}\n")
