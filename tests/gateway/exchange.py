@@ -1,10 +1,14 @@
-"""One ASGI exchange whose client can be made to hang up, as uvicorn would report it."""
+"""One ASGI exchange whose client can be made to hang up, as uvicorn would report it; and a store that holds commits back."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
+
+from agentlightning.records import Call
+from agentlightning.store.base import LightningStore
 
 
 class Exchange:
@@ -55,3 +59,27 @@ class Exchange:
         elif not self._gone.is_set():
             self.sent += message.get("body", b"")
             self.started.set()
+
+
+class PassingStore:
+    """Passes every verb on to another store."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self.store = store
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self.store, verb)
+
+
+class HeldStore(PassingStore):
+    """Commits of calls wait until a test lets them."""
+
+    def __init__(self, store: LightningStore) -> None:
+        super().__init__(store)
+        self.asked = asyncio.Event()
+        self.allowed = asyncio.Event()
+
+    async def append_calls(self, calls: Sequence[Call]) -> None:
+        self.asked.set()
+        await self.allowed.wait()
+        await self.store.append_calls(calls)

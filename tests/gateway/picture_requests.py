@@ -61,12 +61,6 @@ PART = "messages[0].content[0]"
 """The place of a picture that `refused` shows first."""
 
 
-def padded(number: int) -> bytes:
-    """A picture of 15 MiB, most of which is a note in its file."""
-    note = b"prVt" + number.to_bytes(4) + bytes(15 << 20)
-    return RED[:33] + (len(note) - 4).to_bytes(4) + note + zlib.crc32(note).to_bytes(4) + RED[33:]
-
-
 async def post(house: House, claim: Claim, route: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:
     answer = await house.http().post(f"{path(claim)}/v1/{route}", json={"model": "policy", **body})
     assert answer.status_code == status, answer.text

@@ -142,11 +142,3 @@ async def test_an_external_model_ends_the_agent_too_and_a_judge_is_no_agent(
     assert judged.status_code == 429
     embedded = await house.http().post(f"{path(claim)}/v1/embeddings", json={"model": "gpt-4o-mini", "input": "x"})
     assert embedded.status_code == 429
-
-
-async def test_too_many_requests_at_once_stay_an_error_that_sdks_try_again(house: House) -> None:
-    claim = await begin(house, command="x")
-    await limit(house, attempt={"max_request_bytes": 10})
-    with pytest.raises(openai.APIStatusError) as refused:
-        await house.openai(claim).chat.completions.create(model="policy", messages=HI)
-    assert refused.value.status_code == 413

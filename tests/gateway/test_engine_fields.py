@@ -42,7 +42,6 @@ async def test_bounds_on_tokens_reach_the_engine_and_the_record(house: House) ->
         ({"min_tokens": 2, "stop": "x"}, "min_tokens"),
         ({"min_tokens": 2, "max_tokens": 1}, "min_tokens"),
         ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
-        ({"allowed_token_ids": ["a"]}, "allowed_token_ids"),
     ],
 )
 async def test_bounds_that_cannot_hold_are_refused(house: House, given: dict[str, Any], param: str) -> None:

@@ -74,17 +74,6 @@ async def test_the_first_calls_are_answered_from_the_record_and_the_next_is_samp
     ]
 
 
-async def test_the_prompts_of_a_fork_are_the_recorded_ones(house: House) -> None:
-    claim = await recorded(house)
-    forked = await fork(house, claim, 2)
-    await converse(house, forked)
-    prompts = []
-    for calls in (await calls_of(house, claim), await calls_of(house, forked)):
-        by_id = {call.id: call for call in calls}
-        prompts.append([chain_prompt_ids(call_chain(call, by_id)) for call in calls])
-    assert prompts[0] == prompts[1]
-
-
 async def test_an_agent_that_asks_something_else_is_sampled_from_there_on(house: House) -> None:
     claim = await recorded(house)
     forked = await fork(house, claim, 2)
@@ -95,17 +84,13 @@ async def test_an_agent_that_asks_something_else_is_sampled_from_there_on(house:
 
 
 async def test_a_gateway_that_starts_again_goes_on_with_the_replay(house: House) -> None:
-    claim = await recorded(house)
-    forked = await fork(house, claim, 2)
+    forked = await fork(house, await recorded(house), 2)
     house.say("snowy.")
     assert await converse(house, forked, QUESTIONS[:1]) == ["sunny."]
     client = house.openai(forked, house.gateway())
-    messages: list[Any] = [
-        {"role": "user", "content": QUESTIONS[0]},
-        {"role": "assistant", "content": "sunny."},
-        {"role": "user", "content": QUESTIONS[1]},
-    ]
+    said: list[Any] = [{"role": "assistant", "content": "sunny."}, {"role": "user", "content": QUESTIONS[1]}]
     for expected in ("rainy.", "snowy."):
+        messages = [{"role": "user", "content": QUESTIONS[0]}, *said]
         reply = await client.chat.completions.create(model="policy", messages=messages)
         assert reply.choices[0].message.content == expected
 
@@ -162,25 +147,17 @@ async def test_tool_calls_are_replayed_with_their_ids(house: House) -> None:
     assert said[0] == said[1]
 
 
-async def test_replayed_calls_are_context_for_the_learner(house: House) -> None:
-    claim = await recorded(house)
-    forked = await fork(house, claim, 2)
+@pytest.mark.parametrize(("calls", "answer"), [(2, None), (1, "windy.")])
+async def test_replayed_calls_and_a_given_answer_are_context_for_the_learner(
+    house: House, calls: int, answer: str | None
+) -> None:
+    forked = await fork(house, await recorded(house), calls, answer)
     house.say("snowy.")
     await converse(house, forked)
-    await house.store.finish([Finish(lease=forked.lease, state="succeeded")])
-    [rollout] = await _rollouts(house, forked)
-    [trajectory], left_out = trajectories([rollout], await calls_of(house, forked), keep_unrewarded=True)
+    rollout, own = await finished(house, forked)
+    [trajectory], left_out = trajectories([rollout], own, keep_unrewarded=True)
     assert not left_out
     assert [house.renderer.decode(one.sampled_ids) for one in trajectory.transitions] == ["snowy."]
-
-
-async def test_a_call_whose_agent_goes_away_is_replayed_for_its_next_try(house: House) -> None:
-    claim = await recorded(house)
-    forked = await fork(house, claim, 1)
-    body = {"model": "policy", "messages": [{"role": "user", "content": QUESTIONS[0]}], "n": 1, "logit_bias": {"x": 1}}
-    refused = await house.http().post(f"{path(forked)}/v1/chat/completions", json=body)
-    assert refused.status_code == 400
-    assert await converse(house, forked, QUESTIONS[:1]) == ["sunny."]
 
 
 async def weather(house: House, claim: Claim, **fields: Any) -> list[Any]:
@@ -192,23 +169,16 @@ async def weather(house: House, claim: Claim, **fields: Any) -> list[Any]:
     return answers
 
 
-async def test_a_replayed_call_has_the_log_probabilities_of_its_prompt(house: House) -> None:
+async def test_alternatives_of_tokens_end_the_replay_and_those_of_the_prompt_are_asked_for_again(house: House) -> None:
     claim = await house.claim()
     before = await weather(house, claim, prompt_logprobs=1)
-    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
-    forked = await fork(house, claim, 1)
+    await finished(house, claim)
+    forked, other = await fork(house, claim, 1), await fork(house, claim, 1)
     after = await weather(house, forked, prompt_logprobs=1)
     assert [one["prompt_logprobs"] for one in after] == [one["prompt_logprobs"] for one in before]
     assert [call.replayed_id is None for call in await calls_of(house, forked)] == [False, True]
-
-
-async def test_a_call_that_asks_for_alternatives_which_no_record_has_ends_the_replay(house: House) -> None:
-    claim = await house.claim()
-    await weather(house, claim, logprobs=True, top_logprobs=1)
-    await finished(house, claim)
-    forked = await fork(house, claim, 1)
-    await weather(house, forked, logprobs=True, top_logprobs=1)
-    assert replay_ended(*await finished(house, forked)) == 0
+    await weather(house, other, logprobs=True, top_logprobs=1)
+    assert replay_ended(*await finished(house, other)) == 0
 
 
 @pytest.mark.parametrize(
@@ -285,15 +255,6 @@ async def test_the_next_call_gets_the_answer_that_is_given_and_sampling_goes_on_
     assert after[2].parent_id == after[1].id
 
 
-async def test_an_answer_that_was_given_is_context_for_the_learner(house: House) -> None:
-    forked = await fork(house, await recorded(house), 1, "windy.")
-    house.say("snowy.")
-    await converse(house, forked)
-    rollout, calls = await finished(house, forked)
-    [trajectory], _ = trajectories([rollout], calls, keep_unrewarded=True)
-    assert [house.renderer.decode(one.sampled_ids) for one in trajectory.transitions] == ["snowy."]
-
-
 async def test_a_tool_call_may_be_the_answer(house: House) -> None:
     claim = await house.claim()
     client = house.openai(claim)
@@ -338,22 +299,16 @@ async def test_an_answer_that_is_none_is_refused(house: House, answer: Any, wron
 
 async def test_a_replay_that_ended_too_early_is_told_from_the_record(house: House) -> None:
     claim = await recorded(house)
-    whole, ended = await fork(house, claim, 2), await fork(house, claim, 2)
+    whole, ended, stopped = [await fork(house, claim, 2) for _ in range(3)]
     await converse(house, whole)
     assert replay_ended(*await finished(house, whole)) is None
     await converse(house, ended, [QUESTIONS[0], "and on Mars?"])
-    assert replay_ended((await _rollouts(house, ended))[0], await calls_of(house, ended)) == 1
-    rollout, calls = await finished(house, ended)
-    assert replay_ended(rollout, calls) == 1
-    assert "after 1 of 2 calls" in (replay_warning(rollout, calls) or "")
-
-
-async def test_a_replay_that_has_still_calls_to_come_has_not_ended(house: House) -> None:
-    forked = await fork(house, await recorded(house), 2)
-    await converse(house, forked, QUESTIONS[:1])
-    [rollout] = await _rollouts(house, forked)
-    assert replay_ended(rollout, await calls_of(house, forked)) is None
-    assert replay_ended(*await finished(house, forked)) == 1  # its agent ended by itself
+    await converse(house, stopped, QUESTIONS[:1])
+    for one, now in ((ended, 1), (stopped, None)):  # the second has still calls to come, until its agent ends by itself
+        assert replay_ended((await _rollouts(house, one))[0], await calls_of(house, one)) == now
+        rollout, calls = await finished(house, one)
+        assert replay_ended(rollout, calls) == 1
+        assert "after 1 of 2 calls" in (replay_warning(rollout, calls) or "")
 
 
 async def test_replayed_tokens_are_none_of_those_that_limits_and_summaries_count(house: House) -> None:
@@ -371,16 +326,6 @@ async def test_replayed_tokens_are_none_of_those_that_limits_and_summaries_count
     assert rows[claim.rollout.id].sampled_tokens == sum(len(call.sampled_ids) for call in await calls_of(house, claim))
 
 
-async def test_a_fork_may_be_for_evaluation_where_what_it_continues_was_to_train(house: House) -> None:
-    claim = await recorded(house)
-    [new] = await new_forks(house.store, claim.rollout.id, 2)
-    await house.store.enqueue([replace(new, mode="eval", group_id="another")])
-    worker = WorkerStatus(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
-    [forked] = await house.store.claim(worker, lease_s=LEASE_S)
-    house.say("snowy.")
-    assert await converse(house, forked) == ["sunny.", "rainy.", "snowy."]
-
-
 async def test_forks_of_one_key_are_made_once(house: House) -> None:
     claim = await recorded(house)
     made = [
@@ -393,27 +338,19 @@ async def test_forks_of_one_key_are_made_once(house: House) -> None:
     assert [len({one.group_id for one in some}) for some in made] == [1] * 4
 
 
-async def test_a_session_of_a_user_is_not_forked(house: House) -> None:
-    new = NewRollout(run_id=house.run_id, task={}, group_id="someone")
-    claim = await house.store.open_session(new, 60.0)
-    with pytest.raises(InputError, match="no agent can be started"):
-        await new_forks(house.store, claim.rollout.id, 0)
-
-
-@pytest.mark.parametrize("calls", [-1, 3])
-async def test_a_fork_after_calls_that_are_not_there_is_refused(house: House, calls: int) -> None:
-    claim = await recorded(house)
-    with pytest.raises(InputError, match="expected 0 to 2 calls to replay"):
-        await new_forks(house.store, claim.rollout.id, calls)
-
-
-async def test_a_fork_of_a_rollout_that_runs_is_refused(house: House) -> None:
-    claim = await house.claim()
-    with pytest.raises(InputError, match="expected a finished rollout"):
-        await new_forks(house.store, claim.rollout.id, 0)
-
-
 async def _rollouts(house: House, claim: Claim) -> list[Rollout]:
     from agentlightning.store.base import RolloutQuery
 
     return await house.store.rollouts(RolloutQuery(ids=[claim.rollout.id]))
+
+
+async def test_what_cannot_be_forked_is_refused(house: House) -> None:
+    claim = await recorded(house)
+    for calls in (-1, 3):
+        with pytest.raises(InputError, match="expected 0 to 2 calls to replay"):
+            await new_forks(house.store, claim.rollout.id, calls)
+    with pytest.raises(InputError, match="expected a finished rollout"):
+        await new_forks(house.store, (await house.claim("running")).rollout.id, 0)
+    session = await house.store.open_session(NewRollout(run_id=house.run_id, task={}, group_id="someone"), 60.0)
+    with pytest.raises(InputError, match="no agent can be started"):
+        await new_forks(house.store, session.rollout.id, 0)

@@ -10,12 +10,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from exchange import Exchange
+from exchange import Exchange, HeldStore
 from gateway_house import END, House, path
 from openai.types.chat import ChatCompletionMessageParam
 
 from agentlightning.records import Call, Sampling
-from agentlightning.store.base import LightningStore
 
 TOOLS: Any = [
     {
@@ -189,28 +188,19 @@ async def test_noise_is_a_function_of_the_runs_seed_and_the_calls_place(house: H
     await other.close()
 
 
-async def test_a_restarted_gateway_continues_the_conversation(house: House) -> None:
+async def test_a_restarted_gateway_continues_and_a_fork_is_recorded_with_its_cause_and_counted(house: House) -> None:
     claim = await house.claim()
     messages: list[Any] = [user("hi")]
-    for number in range(4):
+    for number in range(3):
         client = house.openai(claim, app=house.gateway())
         answer = await client.chat.completions.create(model="policy", messages=messages)
         messages += [answer.choices[0].message.model_dump(), user(f"and {number}?")]
+    messages[1] = {"role": "assistant", "content": "edited"}
+    await house.openai(claim).chat.completions.create(model="policy", messages=messages)
     calls = await recorded(house, claim.rollout.id)
-    assert [call.parent_id for call in calls] == [None, *(call.id for call in calls[:-1])]
-    assert [call.fork_cause for call in calls] == [None] * 4
-
-
-async def test_a_fork_is_recorded_with_its_cause_and_counted(house: House) -> None:
-    claim = await house.claim()
-    client = house.openai(claim)
-    await client.chat.completions.create(model="policy", messages=[user("hi")])
-    edited: list[Any] = [user("hi"), {"role": "assistant", "content": "edited"}, user("and?")]
-    await client.chat.completions.create(model="policy", messages=edited)
-    calls = await recorded(house, claim.rollout.id)
-    assert [call.fork_cause for call in calls] == [None, "assistant_message_edited"]
-    metrics = await house.metrics()
-    assert 'agl_forks_total{cause="assistant_message_edited"} 1.0' in metrics
+    assert [call.parent_id for call in calls[:3]] == [None, calls[0].id, calls[1].id]
+    assert [call.fork_cause for call in calls] == [None] * 3 + ["assistant_message_edited"]
+    assert 'agl_forks_total{cause="assistant_message_edited"} 1.0' in await house.metrics()
 
 
 async def test_an_sdks_retry_gets_the_recorded_answer(house: House) -> None:
@@ -231,67 +221,30 @@ async def test_an_sdks_retry_gets_the_recorded_answer(house: House) -> None:
 async def test_an_sdks_retry_joins_the_call_that_is_still_under_way(house: House) -> None:
     claim = await house.claim()
     house.engine.gate = asyncio.Event()
-    arrived = asyncio.Event()
-    house.engine.answers = lambda _: arrived.set() or [10, END]  # type: ignore[func-returns-value]
-    body = {"model": "policy", "messages": [user("hi")], "stream": True}
-    http = house.http()
-    url = f"{path(claim)}/v1/chat/completions"
-    first = asyncio.create_task(http.post(url, json=body))
-    await arrived.wait()
-    second = asyncio.create_task(http.post(url, json=body, headers={"x-stainless-retry-count": "1"}))
+    url, body = f"{path(claim)}/v1/chat/completions", {"model": "policy", "messages": [user("hi")], "stream": True}
+    first = Exchange(house.app, claim.key, url, body)
+    await first.started.wait()
+    second = Exchange(house.app, claim.key, url, body, {"x-stainless-retry-count": "1"})
     await asyncio.sleep(0)
     house.engine.gate.set()
-    one, two = await first, await second
-    ids = {
-        json.loads(line[6:])["id"]
-        for reply in (one, two)
-        for line in reply.text.split("\n")
-        if line.startswith("data: {")
-    }
+    sent = (await first.done()) + (await second.done())
+    ids = {json.loads(line[6:])["id"] for line in sent.split(b"\n") if line.startswith(b"data: {")}
     assert len(ids) == len(await recorded(house, claim.rollout.id)) == 1
 
 
-class HeldStore:
-    """The store, with commits of calls that wait until a test lets them."""
-
-    def __init__(self, store: LightningStore) -> None:
-        self._store = store
-        self.asked = asyncio.Event()
-        self.allowed = asyncio.Event()
-
-    def __getattr__(self, verb: str) -> Any:
-        return getattr(self._store, verb)
-
-    async def append_calls(self, calls: list[Call]) -> None:
-        self.asked.set()
-        await self.allowed.wait()
-        await self._store.append_calls(calls)
-
-
-async def test_the_end_of_a_stream_is_withheld_until_the_call_is_durable(house: House) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_end_of_an_answer_is_withheld_until_the_call_is_durable(house: House, stream: bool) -> None:
     claim = await house.claim()
     held = HeldStore(house.store)
-    body = {"messages": [user("hi")], "stream": True}
+    body = {"messages": [user("hi")], "stream": stream}
     call = Exchange(house.gateway(held), claim.key, f"{path(claim)}/v1/chat/completions", body)  # type: ignore[arg-type]
     await held.asked.wait()
-    early = call.sent
-    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in early.decode().split("\n") if line]
-    assert "".join(delta.get("content", "") for delta in deltas) == "It is sunny."
-    assert b"[DONE]" not in early
-    assert b'"finish_reason":"stop"' not in early
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in call.sent.decode().split("\n") if line]
+    assert "".join(delta.get("content", "") for delta in deltas) == ("It is sunny." if stream else "")
+    assert b"[DONE]" not in call.sent
+    assert b'"finish_reason":"stop"' not in call.sent
     assert not call.task.done()
     held.allowed.set()
     sent = await call.done()
-    assert sent.endswith(b"data: [DONE]\n\n")
+    assert sent.endswith(b"data: [DONE]\n\n") == stream
     assert b'"finish_reason":"stop"' in sent
-
-
-async def test_a_whole_answer_waits_for_the_commit_too(house: House) -> None:
-    claim = await house.claim()
-    held = HeldStore(house.store)
-    http = house.http(house.gateway(held))  # type: ignore[arg-type]
-    call = asyncio.create_task(http.post(f"{path(claim)}/v1/chat/completions", json={"messages": [user("hi")]}))
-    await held.asked.wait()
-    assert not call.done()
-    held.allowed.set()
-    assert (await call).status_code == 200

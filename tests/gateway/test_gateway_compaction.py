@@ -6,9 +6,10 @@ from typing import Any
 
 from gateway_house import House
 
+import build
 from agentlightning.adapters.sequences import merge
 from agentlightning.adapters.trajectories import trajectories
-from agentlightning.records import Claim, Finish, Reward
+from agentlightning.records import Claim, Finish
 from agentlightning.store.base import RolloutQuery
 from agentlightning.training_types import Trajectory
 
@@ -17,15 +18,7 @@ SUMMARY = "one word was said, and it was two"
 
 
 async def recorded(house: House, claim: Claim) -> Trajectory:
-    reward = Reward(
-        id="reward",
-        run_id=house.run_id,
-        rollout_id=claim.rollout.id,
-        attempt=claim.lease.attempt,
-        value=1.0,
-        source="return",
-    )
-    await house.store.finish([Finish(lease=claim.lease, state="succeeded", rewards=(reward,))])
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded", rewards=[build.reward(claim)])])
     [rollout] = await house.store.rollouts(RolloutQuery(ids=[claim.rollout.id]))
     [found], _ = trajectories([rollout], await house.store.calls([rollout.id]))
     return found

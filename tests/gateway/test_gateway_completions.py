@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import openai
 import pytest
 from gateway_house import END, House, path
 
@@ -78,9 +77,3 @@ async def test_a_retry_gets_the_recorded_completion_with_its_prompt(house: House
     again = await house.http().post(url, json=asked, headers=headers)
     assert [one.json()["choices"][0]["text"] for one in (first, again)] == [first.json()["choices"][0]["text"]] * 2
     assert len(house.engine.requests) == len(await house.store.calls([claim.rollout.id])) == 1
-
-
-async def test_several_prompts_are_refused(house: House) -> None:
-    claim = await house.claim()
-    with pytest.raises(openai.BadRequestError, match="prompt: expected one prompt"):
-        await complete(house, claim, prompt=[PROMPT, PROMPT])

@@ -99,7 +99,7 @@ async def test_a_conversation_goes_on_exactly_after_the_same_results_were_cleare
     assert [(call.parent_id, call.fork_cause) for call in calls[3:]] == [(calls[2].id, None)] * 2
 
 
-async def test_a_stream_tells_of_applied_edits_at_its_end(house: House) -> None:
+async def test_a_stream_tells_of_applied_edits_and_tokens_are_counted_after_and_before_them(house: House) -> None:
     claim = await house.claim()
     messages, _ = await searched(house, claim, 2)
     events = await ask(house, claim, messages, tools=TOOLS, stream=True, **CLEARING)
@@ -107,21 +107,7 @@ async def test_a_stream_tells_of_applied_edits_at_its_end(house: House) -> None:
     [applied] = end["context_management"]["applied_edits"]
     assert applied["cleared_tool_uses"] == 1
     assert applied["cleared_input_tokens"] > 0
-
-
-async def test_tokens_are_counted_after_the_edits_and_before_them(house: House) -> None:
-    claim = await house.claim()
-    messages, _ = await searched(house, claim, 2)
     plain = await ask(house, claim, messages, "messages/count_tokens", tools=TOOLS)
     edited = await ask(house, claim, messages, "messages/count_tokens", tools=TOOLS, **CLEARING)
     assert edited["context_management"] == {"original_input_tokens": plain["input_tokens"]}
     assert edited["input_tokens"] < plain["input_tokens"]
-
-
-async def test_an_edit_that_is_not_known_is_refused_by_name(house: House) -> None:
-    claim = await house.claim()
-    settings = {"context_management": {"edits": [{"type": "compact_20260112"}]}}
-    body = {"model": "policy", "max_tokens": 50, "messages": [user("hi")], **settings}
-    answer = await house.http().post(f"{path(claim)}/v1/messages", json=body)
-    assert answer.status_code == 400
-    assert "context_management.edits[0]" in answer.json()["error"]["message"]

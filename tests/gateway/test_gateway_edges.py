@@ -8,7 +8,6 @@ from typing import Any
 import openai
 import pytest
 from gateway_house import SERVER_KEY, House, path
-from hypothesis import strategies as st
 
 from agentlightning.gateway.app import App
 from agentlightning.gateway.proxy import UNKNOWN_ROUTE
@@ -29,12 +28,6 @@ async def test_the_key_alone_names_the_attempt(house: House) -> None:
     reply = await house.http().post("/v1/chat/completions", json=HI, headers=bearer(claim.key))
     assert reply.status_code == 200
     assert len(await house.store.calls([claim.rollout.id])) == 1
-
-
-async def test_a_key_of_another_attempt_is_refused(house: House) -> None:
-    one, other = await house.claim("a"), await house.claim("b")
-    reply = await house.http().post(f"{path(one)}/v1/chat/completions", json=HI, headers=bearer(other.key))
-    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "key_mismatch")
 
 
 @pytest.mark.parametrize("key", ["sk-agl-x", "sk-agl-" + "A" * 46])
@@ -232,6 +225,10 @@ async def test_a_run_without_a_policy_says_so(house: House) -> None:
     claim = await empty.claim()
     reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_policy")
+    value = {"url": "http://127.0.0.1:9/v1", "models": ["small-1", "*-5"]}
+    await house.store.put_resources([Resource(run_id=empty.run_id, name="hosted", kind="external", value=value)])
+    named = await house.http(house.gateway()).post(f"{path(claim)}/v1/chat/completions", json={**HI, "model": "gpt-9"})
+    assert "no policy serves this run yet, and 'gpt-9' is none of its external models: *-5, small-1" in named.text
 
 
 async def test_a_prompt_that_is_too_long_names_both_lengths(house: House) -> None:
@@ -281,48 +278,3 @@ async def test_an_engine_that_dies_in_the_middle_of_a_stream_ends_it_with_an_err
         async for _ in await house.openai(claim).chat.completions.create(**HI, stream=True):
             pass
     assert [call.finish_reason for call in await house.store.calls([claim.rollout.id])] == ["abandoned"]
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "robot"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
-        ({"n": 200}, "n"),
-        ({"seed": 0.5}, "seed"),
-        ({"presence_penalty": 5}, "presence_penalty"),
-        ({"logit_bias": {"5": 1000}}, "logit_bias.5"),
-        ({"extra_body": {"min_tokens": -1}}, "min_tokens"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"stop": [""]}, "stop"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-    ],
-)
-async def test_what_is_not_supported_is_refused_by_name(house: House, change: dict[str, Any], param: str) -> None:
-    claim = await house.claim()
-    with pytest.raises(openai.BadRequestError) as error:
-        await house.openai(claim).chat.completions.create(**{**HI, **change})
-    assert error.value.param == param
-    assert house.engine.requests == []
-
-
-anything = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=4)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
-    max_leaves=6,
-)
-message = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "tool", "system", "developer", "x"]), "content": anything},
-    optional={"tool_calls": anything, "tool_call_id": anything, "name": anything, "reasoning_content": anything},
-)
-FIELDS = ["model", "stop", "stream", "tools", "n", "max_tokens", "tool_choice", "stream_options", "logprobs", "seed"]
-requests = st.one_of(
-    anything,
-    st.fixed_dictionaries({"messages": st.lists(message, max_size=3)}, optional=dict.fromkeys(FIELDS, anything)),
-)

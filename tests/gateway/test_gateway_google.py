@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
 from aiohttp import web
-from exchange import Exchange
 from external_house import SECRET, recorded, serve
 from external_server import ExternalServer, sse
 from gateway_house import House, path
@@ -80,11 +78,8 @@ async def test_the_key_may_come_as_googles_sdks_send_it(house: House, how: str) 
     reply = await http.post(f"/v1beta/models/policy:generateContent{query}", json=HI, headers=headers.get(how, {}))
     assert reply.status_code == 200
     assert len(await recorded(house, claim)) == 1
-
-
-async def test_without_a_key_the_error_has_googles_shape(house: House) -> None:
-    reply = await house.http(adds_keys=False).post("/v1beta/models/policy:generateContent", json=HI)
-    assert (reply.status_code, reply.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
+    refused = await http.post("/v1beta/models/policy:generateContent", json=HI)
+    assert (refused.status_code, refused.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
 
 
 async def test_models_are_listed_in_googles_shape(house: House) -> None:
@@ -96,16 +91,6 @@ async def test_models_are_listed_in_googles_shape(house: House) -> None:
     assert by_key.json() == {"models": [listed]}
     missing = await http.get(f"{path(claim)}/v1beta/models/other")
     assert (missing.status_code, missing.json()["error"]["status"]) == (404, "NOT_FOUND")
-
-
-async def test_a_stream_tells_its_tokens_as_they_come(house: House) -> None:
-    house.engine.gate = asyncio.Event()
-    claim = await house.claim()
-    exchange = Exchange(house.app, claim.key, f"{url(claim, 'streamGenerateContent')}?alt=sse", HI)
-    await exchange.started.wait()
-    assert exchange.sent.count(b"data: ") == 1
-    house.engine.gate.set()
-    assert (await exchange.done()).count(b"data: ") > 2
 
 
 # --- the attempt's root -------------------------------------------------------------------------------------------------
@@ -152,15 +137,6 @@ async def test_an_external_model_gets_the_body_as_it_came_under_its_own_name_and
     (call,) = await recorded(house, gemini)
     assert (call.protocol, call.policy, call.completion["content"]) == ("generate_content", "", "yes")
     assert call.usage == {"prompt_tokens": 11, "sampled_tokens": 7}
-
-
-async def test_an_external_stream_that_is_an_array_has_the_whole_answer(
-    house: House, external: ExternalServer, gemini: Claim
-) -> None:
-    reply = await house.http().post(url(gemini, "streamGenerateContent", "gemini-pro"), json=HI)
-    assert (reply.status_code, reply.json()) == (200, [ANSWER])
-    assert external.requests[0].path == "/v1beta/models/gemini-3:generateContent"
-    assert [call.completion["content"] for call in await recorded(house, gemini)] == ["yes"]
 
 
 async def test_an_external_stream_goes_through_as_it_is_and_is_recorded_before_it_ends(

@@ -48,19 +48,26 @@ async def test_a_picture_is_recorded_by_hash_and_reaches_the_engine_beside_the_i
     assert call.prompt_tokens == len(call.suffix_ids)
 
 
-async def test_a_later_turn_continues_a_prompt_with_pictures_exactly(sighted: House) -> None:
+async def test_later_turns_continue_a_prompt_with_pictures_exactly_also_after_a_restart(sighted: House) -> None:
     claim = await sighted.claim()
-    first = user(chat_image(RED), "what is it ?")
     answer = {"role": "assistant", "content": "red"}
-    for messages in ([first], [first, answer, user(chat_image(BLUE), "and that ?")]):
-        await post(sighted, claim, "chat/completions", {"messages": messages})
-    one, two = await sighted.store.calls([claim.rollout.id])
-    assert (two.parent_id, two.fork_cause) == (one.id, None)
-    assert [image.hash for image in two.images] == [sha256(BLUE).hexdigest()]
+    messages = [user(chat_image(RED), "what is it ?")]
+    await post(sighted, claim, "chat/completions", {"messages": messages})
+    messages += [answer, user(chat_image(BLUE), "and that ?")]
+    await post(sighted, claim, "chat/completions", {"messages": messages})
+    sighted.app = sighted.gateway()
+    messages += [answer, user("and ?")]
+    await post(sighted, claim, "chat/completions", {"messages": messages})
+    messages[0] = user(chat_image(BLUE), "what is it ?")  # another conversation
+    await post(sighted, claim, "chat/completions", {"messages": messages})
+    one, two, three, other = await sighted.store.calls([claim.rollout.id])
+    assert [(call.parent_id, call.fork_cause) for call in (two, three)] == [(one.id, None), (two.id, None)]
+    assert ([image.hash for image in two.images], three.images) == ([sha256(BLUE).hexdigest()], [])
     assert two.prompt_tokens == len(one.suffix_ids) + len(one.sampled_ids) + len(two.suffix_ids)
-    assert [part["uuid"] for part in sighted.engine.requests[1]["content_parts"]] == [
-        sha256(data).hexdigest() for data in (RED, BLUE)
-    ]
+    names = [sha256(data).hexdigest() for data in (RED, BLUE)]
+    assert [part["uuid"] for part in sighted.engine.requests[1]["content_parts"]] == names
+    assert [part["uuid"] for part in sighted.engine.requests[2]["content_parts"]] == names
+    assert (other.parent_id, other.fork_cause is None) == (None, False)
 
 
 @pytest.mark.parametrize("given", [{}, {"structured": "context_only"}, {"structured": "refuse"}, {"logprobs": "raw"}])
@@ -84,101 +91,22 @@ async def test_the_biases_of_a_request_keep_their_place_beside_the_placeholders(
     assert call.decoding["logits"] == {"logit_bias": {"5": 1, placeholder: -100.0}}
 
 
-async def test_another_picture_in_the_history_is_another_conversation(sighted: House) -> None:
-    claim = await sighted.claim()
-    answer = {"role": "assistant", "content": "red"}
-    await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED), "what is it ?")]})
-    later = [user(chat_image(BLUE), "what is it ?"), answer, user("and that ?")]
-    await post(sighted, claim, "chat/completions", {"messages": later})
-    _, two = await sighted.store.calls([claim.rollout.id])
-    assert two.parent_id is None
-    assert two.fork_cause is not None
-
-
-async def test_a_gateway_that_was_restarted_continues_a_prompt_with_pictures(sighted: House) -> None:
-    claim = await sighted.claim()
-    messages = [user(chat_image(RED), "what is it ?")]
-    await post(sighted, claim, "chat/completions", {"messages": messages})
-    sighted.app = sighted.gateway()
-    messages += [{"role": "assistant", "content": "red"}, user("and that ?")]
-    await post(sighted, claim, "chat/completions", {"messages": messages})
-    one, two = await sighted.store.calls([claim.rollout.id])
-    assert (two.parent_id, two.images) == (one.id, [])
-    assert len(sighted.engine.requests[1]["content_parts"]) == 1
-
-
 ANTHROPIC = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": uri(RED).partition(",")[2]},
 }
 INLINE = {"inlineData": {"mimeType": "image/png", "data": uri(RED).partition(",")[2]}}
-CALLED = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat": ("chat/completions", {"messages": [user(chat_image(RED))]}),
-    "chat, of a tool": (
-        "chat/completions",
-        {
-            "messages": [
-                user("what is it ?"),
-                {"role": "assistant", "content": "a", "tool_calls": [CALLED]},
-                {"role": "tool", "tool_call_id": "c", "content": [chat_image(RED)]},
-            ]
-        },
-    ),
-    "responses": (
-        "responses",
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": uri(RED), "detail": "auto"}]}]},
-    ),
-    "responses, of a tool": (
-        "responses",
-        {
-            "input": [
-                {"role": "user", "content": "what is it ?"},
-                {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
-                {
-                    "type": "function_call_output",
-                    "call_id": "c",
-                    "output": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": uri(RED)}],
-                },
-            ]
-        },
-    ),
-    "messages": ("messages", {"max_tokens": 9, "messages": [user(ANTHROPIC, "what is it ?")]}),
-    "messages, of a tool": (
-        "messages",
-        {
-            "max_tokens": 9,
-            "messages": [
-                user("what is it ?"),
-                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]},
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [ANTHROPIC]}]},
-            ],
-        },
-    ),
-    "generateContent": (
-        "models/policy:generateContent",
-        {"contents": [{"role": "user", "parts": [{"text": "what is it ?"}, INLINE]}]},
-    ),
-    "generateContent, of a tool": (
-        "models/policy:generateContent",
-        {
-            "contents": [
-                {"role": "user", "parts": [{"text": "what is it ?"}]},
-                {"role": "model", "parts": [{"functionCall": {"name": "look", "args": {}}}]},
-                {
-                    "role": "user",
-                    "parts": [{"functionResponse": {"name": "look", "response": {"output": "a"}, "parts": [INLINE]}}],
-                },
-            ]
-        },
-    ),
+WAYS: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": [user(chat_image(RED))]},
+    "responses": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": uri(RED)}]}]},
+    "messages": {"max_tokens": 9, "messages": [user(ANTHROPIC, "what is it ?")]},
+    "models/policy:generateContent": {"contents": [{"role": "user", "parts": [{"text": "what is it ?"}, INLINE]}]},
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_every_protocol_has_pictures_of_users_and_of_tools(sighted: House, way: str) -> None:
+@pytest.mark.parametrize(("route", "body"), WAYS.items())
+async def test_every_protocol_has_pictures(sighted: House, route: str, body: dict[str, Any]) -> None:
     claim = await sighted.claim()
-    route, body = WAYS[way]
     for stream in (False, True):
         where = route.replace(":generate", ":streamGenerate") + "?alt=sse" if stream and ":" in route else route
         answer = await sighted.http().post(
@@ -191,55 +119,19 @@ async def test_every_protocol_has_pictures_of_users_and_of_tools(sighted: House,
 
 async def test_a_response_that_is_continued_by_id_has_the_pictures_of_before(sighted: House) -> None:
     claim = await sighted.claim()
-    first = await post(sighted, claim, "responses", WAYS["responses"][1])
+    first = await post(sighted, claim, "responses", WAYS["responses"])
     await post(sighted, claim, "responses", {"input": "and that ?", "previous_response_id": first["id"]})
     one, two = await sighted.store.calls([claim.rollout.id])
     assert two.parent_id == one.id
     assert sighted.engine.requests[1]["content_parts"] == sighted.engine.requests[0]["content_parts"]
 
 
-async def test_a_picture_that_two_rollouts_send_is_kept_once(sighted: House) -> None:
-    for replica in range(2):
-        claim = await sighted.claim(replica=replica)
-        await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]})
-    [size] = await sighted.store.sizes([sighted.run_id])
-    assert size.calls == 2
-    assert await sighted.store.files(sighted.run_id, [sha256(RED).hexdigest()]) == {sha256(RED).hexdigest(): RED}
-
-
-REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a URL": (
-        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}},
-        f"{PART}.image_url.url",
-        "the gateway fetches no URLs",
-    ),
-    "a source by URL": (
-        {"type": "image", "source": {"type": "url", "url": "http://localhost"}},
-        f"{PART}.source.url",
-        "the gateway fetches no URLs",
-    ),
-    "no URI at all": ({"type": "image_url"}, f"{PART}.image_url", "expected a data URI"),
-    "text in a URI": (
-        {"type": "image_url", "image_url": {"url": "data:image/png,hello"}},
-        f"{PART}.image_url.url",
-        "expected a data URI in base64",
-    ),
-    "broken base64": (
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,§§"}},
-        f"{PART}.image_url.url",
-        "expected an image file in base64",
-    ),
-    "no image": (chat_image(b"hello"), f"{PART}.image_url.url", "expected an image file (PNG, JPEG, WEBP, GIF)"),
-    "half an image": (chat_image(RED[:40]), f"{PART}.image_url.url", "expected an image file"),
-    "a bomb": (chat_image(bomb()), f"{PART}.image_url.url", "expected an image of at most 50000000 pixels"),
-    "a line": (chat_image(png("red", (100_000, 1))), f"{PART}.image_url.url", "at most 100 times as long as wide"),
-    "an animation": (chat_image(animation()), f"{PART}.image_url.url", "expected a still image, got an animated GIF"),
-    "a file of the provider": (
-        {"type": "file", "file": {"file_id": "file-a"}},
-        f"{PART}.file.file_id",
-        "keeps no files",
-    ),
-    "sound": ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, PART, "hears no audio"),
+REFUSALS: dict[bytes, str] = {
+    b"hello": "expected an image file (PNG, JPEG, WEBP, GIF)",
+    RED[:40]: "expected an image file",
+    bomb(): "expected an image of at most 50000000 pixels",
+    png("red", (100_000, 1)): "at most 100 times as long as wide",
+    animation(): "expected a still image, got an animated GIF",
 }
 
 
@@ -259,23 +151,32 @@ async def test_a_conversation_that_is_continued_by_id_has_a_bounded_number_of_pi
     assert found["error"]["message"].startswith("input: expected at most 64 images in all")
 
 
-@pytest.mark.parametrize("what", REFUSALS)
-async def test_what_is_no_picture_is_refused_by_field_and_nothing_is_fetched(sighted: House, what: str) -> None:
-    part, field, said = REFUSALS[what]
-    error = await refused(sighted, await sighted.claim(), part)
-    assert error["param"] == field
-    assert said in error["message"]
+async def test_what_is_no_picture_is_refused_by_field_and_nothing_is_fetched(sighted: House) -> None:
+    claim = await sighted.claim()
+    url = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}}
+    rows = [(chat_image(data), said) for data, said in REFUSALS.items()]
+    for part, said in ((url, "the gateway fetches no URLs"), *rows):
+        error = await refused(sighted, claim, part)
+        assert (error["param"], said in error["message"]) == (f"{PART}.image_url.url", True), error
     assert not sighted.engine.requests
 
 
-async def test_a_request_has_a_bounded_number_of_pictures(sighted: House) -> None:
-    error = await refused(sighted, await sighted.claim(), *[chat_image(RED)] * 65)
-    assert "at most 64 images in one request, got 65" in error["message"]
-
-
-async def test_a_text_that_holds_the_placeholder_itself_is_refused(sighted: House) -> None:
-    error = await refused(sighted, await sighted.claim(), "what is <image> ?")
-    assert "the text holds the model's placeholder of an image" in error["message"]
+async def test_pictures_that_cannot_be_read_are_refused_when_the_call_arrives(sighted: House) -> None:
+    claim = await sighted.claim()
+    for given, parts, said in (
+        ({}, [chat_image(RED)] * 65, "at most 64 images in one request, got 65"),
+        ({}, ["what is <image> ?"], "the text holds the model's placeholder of an image"),
+        ({"api": "completions"}, [chat_image(RED)], "takes no images by /v1/completions"),
+        (
+            {"images": False},
+            [chat_image(RED)],
+            ": the engine of this run reads no images; send text only",
+        ),
+    ):
+        await sighted.serve_policy(**given)
+        sighted.app = sighted.gateway()
+        assert said in (await refused(sighted, claim, *parts))["message"]
+    assert not sighted.engine.requests
 
 
 async def test_a_model_without_sight_refuses_pictures_in_one_sentence(house: House) -> None:

@@ -20,10 +20,11 @@ from gateway_house import SERVER_KEY, House, path
 from prometheus_client.parser import text_string_to_metric_families
 from server_process import ServerProcess
 
+import build
 from agentlightning.gateway import log
 from agentlightning.gateway.metrics import MAX_POLICIES, GatewayMetrics
 from agentlightning.gateway.uvicorn_server import UvicornServer
-from agentlightning.records import ABANDONED, Call, Sampling, VersionSpan
+from agentlightning.records import ABANDONED, Call
 from agentlightning.runtime.children import listen
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
@@ -38,14 +39,7 @@ CLOSES_S = 50.0
 
 
 def a_call(**changes: Any) -> Call:
-    given: dict[str, Any] = {
-        "id": "c", "run_id": "run", "rollout_id": "r", "attempt": 1, "parent_id": None, "suffix_ids": [1, 2],
-        "sampled_ids": [3, 4, 5], "logprobs": [-1.0, -1.0, -1.0], "versions": [VersionSpan(version=7, start=0, end=3)],
-        "prompt_tokens": 2, "policy": "default", "model": "m", "protocol": "chat", "sampling": Sampling(),
-        "history_hash": "", "request_hash": "", "messages": [], "completion": {}, "finish_reason": "stop",
-        "started_ns": 0, "finished_ns": 300_000_000,
-    }  # fmt: skip
-    return Call(**{**given, **changes})
+    return build.call(sampled_ids=[3, 4, 5], suffix_ids=[1, 2], id="c", **{"finish_reason": "stop", **changes})
 
 
 def values(text: bytes | str) -> dict[str, float]:
@@ -59,29 +53,28 @@ def values(text: bytes | str) -> dict[str, float]:
     }
 
 
-def test_further_choices_of_a_call_add_their_tokens_only() -> None:
+def test_calls_forks_and_failures_are_counted() -> None:
     metrics = GatewayMetrics()
     metrics.record(a_call())
-    metrics.record(a_call(id="c.1"))
-    seen = values(metrics.text())
-    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'recorded')]"] == 1
-    assert (seen["agl_prompt_tokens_total[]"], seen["agl_sampled_tokens_total[]"]) == (2, 6)
-
-
-def test_forks_are_counted_by_cause_with_what_they_leave_as_context() -> None:
-    metrics = GatewayMetrics()
+    metrics.record(a_call(id="c.1"))  # a further choice adds its tokens only
     metrics.record(a_call(fork_cause="history_cut", untrained_tokens=40))
     metrics.record(a_call(finish_reason="abandoned"))
     metrics.call("messages", "refused")
     metrics.external("judge", "failed")
     metrics.first_token.observe(0.1)
     seen = values(metrics.text())
-    assert seen["agl_forks_total[('cause', 'history_cut')]"] == 1
-    assert seen["agl_untrained_tokens_total[]"] == 40
-    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'abandoned')]"] == 1
-    assert seen["agl_calls_total[('protocol', 'messages'), ('result', 'refused')]"] == 1
-    assert seen["agl_external_calls_total[('model', 'judge'), ('result', 'failed')]"] == 1
-    assert seen["agl_first_token_seconds_count[]"] == 1
+    for name, value in {
+        "agl_calls_total[('protocol', 'chat'), ('result', 'recorded')]": 2,
+        "agl_calls_total[('protocol', 'chat'), ('result', 'abandoned')]": 1,
+        "agl_calls_total[('protocol', 'messages'), ('result', 'refused')]": 1,
+        "agl_prompt_tokens_total[]": 6,
+        "agl_sampled_tokens_total[]": 12,
+        "agl_forks_total[('cause', 'history_cut')]": 1,
+        "agl_untrained_tokens_total[]": 40,
+        "agl_external_calls_total[('model', 'judge'), ('result', 'failed')]": 1,
+        "agl_first_token_seconds_count[]": 1,
+    }.items():
+        assert seen[name] == value, name
 
 
 def test_versions_of_old_runs_are_shown_no_longer() -> None:

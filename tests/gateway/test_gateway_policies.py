@@ -11,7 +11,6 @@ from gateway_house import END, House, path
 from scripted_engine import ScriptedEngine
 from toy_model import TEXTS, write_tokenizer
 
-from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.records import Call, Resource
 from agentlightning.rendering.renderer import Renderer
 
@@ -84,19 +83,6 @@ async def test_no_policy_continues_the_tokens_of_another(house: House, critic: S
     assert second.suffix_ids[: len(first.suffix_ids)] != first.suffix_ids
 
 
-async def test_policies_with_one_tokenizer_are_kept_apart_all_the_same(house: House) -> None:
-    (resource,) = await house.store.resources(house.run_id, "default")
-    twin = Resource(run_id=house.run_id, name="twin", kind="policy", value={**resource.value, "model": "twin"})
-    await house.store.put_resources([twin])
-    claim = await house.claim()
-    await said(house, claim, "policy", "hi")
-    await said(house, claim, "twin", "hi", "It is sunny.", "is it so?")
-    assert [(call.policy, call.parent_id) for call in await calls_of(house, claim)] == [
-        ("default", None),
-        ("twin", None),
-    ]
-
-
 async def renderer_of(house: House, alias: str) -> Renderer:
     (resource,) = await house.store.resources(house.run_id, alias)
     return Renderer(Path(resource.value["tokenizer"]))
@@ -140,18 +126,3 @@ async def test_the_name_that_an_agent_gives_itself_is_recorded_with_its_calls(ho
     await said(house, claim, "policy", "hello", agent=" ")
     await said(house, claim, "policy", "there", agent="x" * 300)
     assert [call.agent for call in await calls_of(house, claim)] == ["writer", None, "x" * 200]
-
-
-async def test_calls_of_a_policy_that_other_gateways_took_are_read_when_it_is_first_asked_here(
-    house: House, critic: ScriptedEngine
-) -> None:
-    claim = await house.claim()
-    await said(house, claim, "critic", "hi")
-    attempts = AttemptCache(house.store)
-    attempts.expect([claim])
-    attempt = await attempts.running((claim.rollout.id, claim.lease.attempt))
-    await attempts.conversation(attempt, house.renderer, "default")
-    attempts.learn(await calls_of(house, claim))
-    renderer = await renderer_of(house, "critic")
-    (call,) = await calls_of(house, claim)
-    assert call.id in await attempts.conversation(attempt, renderer, "critic")

@@ -72,7 +72,7 @@ async def test_a_killed_server_comes_back_on_its_port_with_everything(start: Sta
     listener.close()
 
 
-async def test_a_long_poll_does_not_hold_up_the_end(start: Start) -> None:
+async def test_the_server_ends_with_its_parent_and_a_long_poll_does_not_hold_it_up(start: Start) -> None:
     listener = listen("127.0.0.1", 0)
     server = f"http://127.0.0.1:{listener.getsockname()[1]}"
     child = start(listener)
@@ -90,19 +90,10 @@ async def test_a_long_poll_does_not_hold_up_the_end(start: Start) -> None:
         await sent.wait()
         for _ in range(3):  # by then the poll, which was sent first, is under way
             await http.get(f"{server}/healthz")
-        child.send_signal(signal.SIGTERM)
+        assert child.stdin is not None
+        child.stdin.close()
         reply = await waiting
     assert reply.status_code == 503
-    assert child.wait(PATIENCE_S) == 0
-    listener.close()
-
-
-def test_the_server_ends_with_its_parent(start: Start) -> None:
-    listener = listen("127.0.0.1", 0)
-    child = start(listener)
-    httpx.get(f"http://127.0.0.1:{listener.getsockname()[1]}/healthz", timeout=PATIENCE_S)
-    assert child.stdin is not None
-    child.stdin.close()
     assert child.wait(PATIENCE_S) == 0
     listener.close()
 

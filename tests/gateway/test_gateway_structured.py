@@ -131,7 +131,9 @@ def without_calls(tmp_path: Path) -> str:
     return str(write_tokenizer(tmp_path / "tokenizer", TEMPLATE.replace("tool_call>", "call>")))
 
 
-async def test_a_form_of_the_answer_that_would_take_the_tools_away_is_refused(house: House, without_calls: str) -> None:
+async def test_a_form_of_the_answer_that_would_take_the_tools_away_is_refused_or_left_out(
+    house: House, without_calls: str
+) -> None:
     await house.serve_policy(tokenizer=without_calls)
     claim = await house.claim()
     for tools in (TOOLS, STRICT):
@@ -142,14 +144,16 @@ async def test_a_form_of_the_answer_that_would_take_the_tools_away_is_refused(ho
     await answered(house, claim, tools=STRICT, top_k=3)
     calls = await calls_of(house, claim)
     assert [call.decoding.keys() - {"request", "forced"} for call in calls] == [{"grammar"}, {"logits"}]
-
-
-async def test_or_left_out_and_recorded_where_the_run_drops_it(house: House, without_calls: str) -> None:
     await house.serve_policy(tokenizer=without_calls, unsupported_params="drop")
-    claim = await house.claim()
-    assert (await answered(house, claim, tools=STRICT, response_format=FORMAT))["status"] == 200
-    [call] = await calls_of(house, claim)
-    assert (list(call.overridden_params), call.decoding) == (["response_format"], {})
+    house.app = house.gateway()
+    dropping = await house.claim("drop")
+    for field, given in (
+        ("response_format", {"tools": STRICT, "response_format": FORMAT}),
+        ("guided_regex", {"guided_regex": "(?=look)ahead"}),
+    ):
+        assert (await answered(house, dropping, **given))["status"] == 200
+        call = (await calls_of(house, dropping))[-1]
+        assert (list(call.overridden_params), call.decoding) == ([field], {})
 
 
 async def test_penalties_go_to_the_engine_by_the_names_of_vllm_and_are_recorded(house: House) -> None:
@@ -182,24 +186,6 @@ async def test_a_grammar_that_cannot_be_made_is_refused_by_the_name_of_its_field
     assert house.engine.requests == []
 
 
-async def test_or_left_out_and_recorded_where_the_run_drops_what_it_cannot_do(house: House) -> None:
-    await house.serve_policy(unsupported_params="drop")
-    claim = await house.claim()
-    assert (await answered(house, claim, guided_regex="(?=look)ahead"))["status"] == 200
-    [call] = await calls_of(house, claim)
-    assert (list(call.overridden_params), call.decoding) == (["guided_regex"], {})
-
-
-async def test_a_retry_with_another_grammar_is_another_call(house: House) -> None:
-    claim = await house.claim()
-    retried = {"x-stainless-retry-count": "1"}
-    await answered(house, claim, response_format=FORMAT)
-    await answered(house, claim, retried, guided_choice=["yes"])
-    await answered(house, claim, retried, response_format=FORMAT)
-    kinds = [call.decoding["grammar"]["kind"] for call in await calls_of(house, claim)]
-    assert sorted(kinds) == ["choice", "json_schema"]
-
-
 async def test_a_retry_after_a_restart_finds_the_answer_of_its_grammar_only(house: House) -> None:
     claim = await house.claim()
     await answered(house, claim, guided_choice=["yes"])
@@ -212,18 +198,18 @@ async def test_a_retry_after_a_restart_finds_the_answer_of_its_grammar_only(hous
     assert (other.status_code, len(house.engine.requests)) == (200, 2)
 
 
-async def test_a_run_whose_engine_cannot_rebuild_masks_refuses_by_name(house: House) -> None:
+async def test_a_run_whose_engine_cannot_rebuild_masks_refuses_by_name_or_says_that_nothing_is_learned(
+    house: House,
+) -> None:
     await house.serve_policy(structured="refuse")
     claim = await house.claim()
     reply = await answered(house, claim, response_format=FORMAT, top_k=3)
     assert (reply["status"], reply["error"]["param"]) == (400, "response_format")
     assert "response_format, top_k" in reply["error"]["message"]
     assert "unsupported_params" in reply["error"]["message"]
-
-
-async def test_or_says_on_the_call_that_nothing_is_learned_from_it(house: House) -> None:
     await house.serve_policy(structured="context_only")
-    claim = await house.claim()
-    await answered(house, claim, response_format=FORMAT)
-    await answered(house, claim)
+    again = house.gateway()
+    for form in ({"response_format": FORMAT}, {}):
+        body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], **form}
+        await house.http(again).post(f"{path(claim)}/v1/chat/completions", json=body)
     assert [call.decoding.get("untrained") for call in await calls_of(house, claim)] == [True, None]

@@ -45,27 +45,15 @@ def certificate(folder: Path, name: str, *extensions: str) -> None:
 
 @pytest.fixture(scope="module")
 def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a root, a server's certificate for 127.0.0.1 and a client's."""
+    """A folder with a root, a server's certificate for 127.0.0.1, a client's, and one that nobody signed."""
     folder = tmp_path_factory.mktemp("pems")
-    ca = (
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-keyout",
-        "ca.key",
-        "-out",
-        "ca.pem",
-        "-subj",
-        "/CN=root",
-        "-days",
-        "2",
-    )
-    openssl(
-        folder, "req", *ca, "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign"
-    )
+    made = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
+    ca = ("-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign")
+    openssl(folder, *made, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=root", *ca)
+    openssl(folder, *made, "-keyout", "own.key", "-out", "own.pem", "-subj", "/CN=own")
     certificate(folder, "server", "subjectAltName=IP:127.0.0.1", "extendedKeyUsage=serverAuth")
     certificate(folder, "worker", "extendedKeyUsage=clientAuth")
+    openssl(folder, "rsa", "-in", "server.key", "-aes128", "-passout", "pass:secret", "-out", "locked.key")
     return folder
 
 
@@ -140,29 +128,10 @@ async def test_api_asks_for_a_client_certificate_and_agents_need_none(
             assert (await known.get("/api/runs", headers=ADMIN)).status_code == 200
             assert (await known.get("/api/runs")).status_code == 401  # a certificate is no key
         foreign = trusting(pems)
-        foreign.load_cert_chain(*self_signed(pems))
+        foreign.load_cert_chain(pems / "own.pem", pems / "own.key")
         async with httpx.AsyncClient(verify=foreign, timeout=60) as other:
             with pytest.raises(httpx.TransportError):
                 await other.get(f"https://{place}/healthz")
-
-
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    made = (
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-keyout",
-        "own.key",
-        "-out",
-        "own.pem",
-        "-subj",
-        "/CN=own",
-        "-days",
-        "2",
-    )
-    openssl(folder, "req", *made)
-    return folder / "own.pem", folder / "own.key"
 
 
 async def test_a_store_client_verifies_by_the_environment_and_shows_its_certificate(
@@ -196,7 +165,6 @@ async def test_a_store_client_verifies_by_the_environment_and_shows_its_certific
 async def test_a_client_whose_tls_is_wrong_is_told_what_to_do(
     house: House, pems: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, variables: dict[str, str], todo: str
 ) -> None:
-    self_signed(pems)
     monkeypatch.chdir(pems)
     right = {"SSL_CERT_FILE": "ca.pem", "AGL_TLS_CLIENT_CERT": "worker.pem", "AGL_TLS_CLIENT_KEY": "worker.key"}
     for name, value in {**right, **variables}.items():
@@ -230,7 +198,6 @@ async def test_a_client_whose_tls_is_wrong_is_told_what_to_do(
 def test_options_that_cannot_be_used_are_refused(
     pems: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, sentence: str
 ) -> None:
-    openssl(pems, "rsa", "-in", "server.key", "-aes128", "-passout", "pass:secret", "-out", "locked.key")
     monkeypatch.chdir(pems)
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int)
@@ -243,30 +210,20 @@ def test_options_that_cannot_be_used_are_refused(
 # --- behind a proxy ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_proxy_is_believed_only_where_it_is_named(house: House) -> None:
+@pytest.mark.parametrize(("proxies", "scheme"), [((), "http"), (("127.0.0.0/8",), "https")])
+async def test_a_proxy_is_believed_only_where_it_is_named_and_what_comes_through_is_not_of_this_machine(
+    house: House, proxies: tuple[str, ...], scheme: str
+) -> None:
+    claim = await house.claim()
     forwarded = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "https"}
-    claim = await house.claim()
-    for proxies, scheme in ((), "http"), (("127.0.0.0/8",), "https"):
-        async with (
-            served(house, trusted_proxies=proxies) as place,
-            httpx.AsyncClient(base_url=f"http://{place}", timeout=60) as http,
-        ):
-            url, key = f"{path(claim)}/v1/nothing", {"authorization": f"Bearer {claim.key}", "host": "agl.example"}
-            assert f"is {scheme}://agl.example/r/" in (await http.get(url, headers={**forwarded, **key})).text
-
-
-@pytest.mark.parametrize("proxies", [(), ("127.0.0.1",)])
-async def test_what_comes_through_a_proxy_is_not_of_this_machine(house: House, proxies: tuple[str, ...]) -> None:
-    claim = await house.claim()
+    key = {"authorization": f"Bearer {claim.key}", "host": "agl.example"}
     async with (
         served(house, trusted_proxies=proxies) as place,
         httpx.AsyncClient(base_url=f"http://{place}", timeout=60) as http,
     ):
-        for header in (
-            {"x-forwarded-for": "203.0.113.7"},
-            {"x-forwarded-for": "127.0.0.1"},
-            {"forwarded": "for=127.0.0.1"},
-        ):
+        shown = await http.get(f"{path(claim)}/v1/nothing", headers={**forwarded, **key})
+        assert f"is {scheme}://agl.example/r/" in shown.text
+        for header in (forwarded, {"x-forwarded-for": "127.0.0.1"}, {"forwarded": "for=127.0.0.1"}):
             assert (await http.post(f"{path(claim)}/v1/chat/completions", json=HI, headers=header)).status_code == 401
 
 
@@ -324,8 +281,8 @@ async def test_pages_of_listed_origins_may_use_the_server_with_a_key(house: Hous
 
 
 async def test_without_a_list_no_page_of_another_origin_may(house: House) -> None:
-    async with served(house) as place, httpx.AsyncClient(base_url=f"http://{place}", timeout=60) as http:
-        asks = {"origin": PAGE, "access-control-request-method": "GET"}
+    asks = {"origin": PAGE, "access-control-request-method": "GET"}
+    async with served(house) as place, browser(place) as http:
         for answer in (await http.options("/api/runs", headers=asks), await http.get("/healthz", headers=asks)):
             assert "access-control-allow-origin" not in answer.headers
 

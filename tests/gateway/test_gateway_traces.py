@@ -31,7 +31,6 @@ from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS, IGNORED_BASE_URL, UNKNOWN_ROUTE
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.store.tokens import TokenRole
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -180,76 +179,55 @@ async def test_a_body_that_cannot_be_read_is_refused_and_not_to_be_sent_again(
 # --- whose ------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_attempts_key_says_whose_spans_they_are(house: House) -> None:
-    claim = await house.claim()
-    answer = await house.http(address="10.0.0.9").post(
-        "/v1/traces", json=a_request(a_span(1)), headers={"authorization": f"Bearer {claim.key}"}
-    )
-    assert answer.status_code == 200
-    assert "span 1" in await names(house, claim)
-
-
-async def test_a_key_opens_no_other_rollout_of_its_run(house: House) -> None:
+async def test_a_key_says_whose_spans_they_are_and_opens_no_other_rollout(house: House) -> None:
     mine, theirs = await house.claim("a"), await house.claim("b")
+    key = {"authorization": f"Bearer {mine.key}"}
     by_span = a_span(3, attributes=[{"key": "agl.rollout_id", "value": {"stringValue": theirs.rollout.id}}])
-    answer = await send(house, mine, a_request(a_span(1), by_span))
+    request = a_request(a_span(1), by_span)
+    answer = await house.http(address="10.0.0.9").post("/v1/traces", json=request, headers=key)
     assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
-    answer = await send(house, mine, a_request(a_span(2), agl__rollout_id=theirs.rollout.id, agl__attempt="1"))
-    assert "this key does not open" in answer.json()["partialSuccess"]["errorMessage"]
-    assert await names(house, theirs) == []
+    other = (await house.store.create_run("other", {})).id
+    [foreign] = await house.store.enqueue([NewRollout(run_id=other, task={}, group_id="g")])
+    await house.store.claim(WorkerStatus(id="w", run_id=other, host="h", pid=1, running=0, seen_ns=0))
+    for rollout_id, number, said in (
+        (theirs.rollout.id, 1, "this key does not open"),
+        (foreign.id, 1, "this key does not open"),
+        (mine.rollout.id, 7, "does not exist"),
+    ):
+        asked = a_request(a_span(2), agl__rollout_id=rollout_id, agl__attempt=number)
+        assert said in (await send(house, mine, asked)).json()["partialSuccess"]["errorMessage"]
+    assert await names(house, theirs) == await house.store.spans([foreign.id]) == []
     assert "span 1" in await names(house, mine)
 
 
 async def test_under_the_server_key_attributes_name_attempts(house: House) -> None:
     one, other = await house.claim("a"), await house.claim("b")
     by_span = a_span(3, attributes=[{"key": "agl.rollout_id", "value": {"stringValue": other.rollout.id}}])
-    headers = {"authorization": f"Bearer {SERVER_KEY}"}
+    http, headers = house.http(address="10.0.0.9"), {"authorization": f"Bearer {SERVER_KEY}"}
     by_name = a_request(a_span(1), by_span, agl__rollout_id=one.rollout.id)
-    for request in (by_name, a_request(a_span(2), agl__rollout_id=other.rollout.id, agl__attempt="1")):
-        assert (await house.http().post("/v1/traces", json=request, headers=headers)).status_code == 200
-    assert "span 1" in await names(house, one)
-    assert {"span 2", "span 3"} <= set(await names(house, other))
-
-
-async def test_the_server_key_names_any_attempt_and_none_is_rejected(house: House) -> None:
-    claim = await house.claim()
-    headers = {"authorization": f"Bearer {SERVER_KEY}"}
-    request = a_request(a_span(1), agl__rollout_id=claim.rollout.id)
-    request["resourceSpans"] += a_request(a_span(2))["resourceSpans"]
-    answer = await house.http(address="10.0.0.9").post("/v1/traces", json=request, headers=headers)
+    by_name["resourceSpans"] += a_request(a_span(2))["resourceSpans"]
+    answer = await http.post("/v1/traces", json=by_name, headers=headers)
     assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
     assert "no attempt named" in answer.json()["partialSuccess"]["errorMessage"]
-    assert "span 1" in await names(house, claim)
+    assert "span 1" in await names(house, one)
+    assert "span 3" in await names(house, other)
 
 
-@pytest.mark.parametrize(("role", "status"), [("admin", 200), ("reader", 401)])
-async def test_an_admins_token_names_any_attempt_as_the_server_key_does(
-    house: House, role: TokenRole, status: int
-) -> None:
+async def test_admins_tokens_and_a_server_key_that_looks_like_an_attempts_name_any_attempt(house: House) -> None:
     claim = await house.claim()
-    made = await house.store.create_token("t", role)
-    headers = {"authorization": f"Bearer {made.secret}"}
     request = a_request(a_span(1), agl__rollout_id=claim.rollout.id)
-    answer = await house.http(address="10.0.0.9").post("/v1/traces", json=request, headers=headers)
-    assert answer.status_code == status
-    assert ("span 1" in await names(house, claim)) == (status == 200)
-    await house.store.revoke_token(made.token.id)
-    app = house.gateway()  # this one's store was not asked
-    assert (await house.http(app, "10.0.0.9").post("/v1/traces", json=request, headers=headers)).status_code == 401
-
-
-async def test_a_server_key_that_looks_like_an_attempts_is_one_all_the_same(house: House) -> None:
-    claim = await house.claim()
+    admin, reader = [await house.store.create_token("t", role) for role in ("admin", "reader")]  # type: ignore[arg-type]
     app = App(house.store, "sk-agl-server-secret")
-    for key, status in (("sk-agl-server-secret", 200), ("sk-agl-server-guess", 401)):
-        answer = await house.http(app, "10.0.0.9").post(
-            "/v1/traces",
-            json=a_request(a_span(1), agl__rollout_id=claim.rollout.id),
-            headers={"authorization": f"Bearer {key}"},
-        )
-        assert answer.status_code == status
-    await app.close()
+
+    async def status(key: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        return (await house.http(app, "10.0.0.9").post("/v1/traces", json=request, headers=headers)).status_code
+
+    assert [await status(key) for key in (reader.secret, "sk-agl-server-guess")] == [401, 401]
+    assert "span 1" not in await names(house, claim)
+    assert [await status(key) for key in (admin.secret, "sk-agl-server-secret")] == [200, 200]
     assert "span 1" in await names(house, claim)
+    await app.close()
 
 
 async def test_a_request_that_names_very_many_attempts_is_looked_up_for_some(house: House) -> None:
@@ -260,23 +238,6 @@ async def test_a_request_that_names_very_many_attempts_is_looked_up_for_some(hou
     answer = await send(house, claim, request)
     assert answer.json()["partialSuccess"]["rejectedSpans"] == str(MAX_ATTEMPTS_PER_REQUEST + 5)
     assert f"5 of more than {MAX_ATTEMPTS_PER_REQUEST} attempts" in answer.json()["partialSuccess"]["errorMessage"]
-
-
-async def test_a_key_opens_no_other_run(house: House) -> None:
-    mine = await house.claim()
-    other = (await house.store.create_run("other", {})).id
-    [theirs] = await house.store.enqueue([NewRollout(run_id=other, task={}, group_id="g")])
-    worker = WorkerStatus(id="w", run_id=other, host="h", pid=1, running=0, seen_ns=0)
-    await house.store.claim(worker)
-    answer = await send(house, mine, a_request(a_span(1), agl__rollout_id=theirs.id, agl__attempt=1))
-    assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
-    assert await house.store.spans([theirs.id]) == []
-
-
-async def test_an_attempt_that_does_not_exist_takes_nothing(house: House) -> None:
-    claim = await house.claim()
-    answer = await send(house, claim, a_request(a_span(1), agl__rollout_id=claim.rollout.id, agl__attempt=7))
-    assert "does not exist" in answer.json()["partialSuccess"]["errorMessage"]
 
 
 @pytest.mark.parametrize("key", [None, "wrong", "sk-agl-AAAA"])

@@ -55,13 +55,6 @@ async def test_dropped_tools_are_named_in_a_header_and_recorded_and_functions_st
     assert call.overridden_params == {"tools[0]": BODIES[route]["tools"][0]}
 
 
-async def test_an_answer_to_which_everything_was_applied_has_no_such_header(house: House) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "low", "verbosity": "low"}
-    answer = await post(house, "chat/completions", **body)
-    assert answer.status_code == 200
-    assert "x-agl-ignored" not in answer.headers
-
-
 TEMPERATURES: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": [{"role": "user", "content": "hi"}], "temperature": 2.0, "top_p": 0.5},
     "completions": {"prompt": "hi", "temperature": 2.0, "top_p": 0.5},
@@ -96,13 +89,6 @@ async def test_a_run_that_says_error_refuses_another_temperature_in_training(hou
     greedy = await house.claim(group="greedy", sampling=Sampling(temperature=0.0), mode="eval")
     evaluated = await house.http().post(f"{path(greedy)}/v1/chat/completions", json={"model": "policy", **body})
     assert (evaluated.status_code, evaluated.headers["x-agl-ignored"]) == (200, "temperature, top_p")
-
-
-async def test_what_would_make_it_another_response_is_refused_though_the_run_drops(house: House) -> None:
-    await house.serve_policy(unsupported_params="drop")
-    answer = await post(house, "responses", input="hi", background=True, top_a=0.5)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "background: true is not supported by the trained policy; leave it out"
 
 
 async def test_truncation_is_accepted_while_the_prompt_fits_and_names_itself_where_it_does_not(house: House) -> None:

@@ -57,14 +57,6 @@ async def test_a_message_that_comes_back_without_its_thinking_is_continued_exact
     assert (two.parent_id, two.fork_cause) == (one.id, None)
 
 
-async def test_the_tokens_of_reasoning_are_counted(thinker: House) -> None:
-    client = thinker.openai(await thinker.claim())
-    reply: Any = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
-    counted = reply.usage.completion_tokens_details.reasoning_tokens
-    assert 0 < counted < reply.usage.completion_tokens
-    assert reply.choices[0].message.reasoning == reply.choices[0].message.reasoning_content == "hm"
-
-
 @pytest.mark.parametrize("asked", ["message.output_text.logprobs", "reasoning.encrypted_content"])
 async def test_a_stored_response_has_what_was_asked_for_when_it_was_made(thinker: House, asked: Any) -> None:
     thinker.say("<think>hm</think>It is sunny.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 
 import pytest
 
@@ -92,125 +92,84 @@ async def test_what_comes_without_a_request_is_not_the_response_to_the_next() ->
         assert await ask(client, url) == (200, b"hi")
 
 
-async def test_a_head_without_end_is_refused() -> None:
-    async def respond(writer: asyncio.StreamWriter) -> None:
-        writer.write(OK)
-        for number in range(10 * MAX_HEAD_BYTES // 1000):
-            writer.write(b"x-%d: " % number + b"a" * 1000 + b"\r\n")
-            await writer.drain()
-
-    async with server(respond) as url, a_client() as client:
-        with pytest.raises(OSError, match="bytes of headers"):
-            await ask(client, url)
+GZIP = b"content-encoding: gzip\r\n"
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 101 Go\r\nconnection: upgrade\r\nupgrade: h2\r\n\r\nx", b"no\r\n\r\n"])
-async def test_what_is_no_response_is_an_oserror(answer: bytes) -> None:
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 101 Go\r\nconnection: upgrade\r\nupgrade: h2\r\n\r\nx", "not HTTP"),
+        (b"no\r\n\r\n", "not HTTP"),
+        (sized(gzip.compress(b"hello " * 100)[:-9], GZIP), "ends early"),
+        (OK + b"x-filler: aaaaaaaaaaaaaaaaaaa\r\n" * MAX_HEAD_BYTES, "bytes of headers"),
+    ],
+    ids=["101", "no", "half", "head"],
+)
+async def test_what_is_no_response_is_an_oserror(answer: bytes, said: str) -> None:
     async with server(saying(answer)) as url, a_client() as client:
-        with pytest.raises(OSError, match="not HTTP"):
+        with pytest.raises(OSError, match=said):
             await ask(client, url)
+
+
+async def test_a_url_that_leads_nowhere_is_an_oserror() -> None:
+    async with a_client() as client:
+        for url in ("http://a..b/", "http://" + "a" * 64 + "/", "http://[::1/", "ftp://a/", "http://a:x/"):
+            with pytest.raises(OSError, match="URL"):
+                await ask(client, url)
 
 
 async def test_a_compressed_body_is_handed_on_in_parts_of_a_bounded_size() -> None:
-    plain = bytes(range(256)) * 40_000 + b"\0" * 20_000_001
-    answer = sized(gzip.compress(plain), b"content-encoding: gzip\r\n")
-    async with server(saying(answer)) as url, a_client() as client, await client.post(url, {}, b"") as response:
+    plain = bytes(range(256)) * 40_000 + b"\0" * 5_000_001
+    packed = gzip.compress(plain) + gzip.compress(b"two, ") + b"\0\0\0"  # several members
+    async with (
+        server(saying(sized(packed, GZIP))) as url,
+        a_client() as client,
+        await client.post(url, {}, b"") as response,
+    ):
         parts = [part async for part in response.chunks()]
-    assert b"".join(parts) == plain
+    assert b"".join(parts) == plain + b"two, "
     assert max(map(len, parts)) <= MAX_DECOMPRESSED
-
-
-async def test_a_compressed_body_may_have_several_members() -> None:
-    packed = gzip.compress(b"one, ") + gzip.compress(b"two, ") + gzip.compress(b"three") + b"\0\0\0"
-    async with server(saying(sized(packed, b"content-encoding: gzip\r\n"))) as url, a_client() as client:
-        assert await ask(client, url) == (200, b"one, two, three")
 
 
 async def test_a_body_that_is_too_large_to_be_read_as_a_whole_is_an_engine_error() -> None:
     packed = gzip.compress(bytes(MAX_BODY_BYTES + 1))
-    async with server(saying(sized(packed, b"content-encoding: gzip\r\n"))) as url, a_client() as client:
+    async with server(saying(sized(packed, GZIP))) as url, a_client() as client:
         with pytest.raises(EngineError, match=f"larger than {MAX_BODY_BYTES} bytes"):
             await ask(client, url)
 
 
-async def test_a_request_that_meets_a_connection_just_closed_is_sent_once_more_on_a_new_one() -> None:
-    """The server closes the connection when the second request on it has arrived, as if it had been idle too long."""
-    asked = 0
+OK_BODY = sized(b"hi")
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ([OK_BODY, "abort", OK_BODY], 3),  # as if it had been idle too long: sent once more on a new connection
+        ([OK_BODY, "abort later"], 2),  # the server may have worked on it
+        (["abort"], 1),
+        ([OK_BODY, OK_BODY[:10]], 2),  # closed within a response
+    ],
+)
+async def test_a_request_is_sent_once_more_only_where_its_connection_was_just_closed(
+    answers: list[bytes | str], asked: int
+) -> None:
+    seen: list[bytes | str] = []
 
     async def respond(writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
+        seen.append(answer := answers[len(seen)])
+        if answer == "abort":
             writer.transport.abort()
-        else:
-            await saying(sized(b"hi"))(writer)
-
-    async with server(respond) as url, a_client() as client:
-        assert [await ask(client, url) for _ in range(2)] == [(200, b"hi")] * 2
-        assert asked == 3
-
-
-async def test_a_request_that_a_server_may_have_worked_on_is_not_sent_once_more() -> None:
-    asked = 0
-
-    async def respond(writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
+        elif answer == "abort later":
             asyncio.get_running_loop().call_later(2 * MAX_IDLE_CLOSE_S, writer.transport.abort)
-        else:
-            await saying(sized(b"hi"))(writer)
+        elif isinstance(answer, bytes):
+            await saying(answer)(writer)
+            if answer != OK_BODY:
+                writer.transport.close()
 
     async with server(respond) as url, a_client() as client:
-        assert await ask(client, url) == (200, b"hi")
-        with pytest.raises(ConnectionError):
-            await ask(client, url)
-        assert asked == 2
-
-
-async def test_a_new_connection_that_is_closed_is_an_oserror_at_once() -> None:
-    asked = 0
-
-    async def respond(writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        writer.transport.abort()
-
-    async with server(respond) as url, a_client() as client:
-        with pytest.raises(ConnectionError):
-            await ask(client, url)
-        assert asked == 1
-
-
-async def test_a_connection_that_is_closed_within_a_response_is_an_oserror_at_once() -> None:
-    asked = 0
-
-    async def respond(writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        await saying(sized(b"hi") if asked == 1 else sized(b"hi")[:10])(writer)
-        if asked == 2:
-            writer.transport.close()
-
-    async with server(respond) as url, a_client() as client:
-        await ask(client, url)
-        with pytest.raises(ConnectionError):
-            await ask(client, url)
-        assert asked == 2
-
-
-async def test_a_compressed_body_that_ends_early_is_an_oserror() -> None:
-    half = gzip.compress(b"hello " * 100)[:-9]
-    async with server(saying(sized(half, b"content-encoding: gzip\r\n"))) as url, a_client() as client:
-        with pytest.raises(OSError, match="ends early"):
-            await ask(client, url)
-
-
-@pytest.mark.parametrize("url", ["http://a..b/", "http://" + "a" * 64 + "/", "http://[::1/", "ftp://a/", "http://a:x/"])
-async def test_a_url_that_leads_nowhere_is_an_oserror(url: str) -> None:
-    async with a_client() as client:
-        with pytest.raises(OSError, match="URL"):
-            await ask(client, url)
+        with nullcontext() if answers[-1] == OK_BODY else pytest.raises(ConnectionError):
+            assert [await ask(client, url) for _ in range(2)] == [(200, b"hi")] * 2
+        assert len(seen) == asked
 
 
 async def test_a_connection_that_is_lost_before_there_is_a_request_is_an_oserror() -> None:

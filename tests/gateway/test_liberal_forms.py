@@ -29,43 +29,32 @@ async def post(house: House, claim: Claim, route: str, body: Any, **more: Any) -
 # --- paths, keys and probes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "route",
-    [
-        "/v1/chat/completions/",
-        "//v1//chat/completions",
-        "/v1/chat/completions//",
-        "/openai/deployments/policy/chat/completions?api-version=2025-01-01",
-        "/openai/v1/chat/completions",
-        "/v1/openai/deployments/policy/chat/completions",
-        "/v1beta/openai/chat/completions",
-        "/v1/v1/chat/completions",
-        "/chat/completions",
-    ],
-)
-async def test_slashes_paths_of_azure_and_google_and_v1_twice_or_never_reach_the_same_route(
-    house: House, route: str
-) -> None:
-    claim = await house.claim()
-    body = await post(house, claim, route, HI)
-    assert body["choices"][0]["message"]["content"] == SUNNY
-    (call,) = await recorded(house, claim)
-    assert (call.model, call.protocol) == ("policy", "chat")
+MESSAGES = {**HI, "max_tokens": 9}
 
 
 @pytest.mark.parametrize(
     ("route", "body"),
     [
-        ("/v1/v1/messages", {**HI, "max_tokens": 9}),
-        ("/messages", {**HI, "max_tokens": 9}),
+        ("/v1/chat/completions/", HI),
+        ("//v1//chat/completions//", HI),
+        ("/openai/deployments/policy/chat/completions?api-version=2025-01-01", HI),
+        ("/openai/v1/chat/completions", HI),
+        ("/v1/openai/deployments/policy/chat/completions", HI),
+        ("/v1beta/openai/chat/completions", HI),
+        ("/v1/v1/chat/completions", HI),
+        ("/chat/completions", HI),
+        ("/v1/v1/messages", MESSAGES),
+        ("/messages", MESSAGES),
         ("/responses", {"model": "policy", "input": "Paris?"}),
         ("/v1/v1beta/models/policy:generateContent", GOOGLE),
         ("/v1/api/chat", {**HI, "stream": False}),
     ],
 )
-async def test_a_base_url_of_another_protocols_form_reaches_the_same_route(house: House, route: str, body: Any) -> None:
+async def test_slashes_paths_of_azure_and_google_and_v1_twice_or_never_reach_the_same_route(
+    house: House, route: str, body: Any
+) -> None:
     claim = await house.claim()
-    await post(house, claim, route, body)
+    assert SUNNY in str(await post(house, claim, route, body))
     assert [call.model for call in await recorded(house, claim)] == ["policy"]
 
 
@@ -120,78 +109,9 @@ async def test_a_whole_number_may_be_written_as_a_float(house: House, route: str
     assert (call.sampling.max_tokens, len(call.sampled_ids)) == (2, 2)
 
 
-async def test_a_number_with_a_fraction_is_refused_by_its_field(house: House) -> None:
-    claim = await house.claim()
-    for given, sentence in (
-        ({"max_tokens": 2.5}, "max_tokens: expected a whole number of at least 1, got 2.5"),
-        ({"stop_token_ids": [1.0, 2.5]}, "stop_token_ids: expected a list of token ids, got [1,2.5]"),
-    ):
-        reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json={**HI, **given})
-        assert (reply.status_code, reply.json()["error"]["message"]) == (400, sentence)
-
-
 # --- arguments of tool calls --------------------------------------------------------------------------------------------
 
 ARGUMENTS = {"city": "Paris"}
-
-
-def chat_turn(arguments: Any) -> list[Any]:
-    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
-    called = {"role": "assistant", "content": None, "tool_calls": [call]}
-    return [*HI["messages"], called, {"role": "tool", "tool_call_id": "call_1", "content": "sun"}]
-
-
-def responses_turn(arguments: Any) -> list[Any]:
-    called = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": arguments}
-    return [*HI["messages"], called, {"type": "function_call_output", "call_id": "call_1", "output": "sun"}]
-
-
-def messages_turn(arguments: Any) -> list[Any]:
-    called = {"type": "tool_use", "id": "call_1", "name": "weather", "input": arguments}
-    result = {"type": "tool_result", "tool_use_id": "call_1", "content": "sun"}
-    return [*HI["messages"], {"role": "assistant", "content": [called]}, {"role": "user", "content": [result]}]
-
-
-def google_turn(arguments: Any) -> list[Any]:
-    called = {"functionCall": {"name": "weather", "args": arguments}}
-    result = {"functionResponse": {"name": "weather", "response": {"output": "sun"}}}
-    return [*GOOGLE["contents"], {"role": "model", "parts": [called]}, {"role": "user", "parts": [result]}]
-
-
-OBJECT_OR_TEXT: Any = {
-    "chat": ("/v1/chat/completions", lambda given: {**HI, "tools": [TOOL], "messages": chat_turn(given)}),
-    "responses": (
-        "/v1/responses",
-        lambda given: {"model": "policy", "tools": [{"type": "function", **FUNCTION}], "input": responses_turn(given)},
-    ),
-    "messages": (
-        "/v1/messages",
-        lambda given: {
-            "model": "policy",
-            "max_tokens": 99,
-            "tools": [{"name": "weather", "input_schema": SCHEMA}],
-            "messages": messages_turn(given),
-        },
-    ),
-    "google": (
-        "/v1beta/models/policy:generateContent",
-        lambda given: {"tools": [{"functionDeclarations": [FUNCTION]}], "contents": google_turn(given)},
-    ),
-}
-
-
-@pytest.mark.parametrize("wire", OBJECT_OR_TEXT)
-async def test_arguments_continue_the_call_as_an_object_and_as_text(house: House, wire: str) -> None:
-    route, body = OBJECT_OR_TEXT[wire]
-    for replica, written in enumerate((ARGUMENTS, json.dumps(ARGUMENTS))):
-        house.say(CALL, SUNNY)
-        claim = await house.claim(replica=replica)
-        first = body(written)
-        name = next(name for name in ("messages", "input", "contents") if name in first)
-        await post(house, claim, route, {**first, name: first[name][:1]})
-        await post(house, claim, route, first)
-        calls = await recorded(house, claim)
-        assert [call.continuation for call in calls] == ["first_turn", "continued"]
 
 
 # --- functions ----------------------------------------------------------------------------------------------------------

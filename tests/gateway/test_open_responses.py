@@ -172,9 +172,3 @@ async def test_settings_of_the_request_are_repeated_in_full(house: House) -> Non
     found = await ask(house, await house.claim(), input="Hi", **given)
     expected = {**given, "reasoning": {"effort": None, "summary": "auto"}, "service_tier": "default"}
     assert {name: found[name] for name in expected} == expected
-
-
-async def test_a_response_that_was_cut_is_incomplete_and_not_completed(house: House) -> None:
-    found = await ask(house, await house.claim(), input="Hi", max_output_tokens=1)
-    assert (found["status"], found["completed_at"]) == ("incomplete", None)
-    assert found["incomplete_details"] == {"reason": "max_output_tokens"}

@@ -100,40 +100,40 @@ async def test_a_rule_may_name_the_agent_of_a_program_by_its_own_prompt(house: H
     assert second.messages[0]["content"] == "You write the mail."
 
 
-async def test_an_agent_that_no_rule_names_keeps_its_prompt(house: House) -> None:
+async def test_agents_that_no_rule_names_and_judges_keep_their_prompts(house: House) -> None:
     await ruled(house)
     house.say("hello")
     made = await claim(house)
     for agent in (None, "reader"):
         await post(house, made, "v1/chat/completions", chat("Old.", f"hi {agent}"), agent)
-    assert [call.messages[0]["content"] for call in await calls(house, made)] == ["Old."] * 2
-    assert [call.request_fields for call in await calls(house, made)] == [{}] * 2
+    assert [(call.messages[0]["content"], call.request_fields) for call in await calls(house, made)] == [
+        ("Old.", {})
+    ] * 2
+    await ruled(house, [{"template": "system", "agents": ["*"]}])
+    made = await claim(house)
+    for key in (made.judge_key, made.key):  # an agent that takes the judge's name is none
+        headers = {"authorization": f"Bearer {key}", "x-agl-agent": JUDGE}
+        await house.http().post(f"{path(made)}/v1/chat/completions", json=chat("Old.", key), headers=headers)
+    assert [call.messages[0]["content"] for call in await calls(house, made)] == ["Old.", NEW]
 
 
-async def test_a_rule_fills_no_template_with_what_is_kept_from_agents(house: House) -> None:
-    await ruled(house)
+async def test_a_rule_whose_template_cannot_be_rendered_refuses_the_call_and_fills_in_nothing_private(
+    house: House,
+) -> None:
+    await ruled(house, RULES, "{schema}")
+    made = await claim(house)
+    headers, body = {"x-agl-agent": "writer"}, chat("Old.", "hi")
+    reply = await house.http().post(f"{path(made)}/v1/chat/completions", json=body, headers=headers)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "prompts_misconfigured")
+    assert "prompt 'system', version 1: placeholder 'schema': expected a field" in reply.json()["error"]["message"]
     config = (await house.store.runs([house.run_id]))[0].config | {"data": {"train": "t.jsonl", "private": ["topic"]}}
     house.run_id = (await house.store.create_run("private", config)).id
     await house.serve_policy()
     await put(house, TEMPLATE)
     made = await claim(house)
-    reply = await house.http().post(
-        f"{path(made)}/v1/chat/completions", json=chat("Old.", "hi"), headers={"x-agl-agent": "writer"}
-    )
+    reply = await house.http().post(f"{path(made)}/v1/chat/completions", json=body, headers=headers)
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "prompts_misconfigured")
     assert "birds" not in reply.text
-
-
-async def test_a_judge_keeps_its_prompt_whatever_the_rules_are_and_an_agent_that_takes_its_name_does_not(
-    house: House,
-) -> None:
-    await ruled(house, [{"template": "system", "agents": ["*"]}])
-    house.say("hello")
-    made = await claim(house)
-    for key in (made.judge_key, made.key):
-        headers = {"authorization": f"Bearer {key}", "x-agl-agent": JUDGE}
-        await house.http().post(f"{path(made)}/v1/chat/completions", json=chat("Old.", key), headers=headers)
-    assert [call.messages[0]["content"] for call in await calls(house, made)] == ["Old.", NEW]
 
 
 async def test_calls_continue_exactly_even_where_the_agent_changes_its_own_prompt(house: House) -> None:
@@ -150,27 +150,6 @@ async def test_calls_continue_exactly_even_where_the_agent_changes_its_own_promp
     assert said == ["It is 9:00.", "It is 9:01.", None]
 
 
-async def test_a_response_continues_one_whose_prompt_was_replaced(house: House) -> None:
-    await ruled(house)
-    house.say("one", "two")
-    made = await claim(house)
-    given = [{"role": "system", "content": "Old."}, {"role": "user", "content": "a"}]
-    first = await post(house, made, "v1/responses", {"model": "policy", "input": given})
-    body = {"model": "policy", "input": "b", "previous_response_id": first["id"]}
-    await post(house, made, "v1/responses", body)
-    assert [call.continuation for call in await calls(house, made)] == ["first_turn", "continued"]
-
-
-async def test_a_thread_keeps_the_prompt_that_replaced_its_own(house: House) -> None:
-    await ruled(house)
-    made = await claim(house)
-    given = {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}
-    first = await post(house, made, "v1/messages", {**given, "system": "Old.", "thread": {"type": "create"}})
-    thread = {"type": "continue", "previous_message_id": first["id"]}
-    await post(house, made, "v1/messages", {**given, "thread": thread})
-    assert [call.continuation for call in await calls(house, made)] == ["first_turn", "continued"]
-
-
 async def test_an_attempt_keeps_its_version_and_new_rollouts_have_the_newest(house: House) -> None:
     await ruled(house)
     house.say("hello")
@@ -184,28 +163,12 @@ async def test_an_attempt_keeps_its_version_and_new_rollouts_have_the_newest(hou
     assert [call.request_fields["system_prompt"]["version"] for call in found] == [1, 2, 1]
 
 
-async def test_a_rule_whose_template_cannot_be_rendered_refuses_the_call_with_its_name(house: House) -> None:
-    await ruled(house, RULES, "{schema}")
+async def test_calls_of_external_models_go_out_with_the_replaced_prompt(house: House, external: ExternalServer) -> None:
+    await ruled(house)
+    await serve(house, "hosted", url=external.url, models=["gpt-*"])
     made = await claim(house)
-    headers = {"x-agl-agent": "writer"}
-    body = chat("Old.", "hi")
-    reply = await house.http().post(f"{path(made)}/v1/chat/completions", json=body, headers=headers)
-    assert reply.status_code == 500
-    assert "prompt 'system', version 1: placeholder 'schema': expected a field" in reply.json()["error"]["message"]
-
-
-async def test_calls_of_external_models_go_out_with_the_replaced_prompt(house: House) -> None:
-    external = ExternalServer()
-    await external.start()
-    try:
-        await ruled(house)
-        await serve(house, "hosted", url=external.url, models=["gpt-*"])
-        made = await claim(house)
-        await post(house, made, "v1/chat/completions", {**chat("Old.", "hi"), "model": "gpt-5"})
-        [call] = await calls(house, made)
-        sent = json.loads(external.requests[0].body)
-        assert sent["messages"] == [{"role": "system", "content": NEW}, {"role": "user", "content": "hi"}]
-        assert call.policy == ""
-        assert call.request_fields["system_prompt"]["replaced"] == "Old."
-    finally:
-        await external.close()
+    await post(house, made, "v1/chat/completions", {**chat("Old.", "hi"), "model": "gpt-5"})
+    [call] = await calls(house, made)
+    sent = json.loads(external.requests[0].body)
+    assert sent["messages"] == [{"role": "system", "content": NEW}, {"role": "user", "content": "hi"}]
+    assert (call.policy, call.request_fields["system_prompt"]["replaced"]) == ("", "Old.")

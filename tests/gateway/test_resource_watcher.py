@@ -105,16 +105,6 @@ async def test_resources_that_change_while_they_are_read_are_read_again(store: C
     await watcher.close()
 
 
-async def test_where_the_store_reports_nothing_nothing_is_relied_upon(store: CountingStore) -> None:
-    store.away = True
-    heard: list[str] = []
-    watcher = ResourceWatcher(store, heard.append, BackgroundTasks())
-    await watcher.resources("run")
-    await until(lambda: watcher.reports_changes("run") is False)
-    assert not watcher.reports_changes("another")
-    await watcher.close()
-
-
 async def test_a_run_that_is_deleted_is_followed_no_more(store: CountingStore) -> None:
     heard: list[str] = []
     watcher = ResourceWatcher(store, heard.append, BackgroundTasks())

@@ -82,19 +82,6 @@ async def test_a_response_without_input_continues_the_one_before(client: AsyncOp
     assert (two.parent_id, two.fork_cause) == (one.id, None)
 
 
-async def test_a_stop_string_ends_a_response_before_it_or_behind_it(client: AsyncOpenAI) -> None:
-    assert (await made(client, extra_body={"stop": "sun"})).output_text == "It is "
-    inclusive = {"stop": ["sun"], "include_stop_str_in_output": True}
-    assert (await made(client, extra_body=inclusive)).output_text == "It is sun"
-
-
-async def test_the_input_of_a_response_is_counted_before_it_is_made(client: AsyncOpenAI) -> None:
-    counted = await client.responses.input_tokens.count(model="policy", input="Hi", instructions="Be brief.")
-    first = await made(client, instructions="Be brief.")
-    assert first.usage is not None
-    assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
-
-
 # --- item references ----------------------------------------------------------------------------------------------------
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+import build
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError
 from agentlightning.gateway.access import RULES, TOKEN_AGE_S, Authentication, Caller, Permissions, ServerKeyError
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.records import (
-    Call,
     CallCredit,
     Checkpoint,
     Claim,
@@ -23,9 +23,6 @@ from agentlightning.records import (
     Metric,
     NewRollout,
     Resource,
-    Reward,
-    Sampling,
-    Span,
     WorkerStatus,
 )
 from agentlightning.store.audit import Actor
@@ -79,73 +76,18 @@ def a_worker(run_id: str) -> WorkerStatus:
     return WorkerStatus(id="w", run_id=run_id, host="h", pid=1, running=0, seen_ns=0)
 
 
-def a_reward(run_id: str, rollout_id: str) -> Reward:
-    return Reward(id="reward", run_id=run_id, rollout_id=rollout_id, attempt=1, value=1.0, source="emitted")
-
-
-def a_span(run_id: str, rollout_id: str) -> Span:
-    return Span(
-        id="span", run_id=run_id, rollout_id=rollout_id, attempt=1, name="s", started_ns=1, finished_ns=2, attributes={}
-    )
-
-
-def a_call(run_id: str, rollout_id: str) -> Call:
-    return Call(
-        id="call",
-        run_id=run_id,
-        rollout_id=rollout_id,
-        attempt=1,
-        parent_id=None,
-        suffix_ids=[1],
-        sampled_ids=[2],
-        logprobs=[-0.5],
-        versions=[],
-        prompt_tokens=1,
-        policy="default",
-        model="default",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="h",
-        request_hash="r",
-        messages=[],
-        completion={},
-        tools=[],
-        started_ns=1,
-        finished_ns=2,
-    )
-
-
-def a_credit(run_id: str, rollout_id: str) -> CallCredit:
-    return CallCredit(
-        run_id=run_id,
-        step=1,
-        rollout_id=rollout_id,
-        call_id="call",
-        policy="default",
-        credit=1.0,
-        advantage=0.5,
-        return_=None,
-        weight=0.1,
-        trained_tokens=1,
-    )
-
-
-def a_version(run_id: str) -> ModelVersion:
-    return ModelVersion(
-        name=run_id,
-        number=0,
-        run_id=run_id,
-        policy="default",
-        step=1,
-        resource_version=1,
-        parent=None,
-        base_model="base",
-        weights={"kind": "full", "url": "file:///weights"},
-    )
-
-
 def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str, Any]]:
     """A request to each method that names this run, this rollout and this token."""
+    place = build.rollout(rollout_id, run_id=run_id)
+    reward, call = build.reward(place), build.call(place)
+    credit = CallCredit(
+        run_id=run_id, step=1, rollout_id=rollout_id, call_id="call", policy="default", credit=1.0, advantage=0.5,
+        return_=None, weight=0.1, trained_tokens=1,
+    )  # fmt: skip
+    version = ModelVersion(
+        name=run_id, number=0, run_id=run_id, policy="default", step=1, resource_version=1, parent=None,
+        base_model="base", weights={"kind": "full", "url": "file:///weights"},
+    )  # fmt: skip
     lease = Lease(rollout_id=rollout_id, attempt=1, token="t")
     return {
         "create_run": {"name": "n", "config": {}, "run_id": run_id},
@@ -157,11 +99,9 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
             "session": NewRollout(run_id=run_id, task={}, group_id="session:tok:anna", kind="session"),
             "lease_s": 60.0,
         },
-        "record_feedback": {"rewards": [a_reward(run_id, rollout_id)]},
+        "record_feedback": {"rewards": [reward]},
         "heartbeat": {"worker": a_worker(run_id), "leases": [lease]},
-        "finish": {
-            "finishes": [Finish(lease=lease, state="succeeded", rewards=(a_reward(run_id, rollout_id),))],
-        },
+        "finish": {"finishes": [Finish(lease=lease, state="succeeded", rewards=(reward,))]},
         "cancel": {"rollout_ids": [rollout_id]},
         "expire_leases": {},
         "rollouts": {"query": RolloutQuery(run_id=run_id)},
@@ -170,12 +110,12 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "attempts": {"rollout_ids": [rollout_id]},
         "wait": {"run_id": run_id, "timeout_s": 0.0},
         "workers": {"run_id": run_id},
-        "append_calls": {"calls": [a_call(run_id, rollout_id)]},
+        "append_calls": {"calls": [call]},
         "mark_delivered": {"rollout_id": rollout_id, "attempt": 1, "call_ids": [], "delivered": True},
-        "append_spans": {"spans": [a_span(run_id, rollout_id)]},
+        "append_spans": {"spans": [build.span(place)]},
         "calls": {"rollout_ids": [rollout_id]},
         "spans": {"rollout_ids": [rollout_id]},
-        "record_rewards": {"rewards": [a_reward(run_id, rollout_id)]},
+        "record_rewards": {"rewards": [reward]},
         "rewards": {"rollout_ids": [rollout_id]},
         "put_resources": {"resources": [Resource(run_id=run_id, name="n", kind="pause", value={})]},
         "resources": {"run_id": run_id},
@@ -194,7 +134,7 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "reopen_steps": {"run_id": run_id, "after": 0},
         "put_checkpoint": {"checkpoint": Checkpoint(run_id=run_id, step=1, path="p", version=1)},
         "checkpoints": {"run_id": run_id},
-        "record_credit": {"credits": [a_credit(run_id, rollout_id)]},
+        "record_credit": {"credits": [credit]},
         "credit": {"rollout_ids": [rollout_id]},
         "drop_credit": {"run_id": run_id, "before": 1},
         "put_files": {"run_id": run_id, "rollout_id": rollout_id, "files": {}},
@@ -204,7 +144,7 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "find_token": {"secret_hash": "h"},
         "revoke_token": {"token_id": token_id},
         "audit": {"run_id": run_id},
-        "put_model": {"version": a_version(run_id)},
+        "put_model": {"version": version},
         "models": {"run_id": run_id},
         "put_alias": {
             "alias": ModelAlias(name=run_id, alias="best", number=1, previous=None, moved_ns=0),
@@ -411,12 +351,14 @@ async def test_an_answer_is_not_given_to_another_caller_who_learned_its_name(adm
 async def test_views_are_narrowed_as_methods_are(admin: LightningStoreClient) -> None:
     mine, other = await claimed(admin), await claimed(admin)
     made = await admin.create_token("r", "reader", mine.rollout.run_id)
-    async with httpx.AsyncClient(
-        base_url=f"{admin._url}/api", headers={"authorization": f"Bearer {made.secret}"}, timeout=60
-    ) as http:
+    key = {"authorization": f"Bearer {made.secret}"}
+    async with httpx.AsyncClient(base_url=f"{admin._url}/api", headers=key, timeout=60) as http:
         assert [run["id"] for run in (await http.get("/runs")).json()] == [mine.rollout.run_id]
-        assert (await http.get(f"/rollouts/{mine.rollout.id}/calls")).status_code == 200
-        assert (await http.get(f"/rollouts/{other.rollout.id}")).status_code == 404
-        assert (await http.get(f"/rollouts/{other.rollout.id}/calls")).status_code == 404
-        assert (await http.get("/rollouts", params={"run_id": other.rollout.run_id})).status_code == 403
+        for path, status in (
+            (f"/rollouts/{mine.rollout.id}/calls", 200),
+            (f"/rollouts/{other.rollout.id}", 404),
+            (f"/rollouts/{other.rollout.id}/calls", 404),
+            (f"/rollouts?run_id={other.rollout.run_id}", 403),
+        ):
+            assert (await http.get(path)).status_code == status, path
         assert (await http.post("/signing_secret")).status_code == 403

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from exchange import Exchange
+from exchange import Exchange, HeldStore
 from gateway_house import House, path
 from toy_model import write_tokenizer
 
 from agentlightning.records import ABANDONED, Call, Claim
-from agentlightning.store.base import LightningStore
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION = {"name": "weather", "description": "looks", "parameters": PARAMETERS}
@@ -94,7 +94,7 @@ async def ollama_turns(house: House, claim: Claim) -> None:
     await post(house, claim, "api/chat", {**body, "messages": [HI, message, result]})
 
 
-@pytest.mark.parametrize("levels", [3, 53, 55, 65, 254, 300, 1100])
+@pytest.mark.parametrize("levels", [3, 54, 254, 1100])
 @pytest.mark.parametrize("turns", [chat_turns, anthropic_turns, google_turns])
 async def test_a_call_with_nested_arguments_is_recorded_answered_and_continued(
     house: House, turns: Any, levels: int
@@ -118,75 +118,6 @@ async def test_integers_beyond_64_bits_are_given_to_the_agent_and_continued(hous
     first, second = await calls_of(house, claim)
     assert first.completion["tool_calls"][0]["function"]["arguments"] == NUMBERS
     assert (second.continuation, second.parent_id) == ("continued", first.id)
-
-
-CALLED = json.loads(NUMBERS)
-HISTORIES: list[tuple[str, dict[str, Any]]] = [
-    (
-        "v1/chat/completions",
-        {
-            "messages": [
-                HI,
-                {
-                    "role": "assistant",
-                    "tool_calls": [{"id": "c", "function": {"name": "weather", "arguments": CALLED}}],
-                },
-                {"role": "tool", "tool_call_id": "c", "content": "sunny"},
-            ]
-        },
-    ),
-    (
-        "v1/responses",
-        {
-            "input": [
-                HI,
-                {"type": "function_call", "call_id": "c", "name": "weather", "arguments": CALLED},
-                {"type": "function_call_output", "call_id": "c", "output": "sunny"},
-            ]
-        },
-    ),
-    (
-        "v1/messages",
-        {
-            "max_tokens": 99,
-            "messages": [
-                HI,
-                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "weather", "input": CALLED}]},
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "sunny"}]},
-            ],
-        },
-    ),
-    (
-        "v1beta/models/policy:generateContent",
-        {
-            "contents": [
-                {"role": "user", "parts": [{"text": "hi"}]},
-                {"role": "model", "parts": [{"functionCall": {"name": "weather", "args": CALLED}}]},
-                {"role": "user", "parts": [{"functionResponse": {"name": "weather", "response": {"result": "sunny"}}}]},
-            ]
-        },
-    ),
-]
-
-
-@pytest.mark.parametrize(("route", "body"), HISTORIES)
-async def test_integers_beyond_64_bits_reach_the_model_as_they_were_sent(
-    house: House, route: str, body: dict[str, Any]
-) -> None:
-    claim = await house.claim()
-    await post(house, claim, route, body)
-    [call] = await calls_of(house, claim)
-    assert NUMBERS[1:-1] in house.renderer.decode(call.suffix_ids)
-
-
-@pytest.mark.parametrize("arguments", ['{"arguments": %s, "name": "weather"}'])
-@pytest.mark.parametrize("levels", [254, 1100])
-async def test_a_call_whose_parts_come_in_another_order_is_recorded(house: House, arguments: str, levels: int) -> None:
-    claim = await house.claim()
-    house.say(f"<tool_call>{arguments % nested(levels)}</tool_call>")
-    tools = [{"type": "function", "function": FUNCTION}]
-    await post(house, claim, "v1/chat/completions", {"messages": [HI], "tools": tools})
-    assert [call.finish_reason != ABANDONED for call in await calls_of(house, claim)] == [True]
 
 
 async def test_tools_with_their_keys_in_another_order_continue(house: House) -> None:
@@ -249,21 +180,13 @@ async def test_tokens_of_an_engine_that_is_lost_are_recorded_as_abandoned(house:
     assert all(len(call.sampled_ids) == len(call.logprobs) for call in calls)
 
 
-class CutStore:
-    """The store, whose first commit of calls comes to no end."""
+class CutStore(HeldStore):
+    """The first commit of calls comes to no end."""
 
-    def __init__(self, store: LightningStore) -> None:
-        self._store = store
-        self.asked = asyncio.Event()
-
-    def __getattr__(self, verb: str) -> Any:
-        return getattr(self._store, verb)
-
-    async def append_calls(self, calls: list[Call]) -> None:
-        if not self.asked.is_set():
-            self.asked.set()
-            await asyncio.Event().wait()
-        await self._store.append_calls(calls)
+    async def append_calls(self, calls: Sequence[Call]) -> None:
+        if self.asked.is_set():
+            self.allowed.set()
+        await super().append_calls(calls)
 
 
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -97,26 +97,18 @@ async def served(house: House, newer: ScriptedEngine) -> ServedHouse:
     return await ServedHouse(house, newer).serve()
 
 
-async def test_the_first_call_of_a_session_opens_it_and_others_go_on(served: ServedHouse) -> None:
+async def test_the_first_call_of_a_session_opens_it_and_others_continue_it_token_by_token(served: ServedHouse) -> None:
     first = await served.said("anna")
     assert first.json()["choices"][0]["message"]["content"] == "It is sunny."
     assert first.headers["x-agl-session"] == "anna"
-    await served.said("anna")
+    messages = [*HI, {"role": "assistant", "content": "It is sunny."}, {"role": "user", "content": "is it so?"}]
+    await served.post("/v1/chat/completions", {"model": "gpt-4o", "messages": messages}, "anna")
     [rollout] = await served.rollouts()
-    assert rollout.task["session"] == "anna"
-    assert rollout.task["model"] == "support@40"
+    assert (rollout.task["session"], rollout.task["model"]) == ("anna", "support@40")
     assert (rollout.state, rollout.step, rollout.sampling.temperature) == ("running", 40, 0.5)
     calls = await served.house.store.calls([rollout.id])
     assert [(call.policy, call.model) for call in calls] == [("support-40", "gpt-4o")] * 2
-
-
-async def test_a_conversation_of_a_session_continues_token_by_token(served: ServedHouse) -> None:
-    messages = [*HI, {"role": "assistant", "content": "It is sunny."}, {"role": "user", "content": "is it so?"}]
-    await served.said("anna")
-    await served.post("/v1/chat/completions", {"model": "support", "messages": messages}, "anna")
-    [rollout] = await served.rollouts()
-    first, second = await served.house.store.calls([rollout.id])
-    assert (second.parent_id, second.fork_cause) == (first.id, None)
+    assert (calls[1].parent_id, calls[1].fork_cause) == (calls[0].id, None)
 
 
 async def test_a_crowd_of_first_calls_through_two_gateways_is_one_session(served: ServedHouse) -> None:
@@ -196,36 +188,21 @@ async def test_a_finished_session_begins_anew_on_the_version_of_the_day(served: 
     ]
 
 
-async def test_another_gateway_finishes_a_session_and_this_one_begins_it_anew(served: ServedHouse) -> None:
+async def test_feedback_is_the_sessions_reward_at_any_time_and_counts_once_under_its_key(served: ServedHouse) -> None:
     await served.said("anna")
-    other = served.house.gateway()
-    await served.post("/v1/sessions/anna/finish", {}, app=other)
-    served.house.app._attempts.forget_all()  # type: ignore[attr-defined]  # as a few seconds later
-    await served.said("anna")
-    assert [one.state for one in await served.rollouts()] == ["succeeded", "running"]
-
-
-async def test_feedback_is_the_sessions_reward_at_any_time(served: ServedHouse) -> None:
-    await served.said("anna")
-    early = await served.post("/v1/sessions/anna/reward", {"score": 0.25, "feedback": "so so"})
-    assert (early.status_code, early.json()["open"]) == (200, True)
+    for _ in range(2):
+        body = {"score": 0.25, "feedback": "so so"}
+        early = await served.post("/v1/sessions/anna/reward", body, **{"idempotency-key": "k"})
+        assert (early.status_code, early.json()["open"]) == (200, True)
     await served.post("/v1/sessions/anna/finish", {})
-    assert (await served.rollouts())[0].reward == 0.25
-    late = await served.post("/v1/sessions/anna/reward", {"score": 1})
-    assert late.json()["reward"] == 1.0
     [rollout] = await served.rollouts()
-    assert rollout.reward == 1.0
+    assert (rollout.reward, len(await served.house.store.rewards([rollout.id]))) == (0.25, 1)
+    late = await served.post("/v1/sessions/anna/reward", {"score": 1})
+    assert late.json()["reward"] == (await served.rollouts())[0].reward == 1.0
     [span] = [one for one in await served.house.store.spans([rollout.id]) if one.name == "gateway.feedback"]
     assert span.attributes == {"feedback": "so so"}
     told = [(one.step, one.value) for one in await served.house.store.metrics(served.run_id, "serve/reward")]
     assert told == [(40, 0.25), (40, 1.0)]
-
-
-async def test_feedback_sent_again_under_its_key_counts_once(served: ServedHouse) -> None:
-    await served.said("anna")
-    for _ in range(2):
-        await served.post("/v1/sessions/anna/reward", {"score": 1}, **{"idempotency-key": "k"})
-    assert len(await served.house.store.rewards([(await served.rollouts())[0].id])) == 1
 
 
 @pytest.mark.parametrize(
@@ -244,23 +221,20 @@ async def test_feedback_that_makes_no_sense_is_refused(served: ServedHouse, body
     assert said in reply.text
 
 
-async def test_who_holds_no_serving_key_is_refused(served: ServedHouse) -> None:
-    store = served.house.store
-    served.secret = (await store.create_token("w", "worker", served.run_id)).secret
-    reply = await served.post("/v1/chat/completions", {"model": "m", "messages": HI})
-    assert (reply.status_code, "its role is worker" in reply.text) == (403, True)
-    token = await store.create_token("gone", "client", served.run_id)
-    await store.revoke_token(token.token.id)
-    served.secret = token.secret
-    assert (await served.post("/v1/chat/completions", {"model": "m", "messages": HI})).status_code == 401
-    served.secret = (await store.create_token("c", "client", served.house.run_id)).secret
-    reply = await served.post("/v1/chat/completions", {"model": "m", "messages": HI})
-    assert (reply.status_code, "serves no users" in reply.text) == (404, True)
-
-
-async def test_a_serving_key_opens_nothing_of_the_store(served: ServedHouse) -> None:
+async def test_who_holds_no_serving_key_is_refused_and_one_opens_nothing_of_the_store(served: ServedHouse) -> None:
     reply = await served.post("/api/runs", {"ids": [served.run_id]})
     assert (reply.status_code, "needs a token of role" in reply.text) == (403, True)
+    store = served.house.store
+    revoked = await store.create_token("gone", "client", served.run_id)
+    await store.revoke_token(revoked.token.id)
+    for secret, status, said in (
+        ((await store.create_token("w", "worker", served.run_id)).secret, 403, "its role is worker"),
+        (revoked.secret, 401, "revoked"),
+        ((await store.create_token("c", "client", served.house.run_id)).secret, 404, "serves no users"),
+    ):
+        served.secret = secret
+        reply = await served.post("/v1/chat/completions", {"model": "m", "messages": HI})
+        assert (reply.status_code, said in reply.text) == (status, True), reply.text
 
 
 async def test_limits_hold_for_each_session(served: ServedHouse) -> None:

@@ -88,13 +88,3 @@ async def test_a_field_of_the_request_may_stand_for_the_variable(switched: House
     claim = await switched.claim()
     await post(switched, claim, "chat/completions", enable_thinking=False, **BODIES["chat/completions"])
     assert prompt(switched).endswith(THOUGHTLESS)
-
-
-@pytest.mark.parametrize("route", BODIES)
-async def test_what_is_no_setting_of_a_template_is_refused_by_name(house: House, route: str) -> None:
-    given = {"messages": [], "tokenize": True, "bos_token": "x", "mode": 1}
-    answer = await post(house, await house.claim(), route, chat_template_kwargs=given, **BODIES[route])
-    assert answer.status_code == 400
-    message = answer.json()["error"]["message"]
-    assert all(f"chat_template_kwargs.{name}: " in message for name in ("messages", "tokenize", "bos_token"))
-    assert "mode" not in message

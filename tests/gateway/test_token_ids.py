@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 from gateway_house import END, House, path
 
@@ -36,14 +35,6 @@ async def test_chat_returns_the_ids_that_are_recorded(house: House) -> None:
     assert body["prompt_token_ids"] == call.suffix_ids
     assert body["choices"][0]["token_ids"] == call.sampled_ids
     assert call.sampled_ids[-1] == END
-
-
-async def test_every_sample_has_its_ids(house: House) -> None:
-    claim = await house.claim()
-    house.say("one", "two")
-    body = await chat(house, claim, n=2, **IDS)
-    sampled = {tuple(call.sampled_ids) for call in await house.store.calls([claim.rollout.id])}
-    assert {tuple(choice["token_ids"]) for choice in body["choices"]} == sampled
 
 
 async def test_logprobs_are_aligned_with_ids_and_may_be_named_by_them(house: House) -> None:
@@ -103,12 +94,6 @@ async def test_prompt_logprobs_have_a_table_for_every_token_but_the_first(house:
     ]
 
 
-async def test_prompt_logprobs_are_asked_for_once_however_many_samples(house: House) -> None:
-    await chat(house, await house.claim(), n=3, prompt_logprobs=0)
-    asked = sorted("prompt_logprobs" in request["sampling_params"] for request in house.engine.requests)
-    assert asked == [False, False, True]
-
-
 async def test_an_engine_that_gives_no_prompt_logprobs_is_named(house: House) -> None:
     house.engine.raw = (
         '{"choices": [{"token_ids": [2], "logprobs": {"content": [{"logprob": -1}]}, "finish_reason": "stop"}]}'
@@ -119,56 +104,6 @@ async def test_an_engine_that_gives_no_prompt_logprobs_is_named(house: House) ->
     )
     assert answer.status_code == 502
     assert "was asked for prompt_logprobs of" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"top_logprobs": -1, "logprobs": True},
-        {"prompt_logprobs": 1, "stream": True},
-        {"return_token_ids": "yes"},
-    ],
-)
-async def test_what_cannot_be_given_is_refused_by_name(house: House, asked: dict[str, Any]) -> None:
-    claim = await house.claim()
-    with pytest.raises(openai.BadRequestError) as refused:
-        await house.openai(claim).chat.completions.create(model="policy", messages=QUESTION, extra_body=asked)
-    assert refused.value.param == next(iter(asked))
-
-
-@pytest.mark.parametrize("route", ["chat/completions", "completions"])
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("bad_words", ["no"]),
-        ("request_id", "r"),
-        ("return_prompt_text", True),
-        ("thinking_token_budget", 9),
-        ("truncate_prompt_tokens", 4),
-        ("skip_special_tokens", False),
-        ("allowed_token_ids", []),
-        ("add_special_tokens", True),
-        ("logprob_token_ids", [3]),
-        ("kv_transfer_params", {"do_remote_decode": True}),
-    ],
-)
-async def test_vllms_fields_that_are_not_served_are_refused_by_name(
-    house: House, route: str, name: str, value: Any
-) -> None:
-    given: dict[str, Any] = {"prompt": "hi"} if route == "completions" else {"messages": QUESTION}
-    answer = await house.http().post(
-        f"{path(await house.claim())}/v1/{route}", json={"model": "policy", **given, name: value}
-    )
-    assert answer.status_code == 400
-    assert name in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("name", ["return_token_ids", "return_tokens_as_token_ids", "prompt_logprobs"])
-async def test_protocols_without_a_place_for_ids_refuse_them(house: House, name: str) -> None:
-    claim = await house.claim()
-    asked = {name: 1 if name == "prompt_logprobs" else True}
-    answer = await house.http().post(f"{path(claim)}/v1/responses", json={"model": "policy", "input": "hi", **asked})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
 @pytest.mark.parametrize("stream", [False, True])

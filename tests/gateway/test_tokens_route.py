@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from gateway_house import END, House, path
 
 from agentlightning.records import Claim, Sampling
@@ -42,14 +41,6 @@ async def test_a_prompt_that_begins_with_an_earlier_call_continues_it_also_after
     calls = await house.store.calls([claim.rollout.id])
     assert [call.parent_id for call in calls] == [None, calls[0].id, calls[0].id]
     assert [call.suffix_ids for call in calls] == [PROMPT, [8], [8, 9]]
-
-
-async def test_samples_are_calls_of_one_prompt_each_with_noise_of_its_own(house: House) -> None:
-    claim = await house.claim()
-    body = await generate(house, claim, prompt_ids=PROMPT, n=3)
-    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
-    assert len(await house.store.calls([claim.rollout.id])) == 3
-    assert len({request["sampling_params"]["seed"] for request in house.engine.requests}) == 3
 
 
 async def test_a_stream_has_the_same_ids_and_ends_with_reasons_and_usage(house: House) -> None:
@@ -93,41 +84,6 @@ async def test_logprobs_of_given_tokens_are_computed_and_nothing_is_recorded(hou
     answer = await house.http().post(f"{path(claim)}/v1/tokens/logprobs", json={"token_ids": PROMPT})
     assert answer.json()["logprobs"] == [None, -0.5, -0.5]
     assert await house.store.calls([claim.rollout.id]) == []
-
-
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({}, "prompt_ids"),
-        ({"prompt_ids": []}, "prompt_ids"),
-        ({"prompt_ids": [1, -1]}, "prompt_ids"),
-        ({"prompt_ids": [1, True]}, "prompt_ids"),
-        ({"prompt_ids": [2**31]}, "prompt_ids"),
-        ({"prompt_ids": "text"}, "prompt_ids"),
-        ({"prompt_ids": PROMPT, "stop_token_ids": ["a"]}, "stop_token_ids"),
-        ({"prompt_ids": PROMPT, "ignore_eos": True}, "ignore_eos"),
-        ({"prompt_ids": PROMPT, "max_tokens": 0}, "max_tokens"),
-        ({"prompt_ids": PROMPT, "num_samples": 4}, "num_samples"),
-    ],
-)
-async def test_a_field_that_is_wrong_is_named(house: House, asked: dict[str, Any], param: str) -> None:
-    body = await generate(house, await house.claim(), 400, **asked)
-    assert body["error"]["param"] == param
-
-
-@pytest.mark.parametrize("asked", [{}, {"token_ids": []}, {"token_ids": PROMPT, "more": 1}])
-async def test_wrong_requests_for_logprobs_are_refused(house: House, asked: dict[str, Any]) -> None:
-    answer = await house.http().post(f"{path(await house.claim())}/v1/tokens/logprobs", json=asked)
-    assert answer.status_code == 400
-
-
-async def test_a_key_of_another_attempt_opens_nothing(house: House) -> None:
-    one, other = await house.claim(), await house.claim(group="h")
-    for route in ("generate", "logprobs"):
-        answer = await house.http().post(
-            f"{path(one)}/v1/tokens/{route}", json={}, headers={"authorization": f"Bearer {other.key}"}
-        )
-        assert answer.status_code in (401, 403)
 
 
 async def test_ids_beyond_the_vocabulary_are_refused_before_an_engine_or_a_learner_reads_them(house: House) -> None:

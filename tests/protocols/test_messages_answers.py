@@ -231,6 +231,3 @@ def test_a_reader_finds_the_same_message_in_a_whole_answer_and_in_its_events(cho
     for one in (whole, parts):
         assert normal(one.message) == normal(assistant_message(choice))
         assert (one.finish_reason, one.prompt_tokens, one.sampled_tokens) == (choice.finish_reason, 3, 4)
-
-
-KINDS = ("message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta", "ping")

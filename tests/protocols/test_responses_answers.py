@@ -333,6 +333,3 @@ def test_a_reader_finds_the_same_message_in_a_whole_answer_and_in_its_events(cho
         assert one.message == assistant_message(choice)
         assert (one.finish_reason, one.prompt_tokens, one.sampled_tokens) == (choice.finish_reason, 3, 4)
     assert cut.message == {**assistant_message(choice), "content": choice.content or None}
-
-
-KINDS = ("completed", "incomplete", "output_text.delta", "reasoning_text.delta", "output_item.done", "failed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import anthropic
 import openai
@@ -74,17 +75,20 @@ async def test_an_external_model_that_is_not_there_is_named(house: House) -> Non
     assert span.attributes["status"] is None
 
 
-async def test_a_redirect_is_an_error(house: House, external: ExternalServer, claim: Claim) -> None:
-    external.refusals = [web.Response(status=307, headers={"location": f"{external.url}/elsewhere"})]
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ({"status": 307, "headers": {"location": "http://127.0.0.1:9/elsewhere"}}, "external_redirected"),
+        ({"text": "<html>", "content_type": "text/html"}, "external_unreadable"),
+    ],
+)
+async def test_a_redirect_and_an_answer_that_is_no_json_are_errors(
+    house: House, external: ExternalServer, claim: Claim, answer: dict[str, Any], code: str
+) -> None:
+    external.refusals = [web.Response(**answer)]
     reply = await post(house, claim)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "external_redirected")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, code)
     assert len(external.requests) == 1
-
-
-async def test_an_answer_that_is_no_json_is_an_error(house: House, external: ExternalServer, claim: Claim) -> None:
-    external.refusals = [web.Response(text="<html>", content_type="text/html")]
-    reply = await post(house, claim)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "external_unreadable")
 
 
 async def test_an_answer_has_a_deadline(house: House, external: ExternalServer) -> None:
@@ -106,16 +110,6 @@ async def test_a_stream_that_breaks_off_ends_with_an_error(
             pass
     assert await recorded(house, claim) == []
     assert len(await failures(house, claim)) == 1
-
-
-async def test_a_stream_that_stops_without_an_end_is_an_error(
-    house: House, external: ExternalServer, claim: Claim
-) -> None:
-    external.events = external._chat_events({"model": "gpt-5"})[:-2]
-    with pytest.raises(openai.APIError, match="before the response was complete"):
-        async for _ in await judge(house, claim).chat.completions.create(model="gpt-5", messages=HI, stream=True):
-            pass
-    assert await recorded(house, claim) == []
 
 
 async def test_an_error_within_a_stream_is_passed_on_and_is_no_call(
@@ -143,32 +137,20 @@ async def test_a_route_of_another_protocol_is_refused_with_the_routes_that_there
 # --- agents that go away ------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_whose_agent_has_gone_is_finished_within_the_grace_period(
-    house: House, external: ExternalServer, claim: Claim
+@pytest.mark.parametrize(("grace_s", "ended"), [(60.0, ("stop", "Itissunny.")), (0.01, ("abandoned", "It"))])
+async def test_a_call_whose_agent_has_gone_is_finished_within_the_grace_period_or_abandoned(
+    house: House, external: ExternalServer, claim: Claim, grace_s: float, ended: tuple[str, str]
 ) -> None:
     external.gate = asyncio.Event()
+    app = house.gateway(grace_s=grace_s)
     body = {"model": "gpt-5", "messages": HI, "stream": True}
-    call = Exchange(house.app, claim.key, f"{path(claim)}/v1/chat/completions", body)
-    await call.started.wait()
-    call.hang_up()
-    external.gate.set()
-    await call.done()
-    (record,) = await recorded(house, claim)
-    assert (record.finish_reason, record.completion["content"]) == ("stop", "Itissunny.")
-
-
-async def test_after_the_grace_period_what_was_read_is_recorded_as_abandoned(
-    house: House, external: ExternalServer, claim: Claim
-) -> None:
-    external.gate = asyncio.Event()
-    app = house.gateway(grace_s=0.01)
-    call = Exchange(
-        app, claim.key, f"{path(claim)}/v1/chat/completions", {"model": "gpt-5", "messages": HI, "stream": True}
-    )
+    call = Exchange(app, claim.key, f"{path(claim)}/v1/chat/completions", body)
     await call.started.wait()
     assert b'"It"' in call.sent
     call.hang_up()
+    if ended[0] == "stop":
+        external.gate.set()
     await call.done()
     await app.close()
     (record,) = await recorded(house, claim)
-    assert (record.finish_reason, record.completion["content"], record.policy) == ("abandoned", "It", "")
+    assert ((record.finish_reason, record.completion["content"]), record.policy) == (ended, "")

@@ -68,15 +68,6 @@ async def test_an_external_model_is_asked_only_after_the_place_of_the_fork(
     assert [call.replayed_id for call in new] == [old[0].id, old[1].id, None]
 
 
-async def test_a_replayed_call_of_an_external_model_costs_nothing(
-    house: House, external: ExternalServer, claim: Claim
-) -> None:
-    await recorded(house, external, claim)
-    forked = await fork(house, claim, 1)
-    await converse(house, forked)
-    assert [bool(call.usage) for call in await external_calls(house, forked)] == [False, False, True]
-
-
 async def test_a_gateway_that_starts_again_replays_each_external_call_once(
     house: House, external: ExternalServer, claim: Claim
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from external_server import ExternalServer
 
+import build
 from agentlightning.records import Call, Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
@@ -75,12 +76,12 @@ async def external() -> AsyncIterator[ExternalServer]:
 def prepare(folder: Path, url: str, protocol: str = "openai") -> None:
     (folder / "run.toml").write_text(CONFIG.format(url=url, protocol=protocol))
     (folder / "agent.py").write_text(AGENTS[protocol])
-    (folder / "tasks.jsonl").write_text("".join(json.dumps({"question": f"q{n}"}) + "\n" for n in range(3)))
+    (folder / "tasks.jsonl").write_text("".join(json.dumps({"question": f"q{n}"}) + "\n" for n in range(2)))
     (folder / "blocked" / "torch").mkdir(parents=True)
     (folder / "blocked" / "torch" / "__init__.py").write_text(BLOCKED)
 
 
-async def agl(folder: Path, *words: str, expect: int = 0) -> str:
+async def agl(folder: Path, *words: str) -> str:
     """Runs a command without torch; returns all that it printed."""
     environment = {
         **os.environ,
@@ -93,7 +94,7 @@ async def agl(folder: Path, *words: str, expect: int = 0) -> str:
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.STDOUT}
     process = await asyncio.create_subprocess_exec(*command, cwd=folder, env=environment, **pipes)
     printed = (await asyncio.wait_for(process.communicate(), 300))[0].decode()
-    assert process.returncode == expect, printed
+    assert process.returncode == 0, printed
     assert not (folder / "torch_imports").exists(), "a process imported torch"
     return printed
 
@@ -113,61 +114,25 @@ async def test_an_agent_over_a_hosted_model_is_evaluated_without_torch(
     printed = await agl(tmp_path, "eval", "run.toml")
     assert json.loads(printed.splitlines()[-1]) == {"target": "run.toml", "as_asked": 1.0}
     found = await recorded(tmp_path)
-    assert [(one.state, one.reward, len(calls)) for one, calls in found] == [("succeeded", 1.0, 1)] * 3
+    assert [(one.state, one.reward, len(calls)) for one, calls in found] == [("succeeded", 1.0, 1)] * 2
     assert {call.model for _, calls in found for call in calls} == {"small-1"}
     assert {seen.headers[key].removeprefix("Bearer ") for seen in external.requests} == {"sk-secret"}
     assert all(b"Be brief." in seen.body for seen in external.requests)
-    assert protocol == "anthropic" or {seen.json["temperature"] for seen in external.requests} == {0.3}
-
-
-@pytest.mark.slow
-async def test_versions_of_a_prompt_are_compared_over_an_external_model(
-    tmp_path: Path, external: ExternalServer
-) -> None:
-    prepare(tmp_path, external.url)
-    await agl(tmp_path, "eval", "run.toml")
-    run = (await recorded(tmp_path))[0][0].run_id
+    if protocol == "anthropic":
+        return
+    assert {seen.json["temperature"] for seen in external.requests} == {0.3}
+    run = found[0][0].run_id
     (tmp_path / "better.txt").write_text("Think first.")
     await agl(tmp_path, "prompts", "add", run, "system", "better.txt")
-    tested: dict[str, Any] = json.loads(
-        (await agl(tmp_path, "prompts", "test", run, "system@1", "system@2", "--json")).splitlines()[-1]
-    )
-    assert [(one["version"], one["calls"]) for one in tested["figures"]] == [("system@1", 3), ("system@2", 3)]
-    assert sum(b"Think first." in seen.body for seen in external.requests) == 3
+    words = ("prompts", "test", run, "system@1", "system@2", "--json")
+    tested: dict[str, Any] = json.loads((await agl(tmp_path, *words)).splitlines()[-1])
+    assert [(one["version"], one["calls"]) for one in tested["figures"]] == [("system@1", 2), ("system@2", 2)]
+    assert sum(b"Think first." in seen.body for seen in external.requests) == 2
 
 
-@pytest.mark.slow
-async def test_nothing_is_trained_on_an_external_model(tmp_path: Path) -> None:
+def test_nothing_is_trained_on_an_external_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path, "http://127.0.0.1:9/v1")
-    printed = await agl(tmp_path, "train", "run.toml", expect=2)
-    assert "model.path: expected a model that can be trained, got 'external:hosted'" in " ".join(printed.split())
-
-
-@pytest.mark.slow
-async def test_a_model_that_the_run_does_not_have_is_told_with_those_that_it_has(
-    tmp_path: Path, external: ExternalServer
-) -> None:
-    prepare(tmp_path, external.url)
-    agent = AGENTS["openai"].replace("async_openai()", "async_openai(max_retries=0)").replace("llm.model", "'gpt-9'")
-    (tmp_path / "agent.py").write_text(agent)
-    printed = await agl(tmp_path, "check", "run.toml", "--tasks", "1", expect=1)
-    assert "no policy serves this run yet, and 'gpt-9' is none of its external models: *-5, small-1" in printed
-
-
-@pytest.mark.slow
-async def test_a_check_names_what_the_reward_reads_and_the_agent_gets_until_it_is_private(
-    tmp_path: Path, external: ExternalServer
-) -> None:
-    prepare(tmp_path, external.url)
-    text = CONFIG.format(url=external.url, protocol="openai").replace("[agent]", '[agent]\nreward = "agent.py:score"')
-    (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": "?", "answer": "sunny"}) + "\n")
-    agent = AGENTS["openai"].replace("return float(", "return str((sorted(task), ").replace("content)", "content))")
-    score = 'def score(task, result):\n    return task["answer"] in result.answer and float("answer" not in result.output)\n'
-    (tmp_path / "agent.py").write_text(agent + score)
-    for private, reward in ((False, 0.0), (True, 1.0)):
-        (tmp_path / "run.toml").write_text(text.replace("[data]", '[data]\nprivate = "answer"') if private else text)
-        printed = await agl(tmp_path, "check", "run.toml", "--tasks", "1")
-        assert (
-            "the reward reads 'answer' of the task, which the agent gets, too" in " ".join(printed.split())
-        ) != private
-        assert json.loads(printed.splitlines()[-1])["reward"] == reward
+    monkeypatch.chdir(tmp_path)
+    ended = build.agl("train", "run.toml", "--store", f"sqlite:///{tmp_path}/agl.db")
+    assert ended.exit_code == 2
+    assert "model.path: expected a model that can be trained, got 'external:hosted'" in " ".join(ended.output.split())

@@ -95,24 +95,6 @@ async def test_a_request_that_was_under_way_when_its_process_was_killed_is_given
     assert len(server.requests) == 1
 
 
-async def test_an_answer_is_found_in_an_earlier_attempt_of_its_rollout(writer: tuple[House, ExternalServer]) -> None:
-    house, server = writer
-    model = await opened(house, "openai-1")
-    prompt = "Write better."
-    await house.store.enqueue([left_behind(model, prompt)])
-    [claim] = await house.store.claim(status_here("killed", model.run_id, 0), lease_s=0.001)
-    body = {"model": "openai-1", "messages": [{"role": "user", "content": prompt}]}
-    url = f"http://gateway/r/{claim.rollout.id}/1/v1/chat/completions"
-    async with house.http(adds_keys=False) as client:
-        answer = await client.post(url, json=body, headers={"Authorization": f"Bearer {claim.key}"})
-    assert answer.status_code == 200
-    assert await house.store.expire_leases() == 1
-    [claim] = await house.store.claim(status_here("another", model.run_id, 0), lease_s=900.0)
-    assert claim.lease.attempt == 2
-    assert (await model.ask(prompt, "edit", 1))[0] == "It is sunny."
-    assert len(server.requests) == 1, "it is not asked again"
-
-
 async def test_a_model_that_is_away_is_a_sentence(writer: tuple[House, ExternalServer]) -> None:
     house, server = writer
     server.drop = 100

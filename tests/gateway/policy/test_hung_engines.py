@@ -201,13 +201,6 @@ async def test_a_policy_may_say_how_long_an_engine_may_be_silent_although_it_ans
     await other.close()
 
 
-async def test_a_stall_timeout_that_is_no_time_is_refused(house: House) -> None:
-    await house.serve_policy(stall_timeout_s=-1)
-    reply = await call(house, house.app, await house.claim())
-    assert reply.status_code == 502
-    assert "stall_timeout_s: expected seconds above 0, got -1" in reply.json()["error"]["message"]
-
-
 async def test_a_slow_reader_is_no_silent_engine(house: House) -> None:
     """The agent takes the first token late: meanwhile nothing is asked of the engine."""
     app = house.gateway(probe=ProbeSettings(after_s=0.05, timeout_s=0.05))

@@ -1,11 +1,10 @@
-"""OpenAI Completions on the wire: raw prompts in, text out."""
+"""Answers of OpenAI Completions: whole and streamed; and those of external models."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import types
@@ -33,44 +32,6 @@ def answer(*choices: Choice) -> Completion:
 
 def events(data: bytes) -> list[Any]:
     return [json.loads(one) if one != b"[DONE]" else "[DONE]" for one in EventReader().feed(data)]
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"prompt": 5}, "prompt"),
-        ({"prompt": [1, "a"]}, "prompt"),
-        ({"prompt": [True]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": [2**31]}, "prompt"),
-        ({"logprobs": True}, "logprobs"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"n": 2, "best_of": 1}, "best_of"),
-        ({"echo": 1}, "echo"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"stream_options": {}}, "stream_options"),
-    ],
-)
-def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        parse(**given)
-    assert (refused.value.status, refused.value.param) == (400, param)
-    assert refused.value.message.startswith(f"{param}: ")
-
-
-@pytest.mark.parametrize("prompt", [None, "", [], [""], [[]]])
-def test_an_empty_prompt_is_refused_in_vllms_words_and_ours(prompt: Any) -> None:
-    with pytest.raises(ApiError) as refused:
-        parse(prompt=prompt, prompt_embeds=[])
-    vllms = "Either prompt or prompt_embeds must be provided and non-empty. "
-    assert refused.value.message.startswith(f"{vllms}prompt: expected one prompt: a text or a list of token ids")
-    assert refused.value.param == "prompt"
-
-
-@pytest.mark.parametrize(("prompt", "content"), [("a", "a"), (["a", "b"], '["a","b"]'), (None, "null")])
-def test_any_prompt_of_an_external_model_is_recorded_as_a_message(prompt: Any, content: str) -> None:
-    request = completions.parse({"model": "o", "prompt": prompt, "echo": True}, trained=False)
-    assert request == CompletionRequest(model="o", messages=[{"role": "user", "content": content}])
 
 
 def likeliest(*others: tuple[str, float]) -> tuple[TokenLogprob, ...]:
