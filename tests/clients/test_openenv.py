@@ -55,7 +55,9 @@ CLIENTS: dict[str, Callable[[Place], Awaitable[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    "client", [pytest.param(name, marks=() if name == "Messages" else pytest.mark.long) for name in CLIENTS]
+)
 async def test_openenv_finds_nothing_wrong_with_the_record_of_a_client_and_the_same_side_calls(
     client: str, tmp_path: Path
 ) -> None:
@@ -79,6 +81,7 @@ async def test_the_probe_of_openenv_calls_the_endpoint_trainable(tmp_path: Path)
     assert not [one for one in found["findings"] if "FATAL" in one]
 
 
+@pytest.mark.long
 async def test_a_run_that_refuses_other_temperatures_is_probed_without_one(tmp_path: Path) -> None:
     need_openenv()
     async with open_house(tmp_path) as house:

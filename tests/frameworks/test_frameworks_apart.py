@@ -1,9 +1,9 @@
-"""The pages of frameworks that stand in environments of their own: their programs, as printed, on a real gateway."""
+"""The pages of frameworks that stand in environments of their own or come by npm: their programs, on a real gateway."""
 
 from __future__ import annotations
 
 import pytest
-from apart import stand_apart
+from apart import NODE, need_node, stand_apart
 from command_line import Folder
 from pages import page
 from stage import Played, Speaker, open_stage, tool_call
@@ -18,23 +18,51 @@ SUBMIT = tool_call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 
 async def play(folder: Folder, name: str, speaker: Speaker, changed: dict[str, str] | None = None) -> Played:
     """The page's program, or what is changed of it, with a model that speaks like this."""
-    stand_apart(folder.path, name)
+    (need_node if name in NODE else stand_apart)(folder.path, name)
     async with open_stage(folder, speaker) as stage:
         return await stage.play(page(name), changed)
 
 
-@pytest.mark.parametrize("name", ["pydantic-ai", "llamaindex", "crewai"])
+LONG = (
+    "llamaindex",
+    "crewai",
+    "litellm",
+    "strands",
+    "agno",
+    "haystack",
+    "agent-framework",
+    "adk",
+    "mcp",
+    "camel",
+    *NODE,
+)
+
+
+@pytest.mark.parametrize("name", ["pydantic-ai", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
 async def test_the_program_of_the_page_is_recorded_and_rewarded(folder: Folder, name: str) -> None:
     check_population(await play(folder, name, speaker))
 
 
-LONG = ["litellm", "strands", "agno", "haystack", "agent-framework", "adk", "mcp", "camel"]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("name", LONG)
-async def test_the_program_of_the_page_is_recorded_and_rewarded_in_time(folder: Folder, name: str) -> None:
-    check_population(await play(folder, name, speaker))
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        ("openai-agents", "agent.py", "OpenAIChatCompletionsModel", "OpenAIResponsesModel"),
+        ("ai-sdk", "agent.mjs", "gateway(process", "openai(process"),
+    ],
+)
+async def test_the_responses_api_leaves_the_same_record(
+    folder: Folder, name: str, file: str, old: str, new: str
+) -> None:
+    changed = (
+        page(name).files[file].replace("// agent.mjs\n", 'import { openai } from "@ai-sdk/openai";\n').replace(old, new)
+    )
+    if name in NODE:
+        need_node(folder.path, name)
+    async with open_stage(folder, speaker) as stage:
+        played = await stage.play(page(name), {file: changed})
+    check_population(played)
+    assert {call.protocol for call in played.calls} == {"responses"}
 
 
 @pytest.mark.long
@@ -68,12 +96,6 @@ async def test_the_tool_that_instructor_forces_is_called_under_its_schema(folder
     played.check("first_turn")
 
 
-@pytest.mark.long
-async def test_a_crew_whose_model_says_nothing_gets_a_reward_of_zero(folder: Folder) -> None:
-    played = await play(folder, "crewai", lambda role, text: "")
-    assert (played.rollout.state, played.rollout.reward) == ("succeeded", 0.0)
-
-
 def coder(role: str, text: str) -> str:
     """Forgets the code once, then looks the city up, then says what it read."""
     if "717710" in text:
@@ -97,6 +119,7 @@ async def test_smolagents_forks_without_the_additions_of_its_page(folder: Folder
     played.check("first_turn", "assistant_message_edited", "assistant_message_edited")
 
 
+@pytest.mark.long
 async def test_mini_swe_agent_mends_its_repository(folder: Folder) -> None:
     played = await play(folder, "mini-swe-agent", lambda role, text: FIX if role == "user" else SUBMIT)
     played.check("first_turn", "continued")

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from apart import need_node
 from command_line import Folder
 from pages import EXAMPLES, FOLDER, Page, page
 from stage import Played, open_stage, tool_call
@@ -59,25 +58,6 @@ def test_the_index_links_to_every_agent() -> None:
     index = FOLDER.with_suffix(".md").read_text(encoding="utf-8")
     assert [path.name for path in FOLDER.glob("*.md") if f"(agents/{path.name})" not in index] == []
     assert [path.name for path in EXAMPLES.iterdir() if f"(../examples/agents/{path.name}/" not in index] == []
-
-
-@pytest.mark.slow
-@pytest.mark.long
-async def test_the_node_program_of_the_page_is_recorded_and_rewarded(folder: Folder) -> None:
-    need_node(folder.path, "program")
-    async with open_stage(folder, speaker) as stage:
-        check_population(await stage.play(page("program")))
-
-
-@pytest.mark.slow
-@pytest.mark.long
-async def test_openai_agents_leave_the_same_record_through_the_responses_api(folder: Folder) -> None:
-    printed = page("openai-agents").files["agent.py"]
-    async with open_stage(folder, speaker) as stage:
-        changed = printed.replace("OpenAIChatCompletionsModel", "OpenAIResponsesModel")
-        played = await stage.play(page("openai-agents"), {"agent.py": changed})
-    check_population(played)
-    assert {call.protocol for call in played.calls} == {"responses"}
 
 
 @pytest.mark.slow

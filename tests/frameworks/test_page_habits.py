@@ -71,24 +71,6 @@ HABITS = [
         TWICE,
     ),
     Habit(
-        "litellm",
-        "anthropic streamed",
-        {LITELLM: f"litellm.stream_chunk_builder(list({LITELLM[:-1].replace('openai/', 'anthropic/')}, stream=True)))"},
-        TWICE,
-    ),
-    Habit(
-        "strands",
-        "window",
-        {
-            "from strands import Agent, tool\n": "from strands import Agent, tool\n"
-            "from strands.agent.conversation_manager import SlidingWindowConversationManager\n",
-            "callback_handler=None)": "callback_handler=None, "
-            "conversation_manager=SlidingWindowConversationManager(window_size=3))",
-            "try:\n": "agent('What is a city?', limits={\"turns\": 4})\ntry:\n",
-        },
-        ["first_turn", "continued", "history_cut", "continued"],
-    ),
-    Habit(
         "strands",
         "structured output",
         {
@@ -109,20 +91,6 @@ HABITS = [
         delegate,
     ),
     Habit(
-        "agno",
-        "limit",
-        {},
-        ["first_turn", *["continued"] * 3],
-        look_up,
-    ),
-    Habit(
-        "agno",
-        "second run",
-        {"end = agent.run": 'agent.run("What is a city?")\nend = agent.run'},
-        ["first_turn", "continued", "first_turn", "continued"],
-    ),
-    Habit("haystack", "limit", {}, ["first_turn", *["continued"] * 3], look_up),
-    Habit(
         "semantic-kernel",
         "limit",
         {},
@@ -138,25 +106,10 @@ HABITS = [
         },
         TWICE,
     ),
-    Habit("camel", "limit", {}, ["first_turn", *["continued"] * 3], look_up),
     Habit(
         "instructor",
         "retry",
         {
-            "from pydantic import BaseModel": "from pydantic import BaseModel, field_validator",
-            "    people: int\n": "    people: int\n\n    @field_validator('people')\n    def enough(cls, people):\n"
-            "        if people < 100:\n            raise ValueError('too few')\n        return people\n",
-        },
-        TWICE,
-        correct,
-    ),
-    Habit(
-        "instructor",
-        "anthropic",
-        {
-            "from openai import APIError, OpenAI": "from anthropic import Anthropic, APIError",
-            "instructor.from_openai(OpenAI())": "instructor.from_anthropic(Anthropic())",
-            "max_retries=1)": "max_retries=1, max_tokens=90)",
             "from pydantic import BaseModel": "from pydantic import BaseModel, field_validator",
             "    people: int\n": "    people: int\n\n    @field_validator('people')\n    def enough(cls, people):\n"
             "        if people < 100:\n            raise ValueError('too few')\n        return people\n",
@@ -194,17 +147,6 @@ HABITS = [
         },
         TWICE,
         lambda role, text: tool_call("Count", people="717710") if role == "tool" else look_up(role, text),
-    ),
-    Habit(
-        "langchain-js",
-        "provider strategy",
-        {
-            "import { createAgent, tool }": "import { createAgent, providerStrategy, tool }",
-            "  tools: [population],": "  tools: [population],\n"
-            "  responseFormat: providerStrategy(z.object({ people: z.string() })),",
-        },
-        TWICE,
-        lambda role, text: '{"people": "717710"}' if role == "tool" else look_up(role, text),
     ),
     Habit("mastra", "tool after tool", {}, [*TWICE, "continued"], two_cities),
 ]

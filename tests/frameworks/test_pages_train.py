@@ -24,8 +24,8 @@ from agentlightning.store.open import open_store
 
 pytestmark = pytest.mark.slow
 
-IN_CI = ("langgraph", "smolagents")
-"""A framework beside the package and one in an environment of its own; CI has the time for no more."""
+IN_CI = ("langgraph",)
+"""CI has the time for no more."""
 
 NAMES = [
     pytest.param(path.stem, marks=() if path.stem in IN_CI else pytest.mark.long)

@@ -38,19 +38,6 @@ def test_a_completion_has_text_usage_and_a_reason(model: str) -> None:
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens > 10
 
 
-async def test_an_asynchronous_completion(model: str) -> None:
-    reply = await litellm.acompletion(model, HELLO, max_tokens=200)
-    assert "hello there" in reply.choices[0].message.content
-
-
-def test_a_stream_has_the_text_and_its_usage(model: str) -> None:
-    stream = litellm.completion(model, HELLO, max_tokens=200, stream=True, stream_options={"include_usage": True})
-    chunks = list(stream)
-    whole = litellm.stream_chunk_builder(chunks, messages=HELLO)
-    assert "hello there" in whole.choices[0].message.content
-    assert whole.usage.completion_tokens > 5
-
-
 async def test_an_asynchronous_stream(model: str) -> None:
     stream = await litellm.acompletion(model, HELLO, max_tokens=200, stream=True)
     assert "hello there" in "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
@@ -84,18 +71,6 @@ def test_a_schema_is_honoured(model: str) -> None:
     assert City.model_validate_json(reply.choices[0].message.content).people == 717710
 
 
-def test_json_is_honoured(model: str) -> None:
-    reply = litellm.completion(model, HELLO, max_tokens=200, response_format={"type": "json_object"})
-    assert isinstance(json.loads(reply.choices[0].message.content), dict)
-
-
-def test_an_effort_is_taken(model: str) -> None:
-    reply = litellm.completion(
-        model, HELLO, max_tokens=2000, reasoning_effort="low", allowed_openai_params=["reasoning_effort"]
-    )
-    assert "hello there" in reply.choices[0].message.content
-
-
 def test_a_limit_of_tokens_ends_a_completion(model: str) -> None:
     reply = litellm.completion(model, HELLO, max_tokens=5)
     assert (reply.choices[0].finish_reason, reply.usage.completion_tokens) == ("length", 5)
@@ -104,10 +79,6 @@ def test_a_limit_of_tokens_ends_a_completion(model: str) -> None:
 def test_log_probabilities_come_along() -> None:
     reply = litellm.completion(f"openai/{NAME}", HELLO, logprobs=True, top_logprobs=0)
     assert len(reply.choices[0].logprobs.content) == reply.usage.completion_tokens - 1  # the end is no text
-
-
-def test_several_choices_come_along() -> None:
-    assert len(litellm.completion(f"openai/{NAME}", HELLO, n=2).choices) == 2
 
 
 def test_an_unknown_model_is_not_found() -> None:
@@ -133,14 +104,3 @@ async def test_the_messages_api(model: str) -> None:
     reply = await litellm.anthropic_messages(messages=HELLO, model=model, max_tokens=200)
     content = reply["content"] if isinstance(reply, dict) else reply.content
     assert "hello there" in (content[-1]["text"] if isinstance(content[-1], dict) else content[-1].text)
-
-
-def test_text_completions() -> None:
-    reply = litellm.text_completion(model=f"text-completion-openai/{NAME}", prompt="hello there", max_tokens=20)
-    assert reply.choices[0].text
-
-
-async def test_a_router_calls_its_model(model: str) -> None:
-    router = litellm.Router(model_list=[{"model_name": "any", "litellm_params": {"model": model}}])
-    reply = await router.acompletion("any", HELLO, max_tokens=200)
-    assert "hello there" in reply.choices[0].message.content

@@ -9,12 +9,9 @@ from pydantic import BaseModel
 from pydantic_ai import (
     Agent,
     ModelHTTPError,
-    ModelRetry,
     NativeOutput,
     PromptedOutput,
     ToolOutput,
-    UsageLimitExceeded,
-    UsageLimits,
 )
 from pydantic_ai.messages import ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 from pydantic_ai.models import Model
@@ -67,48 +64,10 @@ async def test_a_tool_is_called_and_its_result_read(model: Model) -> None:
     assert len([part for part in parts if isinstance(part, ToolReturnPart)]) == 1
 
 
-async def test_a_tool_is_called_in_a_stream(model: Model) -> None:
-    async with Agent(model, tools=[weather]).run_stream("the weather in Paris?") as result:
-        assert "sunny" in await result.get_output()
-
-
-async def test_a_tool_may_ask_for_another_try(model: Model) -> None:
-    agent = Agent(model, retries=2)
-    tries: list[str] = []
-
-    @agent.tool_plain
-    def look(word: str) -> str:
-        tries.append(word)
-        if len(tries) == 1:
-            raise ModelRetry("once more")
-        return "found"
-
-    await agent.run("look here")
-    assert tries
-
-
 @pytest.mark.parametrize("kind", [ToolOutput, NativeOutput, PromptedOutput], ids=["tool", "native", "prompted"])
 async def test_an_output_has_its_type(model: Model, kind: type) -> None:
     result = await Agent(model, output_type=kind(City)).run("Oslo has 717710 people")
     assert result.output.people == 717710
-
-
-async def test_a_typed_output_streams(model: Model) -> None:
-    async with Agent(model, output_type=City).run_stream("Oslo has 717710 people") as result:
-        assert (await result.get_output()).people == 717710
-
-
-async def test_usage_is_counted(model: Model) -> None:
-    usage = (await Agent(model).run("hello there")).usage
-    usage = usage() if callable(usage) else usage
-    assert usage.requests == 1
-    assert usage.input_tokens > 5
-    assert usage.output_tokens > 5
-
-
-async def test_a_limit_of_requests_holds(model: Model) -> None:
-    with pytest.raises(UsageLimitExceeded):
-        await Agent(model, tools=[weather]).run("the weather?", usage_limits=UsageLimits(request_limit=1))
 
 
 async def test_settings_of_the_model_are_taken(model: Model) -> None:
