@@ -394,8 +394,7 @@ def commands_find_the_key(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     audited = agl("tokens", "audit").stdout
     assert [word for word in ("create_token", "revoke_token", "server key") if word not in audited] == []
     monkeypatch.setenv("AGL_SERVER_KEY", made.stdout.strip())
-    refused = agl("runs", "list")
-    assert (refused.exit_code, "revoked at" in refused.output) == (2, True)
+    assert "revoked at" in str(agl("runs", "list").exception)
     monkeypatch.delenv("AGL_SERVER_KEY")
 
 

@@ -134,5 +134,4 @@ def test_nothing_is_trained_on_an_external_model(tmp_path: Path, monkeypatch: py
     prepare(tmp_path, "http://127.0.0.1:9/v1")
     monkeypatch.chdir(tmp_path)
     ended = build.agl("train", "run.toml", "--store", f"sqlite:///{tmp_path}/agl.db")
-    assert ended.exit_code == 2
-    assert "model.path: expected a model that can be trained, got 'external:hosted'" in " ".join(ended.output.split())
+    assert "model.path: expected a model that can be trained, got 'external:hosted'" in str(ended.exception)
