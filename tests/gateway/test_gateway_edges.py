@@ -225,7 +225,7 @@ async def test_a_run_without_a_policy_says_so(house: House) -> None:
     claim = await empty.claim()
     reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_policy")
-    value = {"url": "http://127.0.0.1:9/v1", "models": ["small-1", "*-5"]}
+    value = {"url": "http://127.0.0.1:9/v1", "models": ["*-5", "small-1"]}
     await house.store.put_resources([Resource(run_id=empty.run_id, name="hosted", kind="external", value=value)])
     named = await house.http(house.gateway()).post(f"{path(claim)}/v1/chat/completions", json={**HI, "model": "gpt-9"})
     assert "no policy serves this run yet, and 'gpt-9' is none of its external models: *-5, small-1" in named.text
