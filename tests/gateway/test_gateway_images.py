@@ -207,19 +207,6 @@ async def test_a_processor_that_does_not_load_is_no_mistake_of_the_agent(
     assert told.name == FAILED_CALLS
 
 
-async def test_an_engine_that_takes_completions_only_refuses_pictures(sighted: House) -> None:
-    await sighted.serve_policy(api="completions")
-    error = await refused(sighted, await sighted.claim(), chat_image(RED))
-    assert "takes no images by /v1/completions" in error["message"]
-
-
-async def test_an_engine_that_reads_no_images_refuses_them_when_the_call_arrives(sighted: House) -> None:
-    await sighted.serve_policy(images=False)
-    error = await refused(sighted, await sighted.claim(), chat_image(RED))
-    assert error["message"] == f"{PART}.image_url.url: the engine of this run reads no images; send text only"
-    assert not sighted.engine.requests
-
-
 async def test_the_documented_agent_that_sends_an_image_runs(sighted: House) -> None:
     page = (Path(__file__).parents[2] / "docs" / "apis.md").read_text(encoding="utf-8").partition("\n## Images")[2]
     (agent,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
