@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from agentlightning.config.run import LIMITS_RESOURCE, Config, parse_config
-from agentlightning.errors import ConfigError
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.processes import put_gateway_settings
 
@@ -16,18 +13,6 @@ LEAST: dict[str, Any] = {"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "da
 
 def config(**tables: Any) -> Config:
     return parse_config({**LEAST, **tables})
-
-
-def test_nothing_is_limited_unless_asked_for() -> None:
-    limits = config().limits
-    assert not limits.attempt.has_totals
-    assert not limits.run.has_totals
-
-
-@pytest.mark.parametrize("limits", [{"attempt": {"max_calls": 0}}, {"run": {"max_tokens": 0}}, {"run": {"tpm": 1}}])
-def test_limits_that_are_none_are_refused(limits: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"limits\.(attempt|run)\."):
-        config(limits=limits)
 
 
 async def test_limits_are_a_resource_of_the_run_only_where_they_are_set_or_were() -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-import importlib
 import json
-import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -24,29 +20,7 @@ from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
-MODULES = ("agent", "data", "warm_start", "word_problem")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _example_on_the_path() -> Iterator[None]:
-    """The example's files are scripts, not a package: they are importable for these tests only."""
-    forget()
-    sys.path.insert(0, str(EXAMPLE))
-    yield
-    sys.path.remove(str(EXAMPLE))
-    forget()
-
-
-def forget() -> None:
-    """Examples have files of the same names."""
-    for name in MODULES:
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def module() -> Callable[[str], ModuleType]:
-    return importlib.import_module
+EXAMPLE = "calculator"
 
 
 def row(question: str, result: str, equation: str) -> dict[str, Any]:
@@ -89,25 +63,6 @@ def test_questions_that_differ_in_numbers_only_have_one_template_and_one_side(
     sides = [{problem.question for problem in side} for side in data.split(problems)]
     assert any({problems[0].question, problems[1].question} <= side for side in sides)
     assert not sides[0] & sides[1]
-
-
-def test_an_equation_becomes_steps_over_names(module: Callable[[str], ModuleType]) -> None:
-    data = module("data")
-    assert data.program(data.Problem("7 and 2 and 3", "13", "7 + 2 * 3")) == [("N1", "*", "N2"), ("N0", "+", "R0")]
-    assert data.program(data.Problem("5 and 5", "10", "5 + 5")) == [("N0", "+", "N1")]
-    assert data.program(data.Problem("7 quarters", "175", "7 * 25")) is None
-    assert data.program(data.Problem("7", "7", "")) is None
-
-
-def test_training_rows_are_every_training_question_once_an_epoch_without_its_equation(
-    module: Callable[[str], ModuleType], data_root: Path
-) -> None:
-    data = module("data")
-    training, held_out = data.split(data.load())
-    rows = data.train(seed=1, epochs=3, blanks=0.0)
-    assert sorted(row["question"] for row in rows) == sorted(problem.question for problem in training * 3)
-    assert [row["question"] for row in data.heldout()] == [problem.question for problem in held_out]
-    assert all(set(row) == {"question", "answer"} for row in rows)
 
 
 def test_data_that_is_nowhere_is_one_clear_sentence(
@@ -154,108 +109,12 @@ def test_the_last_answer_line_counts(module: Callable[[str], ModuleType], reply:
     assert module("word_problem").answers(reply, "2") is right
 
 
-CHAIN = (
-    'He sold 48/2=<gadget id="calculator">48/2</gadget>\n<output>24</output>\n24. In all'
-    ' <gadget id="calculator">{0}</gadget>\n<output>{1}</output>\n<result>{1}</result>'
-)
-
-
-def test_the_slice_of_all_sets_holds_out_templates_and_gsm8ks_own_test_questions(
-    module: Callable[[str], ModuleType], data_root: Path
-) -> None:
-    def gsm8k(name: str, question: str, answer: str) -> None:
-        with gzip.open(data_root / "math" / f"{name}.jsonl.gz", "wt") as file:
-            for chain in (CHAIN.format("48+24", "72"), CHAIN.format("24*7", "168")):
-                result = chain.rsplit("<result>")[1].split("<")[0]
-                file.write(json.dumps({"question": f"{question} {answer}", "result": result, "chain": chain}) + "\n")
-
-    with gzip.open(data_root / "math" / "svamp.jsonl.gz", "wt") as file:
-        file.write(json.dumps(row("Paco had 26 cookies and ate 9 of them?", "17", "( 26.0 - 9.0 )")) + "\n")
-    gsm8k("gsm8k_train", "Natalia sold 48 clips,", "then half of 2")
-    gsm8k("gsm8k_test", "Weng has 48 eggs,", "shared by 2")
-    data = module("data")
-    data.split_all.cache_clear()
-    training, held_out = data.split_all()
-    sources = [problem.source for problem in (*training, *held_out)]
-    assert sorted(sources) == ["asdiv_a", "asdiv_a", "gsm8k", "gsm8k", "mawps", "svamp"]
-    assert [problem.question for problem in held_out if problem.source == "gsm8k"] == ["Weng has 48 eggs, shared by 2"]
-    assert {row["set"] for row in data.all_heldout()} >= {"gsm8k"}
-    assert len(data.all_train()) == 2 * len(training)
-    sys.path.insert(0, str(EXAMPLE.parent))
-    gold = importlib.import_module("gold_traces")
-    sys.path.remove(str(EXAMPLE.parent))
-    found = asyncio.run(gold.traces(module("agent").solve_text, gold.calculator(random.Random(0)), 9))
-    last = [(trace["messages"][-2]["content"], trace["messages"][-1]["content"]) for trace in found]
-    assert ("72", "Answer: 72") in last, "the whole chain in one expression"
-    assert all(trace["tools"][0]["function"]["name"] == "calculate" for trace in found)
-    data.split_all.cache_clear()
-
-
-def test_questions_of_ones_own_take_the_place_of_a_slice(
-    module: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        module("warm_start").main(["--to", str(tmp_path), "--slice", "all", "--data", "mine.jsonl"])
-    assert "--data: your own questions in place of those of --slice all" in capsys.readouterr().err
-
-
-def test_a_set_that_is_used_whole_has_questions_and_answers(
-    module: Callable[[str], ModuleType], data_root: Path
-) -> None:
-    with gzip.open(data_root / "math" / "svamp.jsonl.gz", "wt") as file:
-        file.write(json.dumps({"question": "Tom has 1,100 and 4.", "result": "1,104", "chain": "…"}) + "\n")
-        file.write(json.dumps({"question": "Nobody knows.", "result": "many"}) + "\n")
-    assert module("data").svamp() == [{"question": "Tom has 1,100 and 4.", "answer": "1104"}]
-
-
 @pytest.fixture
 def tokenizer(module: Callable[[str], ModuleType], tmp_path: Path) -> Any:
     from transformers import AutoTokenizer
 
     module("warm_start").make_tokenizer(["each of N0 packs costs $ N1 ."] * 2).save_pretrained(tmp_path)
     return AutoTokenizer.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("sampled", "message"),
-    [
-        ("answer R0 <|end|>", {"role": "assistant", "content": "answer R0"}),
-        (
-            "<tool> N0 - N1 </tool> <|end|>",
-            {
-                "role": "assistant",
-                "tool_calls": [
-                    {
-                        "type": "function",
-                        "function": {"name": "calculate", "arguments": {"expression": "N0 - N1"}},
-                    }
-                ],
-            },
-        ),
-    ],
-)
-def test_sampled_tokens_are_parsed_and_rendered_back_to_the_same_tokens(
-    tokenizer: Any, sampled: str, message: dict[str, Any]
-) -> None:
-    question = [{"role": "user", "content": "each of N0 packs"}]
-    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
-    ids = tokenizer.encode(sampled, add_special_tokens=False)
-    assert tokenizer.parse_response(ids, prefix=prompt) == message
-    assert tokenizer.apply_chat_template([*question, message], return_dict=False) == prompt + ids
-
-
-def test_a_demonstration_trains_what_the_model_writes_and_nothing_else(
-    module: Callable[[str], ModuleType], tokenizer: Any
-) -> None:
-    warm_start, data = module("warm_start"), module("data")
-    problem = data.Problem("Each of 3 packs costs $5.", "2", "5 - 3")
-    texts = set()
-    for seed in range(40):
-        tokens, mask = warm_start.demonstrate(problem, tokenizer, random.Random(seed))
-        texts.add(tokenizer.decode([token for token, own in zip(tokens, mask, strict=True) if own]))
-        assert not any(mask[:3])
-    assert "<tool> N1 - N0 </tool> <|end|> answer R0 <|end|>" in texts
-    assert len(texts) > 1  # some follow a random program
 
 
 def tool_call(expression: str) -> dict[str, Any]:

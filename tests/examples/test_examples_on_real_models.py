@@ -85,3 +85,5 @@ def test_a_model_with_a_real_chat_template_is_trained_through_what_it_is_answere
     assert all(row["rollout/calls"] > row["rollout/count"] for row in steps), (
         "the agent understood the model, and answered"
     )
+    if example == "text_to_sql":  # writer and rewriter are trained, calls of the checker are context
+        assert all(row["rollout/calls"] > row["rollout/turns"] * row["rollout/count"] for row in steps)

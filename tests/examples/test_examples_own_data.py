@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import sqlite3
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -15,22 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBERS = range(200)
-
-
-@pytest.fixture
-def example(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    """The example's warm_start; its files are scripts, not a package."""
-    folder = EXAMPLES / request.param
-    names = [path.stem for path in folder.glob("*.py")]
-    for name in names:
-        sys.modules.pop(name, None)
-    sys.path.insert(0, str(folder))
-    yield importlib.import_module("warm_start")
-    sys.path.remove(str(folder))
-    for name in names:
-        sys.modules.pop(name, None)
 
 
 def word(number: int) -> str:
@@ -90,8 +73,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("example", "options"),
     [
-        ("calculator", ["--labelled", "0.8"]),
-        ("rag", []),
+        pytest.param("calculator", ["--labelled", "0.8"], marks=pytest.mark.long),
+        pytest.param("rag", [], marks=pytest.mark.long),
         ("text_to_sql", ["--slice", "spider", "--labelled", "0.8"]),
     ],
     indirect=["example"],
@@ -145,13 +128,30 @@ def test_a_file_that_holds_something_else_is_refused_by_row(
         example.main(["--data", str(write(tmp_path / "mine.jsonl", [row])), "--to", str(tmp_path / "model"), *options])
 
 
-@pytest.mark.parametrize("example", ["text_to_sql"], indirect=True)
-def test_own_questions_need_the_slice_that_shows_queries(
-    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("example", "options", "says"),
+    [
+        ("text_to_sql", "--data mine.jsonl --to m", "--data: the generated demonstrations use no labels; give it with"),
+        (
+            "calculator",
+            "--data mine.jsonl --to m --slice all",
+            "--data: your own questions in place of those of --slice",
+        ),
+        ("rag", "--to m --control --epochs 3", "not allowed with argument"),
+        pytest.param(
+            *("text_to_sql", "--to m --large", "--large: engine.device: torch cannot use 'cuda' on this machine"),
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+    indirect=["example"],
+)
+def test_options_that_do_not_go_together_are_refused(
+    example: ModuleType, options: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        example.main(["--data", "mine.jsonl", "--to", str(tmp_path / "model")])
-    assert "--data: the generated demonstrations use no labels; give it with --slice spider" in capsys.readouterr().err
+        example.main(options.split())
+    assert says in capsys.readouterr().err
+    assert not Path("m").exists()
 
 
 @pytest.mark.parametrize("example", ["rag"], indirect=True)
@@ -167,21 +167,3 @@ def test_names_in_lower_case_are_the_titles_of_the_corpus(example: ModuleType) -
         ("name", "blue moon"),
     ]
     assert names.pieces("Who sang blue moon?", "question", titles) == names.pieces("Who sang blue moon?", "question")
-
-
-@pytest.mark.parametrize("example", ["calculator", "rag", "text_to_sql"], indirect=True)
-def test_the_control_has_a_length_of_its_own(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        example.main(["--to", "nowhere", "--control", "--epochs", "3"])
-    assert "not allowed with argument" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("example", ["text_to_sql"], indirect=True)
-def test_a_large_model_without_a_gpu_is_one_clear_error(
-    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        example.main(["--large", "--to", str(tmp_path / "model")])
-    assert "--large: engine.device: torch cannot use 'cuda' on this machine" in capsys.readouterr().err
-    assert not (tmp_path / "model").exists()

@@ -46,7 +46,7 @@ def agl(folder: Path, *words: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["template.toml", "rule.toml"])
+@pytest.mark.parametrize("name", ["template.toml", pytest.param("rule.toml", marks=pytest.mark.long)])
 def test_a_search_finds_the_prompt_under_which_the_agent_succeeds(folder: Path, name: str) -> None:
     found = agl(folder, "optimize", name, "--json")
     assert (found["finished"], found["before"], found["after"]) == (True, 0.0, 1.0)

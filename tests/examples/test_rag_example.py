@@ -6,22 +6,15 @@ import gzip
 import importlib
 import json
 import random
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scripted import run_agent
 
-from agentlightning.records import Call, Sampling
-from agentlightning.runner.result import RolloutResult
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rag"
-MODULES = ("agent", "data", "names", "retriever", "rules", "scoring", "warm_start")
+EXAMPLE = "rag"
 PARAGRAPHS = [
     ("song", "Blue Moon", "Blue Moon is a song by Ann Lee , released in 1934."),
     ("ann", "Ann Lee", "Ann Lee (born 3 May 1901) was an American singer from Ohio."),
@@ -30,27 +23,6 @@ PARAGRAPHS = [
     ("rome", "Rome", "Rome is the capital of Italy."),
 ]
 QUESTION = "Who is the singer of the song Blue Moon and where was she born?"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _example_on_the_path() -> Iterator[None]:
-    """The example's files are scripts, not a package: they are importable for these tests only."""
-    forget()
-    sys.path.insert(0, str(EXAMPLE))
-    yield
-    sys.path.remove(str(EXAMPLE))
-    forget()
-
-
-def forget() -> None:
-    """Examples have files of the same names."""
-    for name in MODULES:
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def module() -> Callable[[str], ModuleType]:
-    return importlib.import_module
 
 
 @pytest.fixture
@@ -92,25 +64,6 @@ def test_names_dates_and_numbers_are_found_by_spelling(module: Callable[[str], M
     assert pieces[-3:] == (("word", "she"), ("word", "left"), ("word", "."))
 
 
-def test_the_draw_decides_the_numbers_of_names_and_which_words_are_hidden(
-    module: Callable[[str], ModuleType],
-) -> None:
-    names = module("names")
-    shown = {names.Names(QUESTION, draw, 0.5).question() for draw in range(40)}
-    assert len(shown) > 35
-    assert names.Names(QUESTION, 4, 0.5).question() == names.Names(QUESTION, 4, 0.5).question()
-    numbers = {word for text in shown for word in text.split() if word.startswith("E")}
-    assert len(numbers) > 10
-    assert all("E" in text for text in shown), "a name is never hidden"
-
-
-@settings(deadline=None)
-@given(st.text(max_size=200), st.sampled_from(["question", "paragraph"]))
-def test_any_text_becomes_words_names_dates_and_numbers(text: str, kind: str) -> None:
-    pieces = importlib.import_module("names").pieces(text, kind)
-    assert all(piece in ("word", "name", "date", "number") and content for piece, content in pieces)
-
-
 def test_a_search_shows_the_best_paragraph_that_was_not_shown(
     module: Callable[[str], ModuleType], data_root: Path
 ) -> None:
@@ -142,89 +95,6 @@ def test_the_best_alias_counts_and_a_missing_answer_earns_nothing(module: Callab
     assert scoring.answer_reward(scoring.answered("Answer: Iowa"), golds) == pytest.approx(0.1)
     assert scoring.answer_reward(scoring.answered("It is Ohio."), golds) == 0.0
     assert scoring.answered("Answer: ") is None
-
-
-def searched(queries: list[str], last: str | None) -> RolloutResult:
-    """The record of a rollout that searched so and ended with `last`; None: it was still searching."""
-    answers = [search(query) for query in queries] + ([{"content": last}] if last is not None else [])
-    calls: list[Call] = []
-    for number, answer in enumerate(answers):
-        for tool_call in answer.get("tool_calls", []):
-            tool_call["id"] = f"t{number}"
-        calls.append(recorded(number, {"role": "assistant", "content": None, **answer}, calls))
-    return RolloutResult(calls=calls)
-
-
-def recorded(number: int, answer: dict[str, Any], before: list[Call]) -> Call:
-    replies = [
-        {"role": "tool", "tool_call_id": tool_call["id"], "content": "a paragraph"}
-        for tool_call in (before[-1].completion.get("tool_calls", []) if before else [])
-    ]
-    return Call(
-        id=f"call-{number}",
-        run_id="run",
-        rollout_id="r",
-        attempt=1,
-        parent_id=before[-1].id if before else None,
-        suffix_ids=[],
-        sampled_ids=[],
-        logprobs=[],
-        versions=[],
-        prompt_tokens=0,
-        policy="",
-        model="m",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="",
-        request_hash="",
-        messages=replies or [{"role": "user", "content": QUESTION}],
-        completion=answer,
-        started_ns=2 * number,
-        finished_ns=2 * number + 1,
-    )
-
-
-@pytest.mark.parametrize(
-    ("queries", "last", "steps"),
-    [
-        ([0, 1], "done", [0.45, 0.45, 0.1]),
-        ([0, 0, 1], "done", [0.45, 0.0, 0.45, 0.1]),  # the same again brings nothing new
-        ([0], "done", [0.45, 0.1]),
-        ([], "done", [0.1]),
-        ([0, 1], "E1", [0.45, 0.45, 0.0]),
-        ([0, 1, 0, 0, 0], None, [0.45, 0.45, 0.0, 0.0, 0.0]),
-    ],
-)
-def test_each_search_is_rewarded_for_the_gold_paragraph_that_it_shows_first(
-    module: Callable[[str], ModuleType], data_root: Path, queries: list[int], last: str | None, steps: list[float]
-) -> None:
-    names = module("names").Names(QUESTION, 0)
-    names.question()
-    names.paragraph(*PARAGRAPHS[0][1:])
-    said = module("scoring").retrieval(task(), searched([names.shown[query] for query in queries], last))
-    assert said["steps"] == pytest.approx(steps)
-    assert said["reward"] == pytest.approx(sum(steps))
-
-
-def test_rules_earn_what_they_find(module: Callable[[str], ModuleType], data_root: Path) -> None:
-    rules = module("rules")
-    earned = {name: rules.follow(rule, task()) for name, rule in rules.RULES.items() if name != "random"}
-    for only_names in ("each name of the question", "the first name, then the second again and again"):
-        assert earned.pop(only_names) == pytest.approx(0.55)
-    assert len(earned) == 3
-    assert all(reward == pytest.approx(1.0) for reward in earned.values())
-    assert rules.follow(lambda _: None, task()) == pytest.approx(0.1)
-
-
-def test_the_demonstrator_searches_what_brings_gold_paragraphs_and_stops(
-    module: Callable[[str], ModuleType], data_root: Path
-) -> None:
-    rules, names = module("rules"), module("names").Names(QUESTION, 0)
-    names.question()
-    shown = list(rules.demonstrate(task()))
-    assert shown[0] == names.shown[0]
-    assert len(shown) == 2
-    assert list(rules.demonstrate(task(supporting=["elsewhere"]))) == []
 
 
 def test_training_rows_are_every_question_once_an_epoch_with_other_words_hidden(
@@ -261,72 +131,6 @@ def test_rows_of_the_hubs_own_formats_are_read(module: Callable[[str], ModuleTyp
         (gold,) = row["supporting"]
         assert {p.id: p.text for p in row["paragraphs"]}[gold] == "Ann is. Ann was."
     assert rows[0]["supporting"] == rows[1]["supporting"], "the same paragraph has the same id in every set"
-
-
-def test_data_that_is_nowhere_is_one_clear_sentence(
-    module: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if importlib.util.find_spec("datasets") is not None:
-        pytest.skip("datasets is installed: the hub would be asked")
-    monkeypatch.setenv("AGL_DATA", str(tmp_path))
-    clear_caches()
-    with pytest.raises(FileNotFoundError, match=r"/multihop does not exist, and reading framolfese/2Wiki"):
-        module("data").load("2wiki", "train")
-
-
-@pytest.fixture
-def tokenizer(module: Callable[[str], ModuleType], tmp_path: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    warm_start = module("warm_start")
-    warm_start.make_tokenizer(["who is the singer of"] * 15).save_pretrained(tmp_path)
-    return AutoTokenizer.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("sampled", "message"),
-    [
-        ("done <|end|>", {"role": "assistant", "content": "done"}),
-        (
-            "<search> E3 <|end|>",
-            {
-                "role": "assistant",
-                "tool_calls": [{"type": "function", "function": {"name": "search", "arguments": {"query": "E3"}}}],
-            },
-        ),
-    ],
-)
-def test_sampled_tokens_are_parsed_and_rendered_back_to_the_same_tokens(
-    tokenizer: Any, sampled: str, message: dict[str, Any]
-) -> None:
-    question = [{"role": "user", "content": "who is E3 ?"}]
-    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
-    ids = tokenizer.encode(sampled, add_special_tokens=False)
-    assert tokenizer.parse_response(ids, prefix=prompt) == message
-    assert tokenizer.apply_chat_template([*question, message], return_dict=False) == prompt + ids
-
-
-def test_demonstrations_search_for_shown_names_and_end(
-    module: Callable[[str], ModuleType], tokenizer: Any, data_root: Path
-) -> None:
-    warm_start, encode = module("warm_start"), module("agentlightning.demo.imitation").encode
-    lengths = set()
-    for seed in range(40):
-        conversation = warm_start.demonstration(task(draw=seed), random.Random(seed), warm_start.SLICES["2wiki"])
-        tokens, mask = encode(tokenizer, conversation)
-        own = tokenizer.decode([token for token, mine in zip(tokens, mask, strict=True) if mine])
-        *searches, end = own.split("<|end|>")[:-1]
-        assert end.strip() == "done"
-        shown = module("names").Names(QUESTION, seed)
-        shown.question()
-        context = module("agent").SearchContext(module("retriever").Session(module("retriever").retriever()), shown)
-        for search_text in searches:
-            word, query = search_text.split()
-            assert word == "<search>"
-            assert query in shown.shown
-            context.search(query)
-        lengths.add(len(searches))
-    assert len(lengths) > 2
 
 
 def search(query: str) -> dict[str, Any]:
@@ -376,26 +180,6 @@ async def test_an_answer_is_the_text_of_a_span_that_was_shown(
         assert words == ""
 
 
-def test_demonstrations_of_answers_point_at_what_was_shown(
-    module: Callable[[str], ModuleType], data_root: Path
-) -> None:
-    warm_start = module("warm_start")
-    ends, queries = set(), set()
-    for seed in range(60):
-        row = task(draw=seed)
-        conversation = warm_start.demonstration(row, random.Random(seed), warm_start.SLICES["musique"])
-        names, context = module("agent").spanned(row)
-        names.question()
-        for message in conversation:
-            for call in message.get("tool_calls", []):
-                query = call["function"]["arguments"]["query"]
-                queries.add("question" if query == "question" else "name")
-                context.search(query)
-        ends.add(module("agent").span_of(conversation[-1]["content"], names))
-    assert {"Ohio", "Ann Lee"} <= ends
-    assert queries == {"question", "name"}
-
-
 async def test_the_reader_of_a_real_model_sees_text(module: Callable[[str], ModuleType], data_root: Path) -> None:
     answers = [search("Blue Moon song"), search("Ann Lee"), {"content": "She is from there.\nAnswer: Ohio"}]
     words, requests = await run_agent(module("agent").solve_text, answers, task())
@@ -408,9 +192,7 @@ async def test_the_reader_of_a_real_model_sees_text(module: Callable[[str], Modu
 async def test_a_gold_trace_searches_for_the_gold_paragraphs_and_answers(
     module: Callable[[str], ModuleType], data_root: Path
 ) -> None:
-    sys.path.insert(0, str(EXAMPLE.parent))
-    gold = importlib.import_module("gold_traces")
-    sys.path.remove(str(EXAMPLE.parent))
+    gold = module("gold_traces")
     trace, *_ = await gold.traces(module("agent").solve_text, gold.rag(random.Random(0)), 9)
     answers = [one for one in trace["messages"] if one["role"] == "assistant"]
     assert [len(one.get("tool_calls", [])) for one in answers] == [1, 1, 0]

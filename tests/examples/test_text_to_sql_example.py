@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -17,34 +15,9 @@ from typing import Any
 import pytest
 from scripted import run_agent
 
-from agentlightning.records import Call, Sampling
-from agentlightning.runner.result import RolloutResult
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "text_to_sql"
-MODULES = ("agent", "data", "database", "masking", "rules", "scoring", "spider", "warm_start")
+EXAMPLE = "text_to_sql"
 
 Module = Callable[[str], ModuleType]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _example_on_the_path() -> Iterator[None]:
-    """The example's files are scripts, not a package: they are importable for these tests only."""
-    forget()
-    sys.path.insert(0, str(EXAMPLE))
-    yield
-    sys.path.remove(str(EXAMPLE))
-    forget()
-
-
-def forget() -> None:
-    """Examples have files of the same names."""
-    for name in MODULES:
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def module() -> Module:
-    return importlib.import_module
 
 
 QUESTIONS = [
@@ -129,11 +102,11 @@ def test_execution_match(
     assert module("database").same_answer(rows, gold, ordered) is same
 
 
-def test_questions_without_an_answer_are_dropped(module: Module, spider_root: Path) -> None:
+def test_questions_without_an_answer_are_dropped_and_the_slice_is_over_one_table(
+    module: Module, spider_root: Path
+) -> None:
     assert [question.query for question in module("spider").load("train")] == [query for _, query in QUESTIONS[:4]]
 
-
-def test_only_questions_over_one_table_are_in_the_slice(module: Module, spider_root: Path) -> None:
     assert [problem.row["gold"] for problem in module("data").spider_problems("train")] == [
         query for _, query in QUESTIONS[:3]
     ]
@@ -159,105 +132,6 @@ def test_a_question_is_masked_by_its_database(module: Module, spider_root: Path)
     assert module("masking").mask("It's 2 or three?", schema).names["V1"] == "3"
 
 
-def test_gold_queries_in_short_names_give_the_gold_rows(module: Module, spider_root: Path) -> None:
-    count, listed, born = module("data").spider_problems("train")
-    assert count.program == "select count ( * ) from T1 where C6 > V0"
-    assert listed.program == "select C0 , C1 from T0 order by C1 asc"
-    assert born.program is not None
-    names = module("masking").mask(QUESTIONS[0][0], module("spider").schema(Path(count.row["database"]))).names
-    assert module("masking").mask_query("select age from head where age > 12", names) is None, (
-        "12 is not in the question"
-    )
-
-
-JOINED = [
-    "SELECT T1.name , count(*) FROM department AS T2 JOIN head AS T1 ON T2.head_id = T1.id GROUP BY T1.name",
-    "SELECT name FROM head JOIN department ON head.id = department.head_id WHERE age > 56",
-    "SELECT name FROM head JOIN department ON head.age = department.head_id",
-    "SELECT * FROM head JOIN department ON head.id = department.head_id",
-]
-
-
-def joined(module: Module, root: Path) -> list[Any]:
-    """The problems of questions over two tables."""
-    database = root / "spider/database/offices/offices.sqlite"
-    text = "How many heads of departments are older than 56, by name and head id?"
-    spider = module("spider")
-    return list(module("data").problems_of([spider.Question(text, query, database) for query in JOINED], joins=True))
-
-
-def test_a_mistake_that_the_checker_notices_is_not_imitated(module: Module, spider_root: Path) -> None:
-    warm_start = module("warm_start")
-    problem = joined(module, spider_root)[1]
-    tokenizer = warm_start.joins_tokenizer([problem, problem], random.Random(0))
-    shown, repaired = set(), 0
-    for seed in range(60):
-        messages = warm_start.demonstrate_joins(problem, random.Random(seed))
-        tokens, mask = warm_start.encode_right(tokenizer, messages)
-        assert tokenizer.unk_token_id not in [token for token, own in zip(tokens, mask, strict=True) if own]
-        own = tokenizer.decode([token for token, mine in zip(tokens, mask, strict=True) if mine]).split("<|end|>")[:-1]
-        said = [message for message in messages if message["role"] == "assistant"]
-        assert [text.strip() for text in own] == [one["content"] for one in said if "mistake" not in one]
-        shown |= {message["content"] for message in messages[2::2]}
-        repaired += said[-1]["content"] == "right" and any("mistake" in one for one in said)
-    assert repaired > 5
-    assert {"one txt", "again"} <= shown
-
-
-@pytest.mark.parametrize(
-    ("said", "reward", "repaired", "broken", "steps"),
-    [
-        ("writer right, checker", 1, 0, 0, [1, 0]),
-        ("writer wrong, checker", 0, 0, 0, [0, 0]),
-        ("writer wrong, checker, rewriter right, checker", 1, 1, 0, [0, 0, 1, 0]),
-        ("writer right, checker, rewriter wrong, rewriter right", 1, 0, 0, [1, 0, -1, 1]),
-        ("writer right, checker, rewriter wrong, checker", 0, 0, 1, [1, 0, -1, 0]),
-    ],
-)
-def test_a_repair_is_a_reward_of_the_rewriter_and_steps_add_up(
-    module: Module, spider_root: Path, said: str, reward: int, repaired: int, broken: int, steps: list[int]
-) -> None:
-    row = joined(module, spider_root)[1].row
-    queries = {"right": joined(module, spider_root)[1].program, "wrong": "select C9 from J0", "": "wrong"}
-    calls = [recorded(one, queries) for one in said.split(", ")]
-    scored = module("scoring").joins(row, RolloutResult(calls=calls))
-    assert scored == {"reward": reward, "repaired": repaired, "broken": broken, "steps": steps}
-
-
-def recorded(said: str, contents: dict[str, str]) -> Call:
-    """A recorded call: "writer right"."""
-    agent, _, kind = said.partition(" ")
-    return Call(
-        id=said,
-        run_id="run",
-        rollout_id="r",
-        attempt=1,
-        agent=agent,
-        parent_id=None,
-        suffix_ids=[],
-        sampled_ids=[],
-        logprobs=[],
-        versions=[],
-        prompt_tokens=0,
-        policy="",
-        model="m",
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="",
-        request_hash="",
-        messages=[],
-        completion={"role": "assistant", "content": contents[kind]},
-    )
-
-
-async def test_the_team_over_joined_tables_shows_its_checker_what_came_back(module: Module, spider_root: Path) -> None:
-    problem = joined(module, spider_root)[1]
-    answers = ["select C9 from J0", "select count ( * ) from J0", "wrong", problem.program]
-    words, requests = await run_team(module("agent").solve_joins, problem.row, answers)
-    assert words == "1 row(s)\nAnn Bo"
-    assert requests[-1][2::2] == ["no such column: C9", "one num", "again"]
-
-
 def test_real_models_are_shown_the_question_and_the_whole_schema(module: Module, spider_root: Path) -> None:
     rows = module("data").full_train()
     assert [row["question"] for row in rows] == [question for question, _ in QUESTIONS[:4]], "joins too"
@@ -265,42 +139,8 @@ def test_real_models_are_shown_the_question_and_the_whole_schema(module: Module,
     assert "names" not in rows[0]
 
 
-def test_generated_rows_have_databases_of_their_own_for_training_and_for_the_rest(
-    module: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    data = module("data")
-    rows = data.generated_heldout()
-    names = {Path(row["database"]).stem for row in rows}
-    assert names <= {f"{number:03}" for number in range(100, 150)}
-    with module("database").Database(rows[0]["database"]) as database:
-        assert not database.run(rows[0]["gold"]).error
-        assert not database.run(f"select * from {rows[0]['schema'].split()[0]}").is_empty
-    assert data.generated_heldout() == rows
-
-
 def turns(messages: list[dict[str, str]]) -> list[str]:
     return [message["content"] for message in messages]
-
-
-def test_demonstrations_show_writer_checker_and_rewriter(module: Module, spider_root: Path) -> None:
-    warm_start, data = module("warm_start"), module("data")
-    problem = data.spider_problems("train")[0]
-    seen = [turns(warm_start.demonstrate_spider(problem, random.Random(seed))) for seed in range(300)]
-    assert all(len(said) % 2 == 0 and said[1].startswith("select") for said in seen)
-    assert all(said[-1] == "right" for said in seen), "the checker has the last word after at most two queries"
-    assert any(said[2] == "one" and said[3] == "right" and len(said) == 4 for said in seen)
-    assert any(said[2].startswith("no such column: C") and said[3].startswith("select") for said in seen)
-    assert len({said[0] for said in seen}) > 250, "names and blanks are drawn each time"
-
-
-def test_rules_copy_the_program_of_the_most_similar_question(module: Module, spider_root: Path) -> None:
-    rules = module("rules")
-    count, listed, born = module("data").spider_problems("train")
-    assert rules.nearest_neighbour([count, listed], [count, listed]) == 1.0
-    assert rules.nearest_neighbour([count, listed], [born]) == 0.0
-    assert rules.answers(listed, "select C1 , C0 from T0 order by C1 asc")
-    assert not rules.answers(listed, "select C1 , C9 from T0 order by C1 asc")
 
 
 async def run_team(solve: Callable[..., Any], task: dict[str, Any], answers: list[str]) -> tuple[Any, list[list[str]]]:
@@ -364,13 +204,11 @@ async def test_a_real_model_is_told_its_parts_and_shown_the_rows(module: Module,
     assert last[5].startswith("Rewriter:")
 
 
-async def test_gold_traces_are_the_teams_own_conversations_and_a_mistake_is_not_imitated(spider_root: Path) -> None:
-    sys.path.insert(0, str(EXAMPLE.parent))
-    gold = importlib.import_module("gold_traces")
-    sys.path.remove(str(EXAMPLE.parent))
-    right, repaired = await gold.traces(
-        importlib.import_module("agent").solve_text, gold.text_to_sql(random.Random(1)), 2
-    )
+async def test_gold_traces_are_the_teams_own_conversations_and_a_mistake_is_not_imitated(
+    module: Module, spider_root: Path
+) -> None:
+    gold = module("gold_traces")
+    right, repaired = await gold.traces(module("agent").solve_text, gold.text_to_sql(random.Random(1)), 2)
     said = [one["content"] for one in right["messages"] if one["role"] == "assistant"]
     assert said[0].startswith("```sql\nSELECT")
     assert said[1:] == ["RIGHT"]

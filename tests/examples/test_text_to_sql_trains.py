@@ -13,6 +13,7 @@ SETTINGS = ("model.path=model", "trainer.steps=6", "eval.tasks=100", "eval.every
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_writer_and_rewriter_are_trained_and_the_checker_is_context(tmp_path: Path) -> None:
     run(tmp_path, str(EXAMPLE / "warm_start.py"), "--to", "model")

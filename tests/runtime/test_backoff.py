@@ -6,14 +6,9 @@ from itertools import pairwise
 from agentlightning.runtime.backoff import Backoff
 
 
-def test_pauses_double_up_to_the_longest() -> None:
+def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success() -> None:
     backoff = Backoff(1.0, 5.0, jitter=0.0)
-    assert [backoff.next_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
-
-
-def test_after_a_success_the_pauses_begin_again() -> None:
-    backoff = Backoff(1.0, 5.0, jitter=0.0)
-    assert [backoff.next_s(), backoff.next_s()] == [1.0, 2.0]
+    assert [backoff.next_s() for _ in range(2000)] == [1.0, 2.0, 4.0, *[5.0] * 1997]  # nothing overflows
     backoff.reset()
     assert backoff.next_s() == 1.0
 
@@ -29,11 +24,6 @@ def test_clients_that_failed_together_come_back_at_different_times() -> None:
     assert pauses[0] >= 0.5
     assert pauses[-1] <= 1.0
     assert all(one != other for one, other in pairwise(pauses))
-
-
-def test_an_outage_of_any_length_overflows_nothing() -> None:
-    backoff = Backoff(0.1, 2.0, jitter=0.0)
-    assert {backoff.next_s() for _ in range(2000)} >= {2.0}
 
 
 async def test_it_sleeps_until_its_time_is_over() -> None:

@@ -28,23 +28,20 @@ def test_a_child_that_was_stopped_is_killed(tmp_path: Path) -> None:
     while b"ready" not in (tmp_path / "log").read_bytes():
         assert child.poll() is None
     child.send_signal(signal.SIGSTOP)
-    assert child.wait(60) == -signal.SIGKILL
+    assert child.wait() == -signal.SIGKILL
     stop_child(child)
     assert watchdog.kills == {"child": 1}
 
 
-def test_a_child_whose_work_stands_still_is_killed_though_it_lives(tmp_path: Path) -> None:
-    watchdog = Watchdog(limits(stall=2.0))
-    child = start(watchdog, "stalls", tmp_path / "log")
-    assert child.wait(60) == -signal.SIGKILL
+@pytest.mark.parametrize(("doing", "given"), [("stalls", limits(stall=2.0)), ("silent", limits(hang=1.0, start=4.0))])
+def test_a_child_whose_work_stands_still_or_that_never_begins_to_beat_is_killed(
+    tmp_path: Path, doing: str, given: HangLimits
+) -> None:
+    watchdog = Watchdog(given)
+    child = start(watchdog, doing, tmp_path / "log")
+    assert child.wait() == -signal.SIGKILL
     stop_child(child)
     assert watchdog.kills == {"child": 1}
-
-
-def test_a_child_that_never_begins_to_beat_is_killed(tmp_path: Path) -> None:
-    child = start(Watchdog(limits(hang=1.0, start=4.0)), "silent", tmp_path / "log")
-    assert child.wait(60) == -signal.SIGKILL
-    stop_child(child)
 
 
 @pytest.mark.parametrize("doing", ["beats", "idles"])

@@ -6,9 +6,10 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from agentlightning.rendering.images import image_hash
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.loop import RLLoop
+from agentlightning.trainer.loop import RLLoop, TrainingLoop
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
@@ -56,7 +57,7 @@ class Crashing:
         return counted
 
 
-EVERY = pytest.mark.parametrize("every", [11, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long])])
+EVERY = pytest.mark.parametrize("every", [23, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long])])
 """Distance between the verbs at which a run is killed: some of them each time, each one in `make test-trainer`."""
 
 
@@ -187,8 +188,31 @@ class Gate:
         self.opened = asyncio.Event()
 
 
+WORKER = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+
+
 @asynccontextmanager
-async def agents(
+async def working(
+    store: LightningStore, run: str, work: Callable[[Claim, asyncio.TaskGroup], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """A worker that survives the trainer's crashes: does its `work` with each claim."""
+
+    async def claim_for_ever() -> None:
+        async with asyncio.TaskGroup() as waiting:
+            while True:
+                for claim in await store.claim(replace(WORKER, run_id=run), limit=8, wait_s=10):
+                    await work(claim, waiting)
+
+    task = asyncio.create_task(claim_for_ever())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def agents(
     store: LightningStore,
     calls: int = 1,
     run: str = "run",
@@ -198,37 +222,54 @@ async def agents(
     refused: Callable[[Rollout], bool] = lambda _: False,
     picture: bytes = b"",
     forgets: Callable[[Rollout], bool] = lambda _: False,
-) -> AsyncIterator[None]:
-    """A worker that survives the trainer's crashes; `broken` agents always fail after their calls, those of `refused`
-    rollouts because their first call is refused. Their calls show the `picture`, where there is one; forks that `forgets`
-    names do something else than what they are to continue, so that nothing is replayed."""
-    worker = WorkerStatus(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
+) -> AbstractAsyncContextManager[None]:
+    """`broken` agents always fail after their calls, those of `refused` rollouts because their first call is refused. Their
+    calls show the `picture`, where there is one; forks that `forgets` names do something else than what they are to
+    continue, so that nothing is replayed."""
     gate = gate or Gate()
 
     async def wait(claim: Claim) -> None:
         await gate.opened.wait()
         await answer(store, claim, calls, reward_of(claim))
 
-    async def work() -> None:
-        async with asyncio.TaskGroup() as waiting:
-            while True:
-                for claim in await store.claim(worker, limit=8, wait_s=10):
-                    if forgets(claim.rollout):
-                        claim = replace(claim, rollout=replace(claim.rollout, fork=None))
-                    if refused(claim.rollout):
-                        await refuse(store, claim)
-                    elif gate.held(claim.rollout):
-                        waiting.create_task(wait(claim))
-                    else:
-                        await answer(store, claim, calls, reward_of(claim), broken, picture)
+    async def work(claim: Claim, waiting: asyncio.TaskGroup) -> None:
+        if forgets(claim.rollout):
+            claim = replace(claim, rollout=replace(claim.rollout, fork=None))
+        if refused(claim.rollout):
+            await refuse(store, claim)
+        elif gate.held(claim.rollout):
+            waiting.create_task(wait(claim))
+        else:
+            await answer(store, claim, calls, reward_of(claim), broken, picture)
 
-    task = asyncio.create_task(work())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    return working(store, run, work)
+
+
+async def killed_and_resumed(
+    store: LightningStore,
+    every: int,
+    make: Callable[[Any, Any, str], TrainingLoop],
+    agents_of: Callable[[str], AbstractAsyncContextManager[None]] = lambda run: nullcontext(),
+    engine: Callable[[], Any] = RememberingEngine,
+) -> AsyncIterator[tuple[str, Any]]:
+    """Kills one run after the other, each `every` verbs later than the one before, and resumes it to its last step. Yields
+    its name and the engine that it ended with.
+
+    make: the loop of a run over a store and an engine. agents_of: its agents, whom the crash leaves alone."""
+    for ticks in count(1, every):
+        run, countdown = f"run-{ticks}", Countdown(ticks)
+        await store.create_run("test", {}, run)
+        async with agents_of(run):
+            try:
+                await make(Crashing(store, countdown), Crashing(engine(), countdown), run).run(resume=False)
+                break  # the run has fewer verbs than that: every point has been tried
+            except Crash:
+                pass
+            resumed = engine()
+            again = make(store, resumed, run)
+            assert await again.run(resume=True) == again.config.trainer.steps, f"after a crash at verb {ticks}"
+        yield run, resumed
+    assert ticks > 40
 
 
 def config(on_failure: str = "drop", **trainer: Any) -> Config:

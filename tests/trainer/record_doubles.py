@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loop_doubles import RememberingEngine
+from loop_doubles import WORKER, RememberingEngine
 
 import build
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.config.run import Config, parse_config
-from agentlightning.records import Finish, NewRollout, Resource, WorkerStatus
+from agentlightning.records import Finish, NewRollout, Resource
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
@@ -83,8 +84,7 @@ async def record(
         for replica in range(GROUP)
     ]
     queued = await store.enqueue(new)
-    worker = WorkerStatus(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
-    claims = await store.claim(worker, limit=len(new))
+    claims = await store.claim(replace(WORKER, run_id=run), limit=len(new))
     await store.append_calls(
         [
             build.call(

@@ -11,15 +11,15 @@ import pytest
 from test_policy_update import TalkingEngine, config, trajectory
 
 import build
-from agentlightning.adapters.trajectories import JUDGE, trajectories
+from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.rewards import RewardPolicy, shaped_air
+from agentlightning.algorithms.rewards import RewardPolicy
 from agentlightning.errors import ConfigError
 from agentlightning.records import Call, Consumed, Reward, Rollout, Step
 from agentlightning.trainer.load_trajectories import AirTally
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.schedules import algorithms_of, check_air
+from agentlightning.trainer.schedules import algorithms_of
 from agentlightning.trainer.step import StepPlanner
 from agentlightning.training_types import Trajectory
 
@@ -53,26 +53,12 @@ def planner(table: dict[str, Any], algorithm: LightningRL = STEPS) -> StepPlanne
     )
 
 
-async def advantages(table: dict[str, Any], group: list[Trajectory]) -> list[list[float]]:
-    plan, _ = await planner(table).plan_policy("default", 1, [group])
-    rows = sorted(plan.minibatches[0], key=lambda row: (row.rollout_id, row.tokens))
-    return [row.advantages for row in rows]
-
-
 async def test_rewards_are_differences_of_a_potential() -> None:
     # Φ of the last calls is -0.5 in a1 and a2: returns from the first calls are the final rewards alone, those from the last
     # calls [1, 0.5, 0.5]; the second reward of a2 is of the end, whose potential is 0.
     plain = LightningRL(credit="step_rewards", advantage="dr_grpo", aggregation="token_mean", minibatches=1)
     plan, _ = await planner({"rules": RULES}, plain).plan_policy("default", 1, [GROUP])
     assert [one.credit for one in plan.calls] == pytest.approx([2 / 3, 1 / 3, -1 / 3, -1 / 6, -1 / 3, -1 / 6])
-
-
-def test_a_final_reward_that_is_the_same_throughout_still_teaches_what_air_saw() -> None:
-    group = [trajectory("a0", 0.0), marked(trajectory("a1", 0.0), -0.5, 0)]
-    assert STEPS.plan([group], seed=0).outcomes == {"a0": "trained", "a1": "trained"}
-
-
-# --- what is measured -----------------------------------------------------------------------------------------------------
 
 
 def rollout(name: str, group: str, reward: float | None, attempt: int = 1) -> Rollout:
@@ -87,56 +73,14 @@ def said(owner: Rollout, value: float, rule: str = "tool_error", attempt: int = 
 CALL = build.call(build.rollout("one"), "c", suffix_ids=[1], sampled_ids=[2])
 
 
-def calls(count: int) -> list[Call]:
-    return [CALL] * count
-
-
-# --- settings -------------------------------------------------------------------------------------------------------------
-
-
 def test_rules_that_credit_would_ignore_are_an_error_at_start() -> None:
     ignored = config(air={"rules": RULES})
     with pytest.raises(ConfigError, match=r"credit = 'uniform' ignores step rewards"):
         algorithms_of(ignored)
     algorithms_of(config(air={"rules": RULES}, algorithm={"credit": "gigpo"}))
     algorithms_of(config(air={"rules": RULES}, algorithm={"advantage": "gae"}))
-
-
-def test_a_rule_that_is_not_known_is_an_error_at_start() -> None:
     with pytest.raises(ConfigError, match=r"air\.rules\.tool_eror: no such rule"):
         algorithms_of(config(air={"rules": {"tool_eror": -1.0}}, algorithm={"credit": "step_rewards"}))
-
-
-def test_airs_rewards_reach_their_calls() -> None:
-    owner = replace(rollout("one", "g", 1.0), run_id="run")
-    [made], _ = trajectories([owner], [CALL], [said(owner, -0.5)])
-    assert (made.transitions[0].reward, made.rewards) == (-0.5, {})
-
-
-STEP_READER = """
-def earned(groups, credits):
-    return [[[call.reward for call in one.transitions] for one in group] for group in groups]
-
-"""
-
-
-def test_an_advantage_of_one_s_own_may_read_step_rewards(tmp_path: Path) -> None:
-    """AIR is not refused with it, on account of a credit rule that reads none."""
-    file = tmp_path / "step_reader.py"
-    file.write_text(STEP_READER)
-    own = LightningRL(advantage=f"{file}:earned")
-    check_air(config(air={"rules": RULES}), [own])
-
-
-def test_other_step_rewards_stay_what_they_are() -> None:
-    both = marked(trajectory("a0", 1.0), -0.5, 0)
-    first = replace(both.transitions[0], reward=0.5, rewards={"format": 1.0, "air.tool_error": -0.5})
-    [[shaped]] = shaped_air([[replace(both, transitions=[first, both.transitions[1]])]])
-    assert [one.rewards for one in shaped.transitions] == [
-        {"format": 1.0, "air.tool_error": -0.5},
-        {"air.tool_error": 0.5},
-    ]
-    assert [one.reward for one in shaped.transitions] == [0.5, 0.5]
 
 
 class OneStepBefore:
@@ -182,8 +126,8 @@ def test_reward_weights_leave_airs_own_weights_alone_unless_they_name_its_rules(
 def test_a_step_says_how_often_each_rule_spoke_and_what_it_gave_a_call() -> None:
     good, bad = rollout("good", "g", 1.0), rollout("bad", "g", 0.0, attempt=2)
     tally = AirTally(RULES)
-    tally.add([good], calls(2), [said(good, 0.25, "tool_success")])
-    tally.add([bad], calls(2), [said(bad, -0.5, attempt=2), said(bad, -0.5, attempt=2, call="d"), said(bad, -0.5)])
+    tally.add([good], [CALL] * 2, [said(good, 0.25, "tool_success")])
+    tally.add([bad], [CALL] * 2, [said(bad, -0.5, attempt=2), said(bad, -0.5, attempt=2, call="d"), said(bad, -0.5)])
     assert tally.metrics() == {
         "air/tool_error/reward_mean": -0.25,
         "air/tool_error/share": 0.5,

@@ -1,7 +1,6 @@
 """Rollouts ahead of the trainer: what a step takes, what is put away as stale or surplus, and kill -9 at every verb."""
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,15 @@ from loop_doubles import (
     Gate,
     RememberingEngine,
     agents,
+    killed_and_resumed,
     loop,
 )
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config.run import parse_config
-from agentlightning.errors import AgentError, ConfigError, LearnerLostError
+from agentlightning.errors import AgentError, LearnerLostError
 from agentlightning.records import Claim, NewRollout, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.scheduler import RolloutCollector
 from agentlightning.training_types import Loss
 
 SIZE = TASKS * GROUP
@@ -63,52 +61,58 @@ class Looking(RememberingEngine):
         return await super().forward_backward(sequences, loss, policy)
 
 
-async def test_a_synchronous_step_leaves_nothing_for_agents_to_do_while_it_learns(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    engine = Looking(store)
-    async with agents(store):
-        await loop(store, engine, tmp_path).run(resume=False)
-    assert set(engine.outstanding) == {0}
-
-
+@pytest.mark.parametrize("bound", [0, 2])
 async def test_while_a_step_learns_the_groups_of_as_many_steps_as_the_bound_says_are_outstanding_and_no_more(
-    store: LightningStore, tmp_path: Path
+    store: LightningStore, tmp_path: Path, bound: int
 ) -> None:
     engine = Looking(store)
     async with agents(store):
-        await loop(store, engine, tmp_path, max_staleness=2, steps=6).run(resume=False)
-    assert engine.outstanding[0] == 2 * SIZE
-    assert max(engine.outstanding) == 2 * SIZE
+        await loop(store, engine, tmp_path, max_staleness=bound, steps=6).run(resume=False)
+    assert engine.outstanding[0] == max(engine.outstanding) == bound * SIZE
     assert all(rollout.outcome for rollout in await trained(store))
 
 
-async def test_groups_are_taken_in_the_order_in_which_they_were_queued_and_slow_ones_are_waited_for(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    gate, engine = Gate(lambda rollout: rollout.group_id == "train:1:0"), RememberingEngine()
-    async with agents(store, gate=gate):
-        running = loop(store, engine, tmp_path, val=[], max_staleness=2)
-        running.progress = WhenLeft(GROUP, gate.opened.set)
-        await running.run(resume=False)
-    by_step = [
-        {rollout.group_id.rpartition(":")[0] for rollout in await store.rollouts(RolloutQuery(ids=ids))}
-        for ids in [[one.rollout_id for one in step.consumed] for step in await store.steps("run")]
-    ]
-    assert by_step == [{f"train:{step}"} for step in range(1, STEPS + 1)]
-    await check(store, engine)
+class OpensAt(RememberingEngine):
+    """Opens the gate as it publishes this version; None: the first one."""
+
+    def __init__(self, gate: Gate, version: int | None = None) -> None:
+        super().__init__()
+        self._gate, self._version = gate, version
+
+    async def publish(self, version: int, policy: str = "default") -> None:
+        if self._version in (None, version):
+            self._gate.opened.set()
+        await super().publish(version, policy)
 
 
-class WhenLeft(Silent):
-    """Does something once the trainer waits for so many rollouts and no more."""
+class OpensWhenAwaited(Silent):
+    """Opens the gate once the trainer waits for the last group of a step and no other."""
 
-    def __init__(self, left: int, what: Callable[[], None]) -> None:
-        self._left = left
-        self._what = what
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
 
     def phase(self, name: str, done: int, total: int) -> None:
-        if name == "collect" and done == total - self._left:
-            self._what()
+        if name == "collect" and done == total - GROUP:
+            self._gate.opened.set()
+
+
+@pytest.mark.parametrize("order", ["fifo", "first_finished"])
+async def test_a_slow_group_is_waited_for_in_order_and_else_learned_from_later(
+    store: LightningStore, tmp_path: Path, order: str
+) -> None:
+    gate = Gate(lambda rollout: rollout.group_id == "train:1:0")
+    engine = RememberingEngine() if order == "fifo" else OpensAt(gate, 2)
+    async with agents(store, gate=gate):
+        running = loop(store, engine, tmp_path, val=[], max_staleness=2, batch_order=order)
+        running.progress = OpensWhenAwaited(gate) if order == "fifo" else Silent()
+        await running.run(resume=False)
+    steps = [[one.rollout_id for one in step.consumed] for step in await store.steps("run")]
+    groups = [{one.group_id for one in await store.rollouts(RolloutQuery(ids=ids))} for ids in steps]
+    if order == "fifo":
+        assert groups == [{f"train:{step}:{place}" for place in range(TASKS)} for step in range(1, STEPS + 1)]
+    else:
+        assert ["train:1:0" in of_step for of_step in groups].index(True) > 0
+    await check(store, engine)
 
 
 async def test_in_the_order_of_finishing_a_slow_group_holds_up_nobody_and_is_stale_in_the_end(
@@ -159,28 +163,14 @@ ASYNC: list[dict[str, Any]] = [
 async def test_a_run_killed_at_any_verb_resumes_with_nothing_lost_and_nothing_trained_twice(
     store: LightningStore, tmp_path: Path, settings: dict[str, Any], every: int
 ) -> None:
-    ticks = 1
-    while True:
-        run = f"run-{ticks}"
-        await store.create_run("test", {}, run)
-        async with agents(store, run=run):
-            countdown = Countdown(ticks)
-            first = loop(
-                Crashing(store, countdown), Crashing(RememberingEngine(), countdown), tmp_path, run, **settings
-            )
-            try:
-                await first.run(resume=False)
-                break  # the run has fewer verbs than that: every point has been tried
-            except Crash:
-                pass
-            engine = RememberingEngine()
-            assert await loop(store, engine, tmp_path, run, **settings).run(resume=True) == STEPS
+    runs = killed_and_resumed(
+        store, every, lambda *made: loop(*made[:2], tmp_path, made[2], **settings), lambda run: agents(store, run=run)
+    )
+    async for run, engine in runs:
         await check(store, engine, run)
         for each in await outcomes(store, run):
             learned = each["trained"] + each["zero_variance"]
-            assert 0 < learned <= SIZE <= learned + each["stale"], f"after a crash at verb {ticks}"
-        ticks += every
-    assert ticks > 50
+            assert 0 < learned <= SIZE <= learned + each["stale"], run
 
 
 async def test_what_was_sampled_with_weights_that_resuming_left_behind_is_stale_and_made_up_for(
@@ -197,23 +187,11 @@ async def test_what_was_sampled_with_weights_that_resuming_left_behind_is_stale_
     async with agents(store, gate=gate):
         with pytest.raises(Crash):
             await loop(store, Lost(), tmp_path, val=[], **settings).run(resume=False)
-        resumed = loop(store, AfterPublish(gate), tmp_path, val=[], **settings)
+        resumed = loop(store, OpensAt(gate), tmp_path, val=[], **settings)
         await resumed.run(resume=True)
     last = (await outcomes(store))[-1]
     assert last["stale"] == SIZE
     assert last["trained"] + last["zero_variance"] == SIZE
-
-
-class AfterPublish(RememberingEngine):
-    """Lets held agents sample with the first weights that it publishes."""
-
-    def __init__(self, gate: Gate) -> None:
-        super().__init__()
-        self._gate = gate
-
-    async def publish(self, version: int, policy: str = "default") -> None:
-        self._gate.opened.set()
-        await super().publish(version, policy)
 
 
 async def test_what_was_sampled_within_the_bound_before_a_crash_is_learned_from_after_it(
@@ -257,39 +235,6 @@ async def test_a_learner_lost_at_any_verb_costs_no_rollout(store: LightningStore
     assert ticks > 20
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"batch_order": "first_finished"}, "batch_order: has no effect with max_staleness = 0"),
-    ],
-)
-def test_a_setting_that_would_be_ignored_is_refused(settings: dict[str, Any], sentence: str) -> None:
-    table = {"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}, "trainer": settings}
-    with pytest.raises(ConfigError, match=sentence):
-        parse_config(table)
-
-
-async def test_in_the_order_of_finishing_a_slow_group_is_learned_from_later(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    gate = Gate(lambda rollout: rollout.group_id == "train:1:0")
-
-    class Opens(RememberingEngine):
-        async def publish(self, version: int, policy: str = "default") -> None:
-            if version == 2:
-                gate.opened.set()
-            await super().publish(version, policy)
-
-    engine = Opens()
-    async with agents(store, gate=gate):
-        await loop(store, engine, tmp_path, val=[], max_staleness=2, batch_order="first_finished").run(resume=False)
-    slow = next(rollout for rollout in await trained(store) if rollout.group_id == "train:1:0")
-    first, *others = await store.steps("run")
-    assert slow.id not in {one.rollout_id for one in first.consumed}
-    assert slow.id in {one.rollout_id for step in others for one in step.consumed}
-    await check(store, engine)
-
-
 async def test_dynamic_sampling_makes_do_with_what_it_has_after_ten_times_as_many_groups(
     store: LightningStore, tmp_path: Path
 ) -> None:
@@ -318,21 +263,6 @@ async def test_a_learner_lost_before_the_list_of_its_step_is_written_costs_no_ro
         await loop(store, engine, tmp_path, val=[], algorithm=algorithm, max_staleness=1).run(resume=False)
     assert engine.lost
     await check(store, engine)
-
-
-async def test_a_collector_keeps_what_was_watched_for_and_nothing_else(store: LightningStore) -> None:
-    new = [NewRollout(run_id="run", task={}, group_id=name) for name in ("mine", "other's", "nobody's")]
-    collector = RolloutCollector(store, "run")
-    await collector.begin()
-    (others, nobodys) = await store.enqueue(new[1:])
-    collector.watch([others.id])
-    async with agents(store, calls=0):
-        (mine,) = await collector.collect(new[:1])
-        while not (heard := collector.fetch([others.id, nobodys.id])):
-            await collector.wait_finished(1)
-    assert mine.state == "succeeded"
-    assert set(heard) == {others.id}
-    assert collector.fetch([others.id]) == {}
 
 
 async def test_a_group_that_failed_is_not_replaced_while_its_step_may_come_to_something(

@@ -52,12 +52,11 @@ def test_a_context_that_is_cut_to_a_sliding_window_is_told(
     assert (window_note(tmp_path) is None) == (note is None)
 
 
-def test_a_template_with_tools_is_left_alone(tmp_path: Path) -> None:
-    model = folder_of(tmp_path / "model", "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + CHATML)
-    assert with_chat_template(model, ModelConfig(path="x"), tmp_path / "run") == ([], model)
-
-
-def test_a_model_without_a_template_is_refused_unless_one_is_given(tmp_path: Path) -> None:
+def test_a_template_with_tools_is_left_alone_and_a_model_without_one_is_refused_unless_one_is_given(
+    tmp_path: Path,
+) -> None:
+    whole = folder_of(tmp_path / "whole", "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + CHATML)
+    assert with_chat_template(whole, ModelConfig(path="x"), tmp_path / "run") == ([], whole)
     model = folder_of(tmp_path / "model", None)
     with pytest.raises(ModelError, match=r"has no chat template.*--chat-template chatml"):
         with_chat_template(model, ModelConfig(path="x"), tmp_path / "run")

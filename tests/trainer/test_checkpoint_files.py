@@ -25,8 +25,6 @@ from agentlightning.trainer.checkpoint_files import (
     save_checkpoint,
 )
 
-SAVED = ["learner.pt", "manifest.json"]
-
 
 class SealingEngine(RememberingEngine):
     """Its checkpoints are sealed, as those of a real one."""
@@ -143,17 +141,22 @@ async def test_several_policies_are_whole_together(hosts: Hosts) -> None:
     assert (await hosts.last(hosts.two)).step == 10
 
 
-async def test_a_checkpoint_of_another_hosts_folder_names_the_setting_by_which_it_could_be_had(hosts: Hosts) -> None:
-    path = "/elsewhere/runs/run/checkpoints/step-000010"
+@pytest.mark.parametrize(
+    ("path", "error", "sentence"),
+    [
+        (
+            "/elsewhere/runs/run/checkpoints/step-000010",
+            NotFoundError,
+            r"/elsewhere/runs/run/checkpoints/step-000010 is not here.*trainer\.checkpoint_url",
+        ),
+        ("http://169.254.169.254/step-000010#sha256=00", ConfigError, "expected file:///FOLDER"),
+    ],
+)
+async def test_a_path_in_the_store_that_is_none_of_ours_is_not_followed(
+    hosts: Hosts, path: str, error: type[Exception], sentence: str
+) -> None:
     await hosts.store.put_checkpoint(Checkpoint(run_id="run", step=10, path=path, version=1))
-    with pytest.raises(NotFoundError, match=rf"{path} is not here.*trainer\.checkpoint_url"):
-        await last_checkpoint(hosts.store, hosts.two)
-
-
-async def test_a_url_in_the_store_that_is_none_of_ours_is_not_followed(hosts: Hosts) -> None:
-    path = "http://169.254.169.254/step-000010#sha256=00"
-    await hosts.store.put_checkpoint(Checkpoint(run_id="run", step=10, path=path, version=1))
-    with pytest.raises(ConfigError, match="expected file:///FOLDER"):
+    with pytest.raises(error, match=sentence):
         await last_checkpoint(hosts.store, hosts.two)
 
 

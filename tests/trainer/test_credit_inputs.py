@@ -10,12 +10,12 @@ from typing import Literal
 
 import httpx
 import pytest
-from loop_doubles import Noting, answer
+from loop_doubles import WORKER, Noting, answer
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.settings import NamedPart
 from agentlightning.errors import ConfigError, EngineError, UnjudgeableError
-from agentlightning.records import Consumed, NewRollout, Resource, WorkerStatus
+from agentlightning.records import Consumed, NewRollout, Resource
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.credit_inputs import CreditInputReader, check_credit_inputs
 from agentlightning.training_types import Trajectory
@@ -106,12 +106,6 @@ async def test_a_group_that_cannot_be_judged_has_no_scores_and_ends_no_run(
         await witness(store, tmp_path, Endpoint()).gather(1, [spoiled])
 
 
-async def test_rules_that_ask_for_nothing_get_nothing(store: LightningStore, tmp_path: Path) -> None:
-    idle = CreditInputReader(algorithm=LightningRL(), store=store, run_id="run", folder=tmp_path)
-    evidence, cost = await idle.gather(1, GROUPS)
-    assert (list(evidence.history), dict(evidence.scores), cost) == ([], {}, {})
-
-
 @pytest.mark.parametrize(("on_failure", "rewards"), [("zero", {0.0, 1.0}), ("drop", {1.0})])
 async def test_earlier_steps_are_looked_at_as_they_were_learned_from(
     store: LightningStore, tmp_path: Path, on_failure: Literal["drop", "zero"], rewards: set[float]
@@ -120,8 +114,7 @@ async def test_earlier_steps_are_looked_at_as_they_were_learned_from(
     await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={"model": "m"})])
     pair = [NewRollout(run_id="run", task={"n": 1}, group_id="train:1:0", replica=each, step=1) for each in (0, 1)]
     await store.enqueue(pair)
-    worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
-    for number, claim in enumerate(await store.claim(worker, limit=2)):
+    for number, claim in enumerate(await store.claim(WORKER, limit=2)):
         await answer(store, claim, 1, 1.0, failed=number == 1)
     done = await store.rollouts(RolloutQuery(run_id="run"))
     await store.open_step("run", 1, [Consumed(rollout_id=one.id, outcome="trained") for one in done])

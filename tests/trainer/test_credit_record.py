@@ -68,14 +68,6 @@ def test_forced_tokens_are_not_trained_and_count_in_no_mean() -> None:
     assert one.weight == pytest.approx(1 / 7)
 
 
-def test_a_rollout_without_a_signal_has_credit_and_no_weight() -> None:
-    found = credit_of(plan_of(trajectory("a", 0.5), trajectory("b", 0.5)), {})
-    assert [(one.credit, one.advantage, one.weight, one.trained_tokens) for one in found.values()] == [
-        (0.5, 0, 0, 0)
-    ] * 4
-    assert {one.clip_share for one in found.values()} == {None}
-
-
 def test_with_a_critic_a_call_has_its_return_and_the_reward_that_it_earned() -> None:
     group = [trajectory("a", 1.0), trajectory("b", 0.0)]
     values = {call.call_id: [0.5, 0.5] for one in group for call in one.transitions}
@@ -141,12 +133,6 @@ async def test_only_the_latest_steps_keep_their_credit(
     async with agents(store):
         await run.run(resume=False)
     assert {one.step for one in await recorded(store)} == steps
-
-
-def test_a_second_epoch_changes_nothing() -> None:
-    once, twice = (plan_of(trajectory("a", 1.0), trajectory("b", 0.0), epochs=epochs) for epochs in (1, 2))
-    assert len(twice.minibatches) == 2
-    assert credit_of(once, {}) == credit_of(twice, {})
 
 
 def test_a_number_that_is_not_finite_leaves_its_call_out() -> None:

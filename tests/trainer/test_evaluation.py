@@ -2,50 +2,33 @@ import asyncio
 from typing import Literal
 
 import pytest
+from loop_doubles import working
 
 import build
 from agentlightning.errors import AgentError, NoCallsError
-from agentlightning.records import Finish, RetryPolicy, Rollout, RolloutState, WorkerStatus
+from agentlightning.records import Claim, Finish, RetryPolicy, Rollout, RolloutState
 from agentlightning.store.base import LightningStore
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.evaluate import run_held_out, summarize
 from agentlightning.trainer.scheduler import RolloutCollector
 
 
-async def evaluated(store: LightningStore, state: Literal["succeeded", "failed"]) -> float:
-    """Held-out success over two tasks whose agents make no call and end in `state`."""
+@pytest.mark.parametrize(
+    ("state", "error", "sentence"),
+    [
+        ("failed", AgentError, "all 2 rollouts of the evaluation failed, the first with: boom"),
+        ("succeeded", NoCallsError, "no model call was recorded"),
+    ],
+)
+async def test_an_evaluation_without_a_result_is_an_error_and_no_zero(
+    store: LightningStore, state: Literal["succeeded", "failed"], error: type[Exception], sentence: str
+) -> None:
+    async def work(claim: Claim, _: asyncio.TaskGroup) -> None:
+        await store.finish([Finish(lease=claim.lease, state=state, error="boom")])
 
-    async def work() -> None:
-        worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
-        for claim in await store.claim(worker, limit=2, wait_s=10):
-            await store.finish([Finish(lease=claim.lease, state=state, error="boom")])
-
-    await store.create_run("test", {}, "run")
-    working = asyncio.create_task(work())
-    try:
-        rollouts = await run_held_out(
-            RolloutCollector(store, "run"),
-            [{"n": 1}, {"n": 2}],
-            step=0,
-            kind="greedy",
-            max_tokens=None,
-            retry=RetryPolicy(),
-        )
-        return summarize(rollouts)["reward_mean"]
-    finally:
-        await working
-
-
-async def test_an_evaluation_in_which_every_rollout_failed_is_an_error_and_no_zero() -> None:
-    async with InMemoryLightningStore() as store:
-        with pytest.raises(AgentError, match="all 2 rollouts of the evaluation failed, the first with: boom"):
-            await evaluated(store, "failed")
-
-
-async def test_an_evaluation_without_a_model_call_names_the_likely_cause() -> None:
-    async with InMemoryLightningStore() as store:
-        with pytest.raises(NoCallsError, match="no model call was recorded"):
-            await evaluated(store, "succeeded")
+    collector, rows = RolloutCollector(store, "run"), [{"n": 1}, {"n": 2}]
+    async with working(store, "run", work):
+        with pytest.raises(error, match=sentence):
+            await run_held_out(collector, rows, step=0, kind="greedy", max_tokens=None, retry=RetryPolicy())
 
 
 def rollout(reward: float | None, calls: int = 2, state: RolloutState = "succeeded") -> Rollout:

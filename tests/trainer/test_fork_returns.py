@@ -10,12 +10,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from loop_doubles import EVERY, GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, answer, loop
+from loop_doubles import (
+    EVERY,
+    GROUP,
+    STEPS,
+    TASKS,
+    WORKER,
+    RememberingEngine,
+    agents,
+    answer,
+    killed_and_resumed,
+    loop,
+)
 
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.settings import NamedPart
-from agentlightning.records import Claim, NewRollout, Resource, Rollout, WorkerStatus
+from agentlightning.records import Claim, NewRollout, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.credit_inputs import CreditInputReader, ForkReturns
 from agentlightning.trainer.scheduler import RolloutCollector
@@ -71,27 +82,15 @@ async def test_a_run_killed_at_any_verb_enqueues_no_fork_twice_and_ends_as_one_t
     whole = RememberingEngine()
     async with agents(store, CALLS, reward_of=reward_of):
         await loop(store, whole, tmp_path, algorithm=FORKED).run(resume=False)
-    ticks = 1
-    while True:
-        run = f"run-{ticks}"
-        await store.create_run("test", {}, run)
-        async with agents(store, CALLS, run, reward_of=reward_of):
-            countdown = Countdown(ticks)
-            crashing = Crashing(store, countdown), Crashing(RememberingEngine(), countdown)
-            try:
-                await loop(*crashing, tmp_path, run, algorithm=FORKED).run(resume=False)
-                break  # the run has fewer verbs than that: every point has been tried
-            except Crash:
-                pass
-            engine = RememberingEngine()
-            assert await loop(store, engine, tmp_path, run, algorithm=FORKED).run(resume=True) == STEPS
-        assert engine.updates == whole.updates, f"after a crash at verb {ticks}"
-        assert len(await forks_of_run(store, run)) == STEPS * TASKS * GROUP * FORKS, f"after a crash at verb {ticks}"
-        ticks += 3 * every
-    assert ticks > 50
-
-
-WORKER = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+    runs = killed_and_resumed(
+        store,
+        3 * every,
+        lambda *made: loop(*made[:2], tmp_path, made[2], algorithm=FORKED),
+        lambda run: agents(store, CALLS, run, reward_of=reward_of),
+    )
+    async for run, engine in runs:
+        assert engine.updates == whole.updates, run
+        assert len(await forks_of_run(store, run)) == STEPS * TASKS * GROUP * FORKS, run
 
 
 async def a_group(store: LightningStore) -> list[Trajectory]:

@@ -99,14 +99,8 @@ async def test_a_checkpoint_is_registered_with_what_made_it(store: LightningStor
     assert await run.registrar.register(10) == [version]
     [after] = await run.step(20)
     assert after.parent == "support@10"
-
-
-async def test_the_weights_that_training_starts_from_and_what_is_not_recorded_are_no_versions(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    run = Training(store, tmp_path)
-    assert await run.step(0) == []
-    assert await run.registrar.register(10) == []
+    assert await run.step(0) == []  # the weights that training starts from
+    assert await run.registrar.register(30) == []  # what is not recorded
 
 
 async def test_a_run_that_starts_from_a_version_names_it_as_its_parent(store: LightningStore, tmp_path: Path) -> None:
@@ -185,18 +179,15 @@ def test_the_licence_is_that_of_the_models_card(tmp_path: Path, name: str, text:
     assert licence_of(str(tmp_path)) == licence
 
 
-async def test_weights_at_a_url_are_named_by_it(store: LightningStore, tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    run = Training(store, tmp_path, trainer={"checkpoint_url": f"file://{tmp_path}/shared"})
+async def test_weights_at_a_url_are_named_by_it_and_kept_copies_there_stay_too(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    run = Training(store, tmp_path, trainer={"keep_checkpoints": 1, "checkpoint_url": f"file://{shared}"})
     [version] = await run.step(10)
-    assert version.weights["url"] == f"file://{tmp_path}/shared/run/step-000010"
-
-
-async def test_kept_copies_at_a_url_stay_too(store: LightningStore, tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    run = Training(store, tmp_path, trainer={"keep_checkpoints": 1, "checkpoint_url": f"file://{tmp_path}/shared"})
-    await run.step(10)
+    assert version.weights["url"] == f"file://{shared}/run/step-000010"
     await store.set_alias("run", "production", 10, {})
     for step in (20, 30):
         await run.step(step)
-    assert sorted(path.name for path in (tmp_path / "shared" / "run").iterdir()) == ["step-000010", "step-000030"]
+    assert sorted(path.name for path in (shared / "run").iterdir()) == ["step-000010", "step-000030"]

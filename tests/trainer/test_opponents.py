@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
+from loop_doubles import GROUP, STEPS, TASKS, RememberingEngine, agents, killed_and_resumed, loop
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config.engine import PolicyConfig
@@ -30,9 +31,6 @@ def configured(policies: Any, **tables: Any) -> Config:
     return parse_config(LEAST | {"policies": policies} | tables)
 
 
-# --- settings -----------------------------------------------------------------------------------------------------------
-
-
 def test_an_opponent_is_sampled_as_its_policy_is_and_has_no_settings_of_learning() -> None:
     config = configured(
         {
@@ -48,11 +46,6 @@ def test_an_opponent_is_sampled_as_its_policy_is_and_has_no_settings_of_learning
     assert (old.model.path, first.model.path) == ("p", "f")
     assert (old.engine.max_num_seqs, old.engine.device, old.engine.dtype) == (16, "cpu", "bfloat16")
     assert (old.engine.lora_rank, old.engine.listen, first.engine.lora_rank) == (None, None, None)
-
-
-def test_a_run_trains_at_least_one_of_its_policies() -> None:
-    with pytest.raises(ConfigError, match=r"policies: expected at least one that is trained"):
-        configured({"it": {"frozen": True}})
 
 
 def test_an_engine_that_samples_only_what_it_trains_is_refused_for_an_opponent(tmp_path: Path) -> None:
@@ -72,9 +65,6 @@ def test_an_engine_that_samples_only_what_it_trains_is_refused_for_an_opponent(t
         ConfigError, match=r"policies\.it: the engine '.*trains\.py:Trains' samples only what it trains"
     ):
         Processes(config, RunFolder(tmp_path, "run"))
-
-
-# --- the loop -----------------------------------------------------------------------------------------------------------
 
 
 class Sampling(RememberingEngine):
@@ -107,17 +97,18 @@ def play(
     return made
 
 
-def engines() -> tuple[Any, RememberingEngine, Sampling]:
-    player, old = RememberingEngine(), Sampling()
-    return PolicyEngines(cast(Any, {"default": player, "old": old})), player, old
+class Both(PolicyEngines):
+    def __init__(self) -> None:
+        self.player, self.old = RememberingEngine(), Sampling()
+        super().__init__(cast(Any, {"default": self.player, "old": self.old}))
 
 
 async def test_a_snapshot_is_the_policy_as_it_was_at_the_latest_checkpoint_before_the_step(
     store: LightningStore, tmp_path: Path
 ) -> None:
-    engine, player, old = engines()
+    both = Both()
     async with agents(store):
-        await play(store, engine, tmp_path, steps=5, checkpoint_every=2).run(resume=False)
+        await play(store, both, tmp_path, steps=5, checkpoint_every=2).run(resume=False)
     rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "step"]
     assert [row["policies/old/policy/snapshot_step"] for row in rows] == [0, 0, 2, 2, 4]
     published = await store.resources("run", "old", latest=False)
@@ -126,16 +117,16 @@ async def test_a_snapshot_is_the_policy_as_it_was_at_the_latest_checkpoint_befor
         (2, 2, 3),
         (3, 4, 5),
     ]
-    assert old.weights == {2: 2, 3: 4}
-    assert len(player.updates) == 5
+    assert both.old.weights == {2: 2, 3: 4}
+    assert len(both.player.updates) == 5
 
 
 async def test_a_frozen_policy_is_published_once_and_keeps_its_weights(store: LightningStore, tmp_path: Path) -> None:
-    engine, _, old = engines()
+    both = Both()
     async with agents(store):
-        await play(store, engine, tmp_path, own=PolicyConfig(frozen=True)).run(resume=False)
+        await play(store, both, tmp_path, own=PolicyConfig(frozen=True)).run(resume=False)
     assert [one.value for one in await store.resources("run", "old", latest=False)] == [{"model": "old"}]
-    assert old.weights == {}
+    assert both.old.weights == {}
 
 
 async def test_each_step_draws_one_of_the_latest_checkpoints_in_the_window(
@@ -147,15 +138,15 @@ async def test_each_step_draws_one_of_the_latest_checkpoints_in_the_window(
         if step != 4:  # of another host
             (path / "learner.pt").write_text(f"[{[*'u' * step]}, []]".replace("'", '"'))
         await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(path), version=step + 1))
-    engine, _, old = engines()
-    made = play(store, engine, tmp_path, own=PolicyConfig(snapshot_of="default", window=2))
+    both = Both()
+    made = play(store, both, tmp_path, own=PolicyConfig(snapshot_of="default", window=2))
     assert made.opponents is not None
     drawn = set()
     for step in range(6, 30):
         await made.opponents.serve(step)
         drawn.add(made.opponents.metrics()["policies/old/policy/snapshot_step"])
     assert drawn == {3.0, 5.0}
-    assert {*old.weights.values()} == {3, 5}
+    assert {*both.old.weights.values()} == {3, 5}
     before = len(await store.resources("run", "old", latest=False))
     await made.opponents.serve(1)  # no checkpoint is earlier: it goes on
     assert len(await store.resources("run", "old", latest=False)) == before
@@ -165,61 +156,46 @@ async def test_each_step_draws_one_of_the_latest_checkpoints_in_the_window(
 async def test_a_run_with_an_opponent_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not(
     store: LightningStore, tmp_path: Path, every: int
 ) -> None:
-    whole, player, _ = engines()
+    whole = Both()
     async with agents(store):
         await play(store, whole, tmp_path / "whole").run(resume=False)
-    ticks = 1
-    while True:
-        run = f"run-{ticks}"
-        await store.create_run("test", {}, run)
-        async with agents(store, run=run):
-            countdown = Countdown(ticks)
-            try:
-                await play(Crashing(store, countdown), Crashing(engines()[0], countdown), tmp_path, run).run(
-                    resume=False
-                )
-                break
-            except Crash:
-                pass
-            again, resumed, old = engines()
-            assert await play(store, again, tmp_path, run).run(resume=True) == STEPS
-        assert resumed.updates == player.updates, f"after a crash at verb {ticks}"
+    runs = killed_and_resumed(
+        store,
+        every,
+        lambda *made: play(*made[:2], tmp_path, made[2]),
+        lambda run: agents(store, run=run),
+        Both,
+    )
+    async for run, resumed in runs:
+        assert resumed.player.updates == whole.player.updates, run
         assert len(await store.rollouts(RolloutQuery(run_id=run, mode="train"))) == STEPS * TASKS * GROUP
         newest = (await store.resources(run, "old"))[0]
         assert newest.value["snapshot_step"] in (2, 3)  # 3 where it was killed after its last checkpoint
-        assert old.weights[newest.version] == newest.value["snapshot_step"]
-        ticks += every
-
-
-def _published(version: int) -> Resource:
-    return Resource(run_id="run", name="default", kind="policy", value={}, version=version, step=version - 1)
+        assert resumed.old.weights[newest.version] == newest.value["snapshot_step"]
 
 
 def test_versions_of_opponents_make_no_rollout_stale() -> None:
     versions = PublishedVersions()
+    published = Resource(run_id="run", name="default", kind="policy", value={})
+    versions.record(replace(published, version=version, step=version - 1) for version in (1, 2, 3, 4))
     calls = [
         transition(policy, sampled_ids=[2], versions=[VersionSpan(version=version, start=0, end=1)], policy=policy)
         for policy, version in (("default", 4), ("old", 1))
     ]
     trajectory = Trajectory(rollout_id="r", group_id="g", reward=0.0, transitions=calls)
-    for version in (1, 2, 3, 4):
-        versions.record([_published(version)])
     staleness = Staleness(versions=versions, step=4, bound=0, policies=("default",))
     assert staleness.of(trajectory) == 0
     assert staleness.sort([[trajectory]])[2]["mixed_versions"] == 0.0
 
 
 def test_only_what_is_trained_gets_a_checkpoints_weights() -> None:
+    table = {name: LEAST[name] for name in ("agent", "data")}  # the run's model may be left out
+    alone = parse_config(table | {"policies": {"player": {"model": "p"}, "old": {"snapshot_of": "player"}}})
+    assert opponent_configs(alone)["old"].model.path == "p"
     config = configured({"player": {}, "old": {"snapshot_of": "player"}, "first": {"frozen": True}})
     found = with_models(config, {"": Path("c")})
     assert [one.model.path for one in policy_configs(found).values()] == ["c"]
     assert {alias: one.model.path for alias, one in opponent_configs(found).items()} == {"old": "c", "first": "m"}
-
-
-def test_the_runs_model_may_be_left_out_where_only_a_snapshot_has_none() -> None:
-    policies = {"player": {"model": "p"}, "old": {"snapshot_of": "player"}}
-    table = {name: LEAST[name] for name in ("agent", "data")} | {"policies": policies}
-    assert opponent_configs(parse_config(table))["old"].model.path == "p"
 
 
 @pytest.mark.parametrize(
@@ -248,3 +224,8 @@ def test_the_runs_model_may_be_left_out_where_only_a_snapshot_has_none() -> None
 def test_settings_of_an_opponent_that_would_do_nothing_are_errors(own: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         opponent_configs(configured({"player": {}, "it": own}))
+
+
+def test_a_run_trains_at_least_one_of_its_policies() -> None:
+    with pytest.raises(ConfigError, match=r"policies: expected at least one that is trained"):
+        configured({"it": {"frozen": True}})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,13 +14,13 @@ from loop_doubles import (
     STEPS,
     TASKS,
     Countdown,
-    Crash,
     Crashing,
     Noting,
     RememberingEngine,
-    config,
+    killed_and_resumed,
     loop,
     reward_of,
+    working,
 )
 
 import build
@@ -31,21 +29,15 @@ from agentlightning.config.file import load_config
 from agentlightning.config.run import Config, parse_config
 from agentlightning.engines.base import Engine, PolicyEngines
 from agentlightning.errors import ConfigError, LearnerLostError, NoCallsError
-from agentlightning.records import Claim, Finish, WorkerStatus
+from agentlightning.records import Claim, Finish
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.checkpoint import RunFolder, policies_in
 from agentlightning.trainer.checkpoint_files import last_checkpoint
 from agentlightning.trainer.loop import RLLoop
-from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.policies import ScheduledAlgorithm, TrainedPolicy, check_groups, policy_configs, with_models
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.scheduler import RolloutCollector
-from agentlightning.trainer.step import joint_outcomes
 
 LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "tasks.jsonl"}}
-
-
-# --- settings -----------------------------------------------------------------------------------------------------------
 
 
 def configured(**tables: Any) -> Config:
@@ -78,12 +70,13 @@ def test_a_policys_settings_replace_those_of_the_run_one_by_one() -> None:
         ({"white": {"engine": {"rowz": 1}}}, r"policies\.white: engine\.rowz: no such setting"),
         ({"white": {"learning_rat": 1}}, r"policies\.white\.learning_rat: no such setting"),
         ({"a/b": {}}, r"policies\.a/b: expected a name of letters"),
+        ({"white": {}, "judge": {}}, "would take the calls of the policy 'judge'"),
         ({"white": {"learning_rate": 0}}, r"policies\.white\.learning_rate"),
     ],
 )
 def test_a_wrong_setting_of_a_policy_is_named_with_the_policy(policies: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        policy_configs(configured(policies=policies))
+        policy_configs(configured(policies=policies, external={"e": {"url": "https://host/v1", "models": ["ju*"]}}))
 
 
 def test_policies_learn_from_the_same_rollouts_and_so_have_groups_of_one_size() -> None:
@@ -100,14 +93,6 @@ def test_a_checkpoints_models_take_the_place_of_those_that_training_began_with()
     found = policy_configs(with_models(several, {"white": Path("c/white"), "black": Path("c/black")}))
     assert [each.model.path for each in found.values()] == ["c/white", "c/black"]
 
-
-def test_what_became_of_a_rollout_is_the_most_that_any_policy_could_do_with_it() -> None:
-    white = {"a": "zero_variance", "b": "invalid", "c": "trained"}
-    black = {"a": "trained", "b": "zero_variance", "c": "invalid"}
-    assert joint_outcomes([white, black]) == {"a": "trained", "b": "zero_variance", "c": "trained"}  # type: ignore[list-item]
-
-
-# --- the loop -----------------------------------------------------------------------------------------------------------
 
 TOKENS = {"white": [3, 4], "black": [5, 6]}
 NAMES = tuple(TOKENS)
@@ -135,32 +120,18 @@ async def answer(store: LightningStore, claim: Claim, names: tuple[str, ...], po
     await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=rewards)])
 
 
-@asynccontextmanager
-async def agents(
+def agents(
     store: LightningStore, run: str = "run", names: tuple[str, ...] = NAMES, policy: str | None = None
-) -> AsyncIterator[None]:
-    worker = WorkerStatus(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
-
-    async def work() -> None:
-        while True:
-            for claim in await store.claim(worker, limit=8, wait_s=10):
-                await answer(store, claim, names, policy)
-
-    task = asyncio.create_task(work())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+) -> AbstractAsyncContextManager[None]:
+    return working(store, run, lambda claim, _: answer(store, claim, names, policy))
 
 
-class Game:
+class Game(PolicyEngines):
     """Engines of both policies, whose updates can be compared."""
 
-    def __init__(self) -> None:
-        self.each = {name: RememberingEngine() for name in NAMES}
-        self.engine = PolicyEngines(cast(dict[str, Engine], self.each))
+    def __init__(self, kind: type[RememberingEngine] = RememberingEngine) -> None:
+        self.each = {name: kind() for name in NAMES}
+        super().__init__(cast(dict[str, Engine], self.each))
 
     @property
     def updates(self) -> dict[str, list[str]]:
@@ -175,29 +146,14 @@ def game(
     progress: Silent | None = None,
     **algorithms: LightningRL,
 ) -> RLLoop:
-    run_folder = RunFolder(folder, run)
-    settings = config()
-    run_folder.create(settings)
-    rates = {"white": 0.01, "black": 0.02}
+    made = loop(store, engine, folder, run)
+    made.progress = made.metric_logger.progress = progress or Silent()
     policies = {}
-    for name in NAMES:
-        trainer = settings.trainer.model_copy(update={"learning_rate": rates[name]})
-        own = settings.model_copy(update={"trainer": trainer})
+    for name, rate in (("white", 0.01), ("black", 0.02)):
+        own = made.config.model_copy(update={"trainer": made.config.trainer.model_copy(update={"learning_rate": rate})})
         algorithm = algorithms.get(name) or LightningRL(group_size=GROUP, minibatches=1)
         policies[name] = TrainedPolicy(config=own, algorithm=algorithm, value={"model": name})
-    return RLLoop(
-        config=settings,
-        policies=policies,
-        run_id=run,
-        folder=run_folder,
-        store=store,
-        engine=engine,
-        collector=RolloutCollector(store, run),
-        train=[{"n": number} for number in range(5)],
-        val=[{"n": 100}],
-        progress=progress or Silent(),
-        metric_logger=MetricLogger(run_id=run, folder=run_folder, store=store, progress=progress or Silent()),
-    )
+    return dataclasses.replace(made, policies=policies)
 
 
 class Watching(RememberingEngine):
@@ -227,16 +183,29 @@ async def test_only_the_calls_of_the_agents_that_are_named_are_learned_from(
     assert engine.trained == expected
 
 
-async def test_each_policy_learns_from_its_own_calls_at_its_own_rate(store: LightningStore, tmp_path: Path) -> None:
-    both = {name: Watching() for name in NAMES}
+async def test_each_policy_learns_from_its_own_calls_at_its_own_rate_and_is_in_every_version_and_checkpoint(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    both = Game(Watching)
     async with agents(store):
-        await game(store, PolicyEngines(cast(Any, both)), tmp_path).run(resume=False)
-    assert {name: engine.trained for name, engine in both.items()} == {
+        await game(store, both, tmp_path).run(resume=False)
+    assert {name: engine.trained for name, engine in both.each.items()} == {
         name: set(tokens) for name, tokens in TOKENS.items()
     }
-    rates = {name: [float(update.split()[1]) for update in engine.updates] for name, engine in both.items()}
+    rates = {name: [float(update.split()[1]) for update in updates] for name, updates in both.updates.items()}
     assert rates["white"][0] == 0.01
     assert rates["black"] == pytest.approx([2 * rate for rate in rates["white"]])
+    white, black = both.each.values()
+    assert white.served == black.served == sorted(set(white.served))
+    resources = {one.name: one for one in await store.resources("run")}
+    assert {name: (resources[name].version, resources[name].value["model"]) for name in NAMES} == {
+        name: (white.served[-1], name) for name in NAMES
+    }
+    checkpoint = await last_checkpoint(store, RunFolder(tmp_path, "run"))
+    assert checkpoint is not None
+    folder = Path(checkpoint.path)
+    assert policies_in(folder) == {"black": folder / "black", "white": folder / "white"}
+    assert RunFolder(tmp_path, "run").has_checkpoint()
 
 
 async def test_policies_of_different_algorithms_have_outcomes_and_metrics_of_their_own(
@@ -246,7 +215,7 @@ async def test_policies_of_different_algorithms_have_outcomes_and_metrics_of_the
     black = LightningRL(group_size=GROUP, minibatches=1, reward_weights={"black": 1.0})
     both = Game()
     async with agents(store):
-        await game(store, both.engine, tmp_path, black=black).run(resume=False)
+        await game(store, both, tmp_path, black=black).run(resume=False)
     assert both.updates["white"]
     assert both.updates["black"] == []
     rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "step"]
@@ -270,26 +239,12 @@ async def test_a_policy_with_rewards_of_its_own_is_evaluated_by_them(store: Ligh
         for name, weight in (("white", 1.0), ("black", 0.5))
     }
     async with agents(store):
-        await game(store, Game().engine, tmp_path, **own).run(resume=False)
+        await game(store, Game(), tmp_path, **own).run(resume=False)
     rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "eval/greedy"]
     assert {
         (row["policies/white/eval/greedy/reward_mean"], row["policies/black/eval/greedy/reward_mean"]) for row in rows
     } == {(0.0, 0.5)}
     assert all(row["eval/greedy/reward_mean"] in (0.0, 1.0) for row in rows)
-
-
-async def test_all_policies_are_published_together_under_versions_of_one_number(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    both = Game()
-    async with agents(store):
-        await game(store, both.engine, tmp_path).run(resume=False)
-    white, black = both.each.values()
-    assert white.served == black.served == sorted(set(white.served))
-    resources = {one.name: one for one in await store.resources("run")}
-    assert {name: (resources[name].version, resources[name].value["model"]) for name in NAMES} == {
-        name: (white.served[-1], name) for name in NAMES
-    }
 
 
 @EVERY
@@ -298,43 +253,31 @@ async def test_a_run_of_two_policies_killed_at_any_verb_resumes_to_the_state_of_
 ) -> None:
     whole = Game()
     async with agents(store):
-        await game(store, whole.engine, tmp_path / "whole").run(resume=False)
+        await game(store, whole, tmp_path / "whole").run(resume=False)
     assert whole.updates["white"] != whole.updates["black"]
-    ticks = 1
-    while True:
-        run = f"run-{ticks}"
-        await store.create_run("test", {}, run)
-        async with agents(store, run):
-            countdown = Countdown(ticks)
-            killed = game(Crashing(store, countdown), Crashing(Game().engine, countdown), tmp_path, run)
-            try:
-                await killed.run(resume=False)
-                break
-            except Crash:
-                pass
-            again = Game()
-            assert await game(store, again.engine, tmp_path, run).run(resume=True) == STEPS
-        assert again.updates == whole.updates, f"after a crash at verb {ticks}"
+    runs = killed_and_resumed(
+        store, every, lambda *made: game(*made[:2], tmp_path, made[2]), lambda run: agents(store, run), Game
+    )
+    async for run, again in runs:
+        assert again.updates == whole.updates, run
         trained = await store.rollouts(RolloutQuery(run_id=run, mode="train"))
         assert len(trained) == STEPS * TASKS * GROUP, "a rollout was sampled again"
         consumed = [one.rollout_id for step in await store.steps(run) for one in step.consumed]
         assert sorted(consumed) == [rollout.id for rollout in trained]
-        ticks += every
-    assert ticks > 50
 
 
-@pytest.mark.parametrize("ticks", [3, 14, 20])
+@pytest.mark.parametrize("ticks", [3, 20])
 async def test_a_lost_learner_takes_all_policies_back_to_the_checkpoint(
     store: LightningStore, tmp_path: Path, ticks: int
 ) -> None:
     whole = Game()
     async with agents(store):
-        await game(store, whole.engine, tmp_path / "whole").run(resume=False)
+        await game(store, whole, tmp_path / "whole").run(resume=False)
     await store.create_run("test", {}, "again")
     both, countdown = Game(), Countdown(ticks, LearnerLostError)
-    both.engine = PolicyEngines({"white": Crashing(both.each["white"], countdown), "black": both.each["black"]})  # type: ignore[dict-item]
+    lossy = PolicyEngines({"white": Crashing(both.each["white"], countdown), "black": both.each["black"]})  # type: ignore[dict-item]
     async with agents(store, "again"):
-        assert await game(store, both.engine, tmp_path, "again").run(resume=False) == STEPS
+        assert await game(store, lossy, tmp_path, "again").run(resume=False) == STEPS
     assert countdown.left <= 0
     assert both.updates == whole.updates
 
@@ -344,7 +287,7 @@ async def test_a_policy_that_nobody_calls_is_told_of_and_the_others_learn(
 ) -> None:
     both, progress = Game(), Noting()
     async with agents(store, names=("white",)):
-        await game(store, both.engine, tmp_path, progress=progress).run(resume=False)
+        await game(store, both, tmp_path, progress=progress).run(resume=False)
     assert both.updates["white"]
     assert both.updates["black"] == []
     told = [note for note in progress.notes if "no call of this step is learned from by policy 'black'" in note]
@@ -360,7 +303,7 @@ async def test_agents_that_nobody_is_stop_the_run_with_the_names_that_there_are(
         with pytest.raises(
             NoCallsError, match=r"with agents = \['writer'\].*agents and models of its calls: black, white"
         ):
-            await game(store, Game().engine, tmp_path, **own).run(resume=False)
+            await game(store, Game(), tmp_path, **own).run(resume=False)
 
 
 def test_the_runs_model_may_be_left_out_and_is_an_error_where_no_policy_uses_it() -> None:
@@ -371,12 +314,6 @@ def test_the_runs_model_may_be_left_out_and_is_an_error_where_no_policy_uses_it(
         configured(policies=both)
     read_again = parse_config(parse_config(LEAST | {"model": {}, "policies": both}).model_dump(mode="json"))
     assert policy_configs(read_again) == found
-
-
-def test_no_upstream_may_have_the_name_of_a_policy() -> None:
-    upstream = {"url": "https://host/v1", "models": ["bl*"]}
-    with pytest.raises(ConfigError, match="would take the calls of the policy 'black'"):
-        configured(policies={"white": {}, "black": {}}, external={"judge": upstream})
 
 
 def test_paths_of_policies_and_predicates_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -394,14 +331,15 @@ def test_paths_of_policies_and_predicates_are_relative_to_the_file(tmp_path: Pat
 
 async def test_each_policy_has_a_schedule_of_its_own_and_says_so(store: LightningStore, tmp_path: Path) -> None:
     progress = Noting()
-    made = game(store, Game().engine, tmp_path, progress=progress)
+    made = game(store, Game(), tmp_path, progress=progress)
     black = made.policies["black"]
     parts = [
         ScheduledAlgorithm(from_step=first, config=black.config, algorithm=algorithm)
         for first, algorithm in ((1, black.algorithm), (2, dataclasses.replace(black.algorithm, advantage="rloo")))
     ]
-    made.policies = dict(made.policies) | {"black": dataclasses.replace(black, schedule=parts)}
-    made.planner = dataclasses.replace(made.planner, policies=made.policies)
+    made = dataclasses.replace(
+        made, policies=dict(made.policies) | {"black": dataclasses.replace(black, schedule=parts)}
+    )
     async with agents(store):
         await made.run(resume=False)
     rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "step"]
@@ -410,13 +348,3 @@ async def test_each_policy_has_a_schedule_of_its_own_and_says_so(store: Lightnin
     assert [note for note in progress.notes if "schedule" in note] == [
         "step 2: from here on by policies.black.algorithm.schedule[1]"
     ]
-
-
-async def test_a_checkpoint_holds_every_policy(store: LightningStore, tmp_path: Path) -> None:
-    async with agents(store):
-        await game(store, Game().engine, tmp_path).run(resume=False)
-    checkpoint = await last_checkpoint(store, RunFolder(tmp_path, "run"))
-    assert checkpoint is not None
-    folder = Path(checkpoint.path)
-    assert policies_in(folder) == {"black": folder / "black", "white": folder / "white"}
-    assert RunFolder(tmp_path, "run").has_checkpoint()

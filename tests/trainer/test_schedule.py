@@ -42,12 +42,6 @@ def scheduled(
     return schedules_of(parse_config(table))["default"]
 
 
-@pytest.mark.parametrize("base", [{}, {"type": "lightning_rl"}])
-def test_a_search_for_prompts_is_no_part_of_a_schedule(base: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"'apo' searches for prompts and trains nothing: run it with agl optimize"):
-        scheduled({"from_step": 2, "type": "apo"}, **base)
-
-
 def with_schedule(made: RLLoop, schedule: list[ScheduledAlgorithm]) -> RLLoop:
     policies = {alias: replace(one, schedule=schedule) for alias, one in made.policies.items()}
     made.policies = policies
@@ -89,7 +83,7 @@ async def test_steps_are_trained_by_the_part_of_the_schedule_that_holds(store: L
     assert [one.split()[0] for one in switched[1:]] != [one.split()[0] for one in plain[1:]]
 
 
-@pytest.mark.parametrize("ticks", [15, 25, 35, 45, 55])
+@pytest.mark.parametrize("ticks", [15, 35, 55])
 async def test_a_run_killed_in_the_middle_of_its_schedule_ends_as_one_that_was_not(
     store: LightningStore, tmp_path: Path, ticks: int
 ) -> None:
@@ -124,7 +118,7 @@ def sft_first(store: Any, engine: Any, folder: Path, run: str) -> RLLoop:
     return made
 
 
-@pytest.mark.parametrize("ticks", [None, 12, 22, 30, 38, 46])
+@pytest.mark.parametrize("ticks", [None, 12, 30, 46])
 async def test_demonstrations_first_then_reinforcement_learning_in_one_run(
     store: LightningStore, tmp_path: Path, ticks: int | None
 ) -> None:
@@ -155,6 +149,11 @@ async def test_demonstrations_first_then_reinforcement_learning_in_one_run(
             [{"advantage": "rloo"}],
             {},
             r"algorithm\.schedule\[1\]\.from_step: expected a whole number above 1, got None",
+        ),
+        (
+            [{"from_step": 2, "type": "apo"}],
+            {},
+            "'apo' searches for prompts and trains nothing: run it with agl optimize",
         ),
         ([{"from_step": 9, "advantage": "rloo"}], {}, "from_step: 9 is never reached: the run has 3 steps"),
         ([], {"schedule": []}, r"algorithm\.schedule: expected at least one entry; leave it out"),
@@ -225,12 +224,9 @@ def test_a_policy_leaves_the_schedule_of_the_run_by_an_empty_one() -> None:
     assert schedules(schedule=[{"from_step": 2, "kl": 0.1}]) == {"white": 2, "black": 1}
 
 
-def test_an_entry_without_settings_returns_to_the_algorithm() -> None:
+def test_an_entry_without_settings_returns_to_the_algorithm_and_one_of_another_name_has_none_of_it() -> None:
     first, second, third = scheduled({"from_step": 2, "kl": 0.1}, {"from_step": 3}, entropy=0.1)
     assert third.algorithm == first.algorithm != second.algorithm
-
-
-def test_an_entry_of_another_name_has_none_of_the_algorithm_s_settings() -> None:
     first, second = scheduled({"from_step": 3, "type": "sft"}, data={"from_run": "r"}, advantage="rloo")
     assert first.config.algorithm["advantage"] == "rloo"
     assert second.config.algorithm == {"type": "sft"}

@@ -44,10 +44,6 @@ def test_a_rollout_is_as_old_as_its_oldest_token() -> None:
     assert staleness.of(rollout("without a token")) == 0
 
 
-def test_weights_that_nobody_published_are_those_before_the_first_step() -> None:
-    assert Staleness(versions=weights(0, 1, 2), step=3, bound=1).of(rollout("r", [0])) == 2
-
-
 def test_what_is_older_than_the_bound_leaves_its_group_and_is_counted() -> None:
     staleness = Staleness(versions=weights(0, 1, 2, 3), step=4, bound=1)
     first = [rollout("a", [4]), rollout("b", [3, 4]), rollout("c", [1])]

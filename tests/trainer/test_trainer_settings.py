@@ -1,6 +1,7 @@
 """What is given to Trainer and to a configuration reaches what it configures, or is refused before anything starts."""
 
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -50,12 +51,6 @@ def test_an_empty_variable_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store_url(None) == "sqlite:///runs/agl.db"
 
 
-def test_a_folder_that_is_no_model_is_refused_before_a_run_folder_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="nowhere"):
-        Processes(config(str(tmp_path / "nowhere")), RunFolder(tmp_path / "runs", "run"))
-    assert not (tmp_path / "runs").exists()
-
-
 def test_no_workers_here_and_a_key_that_nobody_knows_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(model.parent / "runs", "run")
     monkeypatch.delenv("AGL_SERVER_KEY", raising=False)
@@ -80,28 +75,29 @@ async def test_a_model_that_is_not_found_takes_down_what_was_started(tmp_path: P
     assert processes.pids() == {}
 
 
-def test_an_algorithm_of_the_record_and_a_recorded_run_belong_together(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'lightning_rl' does not learn from recorded rollouts"):
-        Trainer("org/model", runs=tmp_path).fit(from_run="RUN")
-    with pytest.raises(ConfigError, match=r"name their run with data\.from_run"):
-        Trainer("org/model", algorithm=DPO(), runs=tmp_path).fit("a.py:f", train_dataset=[{"n": 1}])
+TASKS = {"agent": "a.py:f", "train_dataset": [{"n": 1}]}
+
+
+@pytest.mark.parametrize(
+    ("given", "fit", "sentence"),
+    [
+        ({}, {"from_run": "RUN"}, "'lightning_rl' does not learn from recorded rollouts"),
+        ({"algorithm": DPO()}, TASKS, r"name their run with data\.from_run"),
+        ({"steps": 3, "settings": {"trainer": TrainerConfig(epochs=1.0)}}, TASKS, "epochs: conflicts with steps; give"),
+        ({"settings": {"engine": TrainerConfig(grad_clip=0.5)}}, TASKS, r"engine\.grad_clip: no such setting"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    tmp_path: Path, given: dict[str, Any], fit: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Trainer("org/model", runs=tmp_path, **given).fit(**fit)
 
 
 def test_fit_from_a_run_needs_neither_agent_nor_tasks(tmp_path: Path) -> None:
     trainer = Trainer(str(tmp_path / "nowhere"), algorithm=DPO(beta=0.25), runs=tmp_path / "runs")
     with pytest.raises(ModelError, match="nowhere"):
         trainer.fit(from_run="RUN")
-
-
-def test_a_table_of_settings_may_be_an_object(tmp_path: Path) -> None:
-    trainer = Trainer("org/model", steps=3, settings={"trainer": TrainerConfig(epochs=1.0)}, runs=tmp_path)
-    with pytest.raises(ConfigError, match="epochs: conflicts with steps"):
-        trainer.fit("a.py:f", train_dataset=[{"n": 1}])
-
-
-def test_epochs_beside_steps_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="epochs: conflicts with steps; give one of the two"):
-        Trainer("org/model", steps=3, epochs=1, runs=tmp_path).fit("a.py:f", train_dataset=[{"n": 1}])
 
 
 @pytest.mark.parametrize(
@@ -162,12 +158,9 @@ def test_a_resumed_run_takes_the_same_tasks_and_other_code(begun: Path) -> None:
         Trainer(runs=begun).fit("a.py:f", train_dataset=[{"n": 2}], resume="run")
 
 
-def test_a_run_that_is_not_there_is_not_resumed(tmp_path: Path) -> None:
+def test_what_is_not_there_is_neither_resumed_nor_exported(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nothing: no such run"):
         Trainer(runs=tmp_path).fit(resume="nothing")
-
-
-def test_before_anything_was_trained_nothing_is_exported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="call fit first"):
         Trainer("org/model", runs=tmp_path).export(tmp_path / "model")
 
@@ -175,9 +168,3 @@ def test_before_anything_was_trained_nothing_is_exported(tmp_path: Path) -> None
 def test_a_home_folder_is_looked_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(model.parent))
     Processes(config("~/model"), RunFolder(model.parent / "runs", "run"))
-
-
-def test_an_object_of_another_table_is_refused(tmp_path: Path) -> None:
-    trainer = Trainer("org/model", settings={"engine": TrainerConfig(grad_clip=0.5)}, runs=tmp_path)
-    with pytest.raises(ConfigError, match=r"engine\.grad_clip: no such setting"):
-        trainer.fit("a.py:f", train_dataset=[{"n": 1}])

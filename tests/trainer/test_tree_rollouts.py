@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loop_doubles import EVERY, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, answer, loop
+from loop_doubles import EVERY, STEPS, TASKS, WORKER, RememberingEngine, agents, answer, killed_and_resumed, loop
 
 from agentlightning.algorithms.credit.tree import RolloutTree
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config.run import parse_config
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import ConfigError
-from agentlightning.records import NewRollout, Resource, Rollout, WorkerStatus
+from agentlightning.records import NewRollout, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.scheduler import TreeSampler
 from agentlightning.trainer.schedules import schedules_of
@@ -105,43 +105,28 @@ async def test_a_run_killed_at_any_verb_forks_nothing_twice_and_ends_as_one_that
     async with agents(store, 2):
         await loop(store, whole, tmp_path, "run", (), trees, **steps).run(resume=False)
     shapes = {group: shape(members) for group, members in (await rollouts_by_group(store)).items()}
-    ticks = 1
-    while True:
-        run = f"run-{ticks}"
-        await store.create_run("test", {}, run)
-        async with agents(store, 2, run):
-            countdown = Countdown(ticks)
-            crashing = Crashing(store, countdown), Crashing(RememberingEngine(), countdown)
-            try:
-                await loop(*crashing, tmp_path, run, (), trees, **steps).run(resume=False)
-                break  # the run has fewer verbs than that: every point has been tried
-            except Crash:
-                pass
-            engine = RememberingEngine()
-            assert await loop(store, engine, tmp_path, run, (), trees, **steps).run(resume=True) == 2
-        assert engine.updates == whole.updates, f"after a crash at verb {ticks}"
+    runs = killed_and_resumed(
+        store,
+        3 * every,
+        lambda *made: loop(*made[:2], tmp_path, made[2], (), trees, **steps),
+        lambda run: agents(store, 2, run),
+    )
+    async for run, engine in runs:
+        assert engine.updates == whole.updates, run
         found = {group: shape(members) for group, members in (await rollouts_by_group(store, run)).items()}
-        assert found == shapes, f"after a crash at verb {ticks}"
-        ticks += 3 * every
-    assert ticks > 40
+        assert found == shapes, run
 
 
-@pytest.mark.parametrize(("algorithm", "trainer"), [({"dynamic_sampling": True}, {})])
-async def test_trees_that_a_step_samples_besides_are_whole_or_discarded(
-    store: LightningStore, tmp_path: Path, algorithm: dict[str, Any], trainer: dict[str, Any]
-) -> None:
-    small = LightningRL(group_size=4, minibatches=1, rollouts="tree", **algorithm)
+async def test_trees_that_a_step_samples_besides_are_whole_or_discarded(store: LightningStore, tmp_path: Path) -> None:
+    small = LightningRL(group_size=4, minibatches=1, rollouts="tree", dynamic_sampling=True)
     async with agents(store, 2, reward_of=lambda claim: float(claim.rollout.task["n"] > 1 > claim.rollout.replica)):
-        one = loop(store, RememberingEngine(), tmp_path, algorithm=small, val=(), steps=2, **trainer)
+        one = loop(store, RememberingEngine(), tmp_path, algorithm=small, val=(), steps=2)
         assert await one.run(resume=False) == 2
     groups = await rollouts_by_group(store)
     assert len(groups) > 2 * TASKS
     for members in groups.values():
         assert len(members) == 4 or {one.outcome for one in members} == {"overprovisioned"}
         assert None not in {one.outcome for one in members}
-
-
-WORKER = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
 
 
 def a_sampler(store: LightningStore) -> TreeSampler:
@@ -208,16 +193,6 @@ async def whole_group(store: LightningStore, calls: list[int], failed: int) -> l
         [group] = (await rollouts_by_group(store)).values()
         new = await a_sampler(store).next_round(group, WANTED)
     return group
-
-
-async def test_a_tree_grows_when_its_own_rollouts_have_finished(store: LightningStore) -> None:
-    await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={"model": "m"})])
-    await store.enqueue(WANTED[:2])
-    [claim] = await store.claim(WORKER, limit=1)
-    await answer(store, claim, 2, 1.0)
-    [group] = (await rollouts_by_group(store)).values()
-    tree = claim.rollout.replica
-    assert [one.replica for one in await a_sampler(store).next_round(group, WANTED)] == [2 + 2 * tree]
 
 
 async def test_trees_without_a_call_to_fork_after_go_on_with_independent_rollouts(store: LightningStore) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loop_doubles import EVERY, GROUP, STEPS, TASKS, Countdown, Crash, Crashing, Noting, RememberingEngine, agents, loop
+from loop_doubles import EVERY, GROUP, STEPS, TASKS, Noting, RememberingEngine, agents, killed_and_resumed, loop
 from loop_doubles import reward_of as usual_reward
 
 from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
@@ -82,17 +81,14 @@ async def test_a_run_that_is_killed_over_such_a_group_ends_as_if_it_never_was(
     own, whole = OwnAlgorithm(group_size=GROUP, minibatches=1), RememberingEngine()
     async with agents(store, reward_of=spoiled(-7.0)):
         await loop(store, whole, tmp_path / "whole", val=[], algorithm=own).run(resume=False)
-    for ticks in range(1, 200, 4 * every):
-        run = f"run-{ticks}"
-        await store.create_run("test", {}, run)
-        countdown = Countdown(ticks)
-        async with agents(store, run=run, reward_of=spoiled(-7.0)):
-            with suppress(Crash):
-                engine = RememberingEngine()
-                await loop(Crashing(store, countdown), engine, tmp_path, run, [], own).run(resume=False)
-            again = RememberingEngine()
-            assert await loop(store, again, tmp_path, run, [], own).run(resume=True) == STEPS
-        assert again.updates == whole.updates
+    runs = killed_and_resumed(
+        store,
+        4 * every,
+        lambda *made: loop(*made[:2], tmp_path, made[2], [], own),
+        lambda run: agents(store, run=run, reward_of=spoiled(-7.0)),
+    )
+    async for run, engine in runs:
+        assert engine.updates == whole.updates, run
 
 
 async def test_an_algorithm_of_ones_own_that_fails_for_every_group_ends_the_run_with_its_error(
@@ -145,7 +141,7 @@ def a_group(name: str, *rewards: float) -> list[Trajectory]:
 @pytest.mark.parametrize(
     "advantage", ["grpo", "dr_grpo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "maxrl"]
 )
-@pytest.mark.parametrize("rewards", [(HUGE, HUGE), (HUGE, -HUGE), (1e155, -1e155)])
+@pytest.mark.parametrize("rewards", [(HUGE, HUGE), (1e155, -1e155)])
 def test_rewards_near_the_end_of_numbers_leave_the_step_as_it_were_without_them(
     advantage: str, rewards: tuple[float, float]
 ) -> None:
@@ -159,13 +155,6 @@ def test_rewards_near_the_end_of_numbers_leave_the_step_as_it_were_without_them(
     ]
     assert found.stats["reward_mean"] == wanted.stats["reward_mean"]
     assert {one for one, outcome in found.outcomes.items() if outcome == "invalid"} == {"bad-0", "bad-1"}
-
-
-def test_weights_that_make_a_sum_overflow_cost_its_rollouts_alone() -> None:
-    own = LightningRL(group_size=2, minibatches=1, reward_weights={"reward": 1e305, "style": -1e305})
-    good, bad = a_group("good", 1.0, 0.0), a_group("bad", 1e9, -1e9)
-    found, sentence = plan_groups(own, [bad, good], seed=0)
-    assert ({found.outcomes[one.rollout_id] for one in bad}, sentence) == ({"invalid"}, None)
 
 
 def test_a_mistake_in_the_settings_is_still_an_error() -> None:

@@ -100,18 +100,6 @@ def agent_model(name: str, models: Mapping[str, ExternalModelConfig]) -> str:
     return found
 
 
-def find_external(models: Mapping[str, ExternalModelConfig], model: str) -> ExternalModelConfig | None:
-    """The external model that a model name belongs to: an exact name before a pattern, a longer pattern before a shorter
-    one, else the first by name."""
-    matching = [
-        (not is_exact(pattern), -len(pattern), name)
-        for name, external in models.items()
-        for pattern in external.models
-        if fnmatchcase(model, pattern) or model == pattern
-    ]
-    return models[min(matching)[2]] if matching else None
-
-
 def is_exact(pattern: str) -> bool:
     """True where a model pattern is a name."""
     return "*" not in pattern and "?" not in pattern

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
+import build
 from agentlightning.adapters.trajectories import named_rewards, trajectories
 from agentlightning.errors import NotFoundError
-from agentlightning.records import Finish, NewRollout, RetryPolicy, Reward, Rollout, Sampling, WorkerStatus
+from agentlightning.records import Finish, NewRollout, WorkerStatus
 from agentlightning.runner.scoring import FunctionScorer, Score, read_score
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -48,7 +48,8 @@ async def rescored(store: LightningStore, function: Any, **options: Any) -> Resc
         return done
 
 
-async def test_old_and_new_rewards_are_compared(store: LightningStore) -> None:
+async def test_old_and_new_rewards_are_compared_and_nothing_is_kept_unless_asked_for(store: LightningStore) -> None:
+    before = await records(store)
     done = await rescored(store, lambda task, result: 1.0 if result.answer in "02" else 0.0)
     assert [(one.old, one.new) for one in done.found] == [(0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.5, 0.0)]
     told = compare(done.found)
@@ -56,6 +57,7 @@ async def test_old_and_new_rewards_are_compared(store: LightningStore) -> None:
     assert (told.old_mean, told.new_mean) == (0.625, 0.5)
     assert told.correlation == pytest.approx(-0.3015, abs=1e-4)
     assert told.order_kept == 0.5  # the first task's pair is turned round, the second's is not
+    assert await records(store) == before
 
 
 async def records(store: LightningStore) -> list[Any]:
@@ -116,37 +118,14 @@ class SilentAtTheThird:
             return read_score({"reward": 0.25, "f1": 0.5}, result.calls)
 
 
-def stored(group: str, number: int, reward: float | None) -> Rollout:
-    return Rollout(
-        id=str(number),
-        run_id="run",
-        task={},
-        group_id=group,
-        replica=number,
-        mode="train",
-        step=1,
-        sampling=Sampling(),
-        retry=RetryPolicy(),
-        priority=0,
-        state="succeeded",
-        attempt=1,
-        lost=0,
-        created_ns=0,
-        reward=reward,
-    )
-
-
 def test_pairs_that_the_new_rewards_do_not_tell_apart_count_half() -> None:
     # Of one group (0, 1, 2) -> (0, 0, 1): the first pair is level, the others are in order; other groups are no pairs.
     drawn = [("a", 0.0, 0.0), ("a", 1.0, 0.0), ("a", 2.0, 1.0), ("b", 9.0, -9.0)]
     found = [
-        RescoredRollout(stored(group, at, old), Score(finals={"reward": new}))
+        RescoredRollout(build.rollout(str(at), old, group_id=group), Score(finals={"reward": new}))
         for at, (group, old, new) in enumerate(drawn)
     ]
     assert compare(found).order_kept == pytest.approx(2.5 / 3)
-
-
-FEW = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 
 
 async def test_a_function_that_fails_on_some_rollouts_is_told_with_them(store: LightningStore) -> None:
@@ -157,19 +136,6 @@ async def test_a_function_that_fails_on_some_rollouts_is_told_with_them(store: L
     assert [one.problem.splitlines()[0] if one.problem else "" for one in done.found][1:] == [""] * 3
     assert "division by zero" in done.found[0].problem
     assert (compare(done.found).failed, compare(done.found).scored) == (1, 3)
-
-
-async def test_nothing_is_kept_unless_it_is_asked_for(store: LightningStore) -> None:
-    before = await records(store)
-    await rescored(store, lambda task, result: 0.25)
-    assert await records(store) == before
-
-
-async def test_what_was_kept_is_never_changed(store: LightningStore) -> None:
-    await rescored(store, lambda task, result: 0.25, limit=2, keep_as="strict")
-    await rescored(store, lambda task, result: 0.75, keep_as="strict")
-    values = [one.value for one in await records(store) if one.name == "strict"]
-    assert sorted(values) == [0.25, 0.25, 0.75, 0.75]
 
 
 async def test_two_that_keep_at_the_same_time_keep_once(store: LightningStore) -> None:
@@ -186,17 +152,7 @@ async def test_two_that_keep_at_the_same_time_keep_once(store: LightningStore) -
 async def test_a_step_reward_of_the_same_name_is_not_taken_for_what_was_written(store: LightningStore) -> None:
     [rollout, *_] = await store.rollouts(RolloutQuery(run_id="run"))
     [call] = await store.calls([rollout.id])
-    own = Reward(
-        id="own",
-        run_id="run",
-        rollout_id=rollout.id,
-        attempt=1,
-        value=1.0,
-        name="strict",
-        call_id=call.id,
-        source="emitted",
-    )
-    await store.record_rewards([own])
+    await store.record_rewards([build.reward(rollout, id="own", name="strict", call_id=call.id, source="emitted")])
     done = await rescored(store, lambda task, result: 0.25, keep_as="strict")
     assert [one.stood for one in done.found] == [False] * 4
 
@@ -209,9 +165,7 @@ async def test_the_rollouts_can_be_chosen(store: LightningStore) -> None:
     nobody = Rescoring(store=store, run_id="other", scorer=FunctionScorer(print, ThreadPoolExecutor(1)))
     with pytest.raises(NotFoundError, match="no such run"):
         await nobody.score()
-
-
-async def test_a_rollout_that_did_not_succeed_is_not_scored(store: LightningStore) -> None:
+    # one that did not succeed is not scored
     await store.enqueue([NewRollout(run_id="run", task={}, group_id="late", replica=0)])
     [claim] = await store.claim(WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0), limit=1)
     await store.finish([Finish(lease=claim.lease, state="failed", error="no")])

@@ -53,34 +53,22 @@ def run(*parts: tuple[int, Row]) -> list[Row]:
 LEARNED = """
 reward_mean reward_std zero_variance solved_groups turns entropy kl clip_share grad_norm
 0.262 0.44 0.0938 0 2.26 0.258 0.000912 0.00578 0.122
-0.279 0.449 0.109 0 2.34 0.267 0.00161 0.0107 0.137
 0.379 0.486 0 0 2.38 0.237 0.00212 0.00727 0.182
-0.412 0.493 0.0156 0 2.36 0.218 0.00133 0.00608 0.249
 0.414 0.493 0.0469 0.0156 2.45 0.211 0.00144 0.00805 0.173
 0.531 0.5 0.0625 0.0625 2.46 0.203 0.00273 0.0158 0.285
-0.588 0.493 0.0469 0.0312 2.46 0.197 0.00272 0.00976 0.365
 0.68 0.467 0.0469 0.0469 2.3 0.175 0.000884 0.00692 0.315
-0.678 0.468 0.109 0.0781 2.38 0.163 0.000587 0.00626 0.266
 0.746 0.436 0.203 0.188 2.48 0.156 0.00261 0.0081 0.436
-0.795 0.404 0.172 0.156 2.42 0.134 0.000478 0.00464 0.32
 0.816 0.388 0.156 0.156 2.56 0.135 8.6e-05 0.000577 0.447
-0.832 0.374 0.266 0.25 2.39 0.13 0.000161 0.00118 0.442
 0.787 0.41 0.172 0.141 2.52 0.116 0.000352 0.000809 0.315
 0.832 0.374 0.328 0.312 2.53 0.115 0.000206 0.000718 0.408
 0.885 0.32 0.438 0.422 2.41 0.102 6.15e-05 0.000292 0.438
-0.875 0.331 0.438 0.422 2.5 0.104 1.42e-05 0 0.377
 0.885 0.32 0.469 0.469 2.53 0.0965 1.51e-05 0 0.364
 """
-"""What `agl demo --task lookup` recorded while it learned, from 0.26 to 0.88."""
+"""What `agl demo --task lookup` recorded while it learned, from 0.26 to 0.88; some of its steps."""
 
 
 def names(rows: list[Row]) -> list[str]:
     return [alarm.name for alarm in alarms(rows)]
-
-
-def test_a_healthy_run_warns_of_nothing_at_any_step() -> None:
-    rows = run(*((1, {"train/reward_mean": 0.4 + step / 100}) for step in range(40)))
-    assert [names(rows[:count]) for count in range(len(rows) + 1)] == [[]] * (len(rows) + 1)
 
 
 def test_a_real_run_that_learned_warns_of_nothing_at_any_step() -> None:
@@ -90,26 +78,36 @@ def test_a_real_run_that_learned_warns_of_nothing_at_any_step() -> None:
         values = dict(zip(map(path_of, header.split()), map(float, line.split()), strict=True))
         rows.append({"step": step, "kind": "step", "time": 1.0} | values)
     assert [names(rows[:count]) for count in range(len(rows) + 1)] == [[]] * (len(rows) + 1)
-    assert len(rows) == 19
+    healthy = run(*((1, {"train/reward_mean": 0.4 + step / 100}) for step in range(40)))
+    assert [names(healthy[:count]) for count in range(len(healthy) + 1)] == [[]] * (len(healthy) + 1)
 
 
-def test_a_run_that_succeeds_warns_of_nothing() -> None:
-    """Entropy, turns and variance go down because the tasks are solved."""
-    solved = {
-        "train/reward_mean": 0.95,
-        "policy/entropy": 0.02,
-        "rollout/turns": 1.2,
-        "train/solved_groups": 0.8,
-        "train/groups_with_signal": 0.2,
-    }
-    assert names(run((10, {}), (10, solved | {"train/zero_variance": 0.8}))) == []
+SOLVED = {
+    "train/reward_mean": 0.95,
+    "policy/entropy": 0.02,
+    "rollout/turns": 1.2,
+    "train/solved_groups": 0.8,
+    "train/groups_with_signal": 0.2,
+    "train/zero_variance": 0.8,
+}
+RISING = [(1, {"train/reward_mean": 0.09 + 0.035 * step}) for step in range(14)]
+"""SmolLM2 on word problems: .09 to .58 in 15 steps, then nothing more."""
+FEW_TASKS = [0.6, 0.3, 0.5, 0.7, 0.4, 0.6, 0.3, 0.5, 0.4, 0.2, 0.4, 0.3]
 
 
-def test_a_run_that_rose_and_levelled_off_is_not_flat() -> None:
-    """SmolLM2 on word problems: .09 to .58 in 15 steps, then nothing more."""
-    rising = [(1, {"train/reward_mean": 0.09 + 0.035 * step}) for step in range(14)]
-    level = [(1, {"train/reward_mean": 0.57 + 0.02 * (step % 2)}) for step in range(20)]
-    assert names(run(*rising, *level)) == []
+@pytest.mark.parametrize(
+    "rows",
+    [
+        run((10, {}), (10, SOLVED)),  # entropy, turns and variance go down because the tasks are solved
+        run(*RISING, *((1, {"train/reward_mean": 0.57 + 0.02 * (step % 2)}) for step in range(20))),
+        run((10, {}), (5, {"rollout/turns": 1.2, "train/reward_mean": 0.8})),
+        run(*((1, {"train/reward_mean": reward}) for reward in FEW_TASKS)),
+        [{"step": step, "kind": "step", "time": 1.0, "train/loss": 0.1} for step in range(1, 30)],
+    ],
+    ids=["succeeds", "rose and levelled off", "fewer turns, more reward", "noise of few tasks", "missing numbers"],
+)
+def test_what_only_looks_like_a_collapse_is_not_warned_of(rows: list[Row]) -> None:
+    assert names(rows) == []
 
 
 COLLAPSES = {
@@ -134,27 +132,18 @@ COLLAPSES = {
 }
 
 
-def test_every_rule_has_a_collapse_here() -> None:
-    assert set(COLLAPSES) == set(HEALTH_CHECKS)
+AT_ONCE = {"reward_flat", "base_success_low", "base_success_perfect", "not_finite", "updates_skipped"} | {
+    "processes_hung",
+    "calls_refused",
+}
 
 
-@pytest.mark.parametrize("name", COLLAPSES)
-def test_each_collapse_is_warned_of_by_its_name_alone(name: str) -> None:
-    assert names(COLLAPSES[name]) == [name]
-
-
-@pytest.mark.parametrize(
-    "name",
-    sorted(
-        set(COLLAPSES)
-        - {"reward_flat", "base_success_low", "base_success_perfect", "not_finite", "updates_skipped", "processes_hung"}
-        - {"calls_refused"}
-    ),
-)
-def test_a_trend_is_no_alarm_before_it_lasts(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(HEALTH_CHECKS))
+def test_each_collapse_is_warned_of_by_its_name_alone_and_a_trend_only_once_it_lasts(name: str) -> None:
     """One step of it is noise: the rows up to the first one that is ill warn of nothing."""
+    assert names(COLLAPSES[name]) == [name]
     healthy = sum(all(row.get(key) == value for key, value in HEALTHY.items()) for row in COLLAPSES[name])
-    assert names(COLLAPSES[name][: 1 + healthy + 1]) == []
+    assert name in AT_ONCE or names(COLLAPSES[name][: 1 + healthy + 1]) == []
 
 
 @pytest.mark.parametrize(
@@ -207,58 +196,24 @@ def test_a_divergence_that_was_there_before_the_first_update_is_not_laid_to_the_
     assert names(run((5, {"policy/kl": 0.5, "policy/sampler_gap": 0.45}))) == ["sampler_gap"]
 
 
-def test_turns_that_go_down_while_the_reward_rises_are_progress() -> None:
-    assert names(run((10, {}), (5, {"rollout/turns": 1.2, "train/reward_mean": 0.8}))) == []
-
-
-def test_a_fall_within_the_noise_of_few_tasks_is_no_alarm() -> None:
-    steps = [
-        (1, {"train/reward_mean": reward}) for reward in [0.6, 0.3, 0.5, 0.7, 0.4, 0.6, 0.3, 0.5, 0.4, 0.2, 0.4, 0.3]
-    ]
-    assert names(run(*steps)) == []
-
-
 def test_one_update_that_goes_a_nat_too_far_is_an_alarm_by_itself() -> None:
     assert names(run((2, {}), (1, {"policy/kl": 1.4}))) == ["ratio_exploding"]
 
 
 def test_a_run_that_collapsed_within_a_step_is_warned_of_before_long() -> None:
     """The demo's lookup task with ten times its learning rate: what it recorded, to three digits."""
-    gone = {
-        "train/reward_mean": 0.0,
-        "train/reward_std": 0.0,
-        "train/zero_variance": 1.0,
-        "train/solved_groups": 0.0,
-        "train/unsolved_groups": 1.0,
-    }
-    steps = [
-        {
-            "train/reward_mean": 0.307,
-            "train/reward_std": 0.463,
-            "train/zero_variance": 0.083,
-            "rollout/turns": 2.24,
-            "policy/kl": 0.051,
-            "train/grad_norm": 0.41,
-        },
-        {
-            "train/reward_mean": 0.313,
-            "train/reward_std": 0.465,
-            "train/zero_variance": 0.125,
-            "rollout/turns": 2.42,
-            "policy/kl": 0.185,
-            "train/grad_norm": 0.81,
-        },
-        gone
-        | {
-            "train/reward_mean": 0.005,
-            "train/reward_std": 0.072,
-            "train/zero_variance": 0.958,
-            "rollout/turns": 1.36,
-            "policy/kl": 1.459,
-            "train/grad_norm": 3.98,
-        },
-        *[gone | {"rollout/turns": 1.0} for _ in range(7)],
+    gone = {"train/reward_mean": 0.0, "train/reward_std": 0.0, "train/zero_variance": 1.0}
+    gone |= {"train/solved_groups": 0.0, "train/unsolved_groups": 1.0}
+    header = "reward_mean reward_std zero_variance turns kl grad_norm"
+    numbers = [
+        "0.307 0.463 0.083 2.24 0.051 0.41",
+        "0.313 0.465 0.125 2.42 0.185 0.81",
+        "0.005 0.072 0.958 1.36 1.459 3.98",
     ]
+    first, second, third = (
+        dict(zip(map(path_of, header.split()), map(float, line.split()), strict=True)) for line in numbers
+    )
+    steps = [first, second, gone | third, *[gone | {"rollout/turns": 1.0} for _ in range(7)]]
     rows = [{"step": step, "kind": "step", "time": 1.0} | row for step, row in enumerate(steps, start=1)]
     told: dict[str, int] = {}
     for count in range(1, 11):
@@ -275,7 +230,3 @@ def test_with_several_policies_each_is_watched_by_itself() -> None:
     ]
     (alarm,) = alarms(rows)
     assert alarm == Alarm("white/kl_running_away", alarm.text)
-
-
-def test_numbers_that_are_missing_warn_of_nothing() -> None:
-    assert alarms([{"step": step, "kind": "step", "time": 1.0, "train/loss": 0.1} for step in range(1, 30)]) == []

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 from record_doubles import GROUP, SOURCE, TASKS, dataset, record, recorded_with
 
-from agentlightning.algorithms.offline import DPO, RFT, SFT, Distill, OfflineAlgorithm
-from agentlightning.engines.folders import max_row_tokens
+from agentlightning.algorithms.offline import DPO, SFT, Distill, OfflineAlgorithm
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.records import NewRollout
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.offline import EXAMPLES
 
 
 @pytest.fixture
@@ -48,14 +46,6 @@ async def test_every_successful_training_rollout_is_looked_at_and_no_other(
     assert notes == []
 
 
-async def test_the_examples_are_kept_and_read_again(store: LightningStore, folder: RunFolder) -> None:
-    await record(store)
-    first = await dataset(store, RFT(), folder).examples()
-    assert (folder.path / EXAMPLES).stat().st_size > 0
-    await record(store, tasks=TASKS + 5)
-    assert await dataset(store, RFT(), folder).examples() == first
-
-
 async def test_rows_that_are_too_long_are_left_out_and_counted(store: LightningStore, folder: RunFolder) -> None:
     await record(store)
     notes: list[str] = []
@@ -82,7 +72,6 @@ async def test_ids_of_another_tokenizer_are_refused(store: LightningStore, folde
 @pytest.mark.parametrize(
     ("algorithm", "call"),
     [
-        (SFT(), {"policy": ""}),
         (SFT(), {"finish_reason": "abandoned"}),
         (Distill(models=["other"]), {}),
     ],
@@ -123,11 +112,6 @@ async def test_a_record_that_was_pruned_meanwhile_is_an_error_that_says_so(
         await data.read(ids[1:3])
 
 
-def test_the_models_context_bounds_rows(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 64}}))
-    assert max_row_tokens(tmp_path) == 64
-
-
 async def test_pairs_are_of_one_task_and_the_better_is_wanted(store: LightningStore, folder: RunFolder) -> None:
     ids = await record(store)
     found = await dataset(store, DPO(), folder).examples()
@@ -138,23 +122,19 @@ async def test_pairs_are_of_one_task_and_the_better_is_wanted(store: LightningSt
         assert (place[str(example.wanted)][1], place[str(example.unwanted)][1]) == (1, 0)
 
 
-async def test_the_same_tokenizer_in_another_folder_is_taken(
-    store: LightningStore, folder: RunFolder, tmp_path: Path
+@pytest.mark.parametrize(
+    ("gone", "told"),
+    [(False, []), (True, ["source: cannot check that it was recorded with the tokenizer of this model"])],
+)
+async def test_the_same_tokenizer_in_another_folder_is_taken_and_one_that_is_gone_is_told(
+    store: LightningStore, folder: RunFolder, tmp_path: Path, gone: bool, told: list[str]
 ) -> None:
     await record(store)
-    await recorded_with(store, tokenizer(tmp_path / "theirs", a=0, b=1))
+    await recorded_with(store, tmp_path / "gone" if gone else tokenizer(tmp_path / "theirs", a=0, b=1))
     tokenizer(folder.path, a=0, b=1)
     notes: list[str] = []
     assert await dataset(store, SFT(), folder, notes).examples()
-    assert notes == []
-
-
-async def test_a_tokenizer_that_is_gone_is_told(store: LightningStore, folder: RunFolder, tmp_path: Path) -> None:
-    await record(store)
-    await recorded_with(store, tmp_path / "gone")
-    notes: list[str] = []
-    assert await dataset(store, SFT(), folder, notes).examples()
-    assert notes == ["source: cannot check that it was recorded with the tokenizer of this model"]
+    assert notes == told
 
 
 async def test_a_record_without_a_call_of_the_agents_is_an_error(store: LightningStore, folder: RunFolder) -> None:

@@ -1,11 +1,13 @@
 """The loop of a run that learns from the record, against a store in memory and an engine that remembers its updates."""
 
 import json
+import math
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from loop_doubles import EVERY, Countdown, Crash, Crashing, agents
+from loop_doubles import EVERY, Countdown, Crash, Crashing, agents, killed_and_resumed
 from record_doubles import STEPS, ComparingEngine, loop, record
 
 from agentlightning.algorithms.offline import DPO, KTO, RFT, SFT, OfflineAlgorithm
@@ -16,7 +18,6 @@ from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.training_types import PreferenceLoss
 
 ALGORITHMS = [SFT(held_out=0.2), RFT(held_out=0.2), DPO(held_out=0.2), KTO(held_out=0.2)]
-BY_NAME = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def rows(folder: Path, kind: str) -> list[dict[str, float]]:
     return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
 
-@BY_NAME
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
 async def test_each_step_is_one_update_and_the_held_out_loss_comes_before_between_and_after(
     store: LightningStore, tmp_path: Path, algorithm: OfflineAlgorithm
 ) -> None:
@@ -83,28 +84,41 @@ async def test_kto_has_a_baseline_from_answers_beside_other_questions(store: Lig
             assert row.tokens[:2] != own[row.rollout_id].tokens[:2]
 
 
-async def test_the_held_out_loss_of_imitation_is_the_mean_over_tokens(store: LightningStore, tmp_path: Path) -> None:
-    await finished(store, tmp_path, SFT(held_out=0.2))
-    assert [row["eval/loss"] for row in rows(tmp_path, "eval/loss")] == pytest.approx([0.5, 0.48, 0.46, 0.45])
+@pytest.mark.parametrize(
+    ("algorithm", "losses"),
+    [
+        (SFT(held_out=0.2), [0.5, 0.48, 0.46, 0.45]),  # the mean over tokens
+        (KTO(held_out=0.2), [0.5] * 4),  # all answers are as much more likely as the mismatched ones, the baseline
+    ],
+    ids=["sft", "kto"],
+)
+async def test_the_held_out_loss_begins_where_policy_and_reference_are_one(
+    store: LightningStore, tmp_path: Path, algorithm: OfflineAlgorithm, losses: list[float]
+) -> None:
+    await finished(store, tmp_path, algorithm)
+    found = rows(tmp_path, "eval/loss")
+    assert [row["eval/loss"] for row in found] == pytest.approx(losses)
+    assert found[0].get("eval/margin", 0.0) == 0.0
 
 
-async def test_the_held_out_loss_of_preferences_begins_where_policy_and_reference_are_one(
+async def test_every_example_is_learned_from_once_an_epoch_and_what_is_held_out_or_was_an_evaluation_never(
     store: LightningStore, tmp_path: Path
 ) -> None:
-    await finished(store, tmp_path, KTO(held_out=0.2))
-    first, *_, last = rows(tmp_path, "eval/loss")
-    assert (first["eval/loss"], first["eval/margin"]) == (0.5, 0.0)
-    # All answers are as much more likely as the mismatched ones, which are the baseline.
-    assert last["eval/loss"] == pytest.approx(0.5)
-
-
-async def test_held_out_tasks_are_never_learned_from(store: LightningStore, tmp_path: Path) -> None:
+    evaluated = set(await record(store, mode="eval", tasks=4))
+    ids = {one.id for one in await store.rollouts(RolloutQuery(run_id="source"))} - evaluated
+    before = await store.rollouts(RolloutQuery(run_id="source"))
     engine = ComparingEngine()
     whole = loop(store, engine, tmp_path, SFT(held_out=0.3))
+    await whole.prepare()
+    trainer = whole.config.trainer.model_copy(update={"steps": math.ceil(len(whole.train) / 4)})
+    whole.config = whole.config.model_copy(update={"trainer": trainer})
     await whole.run(resume=False)
     held = {example.wanted for example in whole.held_out}
     assert held
-    assert not held & set(engine.learned)
+    assert set(engine.learned) == ids - held
+    assert max(Counter(engine.learned).values()) <= 2  # the last batch begins the next epoch
+    assert await store.rollouts(RolloutQuery(run_id="source")) == before
+    assert await store.rollouts(RolloutQuery(run_id="run")) == []
 
 
 @EVERY
@@ -113,22 +127,11 @@ async def test_a_run_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not
     store: LightningStore, tmp_path: Path, algorithm: OfflineAlgorithm, every: int
 ) -> None:
     expected = (await finished(store, tmp_path, algorithm)).updates
-    ticks = 1
-    while True:
-        run = f"run-{ticks}"
-        await store.create_run("test", {}, run)
-        countdown = Countdown(ticks)
-        first = loop(Crashing(store, countdown), Crashing(ComparingEngine(), countdown), tmp_path, algorithm, run)
-        try:
-            await first.run(resume=False)
-            break  # the run has fewer verbs than that: every point has been tried
-        except Crash:
-            pass
-        engine = ComparingEngine()
-        assert await loop(store, engine, tmp_path, algorithm, run).run(resume=True) == STEPS
-        assert engine.updates == expected, f"after a crash at verb {ticks}"
-        ticks += every
-    assert ticks > 50
+    runs = killed_and_resumed(
+        store, every, lambda *made: loop(*made[:2], tmp_path, algorithm, made[2]), engine=ComparingEngine
+    )
+    async for run, engine in runs:
+        assert engine.updates == expected, run
 
 
 async def test_rollouts_that_are_recorded_later_do_not_change_a_run_that_has_begun(
@@ -196,32 +199,6 @@ async def test_an_update_that_the_engine_skips_is_counted_warned_of_and_not_the_
     steps = rows(tmp_path, "step")
     assert [row["step"] for row in steps if row.get("train/skipped_updates") == 1.0] == [2]
     assert "train/loss" not in steps[1]
-
-
-@BY_NAME
-async def test_the_source_run_is_left_as_it_was(
-    store: LightningStore, tmp_path: Path, algorithm: OfflineAlgorithm
-) -> None:
-    before = await store.rollouts(RolloutQuery(run_id="source"))
-    await finished(store, tmp_path, algorithm)
-    assert await store.rollouts(RolloutQuery(run_id="source")) == before
-    assert await store.rollouts(RolloutQuery(run_id="run")) == []
-
-
-async def test_every_example_is_learned_from_once_an_epoch(store: LightningStore, tmp_path: Path) -> None:
-    engine = ComparingEngine()
-    whole = loop(store, engine, tmp_path, SFT(held_out=0.0))
-    trainer = whole.config.trainer.model_copy(update={"steps": 12})
-    whole.config = whole.config.model_copy(update={"trainer": trainer})
-    await whole.run(resume=False)
-    ids = [rollout.id for rollout in await store.rollouts(RolloutQuery(run_id="source"))]
-    assert sorted(engine.learned) == sorted(ids)
-
-
-async def test_evaluation_rollouts_of_the_source_are_never_learned_from(store: LightningStore, tmp_path: Path) -> None:
-    evaluated = set(await record(store, mode="eval", tasks=4))
-    engine = await finished(store, tmp_path, SFT())
-    assert not evaluated & set(engine.learned)
 
 
 async def test_a_stop_ends_after_the_step_with_a_checkpoint(store: LightningStore, tmp_path: Path) -> None:

@@ -7,14 +7,15 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
-from loop_doubles import answer
+from loop_doubles import answer, working
 
+import build
 from agentlightning.algorithms.prompts.search import (
     PromptAlgorithm,
     PromptCandidate,
@@ -24,8 +25,8 @@ from agentlightning.algorithms.prompts.search import (
 )
 from agentlightning.config.run import Config, parse_config
 from agentlightning.errors import BudgetSpentError, InputError
-from agentlightning.records import Call, Claim, Resource, Rollout, Sampling, WorkerStatus
-from agentlightning.store.base import LightningStore
+from agentlightning.records import Call, Claim, Resource, Rollout
+from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.processes import put_gateway_settings
@@ -78,34 +79,20 @@ class Writer:
         body = json.loads(request.content)
         prompt = body["messages"][0]["content"]
         self.prompts.append(prompt)
-        [rollout] = await self._rollouts(found[1])
+        [rollout] = await self.store.rollouts(RolloutQuery(ids=[found[1]]))
         await self.store.append_calls([hosted_call(rollout, int(found[2]), body["model"], self.answer(prompt))])
         return httpx.Response(200, json={})
 
-    async def _rollouts(self, rollout_id: str) -> list[Rollout]:
-        from agentlightning.store.base import RolloutQuery
-
-        return await self.store.rollouts(RolloutQuery(ids=[rollout_id]))
-
 
 def hosted_call(rollout: Rollout, attempt: int, model: str, text: str) -> Call:
-    return Call(
-        id=f"{rollout.id}-{attempt}",
-        run_id=rollout.run_id,
-        rollout_id=rollout.id,
-        attempt=attempt,
-        parent_id=None,
+    return build.call(
+        replace(rollout, attempt=attempt),
+        f"{rollout.id}-{attempt}",
         suffix_ids=[],
         sampled_ids=[],
-        logprobs=[],
         versions=[],
-        prompt_tokens=0,
         policy="",
         model=model,
-        protocol="chat",
-        sampling=Sampling(),
-        history_hash="h",
-        request_hash="r",
         messages=[],
         completion={"role": "assistant", "content": text},
         usage={"prompt_tokens": 10, "sampled_tokens": 2},
@@ -129,23 +116,15 @@ async def prompted_agents(
     failed: Callable[[str], bool] = lambda text: False,
 ) -> AsyncIterator[None]:
     """Agents that survive the search's crashes; those whose prompt is `failed` end in an error."""
-    worker = WorkerStatus(id="w", run_id=RUN, host="h", pid=1, running=0, seen_ns=0)
     if not await store.runs([RUN]):
         await store.create_run("optimize test", {}, RUN)  # nobody works for a run that is not there
 
-    async def work() -> None:
-        while True:
-            for claim in await store.claim(worker, limit=8, wait_s=10):
-                text = await text_of(store, claim.rollout)
-                await answer(store, claim, 1, reward(text, claim), failed(text))
+    async def work(claim: Claim, _: asyncio.TaskGroup) -> None:
+        text = await text_of(store, claim.rollout)
+        await answer(store, claim, 1, reward(text, claim), failed(text))
 
-    task = asyncio.create_task(work())
-    try:
+    async with working(store, RUN, work):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 @dataclass(frozen=True, kw_only=True)

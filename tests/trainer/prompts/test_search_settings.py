@@ -32,21 +32,11 @@ def changed(**tables: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PROMPT_ALGORITHMS)
-def test_each_search_is_made_by_its_name(name: str) -> None:
-    assert type(prompt_algorithm(parse_config(changed(algorithm={"type": name})))) is PROMPT_ALGORITHMS[name]
-
-
-@pytest.mark.parametrize("name", PROMPT_ALGORITHMS)
-def test_training_with_a_search_says_which_command_runs_it(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"algorithm\.type: '{name}' searches for prompts .*: run it with agl optimize"
-    ):
-        algorithm_class(parse_config(changed(algorithm={"type": name})))
-
-
-def test_a_search_with_a_training_algorithm_says_which_command_runs_that() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.type: expected a search .*got 'lightning_rl'; agl train runs"):
-        prompt_algorithm(parse_config(changed(algorithm={})))
+def test_each_search_is_made_by_its_name_and_training_says_which_command_runs_it(name: str) -> None:
+    config = parse_config(changed(algorithm={"type": name}))
+    assert type(prompt_algorithm(config)) is PROMPT_ALGORITHMS[name]
+    with pytest.raises(ConfigError, match=rf"'{name}' searches for prompts .*: run it with agl optimize"):
+        algorithm_class(config)
 
 
 def test_an_own_search_is_found_in_its_file(tmp_path: Path) -> None:
@@ -68,6 +58,7 @@ def test_an_own_search_is_found_in_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "sentence"),
     [
+        ({"algorithm": {}}, "algorithm.type: expected a search for prompts, one of"),
         ({"optimize": None}, "optimize.model: is required"),
         ({"data": {"train": "t"}}, "data.val: is required"),
         ({"algorithm": {"type": "apo", "group_size": 8}}, "algorithm.group_size: no such setting of 'apo'"),
