@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.demo import tiny_model
-from agentlightning.engines.local.model import settle
-
 CONFIG = """
 model.path = "org/tiny"
 agent.run = "agent.py:solve"
@@ -32,6 +29,9 @@ async def solve(task, llm):
 
 @pytest.mark.slow
 def test_a_model_in_the_hubs_cache_answers_under_its_name(tmp_path: Path) -> None:
+    from agentlightning.demo import tiny_model
+    from agentlightning.engines.local.model import settle
+
     cached = tmp_path / "hub" / "models--org--tiny"
     tiny_model.build(cached / "snapshots" / "1", ["a question", "an answer"], seed=0, special_words=("<a>", "</a>"))
     (cached / "refs").mkdir()

@@ -189,7 +189,8 @@ async def test_each_policy_learns_from_its_own_calls_at_its_own_rate_and_is_in_e
     both = Game(Watching)
     async with agents(store):
         await game(store, both, tmp_path).run(resume=False)
-    assert {name: engine.trained for name, engine in both.each.items()} == {
+    watched = cast(dict[str, Watching], both.each)
+    assert {name: engine.trained for name, engine in watched.items()} == {
         name: set(tokens) for name, tokens in TOKENS.items()
     }
     rates = {name: [float(update.split()[1]) for update in updates] for name, updates in both.updates.items()}

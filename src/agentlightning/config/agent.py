@@ -80,26 +80,20 @@ class AgentConfig(Table):
     timeout_s: float = Field(300.0, gt=0)
     max_attempts: int = Field(2, ge=1)
     on_failure: Literal["drop", "zero"] = "zero"
-    """A rollout whose last attempt ended by the agent's own exit (an exception, an exit code from 1 to 127) after it had
-    sampled: reward 0, so that giving up does not pay, or left out. Failures of anything else (time limits, the sandbox, the
-    model, a reward function) are always left out."""
+    """A rollout whose last attempt ended by the agent's own exit after it had sampled: reward 0, so that giving up does not
+    pay, or left out. Failures of anything else are always left out."""
     event_loop: Literal["auto", "asyncio"] = "auto"
-    """Event loop of function agents that are coroutines: uvloop where it is installed, or asyncio's own, which nest_asyncio
-    and what builds on it want."""
+    """Event loop of coroutines: uvloop where it is installed, or asyncio's own, which nest_asyncio wants."""
     trace: bool | tuple[str, ...] = True
     """Function agents: name the agent (node, role) of each call, and record the OpenTelemetry spans that its code makes. A
-    list also switches instrumentations on in every worker, by name (langchain, openai_agents) or package: any that is
-    installed of OpenInference's and OpenTelemetry's."""
+    list also switches installed instrumentations on in every worker, by name or package."""
     unsupported_params: Literal["error", "drop"] | None = None
     """Treatment of a call that asks for sampling no trainer could account for (bad_words, typical_p, a grammar that cannot
-    be made): error: refused with a sentence; drop: sampled without it. What was asked for is recorded with the call. Calls
-    with a grammar, penalties or cuts are learned from under the same mask; where the engine cannot rebuild masks, error
-    refuses them and drop learns nothing from them. None: as error, but another temperature or top_p than the run's is
-    overridden, and only named in the header x-agl-ignored."""
+    be made, or any where the engine cannot rebuild masks): refused, or sampled without it and not learned from. None: as
+    error, but another temperature or top_p than the run's is overridden and named in the header x-agl-ignored."""
     at_limit: Literal["end", "error"] | None = None
-    """Answer to a call beyond a total of the run's limits, or whose prompt fills the model's context. end: an assistant
-    message that says so, which is not recorded, so that the agent ends and its reward counts; error: HTTP 429 or 400. None:
-    end for a command, error for a function."""
+    """Answer to a call beyond a limit's total, or whose prompt fills the context. end: an unrecorded message that says so;
+    error: HTTP 429 or 400. None: end for a command, error for a function."""
 
     @property
     def reward_specs(self) -> list[str]:
@@ -245,8 +239,7 @@ class KubernetesJob(Table):
     server: BaseUrl | None = None
     """URL of the server as pods reach it; None: that of the worker."""
     pending_s: float = Field(20.0, gt=0)
-    """Seconds for which a pod may wait for a reason that Kubernetes names: no node, no quota, no image. Then its attempt
-    is lost, with the reason. A cluster that adds nodes as they are needed wants more."""
+    """Seconds for which a pod may wait for a node, a quota or an image; then its attempt is lost, with the reason."""
     pod: dict[str, Any] = Field({})
     """Template of the pods as Kubernetes has it, ``metadata`` and ``spec``; its container named ``agent`` is the agent's."""
 

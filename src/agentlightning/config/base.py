@@ -81,9 +81,8 @@ class Table(BaseModel):
 class Tagged:
     """Annotation of a setting that is one of several tables, told apart by `type`: ``Annotated[AdamW | Muon, Tagged()]``.
 
-    Each table declares ``type: Literal["muon"] = "muon"``. A bare name, ``optimizer = "muon"``, is the table with its
-    defaults; a table without `type` is the first one. `other` is the table of every further name, such as a plug-in's. What
-    is no table in the union is for Python's type checker alone; None may be one of the choices.
+    A bare name is the table with its defaults, a table without `type` the first one, `other` that of every further name,
+    such as a plug-in's. None may be one of the choices.
     """
 
     def __init__(self, other: type[BaseModel] | None = None) -> None:

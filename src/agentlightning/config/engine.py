@@ -110,8 +110,7 @@ class EngineConfig(Table):
     """Train a low-rank adapter of this rank in place of all weights; it counts twice."""
     dropout: float = Field(0.0, ge=0, lt=1)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on CUDA, and on a CPU with AMX or AVX512-BF16 but for tiny models; else float32. The learner keeps
-    weights and optimizer in float32."""
+    """auto: bfloat16 where the device computes it, but for tiny models on a CPU. Weights and optimizer stay float32."""
     device: str = Field("auto", min_length=1)
     """Torch device of sampler and learner; auto: cuda, mps, cpu, the first that there is."""
     max_tokens_per_microbatch: int = Field(4096, ge=1)
@@ -124,11 +123,9 @@ class EngineConfig(Table):
     max_num_seqs: int = Field(64, ge=1)
     """Requests sampled at a time: on a CPU few enough for the cache."""
     listen: Annotated[str, matching(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):[1-9]\d{0,4}", "HOST:PORT")] | None = None
-    """``HOST:PORT`` of this machine at which its sampler listens, for gateways on other hosts; of several samplers, the
-    first. None: a free port that this machine alone reaches."""
+    """``HOST:PORT`` at which the (first) sampler listens, for gateways on other hosts. None: a free port of this machine."""
     advertise: tuple[BaseUrl, ...] = ()
-    """Base URLs at which gateways reach its samplers, one for each, where those are not the addresses at which they listen:
-    of a container, of a proxy with TLS."""
+    """Base URLs at which gateways reach its samplers, one for each, where they are not those at which they listen."""
     key_env: str | None = None
     """Variable of the environment, here and at the server, with the key that samplers ask gateways for."""
 

@@ -50,8 +50,7 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def named_files(config: Config) -> dict[str, Path]:
-    """The files that settings name, by the settings' dotted names: tasks, and the code of agent, rewards and algorithm, also
-    where it is a module or an installed plug-in. Nothing is imported to find them."""
+    """The files that settings name, by dotted name: tasks and code, also modules and plug-ins. Imports nothing."""
 
     def walk(value: Any, name: str) -> Iterator[tuple[str, Path]]:
         if isinstance(value, dict | list):

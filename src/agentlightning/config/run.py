@@ -42,8 +42,8 @@ class ModelConfig(Table):
     name: (
         Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits and _ . -")] | None
     ) = None
-    """Name of the model's versions in the registry, over all runs that give it: ``support`` for ``support@40``. None: the
-    run's id. Of several policies each has its own name behind it: ``support-ALIAS``."""
+    """Name of the model's versions, over all runs: ``support`` for ``support@40``, ``support-ALIAS`` of several policies.
+    None: the run's id."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of training rollouts; evaluation is greedy and at temperature 1."""
     max_tokens: int | None = Field(None, ge=1)
@@ -108,22 +108,19 @@ class TrainerConfig(Table):
     """Steps between checkpoints; a crash repeats at most this many updates, and samples nothing again."""
     keep_checkpoints: int = Field(2, ge=1)
     checkpoint_url: FolderUrl | None = None
-    """Folder of an object store or a shared disk that every checkpoint is copied to, ``s3://bucket/runs``, so that any host
-    can go on from it. None: checkpoints are in the run's folder alone."""
+    """Folder of an object store or a shared disk that checkpoints are copied to, so that any host can go on from them."""
     seed: int = 0
     max_staleness: int = Field(0, ge=0)
-    """Training steps by which the weights that sampled a rollout may lie behind those that it updates: so many steps'
-    groups run ahead of the trainer. 0: each step samples its own and waits for them (synchronous)."""
+    """Steps by which the weights that sampled a rollout may lie behind those that it updates; 0: synchronous."""
     batch_order: Literal["fifo", "first_finished"] = "fifo"
-    """The groups that a step takes. fifo: the oldest, waiting for slow ones; nothing is discarded. first_finished: those
-    that finish first; slow ones are learned from later, or cancelled and recorded as stale once they would be too stale."""
+    """The groups that a step takes. fifo: the oldest, waiting for slow ones. first_finished: slow ones are learned from
+    later, or cancelled once they would be too stale."""
     trackers: tuple[TrackerName, ...] = ()
     """Experiment trackers that get the metrics, beside the store and metrics.jsonl; each needs the extra of its name."""
     start_timeout_s: float = Field(600.0, gt=0)
     """Seconds that the server, the sampler and the learner each have to start; a busy machine takes minutes."""
     hang_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
-    """Seconds without a sign of life after which one of them is killed and started again; one that lives and makes no
-    progress has 30 times as long."""
+    """Seconds without a sign of life after which one of them is started again; 30 times as long without progress."""
 
     @property
     def peak_learning_rate(self) -> float:
@@ -163,8 +160,7 @@ class MonitorConfig(Table):
     """Data that a run keeps for screens, and that training never reads."""
 
     keep_credit: int = Field(50, ge=0)
-    """Latest steps of which the store keeps each call's credit, return, loss weight and clip share, and per token the
-    advantage, ratio and entropy; 0: none."""
+    """Latest steps of which the store keeps the credit of calls and tokens; 0: none."""
     tags: tuple[Annotated[str, matching(TAG, "words of at most 64 characters")], ...] = Field((), max_length=20)
     """Words to find the run by; ``agl runs tag`` sets others later."""
 
@@ -215,8 +211,7 @@ class AlertsConfig(Table):
     """Senders of alarms, in addition to the run's output and the console."""
 
     webhook_env: str | None = None
-    """Environment variable of the trainer that holds the URL of a webhook in Slack's format. The URL is a secret: it is
-    neither stored nor shown."""
+    """Environment variable with the URL of a webhook in Slack's format: a secret that is neither stored nor shown."""
     command: tuple[str, ...] = ()
     """Program and arguments, started once per alarm with the alarm on standard input:
     ``["mail", "-s", "agl", "me@example.org"]``."""

@@ -1,9 +1,7 @@
 """Trajectories of a training step, read from the store once for all policies that learn from them, and counted.
 
 `step.py` drives it, and whatever looks back at earlier steps. What the first reading found is written into the step's list
-when it opens (`ConsumedInputs`), call by call, and counts from then on: calls, spans and rewards may come at any time. It
-knows nothing of algorithms. Times are those of the records; a step counts its own rollouts whole, also those that overlap
-several steps.
+when it opens (`ConsumedInputs`) and counts from then on, whatever comes later. Knows nothing of algorithms.
 """
 
 from __future__ import annotations

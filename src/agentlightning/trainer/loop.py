@@ -2,10 +2,8 @@
 
 `training.py` hands it everything it uses. What makes it safe to kill: rollouts are enqueued under names that depend on their
 groups' numbers alone, a step's ordered list is written before its updates, and a checkpoint is recorded after its files are
-whole. After a crash the loop goes back to the last checkpoint, executes the later steps again from their stored lists
-(nothing is sampled again), and continues. A learner that ends is such a crash, too. With trainer.max_staleness above 0
-agents run during the updates (`scheduler.py`): what they sample, and with which weights, then depends on time; what a step
-learned from stands in its list all the same. `offline/loop.py` derives its loop from the one here.
+whole. After a crash, also of a learner, the loop goes back to the last checkpoint and executes the later steps again from
+their stored lists: nothing is sampled again. `offline.py` derives its loop from the one here.
 """
 
 from __future__ import annotations
@@ -91,8 +89,7 @@ class TrainingLoop(ABC):
         """Goes on from the checkpoint of `step`, which is loaded; `again` are the later steps. Returns the last one done."""
 
     @abstractmethod
-    async def train_step(self, step: int) -> Metrics:
-        """Trains one step."""
+    async def train_step(self, step: int) -> Metrics: ...
 
     async def evaluate(self, step: int) -> None:
         """Evaluates the weights after `step`."""

@@ -59,10 +59,8 @@ log = logging.getLogger(__name__)
 class Processes:
     """The processes of one run, started and ended together: server, store client, engine, workers.
 
-    Where model.path names an external model there are no engine and no policies, and nothing loads torch. A store at
-    ``http://…`` is a server that runs already: none is started then. Making one starts nothing: it raises ModelError where
-    the configuration names a local folder that is no model, MissingExtraError where a child would lack a package,
-    ConfigError where no worker could ever come or an external model's key is missing.
+    With an external model there are no engine and no policies; with a store at ``http://…`` no server is started. Making
+    one starts nothing: it raises ModelError, MissingExtraError or ConfigError where something is missing.
     """
 
     store: LightningStore

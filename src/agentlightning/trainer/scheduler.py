@@ -441,8 +441,7 @@ class GroupScheduler:
         last = step == self.trainer.steps
         if self._outstanding and (last or self.trainer.max_staleness == 0):
             rest = [rollout for group in self._outstanding.values() for rollout in group.rollouts]
-            # Cancelled before the step's list is written: a kill in between leaves cancelled rollouts that are still
-            # unconsumed, and the next process finds and discards those; and a step consumes only rollouts that ended.
+            # Before the step's list is written: what a kill in between leaves cancelled, the next process discards.
             if running := [one for group in self._outstanding.values() for one in group.running]:
                 await self.store.cancel(running)
             self.collector.forget(rollout.id for rollout in rest)
@@ -457,13 +456,11 @@ class GroupScheduler:
 
     async def _find(self) -> None:
         """Reads what an earlier process queued, and the number at which it stopped."""
-        # Before the rollouts are read: one that finishes in between is reported by the next wait, at worst twice; begun
-        # after the reading, it would be missed and waited for without end.
+        # Before the rollouts are read: one that finished in between would be waited for without end.
         await self.collector.begin()
         of_run = RolloutQuery(run_id=self.run_id, mode="train", unconsumed=True)
         self._hold([each for each in await self.store.rollouts(of_run) if _is_ours(each)])
-        # The newest group may be consumed already, and then is not among the outstanding ones; numbers only grow, so one
-        # group's worth of the newest rollouts holds the highest number.
+        # The newest group may be consumed already; one group's worth of the newest rollouts holds the highest number.
         most = self.group_size
         if self.trees is not None:  # the newest rollouts may be forks of any group that was sampled at the same time
             most *= self.trainer.tasks_per_step
@@ -492,8 +489,7 @@ class GroupScheduler:
         while (missing := wanted - len(self._outstanding)) > 0:
             first, self._next = self._next, self._next + min(missing, at_a_time)
             new = [one for number in range(first, self._next) for one in self._group(number)[:begin]]
-            # Enqueueing is idempotent: a rollout with an outcome was consumed before, and its number was hidden from
-            # `_find` by a clock that went back. The next number is taken instead.
+            # One with an outcome was consumed before: a clock that went back hid its number from `_find`.
             self._hold([rollout for rollout in await self.store.enqueue(new) if rollout.outcome is None])
 
     def _group(self, number: int) -> list[NewRollout]:
@@ -553,8 +549,7 @@ class GroupScheduler:
     ) -> list[_Group]:
         """Waits for the groups that a step takes."""
         while True:
-            # State first, then the decision, then the wait: what finishes in between is kept by the collector, which waits
-            # from its place in the order of finishing, so the wait returns at once.
+            # State first, then the decision, then the wait, which returns at once for what finished in between.
             self._note_finished()
             self._drop_cancelled(batch, staleness)
             await self._queue(count)

@@ -12,8 +12,6 @@ from PIL import Image
 from record_doubles import SOURCE, STEPS, ComparingEngine, loop, record
 
 from agentlightning.algorithms.offline import DPO, KTO, SFT, OfflineAlgorithm
-from agentlightning.demo import tiny_model, tiny_vision
-from agentlightning.engines.local.learner import Learner
 from agentlightning.records import ImageSpan
 from agentlightning.rendering.images import ImageProcessor
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -25,6 +23,8 @@ class SightedEngine(ComparingEngine):
     """Remembers as before, and computes with a real learner."""
 
     def __init__(self, folder: Path) -> None:
+        from agentlightning.engines.local.learner import Learner
+
         super().__init__()
         self.learner = Learner(folder, learner_setup(reference=True))
 
@@ -55,11 +55,14 @@ class SightedEngine(ComparingEngine):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from agentlightning.demo import tiny_model, tiny_vision
+
     folder = tmp_path_factory.mktemp("sight")
     tiny_vision.write(folder, tiny_model.word_tokenizer([], ["red", "blue"], min_times_seen=1), hidden=16, layers=1)
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [SFT(), DPO(), KTO()], ids=lambda algorithm: algorithm.name)
 async def test_the_images_of_recorded_calls_are_learned_from(
     algorithm: OfflineAlgorithm, folder: Path, tmp_path: Path

@@ -91,12 +91,10 @@ class Rescoring:
     found: list[RescoredRollout] = field(default_factory=list)
 
     async def score(self) -> None:
-        """Score every rollout that succeeded. NotFoundError where there is none; a function that fails on some rollouts
-        is told of with them.
+        """Score every rollout that succeeded. NotFoundError where there is none.
 
-        What is kept is recorded rollout by rollout, as soon as it is known: a judge is paid by the answer. A rollout that
-        has a reward of the name keeps it and is not scored again, so that what was learned from stays what it was, and
-        what was interrupted goes on where it was.
+        What is kept is recorded as soon as it is known: a judge is paid by the answer. A rollout that has a reward of the
+        name keeps it, so that what was learned from stays what it was.
         """
         await find_run(self.store, self.run_id)
         query = RolloutQuery(run_id=self.run_id, mode=self.mode, step=self.step, states=["succeeded"], limit=self.limit)

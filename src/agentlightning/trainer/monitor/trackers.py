@@ -3,8 +3,7 @@
     python -m agentlightning.trainer.monitor.trackers --folder runs/ID --tracker NAME
 
 A process reads metrics.jsonl, sends each row once, and lists what it has sent, so that a resumed run goes on where the
-tracker was. A step that a crash undid gives the same numbers again: the tracker keeps the first. Trackers are imported here
-alone.
+tracker was. Trackers are imported here alone.
 """
 
 from __future__ import annotations
@@ -281,11 +280,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 class TrackerProcesses:
-    """The processes of a run's trackers: ``async with``, they get `end_s` at its end.
-
-    What one of them cannot do is told once; the numbers stay in the store and in metrics.jsonl, and a resumed run sends what
-    is missing.
-    """
+    """The processes of a run's trackers: ``async with``, they get `end_s` at its end. What fails is told once."""
 
     def __init__(
         self,
