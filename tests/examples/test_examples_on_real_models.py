@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_qwen import write_small_qwen
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HERE = {
@@ -58,6 +57,8 @@ SAYS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]] =
     "example", ["text_to_sql", *(pytest.param(each, marks=pytest.mark.long) for each in ("calculator", "rag"))]
 )
 def test_a_model_with_a_real_chat_template_is_trained_through_what_it_is_answered(example: str, tmp_path: Path) -> None:
+    from small_qwen import write_small_qwen  # here, since it loads torch
+
     role, answers, tools = SAYS[example]
     with gzip.open(Path(os.environ["AGL_DATA"], "math", "gsm8k_train.jsonl.gz"), "rt") as lines:
         texts = (json.loads(line)["question"] for line in lines)

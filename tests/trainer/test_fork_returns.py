@@ -131,7 +131,6 @@ async def finish_forks(store: LightningStore, how: str) -> None:
     ("how", "on_failure", "returns"),
     [
         ("well", "drop", [1.0, 1.0]),
-        ("ended", "drop", [1.0]),
         ("ended", "zero", [1.0]),
         ("failed", "drop", [1.0]),
         ("failed", "zero", [1.0, 0.0]),

@@ -198,11 +198,8 @@ def row_of(row: TrainingSequence) -> list[Any]:
 
 def terms(loss: Loss) -> dict[str, Any]:
     """The terms of the loss that are not their defaults."""
-    return {one: value for one, value in vars_of(loss).items() if value != vars_of(Loss())[one]}
-
-
-def vars_of(loss: Loss) -> dict[str, Any]:
-    return {one.name: getattr(loss, one.name) for one in dataclasses.fields(loss)}
+    fields = [one.name for one in dataclasses.fields(loss)]
+    return {name: getattr(loss, name) for name in fields if getattr(loss, name) != getattr(Loss(), name)}
 
 
 def digest(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -12,14 +11,7 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.errors import ConflictError
 from agentlightning.records import Call, Reward, Rollout, Span
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.load_trajectories import read_inputs
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[LightningStore]:
-    async with InMemoryLightningStore() as opened:
-        yield opened
 
 
 async def one(store: LightningStore, *calls: dict[str, object]) -> tuple[Rollout, list[Call]]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 import build
 from agentlightning.records import Call, Rollout
-from agentlightning.trainer.load_trajectories import S, TimeTally, covered
+from agentlightning.trainer.load_trajectories import S, TimeTally
 
 ALL_KNOWN = {"workers/slots": 4.0, "sampler/slots": 8.0}
 
@@ -72,8 +70,3 @@ def test_a_step_costs_what_its_calls_used() -> None:
     assert (found["cost/prompt_tokens"], found["cost/sampled_tokens"], found["cost/agent_s"]) == (30.0, 20.0, 8.0)
     assert found["cost/external_tokens"] == 240.0
     assert "cost/external_tokens" not in tally.metrics(10.0, ALL_KNOWN)
-
-
-@pytest.mark.parametrize(("intervals", "length"), [([], 0), ([(5, 5)], 0), ([(0, 2), (2, 3)], 3), ([(4, 1)], 0)])
-def test_the_length_of_a_union(intervals: list[tuple[int, int]], length: int) -> None:
-    assert covered(intervals) == length
