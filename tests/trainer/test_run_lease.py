@@ -35,7 +35,7 @@ async def test_a_run_that_another_host_trains_is_refused(store: LightningStore, 
     await one.take(store)
     with pytest.raises(ConflictError, match=rf"run: .*:{tmp_path}/one/run is training this run; end that first"):
         await lease(tmp_path / "two", notes).take(store)
-    assert f"{tmp_path}/one/run; waiting 60 s" in notes[0]
+    assert f"{tmp_path}/one/run; waiting {DEADLINE_S:g} s" in notes[0]
     await one.aclose()
 
 

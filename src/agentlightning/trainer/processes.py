@@ -79,12 +79,14 @@ class Processes:
         register: Callable[[LightningStore], Awaitable[object]] | None = None,
         progress: Progress | None = None,
         console: bool = False,
+        beside: Processes | None = None,
         learns: bool = True,
     ) -> None:
         """needs: by policy, parts that its engine keeps because its algorithm asks for them. register: makes the run known
         to the store, which learns how it ended, too; None: it is known, and its state stays as it is. console: also start
-        the web console. learns: False starts no learner, where the engine can do without."""
-        url = config.store.url
+        the web console. beside: processes of another run that have begun, whose server serves this run, too. learns: False
+        starts no learner, where the engine can do without."""
+        url = config.store.url if beside is None else beside.server_url
         self._config, self._folder = config, folder
         self._register, self._console = register, console
         self._progress = progress or Silent()
@@ -92,13 +94,14 @@ class Processes:
         self._configs = self._trained | opponent_configs(config)
         self._learns = learns
         self._server = url if url.startswith(("http://", "https://")) else None
-        self._elsewhere = self._server is not None
+        self._elsewhere = self._server is not None and beside is None
         self._watchdog = _watchdog(config)
         table = config.model_dump()
         self._secret_variables = secret_variables(table)
         self._supervisor = Supervisor(
             folder.path,
             url,
+            None if beside is None else beside.server_key,
             watchdog=self._watchdog,
             keys={
                 "server": _values(secret_variables({name: table[name] for name in ("external", "engine", "policies")})),
@@ -237,6 +240,11 @@ class Processes:
     def server_url(self) -> str:
         """Address of the run's server."""
         return str(self._server)
+
+    @property
+    def server_key(self) -> str:
+        """The key of the run's server."""
+        return self._supervisor.server_key
 
     def hung(self) -> int:
         """Number of processes that hung and were killed."""

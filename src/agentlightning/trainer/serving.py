@@ -61,14 +61,17 @@ def rollouts_of(
 
 @asynccontextmanager
 async def serve_model(
-    config: Config, folder: RunFolder, progress: Progress, name: str
+    config: Config, folder: RunFolder, progress: Progress, name: str, beside: Processes | None = None
 ) -> AsyncIterator[tuple[RolloutCollector, Processes]]:
-    """Makes the run, serves the model's weights as they are, and starts the workers; the run ends with the block."""
+    """Makes the run, serves the model's weights as they are, and starts the workers; the run ends with the block.
+
+    beside: the processes of another such block, whose server serves this run, too.
+    """
 
     async def register(store: LightningStore) -> None:
         await store.create_run(name, run_record(config), folder.run_id)
 
-    started = Processes(config, folder, register=register, progress=progress, learns=False)
+    started = Processes(config, folder, register=register, progress=progress, beside=beside, learns=False)
     async with started as processes:
         async with _at_work(config, folder, processes, progress, step=0) as collector:
             yield collector, processes
