@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import torch
 from peft import PeftModel
@@ -14,13 +13,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentlightning.engines.local.decoder import open_decoder
-from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.learner import Learner
 from agentlightning.errors import ModelError
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.trainer.checkpoint import export_policy
 from agentlightning.training_types import Loss, TrainingSequence
-from build import engine_setup, learner_setup
+from build import learner_setup
 
 SFT = Loss(name="sft")
 
@@ -133,23 +131,6 @@ def test_layers_that_are_not_there_and_other_kinds_of_checkpoints_are_refused(ll
         Learner(llama).load(tmp_path / "adapter")
     with pytest.raises(ModelError, match="another model"):
         Learner(llama, learner_setup(lora_rank=2)).load(tmp_path / "adapter")
-
-
-@pytest.mark.slow
-async def test_an_engine_trains_an_adapter_and_serves_it(llama: Path, tmp_path: Path) -> None:
-    engine = LocalEngine(engine_setup(llama, tmp_path, lora_rank=4))
-    assert engine.support.reference
-    (url,) = (await engine.start())["default"].urls
-    (before,) = await engine.logprobs([row()])
-    for _ in range(40):
-        await engine.forward_backward([row()], SFT)
-        await engine.optim_step(3e-2, 1.0)
-    await engine.publish(1)
-    body = {"token_ids": [4, 5, 6], "sampling_params": {"temperature": 0, "max_tokens": 4}}
-    async with aiohttp.ClientSession() as http, http.post(f"{url}/inference/v1/generate", json=body) as answer:
-        assert (await answer.json())["choices"][0]["token_ids"] == [40, 41, 42, 1]
-    assert (await engine.reference_logprobs([row()]))[0] == pytest.approx(before, abs=1e-4)
-    await engine.close()
 
 
 def test_a_checkpoint_with_an_adapter_is_exported_whole(llama: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,32 +28,11 @@ def two_calls(log_ratios: list[float], **changes: Any) -> Tokens:
 
 
 def test_a_call_s_ratio_is_the_mean_of_its_tokens_and_its_product_the_sum() -> None:
+    """With old logprobs the policy is compared with them, and they with the sampler."""
     found = losses.call_ratios(torch.zeros(3), two_calls([0.2, 0.4, -0.1]))
     torch.testing.assert_close(found, torch.tensor([[0.3, 0.3, 0.6], [0.3, 0.3, 0.6], [-0.1, -0.1, -0.1]]))
-
-
-def test_with_old_logprobs_the_policy_is_compared_with_them_and_they_with_the_sampler() -> None:
     found = losses.call_ratios(torch.zeros(3), two_calls([0.2, 0.4, -0.1], old_logprobs=t(-0.1, -0.1, 0.0)))
     torch.testing.assert_close(found, torch.tensor([[0.1, 0.2, 0.4], [0.1, 0.2, 0.4], [0.0, -0.1, -0.1]]))
-
-
-def test_an_importance_weight_is_the_ratio_up_to_its_cap() -> None:
-    torch.testing.assert_close(losses.importance(torch.log(t(3.0, 0.5)), 2.0), t(2.0, 0.5))
-    assert losses.importance(t(500.0), 2.0).item() == 2.0
-
-
-def test_a_ratio_outside_its_bounds_is_masked() -> None:
-    found = losses.inside(torch.log(t(1.0, 6.0, 0.4, 5.0)), 0.5, 5.0001)
-    assert found.tolist() == [True, False, False, True]
-
-
-def test_only_bad_examples_that_drifted_are_off_policy() -> None:
-    assert losses.off_policy(t(-0.3, -0.3, 0.1), t(-1.0, 1.0, -1.0), 0.2).tolist() == [True, False, False]
-
-
-def test_gspo_gives_every_token_of_a_call_its_geometric_mean() -> None:
-    found = losses.gspo(t(0.0, 0.0), t(0.3, 0.3), t(1.0, 1.0), 0.5, 0.5)
-    torch.testing.assert_close(found, t(-math.exp(0.3), -math.exp(0.3)))
 
 
 def test_gspo_s_gradient_is_that_of_the_sequence_ratio_itself() -> None:
@@ -67,47 +47,34 @@ def test_gspo_s_gradient_is_that_of_the_sequence_ratio_itself() -> None:
     assert ratio.item() > 0
 
 
-def test_dual_clip_bounds_the_loss_of_a_bad_token_whose_ratio_ran_away() -> None:
-    now = torch.log(t(5.0, 5.0, 2.0)).requires_grad_()
-    values = losses.ppo_clip(now, torch.zeros(3), t(-2.0, 2.0, -2.0), 0.2, 0.28, 3.0)
-    torch.testing.assert_close(values, t(6.0, -2.56, 4.0))
-    values.sum().backward()
-    assert now.grad is not None
-    torch.testing.assert_close(now.grad, t(0.0, 0.0, 4.0))
-
-
-def test_the_three_estimates_of_kl_at_twice_the_reference() -> None:
-    now, ref = t(math.log(0.5)), t(math.log(0.25))
-    values = [losses.kl_to_reference(name, now, ref).item() for name in ("k1", "k2", "k3")]
-    assert values == pytest.approx([math.log(2), math.log(2) ** 2 / 2, 0.5 - 1 + math.log(2)])
-
-
+@pytest.mark.parametrize("cuts", [(0, 4, 7, 9), (0, 2, 5, 9)], ids=["a row a call", "pieces that cut a call"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_row_of_merged_calls_gives_the_loss_and_gradient_of_a_row_a_call(case: str) -> None:
+def test_a_row_of_merged_calls_gives_the_loss_and_gradient_of_its_parts(case: str, cuts: tuple[int, ...]) -> None:
     loss, optional = CASES[case]
     known = tokens(optional)
     whole, gradient = value_and_gradient(loss, known)
-    parts = []
-    for call in range(3):
-        at = (known.calls == call).nonzero()[:, 0] if known.calls is not None else t()
-        part = Tokens(**{name: column[at] for name, column in known.columns().items()})
-        parts.append(value_and_gradient(loss, part, [NOW[i] for i in at.tolist()]))
-    assert whole == pytest.approx(sum(total for total, _ in parts), abs=1e-6)
-    assert gradient == pytest.approx([g for _, part in parts for g in part], abs=1e-6)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_pieces_that_cut_a_call_give_the_same_where_the_ratios_of_calls_are_given(case: str) -> None:
-    loss, optional = CASES[case]
-    known = tokens(optional)
-    whole, gradient = value_and_gradient(loss, known)
-    known = replace(known, ratios=losses.call_ratios(torch.tensor(NOW), known))
+    if cuts[1] == 2:  # parts of calls are given the ratios of the whole ones
+        known = replace(known, ratios=losses.call_ratios(torch.tensor(NOW), known))
     found = []
-    for start, end in ((0, 2), (2, 5), (5, 9)):
-        piece = Tokens(**{name: column[start:end] for name, column in known.columns().items()})
-        found.append(value_and_gradient(loss, piece, NOW[start:end]))
+    for start, end in pairwise(cuts):
+        part = Tokens(**{name: column[start:end] for name, column in known.columns().items()})
+        found.append(value_and_gradient(loss, part, NOW[start:end]))
     assert whole == pytest.approx(sum(total for total, _ in found), abs=1e-6)
     assert gradient == pytest.approx([g for _, part in found for g in part], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (Loss(name="gspo"), "segments"),
+        (Loss(kl=0.1), "ref_logprobs"),
+        # On a ratio to the sampler an importance weight would count twice.
+        *((Loss(name=name, importance="token"), "needs sequences with old_logprobs") for name in losses.CLIPPED),
+    ],
+)
+def test_a_loss_without_what_it_compares_is_refused(loss: Loss, sentence: str) -> None:
+    with pytest.raises(EngineError, match=sentence):
+        value_and_gradient(loss, replace(tokens(), calls=None))
 
 
 SWITCHES: list[tuple[str, dict[str, Any]]] = [
@@ -193,19 +160,6 @@ def test_kl_and_entropy_have_weights_of_their_own_and_no_correction_touches_them
     assert value_and_gradient(loss, twice)[0] == pytest.approx(2 * everything_masked, rel=1e-5)
 
 
-def test_a_loss_of_calls_without_calls_and_a_kl_without_a_reference_are_refused() -> None:
-    with pytest.raises(EngineError, match="segments"):
-        value_and_gradient(Loss(name="gspo"), replace(tokens(), calls=None))
-    with pytest.raises(EngineError, match="ref_logprobs"):
-        value_and_gradient(Loss(kl=0.1), tokens())
-
-
-@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "cispo"])
-def test_an_importance_weight_on_a_ratio_to_the_sampler_is_refused_since_it_would_count_twice(name: Any) -> None:
-    with pytest.raises(EngineError, match="needs sequences with old_logprobs"):
-        value_and_gradient(Loss(name=name, importance="token"), tokens())
-
-
 def test_metrics_name_the_masked_share_the_mean_weight_and_the_kl() -> None:
     known = tokens(("old_logprobs", "ref_logprobs"))
     now = torch.tensor(NOW)
@@ -220,13 +174,6 @@ def test_metrics_name_the_masked_share_the_mean_weight_and_the_kl() -> None:
     assert metrics["importance"] == pytest.approx(sum(min(r, 2.0) for r in ratios) / 9)
     assert metrics["ref_kl"] > 0
     assert not {"masked_share", "importance", "ref_kl"} & losses.summary(Loss(), [report], 9).keys()
-
-
-def test_cispo_cuts_the_ratio_and_keeps_the_gradient() -> None:
-    now = torch.tensor([-0.5], requires_grad=True)
-    value = losses.cispo(now, t(-0.5 - math.log(1.5)), t(2.0), 1.0, 0.28)
-    assert value.item() == pytest.approx(1.28)
-    assert torch.autograd.grad(value.sum(), now)[0].item() == pytest.approx(-2.56)
 
 
 def test_a_call_is_masked_by_the_mean_of_its_log_ratios_not_by_their_sum() -> None:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from agentlightning.engines.local.decoder import LlamaDecoder, TransformersDecoder, open_decoder
 from agentlightning.engines.local.learner import Learner
 from agentlightning.errors import ConfigError, ModelError
+from agentlightning.testing.engine_contract import sequence
 from build import learner_setup
 
 SCALED: dict[str, Any] = {
@@ -88,11 +89,6 @@ def test_weights_that_do_not_fit_leave_the_old_ones_in_place(build: Callable[...
     assert torch.equal(before, after)
 
 
-def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"{tmp_path}.*config.json"):
-        open_decoder(tmp_path)
-
-
 def learner_on(folder: Path, device: str) -> Learner:
     return Learner(folder, learner_setup(device=device))
 
@@ -111,6 +107,26 @@ def test_a_model_with_a_recurrent_state_is_refused(build: Callable[..., Path], t
     )
     with pytest.raises(ModelError, match="local engine"):
         open_decoder(tmp_path)
+
+
+@pytest.mark.slow
+def test_in_bfloat16_sampler_and_learner_agree_within_a_hundredth_per_token(pretrained: Path) -> None:
+    decoder = open_decoder(pretrained, torch.bfloat16)
+    ids = torch.randint(100, 40_000, (1, 24), generator=torch.Generator().manual_seed(0))
+    decoder.reserve(1, 64)
+    logits = decoder.extend(0, ids, torch.tensor([0]), torch.tensor([23]))
+    sampled, logprobs = [], []
+    noise = torch.Generator().manual_seed(1)
+    for at in range(24, 64):
+        found = logits.log_softmax(-1)
+        token = torch.multinomial(found.exp(), 1, generator=noise)
+        sampled.append(int(token))
+        logprobs.append(float(found[0, token[0]]))
+        logits = decoder.extend(0, token, torch.tensor([at]), torch.tensor([0])) if at < 63 else logits
+    learner = Learner(pretrained, learner_setup(dtype="bfloat16", packing="prefix_tree"))
+    [known] = learner.logprobs([sequence([*ids[0].tolist(), *sampled], [(24, 64)])])
+    ratios = torch.tensor(known[24:]) - torch.tensor(logprobs)
+    assert float((ratios.exp() - 1 - ratios).mean()) <= 0.01  # k3, Schulman's estimator of the divergence
 
 
 def test_the_logits_of_a_pretrained_model_are_those_of_transformers(pretrained: Path) -> None:

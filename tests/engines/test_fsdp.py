@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from agentlightning import errors
 from agentlightning.engines.base import LearnerSetup
 from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.local.model import Hardware
 from agentlightning.engines.local.sharding import Ranks
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
 from agentlightning.runtime.children import listen
@@ -63,14 +64,41 @@ class Group:
         return answers[0][1]
 
 
-def be_rank(ranks: Ranks, port: int, listener: Any, folder: Path, options: LearnerSetup, pipe: Connection) -> None:
+class OwnBound(Hardware):
+    """Free memory that allows micro-batches of 64 tokens."""
+
+    def microbatch_tokens(self, most: int, *_: Any) -> int:
+        return 64
+
+
+class Unequal(Learner):
+    """A rank of a larger model, of which the second has less memory than the others."""
+
+    def _packing(self, hardware: Hardware, tiny: bool) -> dict[str, Any]:
+        kind = OwnBound if self.ranks.rank == 1 else Hardware
+        return super()._packing(kind(device=hardware.device, dtype=hardware.dtype), tiny=False)
+
+
+@dataclass
+class Rank:
+    """What a rank's process is made of."""
+
+    ranks: Ranks
+    port: int
+    listener: Any
+    folder: Path
+    options: LearnerSetup
+    kind: type[Learner]
+
+
+def be_rank(given: Rank, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    ranks.meet("cpu", HangLimits(start_timeout_s=120, stall_timeout_s=120), port, listener)
+    given.ranks.meet("cpu", HangLimits(start_timeout_s=120, stall_timeout_s=120), given.port, given.listener)
     learner: Learner | None = None
     while True:
         try:
             if learner is None:
-                learner = Learner(folder, options, logits_at_once=64 * 20, ranks=ranks)
+                learner = given.kind(given.folder, given.options, logits_at_once=64 * 20, ranks=given.ranks)
                 pipe.send(("ok", None))
             method, arguments = pipe.recv()
             pipe.send(("ok", getattr(learner, method)(*arguments)))
@@ -83,7 +111,9 @@ def be_rank(ranks: Ranks, port: int, listener: Any, folder: Path, options: Learn
 
 
 @contextmanager
-def group(folder: Path, options: LearnerSetup | None = None, count: int = 2) -> Iterator[Any]:
+def group(
+    folder: Path, options: LearnerSetup | None = None, count: int = 2, kind: type[Learner] = Learner
+) -> Iterator[Any]:
     """A Learner of so many ranks: Any, since it has the methods of one."""
     options = options or learner_setup()
     with listen("127.0.0.1", 0) as listener, ExitStack() as stack:
@@ -91,8 +121,8 @@ def group(folder: Path, options: LearnerSetup | None = None, count: int = 2) -> 
         pipes = []
         for rank in range(count):
             ours, theirs = FORKS.Pipe()
-            given = (Ranks(rank, count), port, None if rank else listener, folder, options, theirs)
-            process = FORKS.Process(target=be_rank, args=given, daemon=True)
+            given = Rank(Ranks(rank, count), port, None if rank else listener, folder, options, kind)
+            process = FORKS.Process(target=be_rank, args=(given, theirs), daemon=True)
             process.start()
             stack.callback(process.join)
             theirs.close()
@@ -128,7 +158,6 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], at
 
 
 CASES = {
-    "padded": ("Llama", {}, learner_setup()),
     "a head of its own": (
         "Llama",
         {"tie_word_embeddings": False},
@@ -141,7 +170,6 @@ CASES = {
         {},
         learner_setup(max_tokens_per_microbatch=100, gradient_checkpointing=True),
     ),
-    "LoRA": ("Llama", {}, learner_setup(lora_rank=4)),
     "LoRA in trees": ("Llama", {}, learner_setup(lora_rank=4, packing="prefix_tree")),
 }
 
@@ -169,6 +197,12 @@ def test_updates_and_folders_are_those_of_one_process(build: Callable[..., Path]
             with torch.inference_mode():
                 merged = AutoModelForCausalLM.from_pretrained(other)(tokens).logits
                 torch.testing.assert_close(whole(tokens).logits, merged, rtol=1e-4, atol=1e-4)
+
+
+def test_ranks_whose_free_memory_differs_have_as_many_micro_batches_and_train_the_same_update(llama: Path) -> None:
+    options = learner_setup(packing="padded")
+    with group(llama, options, kind=Unequal) as ranks:
+        assert updates(ranks) == pytest.approx(updates(Learner(llama, options)), rel=1e-5)
 
 
 @pytest.mark.parametrize("lora", [None, 4])

@@ -63,15 +63,6 @@ def test_gradients_and_logprobs_are_those_of_a_plain_loop_over_transformers(
         torch.testing.assert_close(found[name], p.grad, rtol=1e-3, atol=1e-4)
 
 
-def test_logits_in_small_pieces_give_the_same_gradient(llama: Path) -> None:
-    sequences = batch()
-    whole, pieces = Learner(llama), Learner(llama, logits_at_once=64 * 3)
-    assert whole.forward_backward(sequences, SFT) == pytest.approx(pieces.forward_backward(sequences, SFT), rel=1e-5)
-    found = gradients(pieces)
-    for name, gradient in gradients(whole).items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_training_after_a_checkpoint_goes_on_bit_for_bit(llama: Path, tmp_path: Path, optimizer: Any) -> None:
     def update(learner: Learner) -> None:
@@ -162,20 +153,6 @@ def test_a_sequence_that_cannot_be_trained_on_is_named(llama: Path, wrong: Train
         Learner(llama).forward_backward([wrong], SFT)
 
 
-@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_a_gradient_that_is_not_finite_is_skipped_and_leaves_nothing_behind(llama: Path, bad: float) -> None:
-    learner, other = Learner(llama), Learner(llama)
-    before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
-    learner.forward_backward([sequence([4, 5, 6], [(1, 3)], weights=[0.0, bad, 1.0])], SFT)
-    assert learner.optim_step(1e-3, 1.0) == {"skipped_updates": 1.0, "learner_tokens": 3.0}
-    assert all(torch.equal(p, before[name]) for name, p in learner.model.named_parameters())
-    for one in (learner, other):
-        one.forward_backward(batch(), SFT)
-        one.optim_step(1e-3, 1.0)
-    theirs = dict(other.model.named_parameters())
-    assert all(torch.equal(p, theirs[name]) for name, p in learner.model.named_parameters())
-
-
 def test_saving_in_the_middle_of_an_update_is_refused(llama: Path, tmp_path: Path) -> None:
     learner = Learner(llama)
     learner.forward_backward(batch(), SFT)
@@ -233,22 +210,6 @@ def test_a_loss_of_one_s_own_trains_as_the_built_in_one_does(
         torch.testing.assert_close(found[1][1][name], gradient)
 
 
-def test_clipping_and_weights_scale_what_they_say(llama: Path) -> None:
-    one, half = Learner(llama), Learner(llama)
-    sequences = batch()
-    one.forward_backward(sequences, SFT)
-    half.forward_backward(
-        [
-            sequence(s.tokens, list(s.segments), temperature=s.temperature, weights=[w / 2 for w in s.weights])
-            for s in sequences
-        ],
-        SFT,
-    )
-    assert half.optim_step(1e-3, 1.0)["grad_norm"] == pytest.approx(
-        one.optim_step(1e-3, 1.0)["grad_norm"] / 2, rel=1e-4
-    )
-
-
 def test_bfloat16_computes_close_to_float32_with_float32_weights(llama: Path) -> None:
     exact, rough = Learner(llama), Learner(llama, learner_setup(dtype="bfloat16"))
     sequences = batch()
@@ -262,31 +223,3 @@ def test_sequences_without_sampled_tokens_add_nothing(llama: Path) -> None:
     learner = Learner(llama)
     assert learner.forward_backward([sequence([3, 4, 5], [])], SFT) == {"loss": 0.0, "tokens": 0.0}
     assert learner.logprobs([sequence([3], [])]) == [[0.0]]
-
-
-@pytest.mark.slow
-def test_a_step_on_a_pretrained_model_makes_what_was_rewarded_likelier_and_the_rest_less_likely(
-    pretrained: Path,
-) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(pretrained)
-    learner = Learner(pretrained, learner_setup(dtype="bfloat16", packing="prefix_tree"))
-    prompt = tokenizer("Ann had 20 apples and ate 4. How many are left?\n")["input_ids"]
-    said = [tokenizer(text)["input_ids"] for text in ("20 - 4", "20 + 4")]
-    sequences = [
-        sequence(
-            prompt + ids, [(len(prompt), len(prompt) + len(ids))], advantages=[advantage] * (len(prompt) + len(ids))
-        )
-        for ids, advantage in zip(said, (1.0, -1.0), strict=True)
-    ]
-
-    def likelihoods() -> list[float]:
-        return [sum(row[len(prompt) :]) for row in learner.logprobs(sequences)]
-
-    before = likelihoods()
-    learner.forward_backward(sequences, Loss(name="reinforce"))
-    learner.optim_step(3e-5, 1.0)
-    after = likelihoods()
-    assert after[0] > before[0]
-    assert after[1] < before[1]

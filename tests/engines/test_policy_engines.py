@@ -77,18 +77,13 @@ async def test_each_policy_has_endpoints_of_its_own() -> None:
     assert urls == {"white": ["http://white"], "black": ["http://black"]}
 
 
-async def test_where_one_does_not_start_the_others_are_closed() -> None:
-    engines, log = both(fails="start")
-    with pytest.raises(EngineError, match="white cannot start"):
-        await engines.start()
-    assert {entry for entry in log if entry[1] == "close"} == {("white", "close"), ("black", "close")}
-
-
-async def test_where_one_learner_is_lost_all_are_started_again() -> None:
-    engines, log = both(fails="restart_learner")
-    with pytest.raises(EngineError):
-        await engines.restart_learner()
-    assert {entry[0] for entry in log} == {"white", "black"}
+@pytest.mark.parametrize(("fails", "then"), [("start", "close"), ("restart_learner", "restart_learner")])
+async def test_where_one_fails_the_others_do_the_same(fails: str, then: str) -> None:
+    """One that does not start closes all; where one learner is lost all are started again."""
+    engines, log = both(fails=fails)
+    with pytest.raises(EngineError, match=f"white cannot {fails}"):
+        await getattr(engines, fails)()
+    assert {entry for entry in log if entry[1] == then} == {("white", then), ("black", then)}
 
 
 async def test_a_watch_ends_with_the_first_engine_that_cannot_be_kept() -> None:

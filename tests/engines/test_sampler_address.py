@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agentlightning.config.engine import EngineConfig
@@ -33,31 +35,42 @@ def test_samplers_take_the_ports_from_the_one_that_is_given_on(monkeypatch: pyte
     assert "secret" not in repr(address)
 
 
+URL = "https://sampler.example.com"
+
+
 def test_what_gateways_are_told_may_be_another_address_than_the_one_it_listens_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("A_SAMPLER_KEY", "secret")
-    url = "https://sampler.example.com"
-    address = SamplerAddress.of(EngineConfig(listen="0.0.0.0:9000", advertise=(url,), key_env="A_SAMPLER_KEY"))
-    assert list(address.advertise) == [url]
-    with pytest.raises(ConfigError, match=r"engine\.advertise: expected a URL for each of 1 samplers, got 2"):
-        SamplerAddress.of(EngineConfig(listen="127.0.0.1:9000", advertise=(url, url), key_env="A_SAMPLER_KEY"))
-    with pytest.raises(ConfigError, match=r"engine\.key_env is needed"):
-        SamplerAddress.of(EngineConfig(listen="127.0.0.1:9000", advertise=(url,)))
+    address = SamplerAddress.of(EngineConfig(listen="0.0.0.0:9000", advertise=(URL,), key_env="A_SAMPLER_KEY"))
+    assert list(address.advertise) == [URL]
 
 
 @pytest.mark.parametrize(
-    ("listen", "key_env", "said"),
+    ("settings", "key", "sentence"),
     [
-        ("10.1.2.3:9000", None, "engine.key_env is needed"),
-        ("sampler.lan:9000", None, "engine.key_env is needed"),
-        ("0.0.0.0:9000", "A_SAMPLER_KEY", "engine.listen: expected the address by which gateways reach"),
-        ("10.1.2.3:9000", "A_KEY_THAT_NOBODY_SET", "A_KEY_THAT_NOBODY_SET is not set"),
+        ({"listen": "10.1.2.3:9000"}, None, "engine.key_env is needed"),
+        ({"listen": "sampler.lan:9000"}, None, "engine.key_env is needed"),
+        ({"listen": "127.0.0.1:9000", "advertise": (URL,)}, None, "engine.key_env is needed"),
+        ({"listen": "0.0.0.0:9000"}, "secret", "engine.listen: expected the address by which gateways reach"),
+        ({"listen": "10.1.2.3:9000"}, "", "A_SAMPLER_KEY is not set"),
+        (
+            {"listen": "127.0.0.1:9000", "advertise": (URL, URL)},
+            "secret",
+            "expected a URL for each of 1 samplers, got 2",
+        ),
+        ({}, "schlüssel", "engine.key_env: the key in A_SAMPLER_KEY has characters"),
+        ({}, "two\nlines", "engine.key_env: the key in A_SAMPLER_KEY has characters"),
     ],
 )
-def test_an_address_that_others_reach_needs_a_key_that_is_set(listen: str, key_env: str | None, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        SamplerAddress.of(EngineConfig(listen=listen, key_env=key_env))
+def test_an_address_that_others_reach_needs_a_key_that_is_set(
+    settings: dict[str, Any], key: str | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if key is not None:
+        settings = {**settings, "key_env": "A_SAMPLER_KEY"}
+        monkeypatch.setenv("A_SAMPLER_KEY", key)
+    with pytest.raises(ConfigError, match=sentence):
+        SamplerAddress.of(EngineConfig(**settings))
 
 
 def test_an_address_of_no_such_machine_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +101,6 @@ def test_what_gateways_are_told_is_the_url_of_a_server_without_a_password(url: s
         EngineConfig(listen="0.0.0.0:9000", advertise=(url,), key_env="A_SAMPLER_KEY")
 
 
-def test_a_key_that_no_header_carries_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in ("schlüssel", "two\nlines"):
-        monkeypatch.setenv("A_SAMPLER_KEY", key)
-        with pytest.raises(ConfigError, match=r"engine\.key_env: the key in A_SAMPLER_KEY has characters"):
-            SamplerAddress.of(EngineConfig(key_env="A_SAMPLER_KEY"))
+def test_a_key_of_our_own_is_no_sampler_s() -> None:
     with pytest.raises(ConfigError, match=r"key_env: a variable of Agent Lightning's own"):
         EngineConfig(key_env="AGL_SERVER_KEY")

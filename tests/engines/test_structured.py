@@ -25,7 +25,7 @@ from agentlightning.records import JSON
 from agentlightning.rendering.grammar import Grammars, structured_outputs
 from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence, Transition
-from build import learner_setup
+from build import learner_setup, linked, transition
 
 SCHEMA = {
     "type": "object",
@@ -194,49 +194,24 @@ def test_forced_tokens_count_in_no_ratio_length_and_no_metric(sampler: Sampler, 
     calls: list[Transition] = []
     for place, wanted in enumerate([GRAMMAR, {"structured_outputs": {"choice": ["sunny"]}}, GRAMMAR]):
         prompt = PROMPT if not calls else [60]
-        ids, logprobs = sampled(sampler, place, prompt if not calls else [*after(calls[-1]), *prompt], **wanted)
+        before = calls[-1].prompt_ids + calls[-1].sampled_ids if calls else []
+        ids, logprobs = sampled(sampler, place, [*before, *prompt], **wanted)
         applied = decoding(wanted)
         masks = learner._grammars.masks(applied["grammar"], ids)
         applied["forced"] = learner._grammars.forced(applied["grammar"], ids, logprobs)
-        calls.append(transition(f"c{place}", prompt, ids, logprobs, applied, calls[-1] if calls else None))
+        given = {"suffix_ids": prompt, "sampled_ids": ids, "logprobs": logprobs, "temperature": 0.8}
+        calls.append(transition(f"c{place}", **given, decoding=applied, parent=calls[-1] if calls else None))
         assert calls[-1].mask == [sum(map(int.bit_count, mask)) > 1 for mask in masks]
     assert calls[1].trained_tokens == 0
     weights = [one / 2 for one in (1.0, 0.0, 1.0)]
     changed = [replace(call, logprobs=[p - 0.1 * (p != 0) for p in call.logprobs]) for call in calls]
-    [row] = merge("r", linked_to(changed), [1.0] * 3, weights)
+    [row] = merge("r", linked(changed), [1.0] * 3, weights)
     metrics = learner.forward_backward([row], Loss(name="gspo", clip_high=10.0))
     trained = [calls[0].trained_tokens, calls[2].trained_tokens]
     assert metrics["tokens"] == sum(trained)
     # every trained token's ratio is e^.1, and so is the mean over its call; over forced ones too it would be less
     assert metrics["ratio_max"] == pytest.approx(math.exp(0.1) - 1, abs=1e-4)
     assert metrics["loss"] == pytest.approx(-math.exp(0.1) * sum(trained) / 2, abs=1e-3)
-
-
-def after(call: Transition) -> list[int]:
-    return call.prompt_ids + call.sampled_ids
-
-
-def linked_to(calls: list[Transition]) -> list[Transition]:
-    """The calls with the changed ones before them as parents."""
-    found: list[Transition] = []
-    for call in calls:
-        found.append(replace(call, parent=found[-1] if found else None))
-    return found
-
-
-def transition(
-    name: str, prompt: list[int], ids: list[int], logprobs: list[float], applied: JSON, parent: Transition | None
-) -> Transition:
-    return Transition(
-        call_id=name,
-        suffix_ids=prompt,
-        sampled_ids=ids,
-        logprobs=logprobs,
-        versions=[],
-        temperature=0.8,
-        decoding=applied,
-        parent=parent,
-    )
 
 
 def test_a_token_that_the_rebuilt_mask_forbids_is_named_with_both_versions(sampler: Sampler, folder: Path) -> None:
@@ -303,15 +278,6 @@ def test_penalties_and_cuts_by_hand() -> None:
     assert [value > -1e9 for value in by_share] == [True, False, False, False, False]
 
 
-def test_a_row_of_forced_tokens_alone_trains_nothing(sampler: Sampler, folder: Path) -> None:
-    params = {"structured_outputs": {"choice": ["It is sunny, 21 degrees."]}}
-    ids, logprobs = sampled(sampler, 1, **params)
-    assert logprobs == [0.0] * len(ids)
-    learner = Learner(folder, learner_setup())
-    learner.forward_backward([row([(PROMPT, ids, logprobs, decoding(params))])], Loss(name="reinforce"))
-    assert all(not p.grad.any() for p in learner.model.parameters() if p.grad is not None)
-
-
 def test_the_nucleus_is_that_of_the_tokens_that_top_k_left() -> None:
     logits = torch.tensor([[2.0, 1.0, -1.0, 0.0, 0.5]])  # probabilities .56, .21, .03, .08, .13
     [cut] = adjusted(logits, [LogitRule(logits={"top_p": 0.7})], [1.0]).tolist()
@@ -342,8 +308,7 @@ def test_imitation_is_of_the_distribution_under_the_grammar(sampler: Sampler, fo
     assert metrics["loss"] == pytest.approx(-sum(logprobs), abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["dpo", "kto"])
-def test_preferences_are_between_completions_under_their_grammars(sampler: Sampler, folder: Path, name: Any) -> None:
+def test_preferences_are_between_completions_under_their_grammars(sampler: Sampler, folder: Path) -> None:
     learner = Learner(folder, learner_setup(reference=True))
     rows = [row([(PROMPT, *sampled(sampler, seed, **GRAMMAR), decoding(GRAMMAR))]) for seed in (1, 2)]
     learner.forward_backward(rows[:1], Loss(name="sft"))
@@ -352,18 +317,9 @@ def test_preferences_are_between_completions_under_their_grammars(sampler: Sampl
     ratios = [sum(new[4:]) - sum(old[4:]) for new, old in zip(now, before, strict=True)]
     assert ratios[0] > 0.1
     chosen, rejected = (replace(one, ref_logprobs=values) for one, values in zip(rows, before, strict=True))
-    if name == "dpo":
-        examples = [Preference(chosen=[chosen], rejected=[rejected])]
-        expected = -math.log(sigmoid(0.1 * (ratios[0] - ratios[1])))
-    else:  # without mismatched completions the baseline is 0
-        examples = [Preference(chosen=[chosen]), Preference(rejected=[rejected])]
-        expected = 1 - sigmoid(0.1 * ratios[0]) + 1 - sigmoid(-0.1 * ratios[1])
-    loss = learner.forward_backward_preferences(examples, PreferenceLoss(name=name, beta=0.1))["loss"]
-    assert loss == pytest.approx(expected, abs=1e-4)
-
-
-def sigmoid(value: float) -> float:
-    return 1 / (1 + math.exp(-value))
+    examples = [Preference(chosen=[chosen], rejected=[rejected])]
+    loss = learner.forward_backward_preferences(examples, PreferenceLoss(name="dpo", beta=0.1))["loss"]
+    assert loss == pytest.approx(math.log(1 + math.exp(-0.1 * (ratios[0] - ratios[1]))), abs=1e-4)
 
 
 def test_unmerged_rows_have_the_gradient_of_merged_ones(sampler: Sampler, folder: Path) -> None:

@@ -191,18 +191,6 @@ def test_a_tree_on_a_gpu_gives_the_gradients_of_separate_rows(build: Callable[..
     )
 
 
-def test_a_shared_beginning_is_computed_once(llama: Path) -> None:
-    learner = Learner(llama, learner_setup(packing="prefix_tree"))
-    seen = []
-    learner.model.model.register_forward_pre_hook(
-        lambda _, __, inputs: seen.append(inputs["input_ids"].numel()), with_kwargs=True
-    )
-    prompt = list(range(2, 42))
-    rows = [sequence([*prompt, 50 + i, 60 - i], [(40, 42)]) for i in range(5)]
-    learner.forward_backward(rows, Loss())
-    assert seen == [40 + 5 * 2]
-
-
 @pytest.mark.parametrize(
     ("family", "changes", "computed"),
     [
@@ -225,11 +213,6 @@ def test_a_model_or_a_setting_that_does_not_fit_is_refused_at_start(build: Calla
         Learner(build("GPT2"), learner_setup(packing="prefix_tree"))
     with pytest.raises(ModelError, match="sliding window"):
         Learner(build("Mistral", sliding_window=8), learner_setup(packing="prefix_tree"))
-
-
-@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
-def test_other_models_of_the_shape_agree(build: Callable[..., Path], family: str) -> None:
-    assert_same(*learners(build(family)), branching(random.Random(3)), Loss())
 
 
 def test_one_mask_for_the_whole_tree_attends_as_the_runs_do() -> None:

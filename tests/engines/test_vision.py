@@ -37,8 +37,9 @@ from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.engines.local.sharding import Ranks
 from agentlightning.errors import EngineError, InputError, ModelError
 from agentlightning.rendering.images import ImageProcessor
-from agentlightning.training_types import ImageInput, Loss, TrainingSequence, Transition
-from build import learner_setup
+from agentlightning.testing.engine_contract import sequence
+from agentlightning.training_types import ImageInput, Loss, TrainingSequence
+from build import learner_setup, transition
 
 WORDS = ["red", "blue", "what", "is", "it", "?"]
 PROMPT = "<|user|><image>what is it ?<|end|><|assistant|>"
@@ -93,17 +94,7 @@ def sampled(folder: Path, prompt: list[int], pictures: list[bytes], scheduler: S
 
 def row(tokens: list[int], start: int, spans: list[tuple[int, bytes]]) -> TrainingSequence:
     """A sequence whose tokens from `start` on are trained, with pictures at the places named."""
-    mask = [at >= start for at in range(len(tokens))]
-    return TrainingSequence(
-        rollout_id="r",
-        tokens=tokens,
-        mask=mask,
-        logprobs=[0.0] * len(tokens),
-        advantages=[1.0] * len(tokens),
-        weights=[float(one) for one in mask],
-        segments=[(start, len(tokens))],
-        images=[image(at, data) for at, data in spans],
-    )
+    return sequence(tokens, [(start, len(tokens))], images=[image(at, data) for at, data in spans])
 
 
 def image(start: int, data: bytes) -> ImageInput:
@@ -212,18 +203,8 @@ def test_exported_weights_have_the_names_of_published_checkpoints_which_vllm_ask
 
 
 def test_merged_rows_have_every_picture_at_its_place() -> None:
-    first = Transition(
-        call_id="a", suffix_ids=[1, 9, 9, 9, 9], sampled_ids=[2], logprobs=[0.0], versions=[], images=[image(1, RED)]
-    )
-    second = Transition(
-        call_id="b",
-        suffix_ids=[3, 9, 9, 9, 9],
-        sampled_ids=[4],
-        logprobs=[0.0],
-        versions=[],
-        images=[image(1, BLUE)],
-        parent=first,
-    )
+    first = transition("a", suffix_ids=[1, 9, 9, 9, 9], sampled_ids=[2], images=[image(1, RED)])
+    second = transition("b", suffix_ids=[3, 9, 9, 9, 9], sampled_ids=[4], images=[image(1, BLUE)], parent=first)
     [merged] = merge("r", [first, second], [1.0, 1.0], [1.0, 1.0])
     assert [(one.start, one.end, one.data) for one in merged.images] == [(1, 5, RED), (7, 11, BLUE)]
     _, alone = merge("r", [first, second], [1.0, 1.0], [1.0, 1.0], apart=True)
@@ -239,13 +220,13 @@ def test_settings_that_do_not_fit_a_model_with_sight_are_refused(folder: Path) -
         Learner(folder, ranks=Ranks(0, 2))
 
 
-def copied(folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """The model with another processor."""
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    settings = json.loads((copy / "processor_config.json").read_text())
-    change(settings)
-    (copy / "processor_config.json").write_text(json.dumps(settings))
-    return copy
+def processor_with(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def make(copy: Path) -> None:
+        settings = json.loads((copy / "processor_config.json").read_text())
+        change(settings)
+        (copy / "processor_config.json").write_text(json.dumps(settings))
+
+    return make
 
 
 def keeps_proportions(settings: dict[str, Any]) -> None:
@@ -264,48 +245,43 @@ def unknown(settings: dict[str, Any]) -> None:
     settings["image_processor"]["image_processor_type"] = "NoSuchProcessor"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            keeps_proportions,
-            r"keeps the proportions of images \(a square becomes \(3, 32, 32\), a wide one \(3, 32, 64\)\)",
-        ),
-        (finer_patches, r"its processor writes two images as \[16, 16\] tokens; expected \[4, 4\] placeholders"),
-        (larger_images, r"its vision tower does not read what its processor makes of an image"),
-        (unknown, r"its processor of images does not load"),
-    ],
-)
-@pytest.mark.parametrize("start", [open_decoder, Learner])
-def test_a_processor_that_the_engine_cannot_compute_with_is_refused_at_start(
-    change: Callable[[dict[str, Any]], None], said: str, start: Callable[[Path], Any], folder: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ModelError, match=said):
-        start(copied(folder, tmp_path, change))
-
-
-@pytest.mark.parametrize("start", [open_decoder, Learner])
-def test_a_tower_that_reads_images_of_any_size_is_refused_at_start(
-    start: Callable[[Path], Any], folder: Path, tmp_path: Path
-) -> None:
-    copy = shutil.copytree(folder, tmp_path / "pixtral")
+def any_size(copy: Path) -> None:
+    """A tower that reads images of any size."""
     config = LlavaConfig.from_pretrained(copy)
     config.vision_config = PixtralVisionConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=16
     )
     config.vision_feature_select_strategy = "full"
     LlavaForConditionalGeneration(config).save_pretrained(copy)
-    with pytest.raises(ModelError, match=r"writes two images as \[4, 4\] tokens; expected \[8\] placeholders"):
-        start(copy)
 
 
-@pytest.mark.parametrize("start", [open_decoder, Learner])
-def test_a_model_with_sight_without_a_processor_is_refused_at_start(
-    start: Callable[[Path], Any], folder: Path, tmp_path: Path
+def no_processor(copy: Path) -> None:
+    (copy / "processor_config.json").unlink()
+
+
+UNFIT: list[tuple[Callable[[Path], None], str]] = [
+    (
+        processor_with(keeps_proportions),
+        r"keeps the proportions of images \(a square becomes \(3, 32, 32\), a wide one \(3, 32, 64\)\)",
+    ),
+    (
+        processor_with(finer_patches),
+        r"its processor writes two images as \[16, 16\] tokens; expected \[4, 4\] placeholders",
+    ),
+    (processor_with(larger_images), r"its vision tower does not read what its processor makes of an image"),
+    (processor_with(unknown), r"its processor of images does not load"),
+    (any_size, r"writes two images as \[4, 4\] tokens; expected \[8\] placeholders"),
+    (no_processor, "it has sight, but no processor of images"),
+]
+
+
+@pytest.mark.parametrize(("change", "said", "start"), [*((*one, open_decoder) for one in UNFIT), (*UNFIT[0], Learner)])
+def test_a_model_whose_images_the_engine_cannot_compute_with_is_refused_at_start(
+    change: Callable[[Path], None], said: str, start: Callable[[Path], Any], folder: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
-    (copy / "processor_config.json").unlink()
-    with pytest.raises(ModelError, match="it has sight, but no processor of images"):
+    change(copy)
+    with pytest.raises(ModelError, match=said):
         start(copy)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,10 +73,6 @@ def make_renderer(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def renderers(make_renderer: Callable[..., Renderer]) -> dict[str, Renderer]:
-    """Renderers by name: templates written here, and those of real models where AGL_DATA has them."""
+    """Renderers of the toy templates by name."""
     templates = {"plain": PLAIN, "chatml": CHATML, "llama": LLAMA, "hermes": HERMES}
-    data = Path(os.environ.get("AGL_DATA", "")) / "chat_templates"
-    for name in ("qwen2_5", "qwen3_instruct_2507", "llama3_2", "phi3_5"):
-        if (file := data / f"{name}.jinja").is_file():
-            templates[name] = file.read_text()
     return {name: make_renderer(text, ENDS.get(name, "<|im_end|>")) for name, text in templates.items()}

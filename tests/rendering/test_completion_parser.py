@@ -45,6 +45,7 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
         (CALL, "", (("f", '{"a": 1}'),)),
         (f"let me see\n{CALL}", "let me see", (("f", '{"a": 1}'),)),
         (CALL + "\n" + CALL, "", (("f", '{"a": 1}'), ("f", '{"a": 1}'))),
+        (f"one {CALL}\n two", "onetwo", (("f", '{"a": 1}'),)),
         ('<tool_call>{"name": "f", "arguments": {}}', "", (("f", "{}"),)),
         ("<tool_call>{broken</tool_call>", "<tool_call>{broken</tool_call>", ()),
         (
@@ -63,10 +64,7 @@ def test_hermes_tool_calls_are_parsed_and_malformed_ones_stay_text(
     text: str, content: str, calls: tuple[tuple[str, str], ...]
 ) -> None:
     assert parsed(CompletionParser(HERMES), text) == ParsedCompletion(content, None, calls)
-
-
-def test_tool_calls_stay_text_where_the_agent_did_not_ask_for_them() -> None:
-    assert parsed(CompletionParser(HERMES), CALL, parse_tools=False) == ParsedCompletion(CALL)
+    assert parsed(CompletionParser(HERMES), text, parse_tools=False) == ParsedCompletion(text)
 
 
 def test_reasoning_is_split_from_the_answer() -> None:
@@ -185,18 +183,8 @@ def test_a_closing_mark_within_a_string_waits_for_the_end_of_the_string_alone() 
         (PAIRS, "<tool_call>g</tool_call>", [("g", "{}")]),
         (BARE, '{"name": "g", "parameters": {"n": "1"}}', [("g", '{"n": "1"}')]),
         (BARE, '<|python_tag|>{"name": "g", "parameters": {}}', [("g", "{}")]),
+        (BARE, '{"name": "Ada", "parameters": {}} is an object', []),
     ],
 )  # fmt: skip
 def test_every_syntax_is_read(template: str, text: str, calls: list[tuple[str, str]]) -> None:
     assert parsed(CompletionParser(template), text, "", NAMED).tool_calls == tuple(calls)
-
-
-def test_a_bare_object_that_names_no_tool_is_text() -> None:
-    text = '{"name": "Ada", "parameters": {}} is an object'
-    assert parsed(CompletionParser(BARE), text, "", NAMED) == ParsedCompletion(text)
-
-
-def test_text_after_a_call_is_content() -> None:
-    assert parsed(CompletionParser(HERMES), f"one {CALL}\n two") == ParsedCompletion(
-        "onetwo", None, (("f", '{"a": 1}'),)
-    )

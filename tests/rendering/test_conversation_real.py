@@ -45,26 +45,10 @@ def test_appended_histories_are_exact_unless_the_template_rewrites_thinking(fami
     replay_all(family, renderer_of(family), traces()[:: len(traces()) // FEW])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ENDS)
-def test_all_traces_are_exact_unless_the_template_rewrites_thinking(family: str, renderer_of: Maker) -> None:
-    replay_all(family, renderer_of(family), traces())
-
-
 @pytest.mark.parametrize("family", ENDS)
 @settings(max_examples=15, deadline=None)
 @given(talk=talks(), seed=st.integers(0, 99))
 def test_random_histories_are_exact_unless_the_template_rewrites_thinking(
-    family: str, renderer_of: Maker, talk: Talk, seed: int
-) -> None:
-    replay(family, renderer_of(family), talk, random.Random(seed))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ENDS)
-@settings(max_examples=400, deadline=None)
-@given(talk=talks(), seed=st.integers(0, 99))
-def test_many_random_histories_are_exact_unless_the_template_rewrites_thinking(
     family: str, renderer_of: Maker, talk: Talk, seed: int
 ) -> None:
     replay(family, renderer_of(family), talk, random.Random(seed))
@@ -76,8 +60,10 @@ def test_what_was_edited_in_a_real_conversation_is_named(family: str, renderer_o
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", ENDS)
-def test_every_edit_of_every_trace_is_named(family: str, renderer_of: Maker) -> None:
+def test_all_traces_are_exact_and_every_edit_of_them_is_named(family: str, renderer_of: Maker) -> None:
+    replay_all(family, renderer_of(family), traces())
     edit_all(family, renderer_of(family), traces())
 
 

@@ -72,6 +72,7 @@ def test_every_appended_history_continues_what_was_sampled(family: str, renderer
 
 @real
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", ENDS)
 def test_every_trace_continues_what_was_sampled(family: str, renderer_of: Maker) -> None:
     for number, talk in enumerate(traces()):
@@ -83,17 +84,6 @@ def test_every_trace_continues_what_was_sampled(family: str, renderer_of: Maker)
 @settings(max_examples=15, deadline=None)
 @given(talk=talks(), seed=st.integers(0, 99))
 def test_random_histories_continue_what_was_sampled(family: str, renderer_of: Maker, talk: Talk, seed: int) -> None:
-    replay(renderer_of(family), fitting(family, *talk), random.Random(seed))
-
-
-@real
-@pytest.mark.slow
-@pytest.mark.parametrize("family", THINKING)
-@settings(max_examples=400, deadline=None)
-@given(talk=talks(), seed=st.integers(0, 99))
-def test_many_random_histories_continue_what_was_sampled(
-    family: str, renderer_of: Maker, talk: Talk, seed: int
-) -> None:
     replay(renderer_of(family), fitting(family, *talk), random.Random(seed))
 
 

@@ -53,6 +53,7 @@ def test_a_begun_message_is_continued_exactly(renderers: dict[str, Renderer]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not DATA.is_dir(), reason="AGL_DATA has no chat templates")
 @pytest.mark.parametrize("family", ENDS)
 def test_a_begun_message_is_continued_exactly_by_every_family(family: str, tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ ALWAYS = (pre_tokenizers.Metaspace(prepend_scheme="always"), decoders.Metaspace(
 
 
 TOKENIZERS = {"bytes": BYTES, "prefixed": PREFIXED, "first": FIRST, "always": ALWAYS}
-KINDS = [(name, taking) for name in TOKENIZERS for taking in ("", "lstrip", "rstrip", "single_word")]
+KINDS = [*((name, "") for name in TOKENIZERS), *(("bytes", taking) for taking in ("lstrip", "rstrip", "single_word"))]
+KINDS += [("always", "lstrip")]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids="-".join)

@@ -51,6 +51,4 @@ THINKING = """\
 ENDS = {
     "plain": "<|end|>",
     "llama": "<|eot_id|>",
-    "llama3_2": "<|eot_id|>",
-    "phi3_5": "<|end|>",
 }

@@ -17,7 +17,7 @@ from agentlightning.engines.vllm.servers import VLLM_SIDE
 from agentlightning.testing.contract_model import write_contract_model
 from agentlightning.testing.engine_contract import SFT, LiveEndpoints, contract_setup, sequence
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long]
 
 TRANSFER = ["--worker-extension-cls", "agentlightning_vllm.worker.WeightsWorker"]
 TRANSFER += ["--weight-transfer-config", json.dumps({"backend": "agentlightning"})]

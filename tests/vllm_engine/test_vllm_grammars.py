@@ -1,17 +1,21 @@
-"""Grammars over a real vLLM: what it samples, its log-probabilities after the mask, and the learner's, the same."""
+"""Grammars and images over a real vLLM: what it samples, its log-probabilities, and the learner's, the same."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tiny_llava import picture
 from vllm_house import VllmHouse, VllmServer, open_house, prompts
 
 from agentlightning.engines.local.learner import Learner
 from agentlightning.records import Call
-from agentlightning.training_types import TrainingSequence
+from agentlightning.rendering.images import image_hash
+from agentlightning.testing.engine_contract import sequence
+from agentlightning.training_types import ImageInput, TrainingSequence
 from build import learner_setup
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long]
@@ -62,15 +66,34 @@ async def test_the_learner_finds_the_log_probabilities_that_vllm_returned(
     assert all(call.decoding.get("grammar") or call.decoding.get("logits") for call in calls)
 
 
-def row(call: Call, prompt: list[int]) -> TrainingSequence:
-    size = len(call.sampled_ids)
-    return TrainingSequence(
-        rollout_id=call.rollout_id,
-        tokens=[*prompt, *call.sampled_ids],
-        mask=[False] * len(prompt) + [True] * size,
-        logprobs=[0.0] * len(prompt) + call.logprobs,
-        advantages=[0.0] * len(prompt) + [1.0] * size,
-        weights=[0.0] * len(prompt) + [1.0] * size,
-        segments=[(len(prompt), len(prompt) + size)],
-        decodings=[call.decoding],
-    )
+def row(call: Call, prompt: list[int], **fields: Any) -> TrainingSequence:
+    tokens = [*prompt, *call.sampled_ids]
+    return sequence(tokens, [(len(prompt), len(tokens))], decodings=[call.decoding], **fields)
+
+
+async def test_a_conversation_with_pictures_is_exact_and_the_learner_agrees(seeing_server: VllmServer) -> None:
+    files = {image_hash(data): data for data in map(picture, (0, 90, 250))}
+    async with open_house(seeing_server, "generate", None, images=True) as house:
+        claim = await house.claim()
+        client = house.openai(claim).chat.completions
+        messages: list[Any] = [{"role": "user", "content": "look"}]
+        for data in files.values():
+            reply = await client.create(model="policy", messages=messages, max_tokens=4)
+            url = "data:image/png;base64," + base64.b64encode(data).decode()
+            parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is it ?"}]
+            messages += [{"role": "assistant", "content": reply.choices[0].message.content}]
+            messages += [{"role": "user", "content": parts}]
+        await client.create(model="policy", messages=messages, max_tokens=4)
+        calls = await house.calls(claim)
+    assert [call.continuation for call in calls] == ["first_turn", *["continued"] * 3]
+    full, learner = prompts(calls), Learner(seeing_server.models[0], learner_setup())
+    images: list[ImageInput] = []
+    for call in calls:
+        prompt, before = full[call.id], len(full[call.id]) - len(call.suffix_ids)
+        images += [
+            ImageInput(hash=one.hash, start=before + one.start, end=before + one.end, data=files[one.hash])
+            for one in call.images
+        ]
+        [found] = learner.logprobs([row(call, prompt, images=list(images))])
+        assert found[len(prompt) :] == pytest.approx(call.logprobs, abs=1e-4)
+    assert [image.hash for image in images] == list(files)
