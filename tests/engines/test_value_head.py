@@ -38,7 +38,7 @@ def learner(model: Path, **options: Any) -> Learner:
     return Learner(model, learner_setup(**{"critic": 1.0, **options}))
 
 
-def taught(model: Path, updates: int = 30, **options: Any) -> Learner:
+def taught(model: Path, updates: int = 5, **options: Any) -> Learner:
     """A learner whose critic has learned something, so that its gradient is not 0."""
     found = learner(model, critic=1e6, **options)
     for _ in range(updates):

@@ -17,7 +17,7 @@ from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.grammar import make_grammar
 from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.rendering.tool_template import syntaxes
+from agentlightning.rendering.tool_template import SYNTAXES
 
 Message = dict[str, Any]
 Maker = Callable[..., Renderer]
@@ -115,7 +115,7 @@ def test_tools_calls_and_results_are_written_whatever_the_template_knows(rendere
     assert "first" in written(renderer, history, None), "a history with calls, and no tools any more"
 
 
-@pytest.mark.parametrize("syntax", syntaxes())
+@pytest.mark.parametrize("syntax", SYNTAXES)
 @pytest.mark.parametrize("name", WITHOUT)
 def test_turns_with_calls_are_exact_and_read_back_in_every_syntax(
     name: str, syntax: Syntax, make_renderer: Maker
@@ -144,7 +144,7 @@ def test_turns_with_calls_are_exact_and_read_back_in_every_syntax(
     assert (again.fork_cause, again.prompt_ids) == (None, plan.prompt_ids)
 
 
-@pytest.mark.parametrize("syntax", syntaxes())
+@pytest.mark.parametrize("syntax", SYNTAXES)
 def test_a_call_can_be_forced_in_every_syntax(syntax: Syntax, make_renderer: Maker) -> None:
     taught = make_renderer(SMOLLM2, tool_syntax=syntax)
     prompt = written(taught, [USER])

@@ -13,7 +13,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from agentlightning.config.engine import EngineConfig
-from agentlightning.errors import ConfigError
+from agentlightning.errors import AgentLightningError, ConfigError, InputError
 from agentlightning.runtime.children import listen
 from agentlightning.store.server_keys import is_loopback
 
@@ -96,10 +96,7 @@ def asks_for(key: str, but: Collection[str] = ("/health",)) -> list[Any]:
     async def checked(http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
         if http.path in but or holds(http, key):
             return await handler(http)
-        message = "the key for sampling is missing or wrong; engine.key_env names it"
-        return web.json_response(
-            {"error": {"message": message, "type": "invalid_request_error", "code": 401}}, status=401
-        )
+        return refusal(401, InputError("the key for sampling is missing or wrong; engine.key_env names it"))
 
     return [checked] if key else []
 
@@ -108,3 +105,13 @@ def holds(http: web.Request, key: str) -> bool:
     """Returns whether the request shows this key."""
     shown = http.headers.get("Authorization", "").encode(errors="surrogateescape")  # the bytes, of whatever they are
     return hmac.compare_digest(shown, f"Bearer {key}".encode())
+
+
+def refusal(status: int, error: AgentLightningError) -> web.Response:
+    return web.json_response(refusal_body(status, error), status=status)
+
+
+def refusal_body(status: int, error: AgentLightningError) -> dict[str, Any]:
+    """The body of an error, in the form of vLLM's."""
+    kind = "invalid_request_error" if status < 500 else "internal_error"
+    return {"error": {"message": str(error), "type": kind, "code": status}}

@@ -13,6 +13,7 @@ from typing import get_args
 
 from agentlightning.rendering.completion_parser import CLOSE, OPEN, Syntax
 
+SYNTAXES: tuple[Syntax, ...] = get_args(Syntax)
 _MARK = "{#- tools as text: %s -#}"
 
 _INTRODUCTION = (
@@ -118,12 +119,6 @@ CALL
 turn, with the user's own words after them: many templates know no other roles, and want them by turns."""
 
 
-def syntaxes() -> tuple[Syntax, ...]:
-    """The ways of writing tool calls that are known."""
-    found: tuple[Syntax, ...] = get_args(Syntax)
-    return found
-
-
 def with_tools(template: str, syntax: Syntax, roles: Mapping[str, str], takes_text: bool) -> str:
     """The chat template with tools written as text. `roles`: those that messages get in place of theirs, "user" for "tool",
     say. Contents are lists of parts, unless it `takes_text`."""
@@ -136,4 +131,4 @@ def with_tools(template: str, syntax: Syntax, roles: Mapping[str, str], takes_te
 
 def tools_as_text(template: str) -> Syntax | None:
     """The syntax in which `with_tools` made this template write tools; None where it did not."""
-    return next((one for one in syntaxes() if template.startswith(_MARK % one)), None)
+    return next((one for one in SYNTAXES if template.startswith(_MARK % one)), None)

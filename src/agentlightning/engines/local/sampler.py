@@ -48,7 +48,7 @@ from agentlightning.engines.local.scheduler import (
     Score,
 )
 from agentlightning.engines.machine import default_threads
-from agentlightning.engines.sampler_address import SAMPLING_KEY, asks_for, holds
+from agentlightning.engines.sampler_address import SAMPLING_KEY, asks_for, holds, refusal, refusal_body
 from agentlightning.errors import AgentLightningError, EngineError, InputError, MissingExtraError, ModelError, printable
 from agentlightning.rendering.grammar import Grammars, structured_outputs
 from agentlightning.rendering.model_folder import end_ids
@@ -189,7 +189,7 @@ class _Routes:
             parsed = asyncio.to_thread(self._sampler.parse, body) if slow else None
             request_id, request = self._sampler.parse(body) if parsed is None else await parsed
         except (InputError, MissingExtraError) as error:
-            return _error(400, error)
+            return refusal(400, error)
         event = self._sampler.submit(request)
         try:
             if request.streamed:
@@ -198,26 +198,26 @@ class _Routes:
         finally:
             self._sampler.drop(request)
         if request.finish == "error":
-            return _error(_status(request), _not_finite(request))
+            return refusal(_status(request), _not_finite(request))
         return web.Response(body=_answer(request_id, request, 0, request.finish)[0], content_type="application/json")
 
     async def collective_rpc(self, http: web.Request) -> web.Response:
         if not self._weights_key or not holds(http, self._weights_key):
-            return _error(401, InputError("the key for weights is missing or wrong; only the engine has it"))
+            return refusal(401, InputError("the key for weights is missing or wrong; only the engine has it"))
         try:
             given = orjson.loads(await http.read())
             method, kwargs = given["method"], given.get("kwargs", {})
             folder, version = Path(kwargs["weights_path"]), str(kwargs["weight_version"])
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-            return _error(400, InputError("expected method, kwargs.weights_path and kwargs.weight_version"))
+            return refusal(400, InputError("expected method, kwargs.weights_path and kwargs.weight_version"))
         if method != "reload_weights":
-            return _error(400, InputError(f"method {method!r} is not known; reload_weights is"))
+            return refusal(400, InputError(f"method {method!r} is not known; reload_weights is"))
         if not _lies_in(folder, above := self._weights_folder):
-            return _error(400, InputError(f"kwargs.weights_path: expected a folder in {above}, got {folder}"))
+            return refusal(400, InputError(f"kwargs.weights_path: expected a folder in {above}, got {folder}"))
         try:
             await self._sampler.load(folder, version)
         except ModelError as error:
-            return _error(400, error)
+            return refusal(400, error)
         return web.json_response({"results": [None]})
 
     async def models(self, _: web.Request) -> web.Response:
@@ -254,7 +254,7 @@ async def _stream(
         event.clear()
         finish = request.finish
         if finish == "error":
-            body = orjson.dumps(_error_body(_status(request), _not_finite(request)))
+            body = orjson.dumps(refusal_body(_status(request), _not_finite(request)))
         else:
             body, sent = _answer(request_id, request, sent, finish)
         await response.write(b"data: " + body + (b"\n\ndata: [DONE]\n\n" if finish else b"\n\n"))
@@ -320,15 +320,6 @@ def _not_finite(request: SamplingRequest) -> EngineError:
 
 def _lies_in(folder: Path, above: Path | None) -> bool:
     return above is not None and folder.resolve().parent == above.resolve()
-
-
-def _error(status: int, error: AgentLightningError) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(_error_body(status, error)), content_type="application/json")
-
-
-def _error_body(status: int, error: AgentLightningError) -> dict[str, Any]:
-    kind = "invalid_request_error" if status < 500 else "internal_error"
-    return {"error": {"message": str(error), "type": kind, "code": status}}
 
 
 def _end_on_failure(work: asyncio.Task[None]) -> None:

@@ -22,7 +22,6 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,14 +48,6 @@ END_S = 5.0
 log = logging.getLogger("agentlightning.verl")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """Settings of the endpoint; hang_timeout_s: how long a rollout server may be silent."""
-
-    hang_timeout_s: float
-    sampling_key: str = field(default="", repr=False)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agentlightning.engines.verl.driver")
     parser.add_argument("--pipe", type=int, required=True, help="descriptor of the socket pair's end")
@@ -76,8 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     pipe.send(("ok", {"device": workers.device, "pids": workers.pids()}))
     listener = socket.socket(fileno=given.listen)
-    settings = Serving(hang_timeout_s=given.hang_timeout, sampling_key=secrets.get(SAMPLING_KEY, ""))
-    asyncio.run(_serve(workers, pipe, listener, heartbeat, settings))
+    asyncio.run(_serve(workers, pipe, listener, heartbeat, given.hang_timeout, secrets.get(SAMPLING_KEY, "")))
     return 0
 
 
@@ -99,7 +89,12 @@ def _start(options: VerlOptions) -> VerlWorkers:
 
 
 async def _serve(
-    workers: VerlWorkers, pipe: Connection, listener: socket.socket, heartbeat: ChildHeartbeat, settings: Serving
+    workers: VerlWorkers,
+    pipe: Connection,
+    listener: socket.socket,
+    heartbeat: ChildHeartbeat,
+    hang_timeout_s: float,
+    sampling_key: str,
 ) -> None:
     """Until the pipe closes, a part of verl's dies or hangs, or the engine says so by SIGTERM."""
     loop, ended, published = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
@@ -128,7 +123,7 @@ async def _serve(
         context=workers.context,
         end_ids=end_ids(folder),
         on_error=failed,
-        sampling_key=settings.sampling_key,
+        sampling_key=sampling_key,
     )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
     await runner.setup()
@@ -137,7 +132,7 @@ async def _serve(
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not ended.is_set():  # calls wait in the socket until there is a version to stamp them with
         await web.SockSite(runner, listener).start()
-        waits.append(asyncio.create_task(watch_servers(workers.servers, settings.hang_timeout_s)))
+        waits.append(asyncio.create_task(watch_servers(workers.servers, hang_timeout_s)))
         await asyncio.wait(waits[1:], return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()

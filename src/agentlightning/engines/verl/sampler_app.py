@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
-from agentlightning.engines.sampler_address import asks_for
-from agentlightning.errors import AgentLightningError, EngineError, InputError
+from agentlightning.engines.sampler_address import asks_for, refusal
+from agentlightning.errors import EngineError, InputError
 
 MAX_BODY = 64 << 20
 PASSED_ON = frozenset({"temperature", "top_p", "stop", "stop_token_ids", "ignore_eos"})
@@ -62,14 +62,14 @@ class _Routes:
             request = orjson.loads(await http.read())
             prompt, params, limit = self._read(request)
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-            return _error(400, InputError("expected token_ids and sampling_params"))
+            return refusal(400, InputError("expected token_ids and sampling_params"))
         except InputError as error:
-            return _error(400, error)
+            return refusal(400, error)
         try:
             answer = await self._sample(str(request.get("request_id") or ""), prompt, params, limit)
         except Exception as error:
             self._on_error(error)
-            return _error(503, EngineError(f"the rollout server failed: {type(error).__name__}"))
+            return refusal(503, EngineError(f"the rollout server failed: {type(error).__name__}"))
         body = orjson.dumps({"request_id": request.get("request_id"), "choices": [answer]})
         if request.get("stream"):
             return web.Response(body=b"data: " + body + b"\n\ndata: [DONE]\n\n", content_type="text/event-stream")
@@ -130,8 +130,3 @@ class _Routes:
             "stop_reason": None,
             "weight_versions": spans,
         }
-
-
-def _error(status: int, error: AgentLightningError) -> web.Response:
-    kind = "invalid_request_error" if status < 500 else "internal_error"
-    return web.json_response({"error": {"message": str(error), "type": kind, "code": status}}, status=status)
