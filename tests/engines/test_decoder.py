@@ -129,6 +129,7 @@ def test_in_bfloat16_sampler_and_learner_agree_within_a_hundredth_per_token(pret
     assert float((ratios.exp() - 1 - ratios).mean()) <= 0.01  # k3, Schulman's estimator of the divergence
 
 
+@pytest.mark.slow
 def test_the_logits_of_a_pretrained_model_are_those_of_transformers(pretrained: Path) -> None:
     decoder, reference = open_decoder(pretrained), AutoModelForCausalLM.from_pretrained(pretrained, dtype=torch.float32)
     row = torch.randint(0, 49_000, (24,), generator=torch.Generator().manual_seed(0)).tolist()

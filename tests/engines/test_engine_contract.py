@@ -13,7 +13,6 @@ from agentlightning.testing.engine_contract import *  # noqa: F403
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_engine" / "plain_torch.py"
 ENGINES: dict[str, dict[str, Any]] = {
     "local": {},
-    "local-tree": {"packing": "prefix_tree"},
     "fsdp": {"learner": {"type": "fsdp", "processes": 2}},
     "example": {"name": f"{EXAMPLE}:PlainTorch"},
     "local-cuda": {"device": "cuda"},
