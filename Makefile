@@ -49,7 +49,7 @@ test-fast: bytecode
 # By hand, since what they install or run takes minutes:
 #   make test-vllm           vLLM (1.7 GB): the engine contract, token ids, grammars, images
 #   make test-verl           verl (1.2 GB): the engine contract, chaos, verl in charge
-#   make test-clients        SDKs' and LangChain's own suites, OpenEnv, frameworks that conflict with .venv (2 GB)
+#   make test-clients        SDKs' and LangChain's own suites, OpenEnv, Google's SDK, frameworks that conflict with .venv (2 GB)
 #   make test-coding-agents  long sessions of Claude Code and Codex; Gemini CLI, Qwen Code, opencode, llm, aider (1.4 GB)
 #   make test-pythons        the light core, installed anew on each Python
 #   make test-kubernetes, make test-phoenix, and make test-ROOM for its tests marked `long`
@@ -62,7 +62,7 @@ test-pythons: install
 
 # Test suites and agent frameworks that others wrote against a real gateway, each in an environment of its own.
 test-clients: install node-packages frameworks clients
-	$(BIN)/pytest -n 2 --dist loadfile tests/clients tests/frameworks tests/runner/test_connection_pool.py $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile tests/clients tests/frameworks tests/sdk/test_google_sdk.py tests/runner/test_connection_pool.py $(ARGS)
 
 test-vllm: install .venv-vllm/.installed
 	$(BIN)/pytest -m vllm $(ARGS)
@@ -106,6 +106,7 @@ tests/coding_agents/node_modules/.installed: tests/coding_agents/package-lock.js
 
 tests/coding_agents/node_modules/.all-installed: tests/coding_agents/package-lock.json
 	$(call install_coding_agents)
+	@test ! -e $@ || touch $(@D)/.installed  # so that `coding-agents` takes nothing away
 
 test-coding-agents: install tests/coding_agents/node_modules/.all-installed .venv-clients-openenv/.installed .venv-frameworks-llm/.installed .venv-frameworks-aider/.installed
 	$(BIN)/pytest -m slow tests/coding_agents -rs $(ARGS)
@@ -250,7 +251,7 @@ docs: .venv-docs/.installed
 
 # Agent frameworks that conflict over versions of a package, for the tests of their pages in docs/agents: an environment for each
 # conflict. Where one cannot be installed, its tests are left out.
-frameworks: .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.installed .venv-frameworks-crewai/.installed
+frameworks: .venv-frameworks-google/.installed .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.installed .venv-frameworks-crewai/.installed
 
 .venv-frameworks-%/.installed: tests/frameworks/%.lock | .venv/.installed
 	$(new_environment)
