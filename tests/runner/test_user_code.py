@@ -67,8 +67,9 @@ def test_without_a_name_the_function_marked_with_rollout_is_taken(tmp_path: Path
     path = write(tmp_path, "agent.py", source)
     assert load(str(path))({}, None) == 5
     assert load("operator:add", ("a", "b"), "thing")(1, 2) == 3
-    with pytest.raises(ConfigError, match=r"reward function .*: add a name, as in .*agent\.py:NAME; there are other"):
-        load(str(path), ("task", "result"), "reward function")
+    unmarked = write(tmp_path, "score.py", "def exact(task, result): pass\n")
+    with pytest.raises(ConfigError, match=r"reward function .*: add a name, as in .*score\.py:NAME; there are exact"):
+        load(str(unmarked), ("task", "result"), "reward function")
 
 
 @pytest.mark.parametrize(
