@@ -204,7 +204,13 @@ def test_numbers_may_differ_by_token_and_fill_further_columns() -> None:
         assert rows[-1].kl_weights is not None
         assert (rows[-1].advantages[-1], rows[-1].kl_weights[-1]) == (3.0, 0.2)
         assert rows[0].ref_logprobs is None
-        assert by_call(rows, [row.advantages for row in rows]) == [[1.0, 2.0], [3.0]]
         assert all(len(row.returns or ()) == len(row.tokens) for row in rows)
     with pytest.raises(ValueError, match=r"returns: expected 2 numbers for call c\d+, got 1"):
         merge("r", transitions[:1], [0.0], [0.0], {"returns": [[0.5]]})
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_numbers_of_rows_are_found_again_by_call(apart: bool) -> None:
+    transitions = [transition([1], [2, 3]), transition([9], [8]), transition([1, 2, 3, 4], [5, 6])]
+    rows = merge("r", linked(transitions), range(3), [0.0] * 3, apart=apart)
+    assert by_call(rows, [[float(token) for token in row.tokens] for row in rows]) == [[2, 3], [8], [5, 6]]
