@@ -39,7 +39,8 @@ CLOSES_S = 50.0
 
 
 def a_call(**changes: Any) -> Call:
-    return build.call(sampled_ids=[3, 4, 5], suffix_ids=[1, 2], id="c", **{"finish_reason": "stop", **changes})
+    given: dict[str, Any] = {"id": "c", "suffix_ids": [1, 2], "sampled_ids": [3, 4, 5], "finish_reason": "stop"}
+    return build.call(**{**given, **changes})
 
 
 def values(text: bytes | str) -> dict[str, float]:
