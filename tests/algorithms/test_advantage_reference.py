@@ -6,8 +6,6 @@ of responses of several tokens; where nothing is said of tokens, all of a respon
 
 from __future__ import annotations
 
-import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,52 +98,3 @@ def test_bilevel_advantages_are_those_of_ragen() -> None:
     advantages, returns = bilevel_gae([0.5, 1.0], [VALUES[:3], VALUES[3:]], gamma=0.9, call_gamma=0.95, lam=0.8)
     assert [value for call in advantages for value in call] == pytest.approx([0.677312, 0.8296, 1.055, 0.41, 0.5])
     assert [value for call in returns for value in call] == pytest.approx([0.777312, 1.0296, 1.355, 0.81, 1.0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", sorted(VERL))
-@pytest.mark.parametrize("seed", range(3))
-def test_any_rewards_agree_with_verl_itself(rule: str, seed: int) -> None:
-    core, torch, numpy = _verl()
-    generator = torch.Generator().manual_seed(seed)
-    earned = torch.rand(12, generator=generator, dtype=torch.float64)
-    lengths = torch.randint(1, 7, (12,), generator=generator)
-    mask = (torch.arange(7)[None] < lengths[:, None]).double()
-    rewards = torch.zeros_like(mask).scatter(1, lengths[:, None] - 1, earned[:, None])
-    index = numpy.array(list("aaaaabbbbccc"))
-    theirs: Any = {
-        "grpo": lambda: core.compute_grpo_outcome_advantage(rewards.clone(), mask, index, epsilon=1e-4),
-        "dr_grpo": lambda: core.compute_grpo_outcome_advantage(
-            rewards.clone(), mask, index, norm_adv_by_std_in_grpo=False
-        ),
-        "rloo": lambda: core.compute_rloo_outcome_advantage(rewards.clone(), mask, index),
-        "reinforce_pp": lambda: core.compute_reinforce_plus_plus_outcome_advantage(
-            rewards.clone(), mask, config=SimpleNamespace(gamma=1.0)
-        ),
-        "reinforce_pp_baseline": lambda: core.compute_reinforce_plus_plus_baseline_outcome_advantage(
-            rewards.clone(), mask, index
-        ),
-    }[rule]()
-    values = earned.tolist()
-    assert ours(rule, [values[:5], values[5:9], values[9:]], lengths.tolist()) == pytest.approx(
-        theirs[0][:, 0].tolist(), abs=1e-6
-    )
-
-
-@pytest.mark.slow
-def test_any_values_agree_with_verl_itself() -> None:
-    core, torch, _ = _verl()
-    rewards, values = torch.rand(2, 1, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    _, theirs = core.compute_gae_advantage_return(rewards, values, torch.ones_like(rewards), 0.97, 0.9)
-    _, returns = gae(rewards[0].tolist(), values[0].tolist(), 0.97, 0.9)
-    assert returns == pytest.approx(theirs[0].tolist(), abs=1e-6)
-
-
-def _verl() -> tuple[Any, Any, Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        core = pytest.importorskip("verl.trainer.ppo.core_algos", exc_type=ImportError)
-    import numpy
-    import torch
-
-    return core, torch, numpy

@@ -39,12 +39,3 @@ def test_without_discount_both_levels_are_one(drawn: list[tuple[float, list[floa
     flat, _ = gae(flat_rewards, [value for tokens in values for value in tokens])
     both, _ = bilevel_gae(rewards, values, call_gamma=1.0)
     assert [value for tokens in both for value in tokens] == pytest.approx(flat, abs=1e-9)
-
-
-@settings(deadline=None, max_examples=50)
-@given(calls, st.floats(0.1, 0.9))
-def test_the_discount_counts_calls_and_not_tokens(drawn: list[tuple[float, list[float]]], discount: float) -> None:
-    # with a critic that knows nothing, the first call's advantage is the return discounted once a call
-    rewards = [reward for reward, _ in drawn]
-    advantages, _ = bilevel_gae(rewards, [[0.0] * len(tokens) for _, tokens in drawn], call_gamma=discount)
-    assert advantages[0][0] == pytest.approx(sum(reward * discount**place for place, reward in enumerate(rewards)))

@@ -148,18 +148,14 @@ def test_a_table_of_plain_values_makes_the_same_algorithm() -> None:
 RULES = "counterfactual, decisive, discounted, forked, gigpo, grouped_gae, judge, last, learned, step_rewards, tree, uniform"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"group_size": 1}, "group_size: expected a whole number of at least 2 with advantage = 'grpo', got 1"),
-    ({"group_size": True}, "group_size: expected a valid integer, got True"),
     ({"minibatches": 0}, "minibatches: expected a number greater than 0, got 0"),
-    ({"epochs": 0}, "epochs: expected a number greater than 0, got 0"),
     ({"dynamic_sampling": 1}, "dynamic_sampling: expected a valid boolean, got 1"),
     ({"entropy": float("nan")}, "entropy: expected a finite number, got nan"),
     ({"solved_bonus": -1}, "solved_bonus: expected a number greater than or equal to 0, got -1"),
     ({"reward_weights": {"answer": "1"}}, "reward_weights.answer: expected a valid number, got '1'"),
     ({"reward_weights": 3}, "reward_weights: expected a table, got 3"),
     ({"credit": "luck"}, f"credit: expected one of {RULES}, or file.py:name of your own, got 'luck'"),
-    ({"credit": 3}, "credit.type: expected a valid string, got 3"),
     ({"credit": {"type": "uniform", "gamma": 0.5}}, "credit.gamma: no such setting; known here: none"),
-    ({"credit": {"type": "forked", "forks": 0}}, "credit.forks: expected a number greater than or equal to 1, got 0"),
     (
         {"advantage": "gea"},
         "advantage: expected one of dr_grpo, grpo, maxrl, reinforce, reinforce_pp, reinforce_pp_baseline, rloo, "
@@ -170,8 +166,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "advantage.normalize_std: no such setting; 'rloo' has none",
     ),
     ({"advantage": {"type": "gae", "lambda": 1.0}}, "advantage.lambda: no such setting; did you mean 'lam'?"),
-    ({"advantage": {"type": "gae", "lam": 1.5}}, "advantage.lam: expected a number less than or equal to 1, got 1.5"),
-    ({"advantage": {"type": "gae", "clip": 0}}, "advantage.clip: expected a number greater than 0, got 0"),
     (
         {"advantage": "gae", "credit": "last"},
         "credit: expected none with advantage = 'gae', whose critic is one, got 'last'",
@@ -181,13 +175,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "loss: expected one of cispo, gspo, ppo_clip, reinforce, or file.py:name of your own, got 'sft'",
     ),
     ({"loss": {"clip_low": 1.5}}, "loss.clip_low: expected a number less than or equal to 1, got 1.5"),
-    ({"loss": {"clip_high": float("inf")}}, "loss.clip_high: expected a finite number, got inf"),
-    ({"loss": {"dual_clip": True}}, "loss.dual_clip: expected a valid number, got True"),
     (
         {"loss": {"type": "gspo", "dual_clip": 3.0}},
         "loss.dual_clip: no such setting; known here: type, clip_low, clip_high",
     ),
-    ({"loss": {"type": "reinforce", "clip_low": 0.1}}, "loss.clip_low: no such setting; 'reinforce' has none"),
     (
         {"loss": "reinforce", "minibatches": 1, "epochs": 2},
         "epochs: expected 1 with loss = 'reinforce' without importance sampling, whose gradient holds for fresh samples "
@@ -198,12 +189,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "correction: expected one of 'old_policy', 'importance', 'ratio_mask', 'off_policy_mask', got 'old'",
     ),
     ({"correction": {"type": "importance", "level": "row"}}, "correction.level: expected 'token' or 'call', got 'row'"),
-    ({"correction": {"type": "importance", "cap": 0}}, "correction.cap: expected a number greater than 0, got 0"),
     ({"correction": {"type": "ratio_mask", "low": 1.0}}, "correction.low: expected a number less than 1, got 1.0"),
-    ({"correction": {"type": "ratio_mask", "high": 1}}, "correction.high: expected a number greater than 1, got 1"),
     ({"kl": "0.1"}, "kl.coefficient: expected a valid number, got '0.1'"),
-    ({"kl": None}, "kl.coefficient: expected a valid number, got None"),
-    ({"kl": -1.0}, "kl.coefficient: expected a number greater than or equal to 0, got -1.0"),
     ({"kl": {"estimator": "k4"}}, "kl.estimator: expected 'k1', 'k2' or 'k3', got 'k4'"),
     (
         {"aggregation": "mean"},
@@ -212,11 +199,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"aggregation": "fixed_length"}, "aggregation.length: is required"),
     ({"rollouts": "forest"}, "rollouts: expected one of 'independent', 'tree', got 'forest'"),
-    ({"rollouts": {"type": "tree", "roots": 0}}, "rollouts.roots: expected a number greater than 0, got 0"),
-    (
-        {"rollouts": {"type": "tree", "branches": 2}},
-        "rollouts.branches: no such setting; known here: type, roots, rounds",
-    ),
     (
         {"rollouts": "tree", "group_size": 7},
         "group_size: expected 2 × (1 + 1 × N) rollouts with 2 roots and 1 rounds, so 4, 6, …, got 7",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from agentlightning.algorithms.offline import (
@@ -103,11 +101,6 @@ def test_a_record_without_a_pair_is_an_error() -> None:
         DPO().examples([candidate("a", 1.0), candidate("b", 1.0)])
 
 
-def test_kto_labels_by_the_threshold() -> None:
-    record = [candidate("a", 0.7), candidate("b", 0.6), candidate("c", None)]
-    assert names(KTO(threshold=0.7).examples(record)) == [("a", None), (None, "b")]
-
-
 @pytest.mark.parametrize(("threshold", "which"), [(2.0, "none"), (0.0, "each")])
 def test_kto_needs_both_kinds(threshold: float, which: str) -> None:
     with pytest.raises(ConfigError, match=f"{which} of 2 recorded rollouts with a reward reaches"):
@@ -135,12 +128,6 @@ def test_tasks_are_held_out_whole_and_the_same_ones_each_time() -> None:
     assert {str(name).split("-")[0] for name in again} == tasks
     assert 20 <= len(tasks) <= 60
     assert not any(example.held_out for example in SFT(held_out=0.0).examples(record))
-
-
-def test_the_order_of_examples_is_that_of_the_record_and_nothing_else() -> None:
-    record = [candidate(str(n), float(n % 3), f"task {n % 7}") for n in range(40)]
-    for algorithm in (SFT(), RFT(), DPO(), KTO()):
-        assert algorithm.examples(record) == algorithm.examples([replace(one) for one in record])
 
 
 @pytest.mark.parametrize(

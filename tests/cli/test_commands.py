@@ -2,23 +2,27 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from importlib.metadata import version
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+import build
+from agentlightning.cli.demo import engine_table
 from agentlightning.cli.train import agent_setting
-from agentlightning.errors import ConfigError, ModelError, NotFoundError
+from agentlightning.config.run import LIMITS_RESOURCE
+from agentlightning.errors import ConfigError, NotFoundError
 from agentlightning.gateway.attempts import gateway_span
-from agentlightning.records import Checkpoint, Finish, Metric, NewRollout, Reward, Span, WorkerStatus
+from agentlightning.records import Checkpoint, Finish, Metric, NewRollout, Resource, Reward, Span, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.store.open import open_store
 from agentlightning.trainer.run_lease import resume_line
 from build import agl
 
+OWN = Path(__file__).parents[2] / "examples" / "own_algorithm" / "own_algorithm.py"
 CONFIG = """
 [model]
 path = "./nowhere"
@@ -64,20 +68,12 @@ async def a_program_that_failed(store: LightningStore) -> None:
     )
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    assert agl("--version").stdout == f"agentlightning {version('agentlightning')}\n"
-
-
-def test_a_list_that_is_piped_is_not_cut() -> None:
-    shown = agl("runs", "list", "--store", filled(nothing)).stdout
-    assert "a name that is much longer than any column of eighty characters any column of eighty characters" in shown
-    assert "…" not in shown
-
-
 def test_a_run_gets_tags_that_lists_show_and_words_alone_are_tags() -> None:
     store = filled(nothing)
     assert agl("runs", "tag", "run", "baseline", "lr-sweep", "--store", store).stdout == "run: baseline lr-sweep\n"
-    assert "baseline lr-sweep" in agl("runs", "list", "--store", store).stdout
+    listed = agl("runs", "list", "--store", store).stdout
+    assert "baseline lr-sweep" in listed
+    assert "any column of eighty characters any column of eighty characters" in listed  # piped, nothing is cut
     refused = agl("runs", "tag", "run", "two words", "--store", store).exception
     assert "tags.0: expected words of at most 64 characters" in str(refused)
     assert agl("runs", "tag", "run", "--store", store).stdout == "run: no tag\n"
@@ -173,18 +169,6 @@ def test_a_command_that_reads_makes_no_store(arguments: list[str], folder: Path)
     assert not (folder / "runs").exists()
 
 
-def test_a_store_beside_a_server_is_refused() -> None:
-    failed = agl("train", "train.toml", "--store", "memory://", "--server", "http://127.0.0.1:1").exception
-    assert isinstance(failed, ConfigError)
-    assert "give --store or --server, not both" in str(failed)
-
-
-def test_an_offline_algorithm_asks_for_a_run() -> None:
-    failed = agl("train", "--algorithm", "dpo", "--model", "m").exception
-    assert isinstance(failed, ConfigError)
-    assert "--algorithm dpo: give --from-run RUN" in str(failed)
-
-
 async def a_run_with_numbers(store: LightningStore) -> None:
     numbers = {"train/loss": 0.5, "policies/white/policy/entropy": 0.25, "train/reward_mean": 1.0, "zebra": 2.0}
     await store.log_metrics([Metric(run_id="run", step=3, name=name, value=value) for name, value in numbers.items()])
@@ -210,10 +194,35 @@ def test_a_run_is_shown_with_its_last_numbers_by_group_and_what_they_warn_of() -
     ]
 
 
-def test_a_run_is_resumed_with_its_own_settings_only() -> None:
-    for extra in (["train.toml"], ["--set", "trainer.steps=3"], ["--agent", "a.py:f"], ["--model", "m"]):
-        assert "give no other settings" in str(agl("train", "--resume", "run", *extra).exception)
-    assert "give no other settings" in str(agl("eval", "run", "--set", "trainer.steps=3").exception)
+@pytest.mark.parametrize(
+    ("words", "kind", "sentence"),
+    [
+        (
+            "train train.toml --store memory:// --server http://127.0.0.1:1",
+            ConfigError,
+            "give --store or --server, not both",
+        ),
+        ("train --algorithm dpo --model m", ConfigError, "--algorithm dpo: give --from-run RUN"),
+        ("train --resume run train.toml", ConfigError, "give no other settings"),
+        ("train --resume run --agent a.py:f", ConfigError, "give no other settings"),
+        ("eval run --set trainer.steps=3", ConfigError, "give no other settings"),
+        (
+            "worker agent.py:solve --server nowhere --run r",
+            ConfigError,
+            "--server: expected http://HOST:PORT or https://…",
+        ),
+        ("demo --set engine.nmae=verl", ConfigError, "nmae"),
+        ("demo --set trainer.steps=3", ConfigError, "--set trainer.steps: expected a setting of [engine]"),
+        ("demo --set engine.learner.processes=2", ConfigError, "processes"),
+        ("rollouts list other --store sqlite:///agl.db", NotFoundError, "other: no such run"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(folder: Path, words: str, kind: type[Exception], sentence: str) -> None:
+    filled(nothing)
+    refused = agl(*words.split()).exception
+    assert isinstance(refused, kind)
+    assert sentence in str(refused)
+    assert not (folder / "runs").exists()
 
 
 @pytest.mark.parametrize("command", [["train", "--resume", "run"], ["eval", "run"]])
@@ -222,52 +231,28 @@ def test_a_run_may_have_the_addresses_of_the_host_on_which_it_goes_on(command: l
     assert isinstance(refused, NotFoundError)  # there is no such run; its settings are no matter
 
 
-@pytest.mark.parametrize("agent", ["other.py:solve", "node agent.js"])
-def test_an_agent_on_the_command_line_takes_the_place_of_the_one_in_the_file(agent: str) -> None:
-    assert isinstance(agl("train", "train.toml", "--agent", agent).exception, ModelError)  # what is refused comes later
-
-
 @pytest.mark.parametrize(
     ("agent", "setting"),
     [
         ("agent.py:solve", "agent.run"),
-        ("agent.py:Solver.solve", "agent.run"),
         ("agent.py", "agent.run"),
+        ("my agents/agent.py:solve", "agent.run"),
         ("package.module:solve", "agent.run"),
         ("runs/x/solve-1a2b.pkl", "agent.run"),
         ("node agent.js", "agent.command"),
         ("python agent.py", "agent.command"),
         ("./agent --port 80:http", "agent.command"),
-        ("agent.sh", "agent.command"),
     ],
 )
-def test_functions_and_commands_are_told_apart(agent: str, setting: str) -> None:
+def test_functions_and_commands_are_told_apart(folder: Path, agent: str, setting: str) -> None:
+    (folder / "my agents").mkdir()
+    (folder / "my agents" / "agent.py").write_text("")
     assert agent_setting(agent) == setting
 
 
 def test_the_line_that_resumes_can_be_pasted() -> None:
     assert resume_line(Path("runs/20261120-1")) == "agl train --resume 20261120-1"
     assert resume_line(Path("my runs/20261120-1")) == "agl train --resume 20261120-1 --runs 'my runs'"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["serve", "--port", "70000"],
-        ["check", "train.toml", "--tasks", "0"],
-        ["runs", "list", "--limit", "0"],
-        ["worker", "agent.py:solve", "--server", "http://127.0.0.1:1", "--run", "r", "--concurrency", "0"],
-    ],
-)
-def test_a_number_out_of_its_range_is_refused(arguments: list[str]) -> None:
-    assert agl(*arguments).exit_code == 2
-
-
-@pytest.mark.parametrize("server", ["127.0.0.1:8088", "nowhere", "http://", "sqlite:///agl.db"])
-def test_a_worker_wants_the_address_of_a_server(server: str) -> None:
-    done = agl("worker", "agent.py:solve", "--server", server, "--run", "r")
-    assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == f"--server: expected http://HOST:PORT or https://…, got {server!r}"
 
 
 def test_of_several_policies_one_is_exported_by_its_name(folder: Path) -> None:
@@ -289,13 +274,73 @@ def test_of_several_policies_one_is_exported_by_its_name(folder: Path) -> None:
     assert [(file.name, file.read_text()) for file in (folder / "model").iterdir()] == [("config.json", "white")]
 
 
-def test_a_run_without_rollouts_says_so_and_an_unknown_run_too() -> None:
-    store = filled(nothing)
-    assert agl("rollouts", "list", "run", "--store", store).stdout == "no rollout matches\n"
-    assert isinstance(agl("rollouts", "list", "other", "--store", store).exception, NotFoundError)
+def test_settings_of_the_demo_make_the_table_of_its_engine() -> None:
+    given = ["engine.name=verl", "engine.options.trainer.nnodes=2", 'engine.options.python="python"']
+    table = {"name": "verl", "options": {"trainer": {"nnodes": 2}, "python": "python"}}
+    assert engine_table(given) == {"device": "auto", "dtype": "float32", **table}
 
 
-def test_a_function_in_a_folder_with_a_blank_in_its_name_is_a_function(folder: Path) -> None:
-    (folder / "my agents").mkdir()
-    (folder / "my agents" / "agent.py").write_text("")
-    assert agent_setting("my agents/agent.py:solve") == "agent.run"
+def test_help_lists_every_command() -> None:
+    shown = agl("--help").stdout
+    for command in ("demo", "train", "check", "eval", "models", "serve", "worker", "runs", "rollouts"):
+        assert f" {command} " in shown
+
+
+def test_every_part_of_an_algorithm_is_listed_with_its_source_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    Path("train.toml").write_text(f'{CONFIG}[algorithm]\nloss = "{OWN}:sapo"\n')
+    lines = agl("train", "train.toml", "--list-algorithms").stdout.splitlines()
+    assert any(line.split()[:2] == ["gspo", "built-in"] and "arXiv 2507.18071" in line for line in lines)
+    assert any(line.split()[:2] == ["decisive", "built-in"] and "key = None" in line for line in lines)
+    assert any(f"{OWN}:sapo" in line and " file " in line and "negative = 1.05" in line for line in lines)
+
+
+async def a_key_with_limits(store: LightningStore) -> None:
+    await store.create_run("serve support", {"serve": {"model": "support"}}, "served")
+    value = {"keys": {"shop": {"max_calls": 1}}}
+    await store.put_resources([Resource(run_id="served", name=LIMITS_RESOURCE, kind="limits", value=value)])
+
+
+def test_a_key_that_has_no_limits_while_others_have_says_so() -> None:
+    words = ("tokens", "create", "--role", "client", "--run", "served", "--store", filled(a_key_with_limits), "--name")
+    assert "--name: sohp has no limits; names with limits are shop" in agl(*words, "sohp").stderr
+    assert "no limits" not in agl(*words, "shop").stderr
+
+
+async def forks(store: LightningStore) -> None:
+    """Each rollout: a first turn, one that continues it, one that forks, one of an external model."""
+    await store.enqueue([NewRollout(run_id="run", task={}, group_id=str(number)) for number in range(3)])
+    for claim in await store.claim(WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0), limit=3):
+        calls = [build.call(claim, f"{claim.rollout.id}-{number}", sampled_ids=[2] * 10) for number in range(4)]
+        more = [
+            {},
+            {"parent_id": calls[0].id},
+            {"fork_cause": "history_cut", "untrained_tokens": 15},
+            {"policy": ""},
+        ]
+        await store.append_calls([replace(one, **fields) for one, fields in zip(calls, more, strict=True)])
+
+
+def test_drift_is_counted_by_how_calls_continue_and_a_fork_is_shown_with_what_it_costs() -> None:
+    store = filled(forks)
+    shown = agl("runs", "show", "run", "--drift", "--store", store).stdout
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[0] == "9 calls of the policy, in 3 rollouts"
+    assert [line.split()[:2] for line in lines[1:4]] == [["3", "first"], ["3", "continued"], ["3", "forks"]]
+    assert lines[4:7] == [
+        "3 history_cut: the agent left out a part of the history",
+        "90 sampled tokens",
+        "45 sampled tokens that forks repeat as context only (50.00% of all sampled)",
+    ]
+    assert lines[7].startswith("3 calls answered by external models")
+    assert lines[8] == "exact share: 50.00% of the 6 calls that have a predecessor"
+    rollout = agl("rollouts", "list", "run", "--store", store).stdout.splitlines()[1].split()[0]
+    of_one = agl("rollouts", "show", rollout, "--store", store).stdout
+    assert "fork: history_cut (15 sampled tokens are context only)" in of_one
+
+
+def test_the_drift_of_a_run_without_calls_says_so() -> None:
+    assert (
+        "no calls of the policy are recorded"
+        in agl("runs", "show", "run", "--drift", "--store", filled(nothing)).stdout
+    )

@@ -58,16 +58,12 @@ def rollouts(store: str, ids: list[str]) -> list[Rollout]:
     return asyncio.run(read())
 
 
-def test_forks_are_enqueued_and_their_ids_printed(store: str) -> None:
+def test_forks_are_enqueued_and_their_ids_printed_with_what_they_wait_for(store: str) -> None:
     origin = finished(store)
-    printed = agl(store, "fork", origin, "--calls", "2", "--count", "2").stdout.split()
-    forks = [one.fork for one in rollouts(store, printed)]
+    enqueued = agl(store, "fork", origin, "--calls", "2", "--count", "2")
+    forks = [one.fork for one in rollouts(store, enqueued.stdout.split())]
     assert [(one.rollout_id, one.calls, one.answer) for one in forks if one] == [(origin, 2, None)] * 2
-
-
-def test_forks_of_a_run_that_does_not_go_on_say_what_they_wait_for(store: str) -> None:
-    origin = finished(store)
-    assert agl(store, "fork", origin, "--calls", "2").stderr == ""
+    assert enqueued.stderr == ""
     end_run(store, "interrupted")
     assert "agl train --resume run" in agl(store, "fork", origin, "--calls", "2").stderr
     end_run(store, "finished")
@@ -88,6 +84,7 @@ def test_the_answer_is_a_text_or_what_a_file_says(store: str, tmp_path: Path) ->
     (tmp_path / "answer.json").write_text(json.dumps({"content": "Rome."}))
     given = ('{"x": 1}', str(tmp_path / "answer.txt"), str(tmp_path / "answer.json"))
     ids = [agl(store, "fork", origin, "--calls", "0", "--answer", one).stdout.strip() for one in given]
+    assert read_answer("a long answer " * 400) == "a long answer " * 400  # and no name of a file
     forks = [rollouts(store, [one])[0].fork for one in ids]
     assert [one.answer["content"] for one in forks if one and one.answer] == ['{"x": 1}', "Lima.", "Rome."]
 
@@ -99,11 +96,8 @@ def test_what_cannot_be_forked_is_refused_with_a_sentence(store: str, tmp_path: 
     wrong = agl(store, "fork", origin, "--calls", "0", "--answer", str(tmp_path / "answer.json"))
     assert "expected an assistant message" in str(wrong.exception)
 
-
-def test_a_session_is_refused(store: str) -> None:
     async def open_session() -> str:
         async with open_store(store) as opened:
-            await opened.create_run("name", {}, "run")
             new = NewRollout(run_id="run", task={}, group_id="someone")
             return (await opened.open_session(new, 60.0)).rollout.id
 
@@ -120,7 +114,3 @@ def test_lists_and_the_rollout_say_where_a_replay_ended(store: str) -> None:
     shown = agl(store, "show", forked).stdout
     assert f"fork of rollout {origin}, attempt 1, after 2 calls" in shown
     assert shown.count("replayed") == 1
-
-
-def test_a_long_text_is_an_answer_and_no_name_of_a_file() -> None:
-    assert read_answer("a long answer " * 400) == "a long answer " * 400

@@ -63,12 +63,6 @@ def test_settings_beside_it_count() -> None:
     assert "elsewhere" in str(other.exception)
 
 
-def test_the_options_replace_the_tasks_and_the_algorithm_of_a_file() -> None:
-    stored({})
-    done = agl("train", "train.toml", "--algorithm", "kto", "--from-run", "RUN")
-    assert isinstance(done.exception, ModelError)
-
-
 def test_the_algorithm_of_a_file_named_again_keeps_its_settings() -> None:
     stored({})
     Path("train.toml").write_text(TOML.replace("group_size = 4", "group_size = 0"))
@@ -77,30 +71,19 @@ def test_the_algorithm_of_a_file_named_again_keeps_its_settings() -> None:
     assert str(again.exception).startswith("algorithm.group_size: ")
 
 
-def test_a_source_run_that_does_not_exist_is_named() -> None:
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("train --algorithm sft --from-run RUN", "model: is required"),
+        ("train --from-run RUN", "expected one of sft, rft, distill, dpo, kto"),
+        ("train --algorithm dpo --from-run RAN", "RAN: no such run"),
+        ("record offline.toml", "data.train: is required"),
+        ("check offline.toml", "data.train: is required"),
+    ],
+)
+def test_what_is_missing_is_named(words: str, sentence: str) -> None:
     stored({})
-    done = agl("train", "--algorithm", "dpo", "--from-run", "RAN")
-    assert isinstance(done.exception, NotFoundError)
-    assert str(done.exception).startswith("RAN: no such run")
-
-
-def test_a_source_run_without_a_configuration_needs_a_model() -> None:
-    stored({})
-    done = agl("train", "--algorithm", "sft", "--from-run", "RUN")
-    assert isinstance(done.exception, ConfigError)
-    assert "model: is required" in str(done.exception)
-
-
-def test_without_an_algorithm_the_ones_that_learn_from_the_record_are_listed() -> None:
-    stored(run_record(parse_config(SAMPLING_SETTINGS)))
-    done = agl("train", "--from-run", "RUN")
-    assert isinstance(done.exception, ConfigError)
-    assert "expected one of sft, rft, distill, dpo, kto" in str(done.exception)
-
-
-def test_record_and_check_need_tasks() -> None:
-    (Path("offline.toml")).write_text('[model]\npath = "m"\n[data]\nfrom_run = "RUN"\n[algorithm]\ntype = "sft"\n')
-    for command in ("record", "check"):
-        done = agl(command, "offline.toml")
-        assert isinstance(done.exception, ConfigError), command
-        assert str(done.exception).startswith("data.train: is required"), command
+    Path("offline.toml").write_text('[model]\npath = "m"\n[data]\nfrom_run = "RUN"\n[algorithm]\ntype = "sft"\n')
+    error = agl(*words.split()).exception
+    assert isinstance(error, ConfigError | NotFoundError)
+    assert sentence in str(error)

@@ -3,43 +3,23 @@
 import subprocess
 import sys
 
-import pytest
-
 HEAVY = {
     *("torch", "transformers", "fastapi", "starlette", "uvicorn", "sqlalchemy", "matplotlib", "numpy", "openai"),
     *("jinja2", "llguidance", "tokenizers", "renderers", "fsspec", "s3fs", "botocore"),
 }
+CODE = """
+import sys
+import agentlightning.cli.app
+print(*sys.modules)
+import agentlightning as agl
+agl.LLM, agl.rollout, agl.emit_reward, agl.AgentLightningClient, agl.LightningStoreClient, agl.LightningRL, agl.Trainer
+import agentlightning.runner.__main__, agentlightning.adapters, agentlightning.tracing.air, agentlightning.tracing.exporters
+print(*sys.modules)
+"""
 
 
-def imported_by(code: str) -> set[str]:
-    program = f"import sys\n{code}\nprint(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import agentlightning",
-        "import agentlightning as agl; agl.LLM, agl.rollout, agl.emit_reward, agl.AgentLightningClient",
-        "import agentlightning as agl; agl.LightningStoreClient, agl.LightningRL, agl.Trainer",
-        "import agentlightning.cli.app",
-        "import agentlightning.runner.__main__",
-        "import agentlightning.adapters, agentlightning.tracing.air, agentlightning.tracing.exporters",
-    ],
-)
-def test_agents_workers_and_the_command_line_load_nothing_heavy(code: str) -> None:
-    assert imported_by(code) & HEAVY == set()
-
-
-def test_the_command_line_prints_its_help_without_the_configuration() -> None:
-    """Its checks are half of the time that help may take."""
-    assert imported_by("import agentlightning.cli.app") & {"pydantic", "aiohttp"} == set()
-
-
-def test_help_lists_every_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agentlightning", "--help"], capture_output=True, text=True, check=True
-    )
-    for command in ("demo", "train", "check", "eval", "models", "serve", "worker", "runs", "rollouts"):
-        assert f"  {command} " in done.stdout
+def test_agents_workers_and_the_command_line_load_nothing_heavy_and_help_no_configuration() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    for_help, all_of_it = ({name.partition(".")[0] for name in line.split()} for line in done.stdout.splitlines())
+    assert for_help & {"pydantic", "aiohttp"} == set()  # the checks of settings are half of the time that help may take
+    assert all_of_it & HEAVY == set()

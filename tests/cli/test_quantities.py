@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from agentlightning.cli.options import bytes_of, seconds_of, shown_bytes
 from agentlightning.errors import ConfigError
 
-
-@pytest.mark.parametrize(("text", "size"), [("10GB", 10**10), ("1.5 mb", 1_500_000), ("7", 7), (None, None)])
-def test_sizes_are_read(text: str | None, size: int | None) -> None:
-    assert bytes_of(text, "--keep-size") == size
+Read = Callable[[str | None, str], float | None]
 
 
-@pytest.mark.parametrize("text", ["10 GiB", "much", "-1GB", ""])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--keep-size: expected a size"):
-        bytes_of(text, "--keep-size")
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        *((bytes_of, "10GB", 10**10), (bytes_of, "1.5 mb", 1_500_000), (bytes_of, "7", 7), (bytes_of, None, None)),
+        *((seconds_of, "90m", 5400.0), (seconds_of, "1.5h", 5400.0), (seconds_of, "8w", 8 * 604_800.0)),
+        (seconds_of, None, None),
+    ],
+)
+def test_sizes_and_times_are_read(read: Read, text: str | None, value: float | None) -> None:
+    assert read(text, "--option") == value
+
+
+@pytest.mark.parametrize(
+    ("read", "text"), [(bytes_of, "10 GiB"), (bytes_of, ""), (seconds_of, "7"), (seconds_of, "-7d"), (seconds_of, "")]
+)
+def test_what_is_no_size_or_time_is_refused(read: Read, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--option: expected a (size|time such as 90m)"):
+        read(text, "--option")
 
 
 def test_sizes_are_shown_for_people() -> None:
     assert [shown_bytes(size) for size in (0, 999, 1200, 3_400_000_000)] == ["0 B", "999 B", "1.2 KB", "3.4 GB"]
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90m", 5400.0), ("7d", 604_800.0), ("1.5h", 5400.0), ("45s", 45.0), ("8w", 8 * 604_800.0), (None, None)],
-)
-def test_times_are_read(text: str | None, seconds: float | None) -> None:
-    assert seconds_of(text, "--expires") == seconds
-
-
-@pytest.mark.parametrize("text", ["7", "7 days", "-7d", "soon", ""])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--expires: expected a time such as 90m"):
-        seconds_of(text, "--expires")

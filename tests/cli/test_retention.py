@@ -70,18 +70,15 @@ def test_with_a_search_goes_what_its_optimizer_model_was_asked() -> None:
     assert runs() == ["now-optimizer"]
 
 
-def test_a_run_is_exported_and_stays(folder: Path) -> None:
+def test_a_run_is_exported_and_goes_only_where_that_is_asked_for(folder: Path) -> None:
     result = agl("runs", "export", "old", "--to", "out")
     assert result.output == "1 rollouts, 1 attempts: out\n"
     assert json.loads((folder / "out" / "rollouts.jsonl").read_text())["state"] == "succeeded"
     assert isinstance(agl("runs", "export", "old", "--to", "out").exception, ConfigError)
+    assert isinstance(agl("runs", "export", "now", "--delete", "--to", "new").exception, ConflictError)
     assert runs() == ["now", "old"]
-
-
-def test_a_run_is_archived_and_goes(folder: Path) -> None:
-    assert isinstance(agl("runs", "export", "now", "--delete", "--to", "out").exception, ConflictError)
-    assert agl("runs", "export", "old", "--delete", "--to", "out").exit_code == 0
-    assert (folder / "out" / "run.json").exists()
+    assert agl("runs", "export", "old", "--delete", "--to", "new").exit_code == 0
+    assert (folder / "new" / "run.json").exists()
     assert runs() == ["now"]
 
 
@@ -96,14 +93,9 @@ def test_pruning_says_what_would_go_and_does_it() -> None:
     assert runs() == ["now"]
 
 
-def test_runs_are_listed_with_their_sizes_on_request() -> None:
+def test_runs_are_listed_with_their_sizes_and_queues_on_request() -> None:
     assert "size" not in agl("runs", "list").output
-    said = agl("runs", "list", "--sizes").output
-    assert "size" in said
-    assert " B" in said
-
-
-def test_the_status_shows_running_runs() -> None:
+    assert " B" in agl("runs", "list", "--sizes").output
     said = agl("runs", "list", "--queue").output
     assert "oldest queued" in said
     assert [line.split()[:2] for line in said.splitlines()[1:]] == [["now", "1"]]

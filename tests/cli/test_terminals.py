@@ -30,9 +30,8 @@ def store(tmp_path: Path) -> str:
     return url
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
-def test_a_terminal_of_another_encoding_gets_replacement_characters(store: str, encoding: str) -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+def test_a_terminal_of_another_encoding_gets_replacement_characters(store: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [*AGL, "runs", "list", "--store", store]
     done = subprocess.run(command, env=environment, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -68,9 +67,6 @@ def test_a_byte_order_mark_is_no_part_of_a_text_file(tmp_path: Path) -> None:
     answer = tmp_path / "answer.txt"
     answer.write_bytes(b"\xef\xbb\xbfOslo.")
     assert read_answer(str(answer)) == "Oslo."
-
-
-def test_traces_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
     rows = tmp_path / "rows.JSONL"
     said = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
     rows.write_bytes(b"\xef\xbb\xbf" + said)

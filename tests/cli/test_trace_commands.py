@@ -42,6 +42,9 @@ def test_a_file_is_recorded_scored_again_and_written_as_rows() -> None:
     told = figures(agl("rewards", "rescore", run, "--with", "score.py:exact"))
     assert (told["rollouts"], told["changed"], told["new_mean"]) == (3, 2, pytest.approx(1 / 3))
     assert "written" not in told
+    Path("same.py").write_text("def score(task, result):\n    return 0.5\n")
+    same = agl("rewards", "rescore", run, "--with", "same.py:score").stdout
+    assert "note: all 3 new rewards are 0.5: they tell no rollout from another" in same
     kept = figures(agl("rewards", "rescore", run, "--with", "score.py:exact", "--write", "--name", "exact"))
     assert kept["written"] == 3
     agl("rollouts", "export", run, "--to", "good.jsonl", "--reward", "exact", "--threshold", "1")
@@ -53,29 +56,11 @@ def test_a_file_is_recorded_scored_again_and_written_as_rows() -> None:
     assert (pair["prompt"], pair["chosen"][0]["content"]) == ([ASK], "It is 2")
 
 
-def test_a_new_reward_that_is_always_the_same_is_told() -> None:
-    run = recorded()
-    Path("same.py").write_text("def score(task, result):\n    return 0.5\n")
-    done = agl("rewards", "rescore", run, "--with", "same.py:score")
-    assert "note: all 3 new rewards are 0.5: they tell no rollout from another" in done.stdout
-
-
-def test_the_function_may_be_that_of_a_configuration() -> None:
-    run = recorded()
-    Path("train.toml").write_text(
-        '[model]\npath = "./nowhere"\n[agent]\nrun = "agent.py:solve"\nreward = "score.py:exact"\n'
-        '[data]\ntrain = "rows.jsonl"\n'
-    )
-    assert figures(agl("rewards", "rescore", run, "--with", "train.toml"))["new_mean"] == pytest.approx(1 / 3)
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("record",), "give either a configuration, whose agent is run, or --traces FILE"),
-        (("record", "train.toml", "--traces", "rows.jsonl"), "give either a configuration"),
         (("record", "--traces", "rows.jsonl", "--tasks", "3"), "--tasks: has no effect with --traces"),
-        (("record", "--traces", "rows.jsonl", "--rollouts", "4"), "--rollouts: has no effect with --traces"),
         (("record", "train.toml", "--task-fields", "gold"), "--task-fields: has no effect without --traces"),
         (("rewards", "rescore", "RUN", "--with", "score.py:exact", "--name", "reward"), "--name: 'reward' is the name"),
         (("rewards", "rescore", "RUN", "--with", "score.py:none"), "there is no 'none'"),
@@ -84,6 +69,7 @@ def test_the_function_may_be_that_of_a_configuration() -> None:
             ("rollouts", "export", "RUN", "--to", "x", "--margin", "1"),
             "--margin: conflicts with --as messages",
         ),
+        (("rollouts", "export", "RUN", "--to", "no/where.jsonl"), "--to: there is no folder no"),
     ],
 )
 def test_what_would_be_ignored_or_is_wrong_is_an_error(words: tuple[str, ...], sentence: str) -> None:
@@ -103,15 +89,12 @@ def test_a_function_that_scores_nothing_is_an_error_after_its_reason_is_told() -
     assert json.loads(done.stdout.splitlines()[-1])["written"] == 0
 
 
-def test_rows_by_a_reward_that_no_rollout_has_or_for_a_folder_that_is_not_there_are_an_error() -> None:
+def test_rows_by_a_reward_that_no_rollout_has_are_an_error() -> None:
     run = recorded()
     unknown = agl("rollouts", "export", run, "--to", "x.jsonl", "--reward", "exact").exception
     assert isinstance(unknown, NotFoundError)
     assert "no training rollout has a final reward named 'exact'" in str(unknown)
     assert not Path("x.jsonl").exists()
-    nowhere = agl("rollouts", "export", run, "--to", "no/where.jsonl").exception
-    assert isinstance(nowhere, ConfigError)
-    assert "--to: there is no folder no" in str(nowhere)
 
 
 def test_traces_that_were_exported_come_back_with_their_tasks_and_rewards() -> None:
@@ -168,29 +151,10 @@ def test_a_rollout_is_shown_with_its_agents_and_with_what_spans_tell() -> None:
     assert 'lookup  {"q": 1}  → none' in shown
 
 
-@pytest.mark.parametrize(
-    ("words", "known"),
-    [
-        (("export", "RUN", "--to", "x", "--as", "csv"), ("'messages'", "'preferences'")),
-        (("list", "RUN", "--mode", "csv"), ("'train'", "'eval'")),
-        (("list", "RUN", "--state", "csv"), ("'queued'", "'cancelled'")),
-    ],
-)
-def test_a_word_that_is_none_of_an_options_own_is_refused_with_these(
-    words: tuple[str, ...], known: tuple[str, ...]
-) -> None:
-    refused = agl("rollouts", *words)
+def test_a_word_that_is_none_of_an_options_own_is_refused_with_these() -> None:
+    refused = agl("rollouts", "export", "RUN", "--to", "x", "--as", "csv")
     assert refused.exit_code == 2
-    assert all(word in refused.output for word in ("'csv'", *known))
-
-
-def test_a_run_that_is_not_there_is_named() -> None:
-    recorded()
-    for words in (
-        ("rewards", "rescore", "X", "--with", "score.py:exact"),
-        ("rollouts", "export", "X", "--to", "x"),
-    ):
-        assert isinstance(agl(*words).exception, NotFoundError)
+    assert all(word in refused.output for word in ("'csv'", "'messages'", "'preferences'"))
 
 
 def test_a_field_of_tasks_that_no_row_has_is_an_error() -> None:

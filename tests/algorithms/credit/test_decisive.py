@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.credit.decisive import decisive, decisiveness
 from agentlightning.algorithms.credit.keys import answer_key
@@ -52,10 +51,3 @@ def test_an_earlier_step_counts_where_this_one_tells_nothing() -> None:
 def test_actions_that_never_repeat_tell_nothing_and_leave_uniform_credit() -> None:
     group = [rollout("a0", 1, 1, 2), rollout("a1", 0, 3, 4), rollout("a2", 1, 5, 6)]
     assert decisive([group], Evidence())[0][0].shares == [1.0, 1.0]
-
-
-def test_a_plan_trains_the_call_that_decides_more() -> None:
-    algorithm = LightningRL(credit="decisive", minibatches=1, advantage="dr_grpo")
-    [rows] = algorithm.plan([FIRST], seed=0).minibatches
-    first = {row.rollout_id: row.advantages[-1] for row in rows if row.calls[0].endswith("/0")}
-    assert first == pytest.approx({"a0": 0.95, "a1": 0.95, "a2": -0.95, "a3": -0.95})  # 1.9 × 0.5

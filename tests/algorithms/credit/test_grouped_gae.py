@@ -65,11 +65,3 @@ def test_with_lambda_1_and_no_states_it_is_step_rewards(given_rows: list[tuple[f
     found = grouped_gae(group, lam=1.0, key=f"{__file__}:nothing")
     for one, other in zip(found, step_rewards(group), strict=True):
         assert one.values == pytest.approx(other.values, abs=1e-9)
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.lists(st.text("xyz", min_size=1, max_size=4), min_size=1, max_size=5), st.floats(0, 1))
-def test_equal_rewards_leave_no_credit(actions: list[str], lam: float) -> None:
-    group = [trajectory(f"r{place}", 0.25, one) for place, one in enumerate(actions)]
-    for row in values(grouped_gae(group, lam=lam)):
-        assert row == pytest.approx([0.0] * len(row), abs=1e-12)

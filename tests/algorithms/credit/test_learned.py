@@ -46,16 +46,6 @@ def test_the_call_that_decides_gets_the_credit() -> None:
     assert by_call[1] > 5 * max(by_call[0], by_call[2], by_call[3])
 
 
-def test_the_same_evidence_gives_the_same_credit() -> None:
-    groups = [lottery(seed) for seed in range(4)]
-    assert values(groups) == values(groups)
-
-
-def test_a_task_that_always_succeeds_teaches_the_head_nothing() -> None:
-    easy = [trajectory(f"e{index}", 1.0, action) for index, action in enumerate("xxxy")]
-    assert values([easy]) == [[[pytest.approx(0.0)]] * 4]
-
-
 def test_features_of_ones_own_are_used(tmp_path: Path) -> None:
     file = tmp_path / "features.py"
     file.write_text("def first(transition):\n    return {'first': float(transition.sampled_ids[0] == 120)}\n")

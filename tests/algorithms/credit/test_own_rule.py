@@ -21,19 +21,6 @@ def first(trajectory: Trajectory, group: list[Trajectory], *, weight: float = 1.
     return [weight * trajectory.reward] + [0.0] * (len(trajectory.transitions) - 1)
 
 
-PLAIN = """
-def thrice(trajectory, group, *, times: int = 3):
-    return [times * trajectory.reward] * len(trajectory.transitions)
-"""
-
-
-def test_a_plain_function_is_a_rule_by_its_place_in_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "plain_rule.py"
-    file.write_text(PLAIN)
-    own = LightningRL(credit=NamedPart(type=f"{file}:thrice", times=2), advantage="reinforce")
-    assert own.advantages(GROUP) == [[2.0, 2.0], [0.0]]
-
-
 def test_a_decorated_function_is_a_rule_and_is_found_again_by_its_place() -> None:
     own = LightningRL(credit=NamedPart(type=first.path, weight=0.5), advantage="reinforce")
     assert own.advantages(GROUP) == [[0.5, 0.0], [0.0]]
@@ -53,15 +40,6 @@ def test_a_plain_function_is_given_from_python_as_it_is() -> None:
 
 def test_a_rule_of_the_library_given_as_itself_is_its_name() -> None:
     assert LightningRL(credit=CREDIT["last"]) == LightningRL(credit="last")
-
-
-def test_a_rule_inside_a_function_cannot_be_found_again() -> None:
-    @credit_rule("hidden")
-    def hidden(trajectory: Trajectory, group: list[Trajectory]) -> list[float]:
-        return []
-
-    with pytest.raises(ConfigError, match="'hidden' cannot be found again by another process"):
-        LightningRL(credit=hidden)
 
 
 @pytest.mark.parametrize(
@@ -93,15 +71,6 @@ def test_what_a_rule_returns_is_checked(tmp_path: Path, returned: str, error: ty
     with pytest.raises(error) as caught:
         LightningRL(credit=f"{file}:bad").advantages(GROUP)
     assert sentence in str(caught.value)
-
-
-def test_a_rule_of_the_wrong_shape_is_refused_at_the_start(tmp_path: Path) -> None:
-    file = tmp_path / "shapeless_rule.py"
-    file.write_text("def shapeless(one):\n    return []\n")
-    with pytest.raises(ConfigError, match=r"expected to be callable as \(trajectory, group\)"):
-        LightningRL(credit=f"{file}:shapeless")
-    with pytest.raises(ConfigError, match="there is no 'nothing'"):
-        LightningRL(credit=f"{file}:nothing")
 
 
 @pytest.mark.parametrize(

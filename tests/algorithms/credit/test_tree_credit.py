@@ -48,10 +48,6 @@ def test_each_comparison_is_divided_by_the_deviation_of_its_own_returns() -> Non
     assert found[2] == pytest.approx([-1 / 3 / group])
 
 
-def test_dr_grpo_divides_neither_comparison_by_deviations() -> None:
-    assert replace(TREE, advantage="dr_grpo").advantages([A, B, C]) == PLAIN.advantages([A, B, C])
-
-
 def test_forks_of_forks_share_what_these_had_replayed() -> None:
     again = fork("d", B, 2, 1.0, "s")  # after b's first own call
     assert [list(one.values) for one in tree([A, B, again])] == [

@@ -41,12 +41,6 @@ def test_a_candidate_that_was_not_accepted_has_a_mean_and_is_not_the_best() -> N
     assert made.front() == {0: {0}, 1: {0}}
 
 
-def test_the_front_has_the_best_of_each_task() -> None:
-    made = pool((1.0, 0.0, 0.5), (0.0, 1.0, 0.5))
-    assert made.front() == {0: {0}, 1: {1}, 2: {0, 1}}
-    assert made.front_counts() == {0: 2, 1: 2}
-
-
 def test_a_dominated_candidate_is_not_on_the_front_though_it_is_best_on_a_task() -> None:
     # 0 is best on task 0, as 2 is, and 2 is better on task 1.
     made = pool((1.0, 0.0), (0.0, 1.0), (1.0, 0.5))

@@ -46,26 +46,6 @@ async def test_it_finds_the_planted_words(kind: type[RacedSearch]) -> None:
 
 
 @every_search
-async def test_the_same_seed_makes_the_same_requests(kind: type[RacedSearch]) -> None:
-    first, second, other = (LiteralRun(noisy, rollouts=300) for _ in range(3))
-    assert await kind().search(first, seed=3) == await kind().search(second, seed=3)
-    assert first.log == second.log
-    assert first.notes == second.notes
-    await kind().search(other, seed=4)
-    assert other.log != first.log
-
-
-@every_search
-async def test_run_again_over_the_record_it_asks_for_nothing_new(kind: type[RacedSearch]) -> None:
-    settings = bounded(kind, max_proposals=12)
-    run = LiteralRun(noisy)
-    result = await settings.search(run, seed=2)
-    again = LiteralRun(noisy, rollouts=0, record=run.record)
-    assert await settings.search(again, seed=2) == result
-    assert again.new == again.spent == 0
-
-
-@every_search
 async def test_killed_anywhere_and_run_again_it_ends_as_if_nothing_had_been(kind: type[RacedSearch]) -> None:
     settings = bounded(kind, max_proposals=8)
     whole = LiteralRun(noisy)
@@ -196,30 +176,3 @@ def test_a_wrong_setting_is_an_error_that_names_it(
 ) -> None:
     with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
         kind(**settings)  # type: ignore[arg-type]
-
-
-@every_search
-async def test_it_finds_them_through_noise(kind: type[RacedSearch]) -> None:
-    run = LiteralRun(noisy, sizes=(40, 40))
-    result = await bounded(kind, max_proposals=400, patience=200).search(run, seed=0)
-    good = sum(sentence in result.best.texts["system"] for sentence in GOOD)
-    assert good + ("creative" not in result.best.texts["system"]) >= 3
-
-
-@every_search
-async def test_a_budget_of_rollouts_may_end_at_every_number_of_them(kind: type[RacedSearch]) -> None:
-    for rollouts in range(0, 130, 3):
-        run = LiteralRun(rollouts=rollouts)
-        result = await kind().search(run, seed=1)
-        assert run.spent <= rollouts
-        assert result.reason == f"The budget of {rollouts} rollouts is spent."
-        assert (result.mean is None) == (rollouts < 16)
-
-
-@every_search
-@pytest.mark.parametrize("sizes", [(1, 1), (3, 2), (5, 7)])
-async def test_few_tasks_are_enough(kind: type[RacedSearch], sizes: tuple[int, int]) -> None:
-    run = LiteralRun(sizes=sizes)
-    result = await bounded(kind, max_proposals=300, patience=100).search(run, seed=0)
-    assert result.mean is not None
-    assert result.mean > 0
