@@ -6,24 +6,20 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import build
 from agentlightning.algorithms import LightningRL
-from agentlightning.algorithms.critic import Estimate, Gae, estimates, explained
-from agentlightning.training_types import Trajectory, Transition
+from agentlightning.algorithms.critic import Estimate, Gae, bilevel_gae, estimates, explained, gae
+from agentlightning.training_types import Trajectory
 
 
 def trajectory(name: str, reward: float, lengths: tuple[int, ...], steps: tuple[float, ...] = ()) -> Trajectory:
     """Calls of so many tokens, each with a prompt of its own."""
     transitions = [
-        Transition(
-            call_id=f"{name}/{place}",
-            suffix_ids=[1, place],
-            sampled_ids=[2] * length,
-            logprobs=[-1.0] * length,
-            versions=[],
-            reward=steps[place] if steps else 0.0,
-        )
-        for place, length in enumerate(lengths)
+        build.transition(f"{name}/{at}", suffix_ids=[1, at], sampled_ids=[2] * length, reward=(steps or (0.0,) * 9)[at])
+        for at, length in enumerate(lengths)
     ]
     return Trajectory(rollout_id=name, group_id=name[0], reward=reward, transitions=transitions)
 
@@ -34,7 +30,7 @@ RAW = Gae(call_gamma=0.5, lam=1.0, normalize_std=False)
 
 
 def test_two_rollouts_by_hand() -> None:
-    # as in test_gae, two calls by hand; the other rollout: 0 - 0.5
+    # as two calls by hand, below; the other rollout: 0 - 0.5
     first, second = estimates(PAIR, VALUES, RAW)
     assert first == Estimate(
         advantages=[[0.25, 0.0], [0.5]],
@@ -134,3 +130,37 @@ def test_gae_without_values_is_a_mistake_of_the_caller() -> None:
 def test_an_engine_keeps_a_value_head_for_a_critic_alone() -> None:
     assert LightningRL(advantage=Gae(learning_rate=0.5)).critic_learning_rate == 0.5
     assert LightningRL().critic_learning_rate is None
+
+
+def test_two_actions_by_hand() -> None:
+    # δ = [0 + 0.5 - 0.5, 1 + 0 - 0.5] = [0, 0.5]; Â_1 = 0.5, Â_0 = 0 + 0.5 × 0.5
+    assert gae([0.0, 1.0], [0.5, 0.5], 1.0, 0.5) == ([0.25, 0.5], [0.75, 1.0])
+
+
+def test_two_calls_by_hand() -> None:
+    # outer, over the last tokens' values: δ = [0 + 0.5 × 0.5 - 0.5, 1 - 0.5] = [-0.25, 0.5], γλ = 0.5: [0, 0.5]
+    # inner, call 1 of values [0.25, 0.5]: its return 0.5 at its end: δ = [0.5 - 0.25, 0.5 - 0.5] = [0.25, 0]
+    advantages, returns = bilevel_gae([0.0, 1.0], [[0.25, 0.5], [0.5]], call_gamma=0.5)
+    assert advantages == [[0.25, 0.0], [0.5]]
+    assert returns == [[0.5, 0.5], [1.0]]
+
+
+def test_a_call_without_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one token in each call"):
+        bilevel_gae([1.0], [[]])
+
+
+calls = st.lists(
+    st.tuples(st.floats(-1, 1), st.lists(st.floats(-1, 1), min_size=1, max_size=4)), min_size=1, max_size=5
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(calls)
+def test_without_discount_both_levels_are_one(drawn: list[tuple[float, list[float]]]) -> None:
+    # γ = λ = 1: every token's advantage is what is still to come less its own value, whoever groups the tokens
+    rewards, values = [reward for reward, _ in drawn], [tokens for _, tokens in drawn]
+    flat_rewards = [value for reward, tokens in drawn for value in [0.0] * (len(tokens) - 1) + [reward]]
+    flat, _ = gae(flat_rewards, [value for tokens in values for value in tokens])
+    both, _ = bilevel_gae(rewards, values, call_gamma=1.0)
+    assert [value for tokens in both for value in tokens] == pytest.approx(flat, abs=1e-9)

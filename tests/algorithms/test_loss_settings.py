@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+import build
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.losses import FixedLength, Gspo, KlTerm, PpoClip
 from agentlightning.algorithms.settings import as_table
 from agentlightning.errors import ConfigError
-from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 
 EFFECTS: dict[str, tuple[dict[str, Any], Any]] = {
     "name": ({"loss": "cispo"}, "cispo"),
@@ -34,17 +35,11 @@ EFFECTS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def trajectory(name: str, reward: float, *lengths: int) -> Trajectory:
-    transitions = [
-        Transition(
-            call_id=f"{name}/{place}",
-            suffix_ids=[1, place],
-            sampled_ids=[2] * length,
-            logprobs=[-1.0] * length,
-            versions=[],
-        )
-        for place, length in enumerate(lengths)
+    calls = [
+        build.transition(f"{name}/{at}", suffix_ids=[1, at], sampled_ids=[2] * length)
+        for at, length in enumerate(lengths)
     ]
-    return Trajectory(rollout_id=name, group_id=name[0], reward=reward, transitions=transitions)
+    return Trajectory(rollout_id=name, group_id=name[0], reward=reward, transitions=calls)
 
 
 GROUP = [trajectory("a0", 1.0, 4, 1), trajectory("a1", 0.0, 2), trajectory("a2", 1.0, 3), trajectory("a3", 0.0, 1)]

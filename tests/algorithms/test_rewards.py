@@ -5,21 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+import build
 from agentlightning.algorithms.rewards import RewardPolicy
-from agentlightning.training_types import Trajectory, Transition
+from agentlightning.training_types import Trajectory
 
 
 def rollout(name: str, reward: float = 0.0, steps: dict[str, float] | None = None, **named: float) -> Trajectory:
     steps = steps or {}
-    call = Transition(
-        call_id=f"{name}/0",
-        suffix_ids=[1],
-        sampled_ids=[2],
-        logprobs=[-1.0],
-        versions=[],
-        reward=sum(steps.values()),
-        rewards=steps,
-    )
+    call = build.transition(f"{name}/0", reward=sum(steps.values()), rewards=steps)
     return Trajectory(rollout_id=name, group_id="g", reward=reward, transitions=[call], rewards=named)
 
 

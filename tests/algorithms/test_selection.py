@@ -8,49 +8,28 @@ from typing import Any
 
 import pytest
 
+import build
 from agentlightning.adapters.agent_names import prompt_name
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.critic import Gae
 from agentlightning.algorithms.selection import own_groups, selection
 from agentlightning.errors import AgentError, ConfigError
-from agentlightning.records import Call, Sampling
-from agentlightning.training_types import Trajectory, Transition
+from agentlightning.records import Call
+from agentlightning.training_types import Trajectory
 
 
 def call(**changes: Any) -> Call:
-    given: dict[str, Any] = {
-        "id": "c",
-        "run_id": "run",
-        "rollout_id": "r",
-        "attempt": 1,
-        "parent_id": None,
-        "suffix_ids": [1],
-        "sampled_ids": [2],
-        "logprobs": [-1.0],
-        "versions": [],
-        "prompt_tokens": 1,
-        "policy": "default",
-        "model": "gpt-writer",
-        "protocol": "chat",
-        "sampling": Sampling(),
-        "history_hash": "h",
-        "request_hash": "r",
-        "messages": [{"role": "user", "content": "write"}],
-        "completion": {},
-        **changes,
-    }
-    return Call(**given)
+    written = {"model": "gpt-writer", "messages": [{"role": "user", "content": "write"}], "completion": {}}
+    return build.call(**{**written, **changes})
 
 
 def trajectory(name: str, reward: float, trained: str, rewards: tuple[float, ...] = ()) -> Trajectory:
     """A call for each letter of `trained`, of one token: y is the policy's own, n is context."""
     transitions = [
-        Transition(
-            call_id=f"{name}/{place}",
+        build.transition(
+            f"{name}/{place}",
             suffix_ids=[1, 10 + place],
             sampled_ids=[20 + place],
-            logprobs=[-1.0],
-            versions=[],
             trained=letter == "y",
             reward=rewards[place] if rewards else 0.0,
         )

@@ -58,14 +58,6 @@ def fed(shift: float, *results: tuple[str, float]) -> MeanDifferenceTest:
     return test
 
 
-def test_a_first_pair_by_hand() -> None:
-    # Guesses 1/2 + e/2 and 1/2 - e/2, the nearest of the hypothesis 1/2 and 1/2: a success of a multiplies by 1 + e.
-    assert fed(0, ("a", 1), ("b", 0)).wealth == pytest.approx(sum((1 + e) ** 2 for e in EFFECTS) / len(EFFECTS))
-    assert fed(0, ("a", 1), ("b", 1)).wealth == pytest.approx(sum((1 + e) * (1 - e) for e in EFFECTS) / len(EFFECTS))
-    assert fed(0, ("b", 1), ("a", 0)).wealth == pytest.approx(sum((1 - e) ** 2 for e in EFFECTS) / len(EFFECTS))
-    assert fed(0, ("b", 0.5), ("a", 0.5)).wealth == pytest.approx(1.0)
-
-
 MEANS = st.floats(0.01, 0.99)
 
 
@@ -192,14 +184,6 @@ def test_a_second_pair_is_bet_on_with_what_the_first_one_taught() -> None:
         wealth += (1 - effect * effect) * (a / null) * (1 - b) / (1 - null)
     first.record(a=1, b=0)
     assert first.wealth == pytest.approx(wealth / len(EFFECTS))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("means", [(0.75, 0.75), (0.6, 0.75)])
-def test_streams_within_the_hypothesis_seldom_raise_an_alarm(means: tuple[float, float]) -> None:
-    shift = means[0] - means[1]
-    alarms = [first_alarm(seed, means, 0.5, 400, shift) for seed in range(200)]
-    assert sum(one is not None for one in alarms) <= 18  # 10 expected at most, plus 2.6 standard deviations
 
 
 def test_a_long_certain_difference_stays_within_a_float() -> None:

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import build
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit.gigpo import gigpo
 from agentlightning.algorithms.credit.step_rewards import returns_to_go
 from agentlightning.algorithms.critic import Gae
 from agentlightning.algorithms.rewards import shaped_air
-from agentlightning.training_types import Trajectory, Transition
+from agentlightning.training_types import Trajectory
 
 
 def judged(name: str, reward: float, **rewards: list[float]) -> Trajectory:
@@ -22,10 +23,7 @@ def judged(name: str, reward: float, **rewards: list[float]) -> Trajectory:
     calls = []
     for place in range(count):
         named = {key.replace("air_", "air."): values[place] for key, values in rewards.items() if values[place]}
-        call = Transition(
-            call_id=f"{name}/{place}", suffix_ids=[1], sampled_ids=[2], logprobs=[-1.0], versions=[], rewards=named
-        )
-        calls.append(replace(call, reward=sum(named.values())))
+        calls.append(build.transition(f"{name}/{place}", rewards=named, reward=sum(named.values())))
     return Trajectory(rollout_id=name, group_id="g", reward=reward, transitions=calls)
 
 

@@ -157,15 +157,6 @@ async def test_the_command_prints_tables_and_json(tmp_path: object) -> None:
     assert found["differences"][0]["difference"]["n"] == 4
 
 
-async def test_only_tasks_that_both_evaluated_last_are_paired(store: LightningStore) -> None:
-    await evaluated(store, "one", 1e-5, 0, (0.0, 0.0, 0.0, 0.0))
-    await store.create_run("two", record(), "two")
-    await add_rollouts(store, "two", 5, [Earned(group="b", reward=1.0), Earned(group="z", reward=0.0)], "eval")
-    await log(store, "two", {HELD_OUT: {5: 0.5}})
-    (difference,) = (await compare_runs(store, ["one", "two"])).differences
-    assert (difference.tasks, difference.difference) == (1, None)
-
-
 def test_the_difference_of_three_tasks_is_worked_by_hand() -> None:
     found = paired_difference("b", "a", {"x": 1.0, "y": 0.5, "only": 1.0}, {"x": 0.0, "y": 0.5})
     assert found.tasks == 2

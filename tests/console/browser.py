@@ -18,7 +18,8 @@ AXE = NODE / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PICTURES = os.environ.get("SCREENSHOTS")
 """A folder for screenshots; none are made without it."""
-TIMEOUT_MS = 20_000
+TIMEOUT_MS = 200_000
+"""Long: a page takes a second, and on a machine that does ten other things many."""
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from browser import AXE, CHROMIUM, console, page_at, visitor
-from console_scene import ATTACKS, GROUP, STEPS, fill
-from rewards_scene import RUN, fill_rewards
+from console_scene import ATTACKS, GROUP, STEPS
+from rewards_scene import RUN
 
 from agentlightning.records import Metric, Rollout
 from agentlightning.store.base import RolloutQuery
@@ -39,16 +40,10 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 @pytest.fixture(scope="module")
-def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    url = f"sqlite:///{tmp_path_factory.mktemp('console') / 'agl.db'}"
-
-    async def filled() -> None:
-        async with SqlLightningStore(url) as store:
-            await fill(store)
-            await fill_rewards(store)
-
-    run(filled)
-    return url
+def store_url(scene: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("console") / "copy"
+    shutil.copytree(scene, folder)
+    return f"sqlite:///{folder / 'agl.db'}"
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +107,7 @@ def test_every_page_can_be_used_by_anybody_runs_no_stored_text_and_asks_no_other
         assert visit.errors == []
 
 
-def test_a_run_is_found_compared_and_followed_to_a_token(address: str, store_url: str) -> None:
+def test_a_run_is_found_compared_and_followed_to_a_token(address: str) -> None:
     with visitor() as visit:
         visit.open(address)
         visit.page.get_by_label("Search").fill("alpha")
@@ -133,22 +128,15 @@ def test_a_run_is_found_compared_and_followed_to_a_token(address: str, store_url
         visit.page.get_by_role("link", name="next").click()
         visit.page.wait_for_selector("text=Call 2 of 2")
         assert "call=1" in visit.page.url
+        visit.page.get_by_role("slider", name="call").press("ArrowLeft")
+        visit.page.wait_for_selector("text=Call 1 of 2")
+        visit.page.keyboard.press("ArrowRight")
+        visit.page.wait_for_selector("text=Call 2 of 2")
         assert visit.errors == []
 
 
-def test_calls_are_scrubbed_with_the_keyboard(address: str, store_url: str) -> None:
-    rollout = rollout_of(store_url, "alpha", 1)
-    with visitor() as visit:
-        visit.open(page_at(address, f"/replay?rollout={rollout.id}"))
-        visit.page.get_by_role("slider", name="call").press("ArrowRight")
-        visit.page.wait_for_selector("text=Call 2 of 2")
-        visit.page.keyboard.press("ArrowLeft")
-        visit.page.wait_for_selector("text=Call 1 of 2")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_hack_is_seen_and_a_reward_is_explained_down_to_the_tokens(address: str, store_url: str, scheme: str) -> None:
-    with visitor(scheme) as visit:
+def test_a_hack_is_seen_and_a_reward_is_explained_down_to_the_tokens(address: str) -> None:
+    with visitor("dark") as visit:
         visit.open(page_at(address, "/rewards"))
         visit.page.get_by_role("link", name=RUN, exact=True).click()
         visit.page.get_by_role("link", name="Signs of hacks").click()
@@ -194,6 +182,7 @@ def test_what_moves_is_sent_to_a_browser_once(address: str) -> None:
     assert (unknown.status_code, "nobody" in unknown.text) == (404, True)
 
 
+@pytest.mark.long
 def test_a_browser_of_another_host_logs_in_with_the_key(store_url: str) -> None:
     with (
         console("--store", store_url, "--host", "0.0.0.0", AGL_SERVER_KEY="the key of the test") as address,
@@ -211,6 +200,7 @@ def test_a_browser_of_another_host_logs_in_with_the_key(store_url: str) -> None:
         assert visit.elsewhere() == []
 
 
+@pytest.mark.long
 def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentlightning", "demo", "--task", "lookup", "--console"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -219,11 +209,10 @@ def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path
         line = next(line for line in process.stdout if "console http://" in line)
         address = line.split()[-1]
         with visitor() as visit:
-            visit.page.set_default_timeout(60_000)  # it starts while the sampler and the learner do
             visit.open(address)
             visit.page.locator(".agl tbody a").first.click()
             learned = "() => Number(document.querySelector('.agl .figures dd')?.textContent) >= 2"
-            visit.page.wait_for_function(learned, timeout=120_000)
+            visit.page.wait_for_function(learned)
             visit.picture("console-run")
             visit.page.get_by_role("link", name="Rollouts", exact=True).last.click()
             visit.page.wait_for_selector(".agl tbody tr")
@@ -242,7 +231,7 @@ def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path
             visit.picture("console-rewards")
             assert visit.elsewhere() == []
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate()
         done = subprocess.run(["curl", "--silent", "--max-time", "5", address], capture_output=True)
         assert done.returncode == 7  # nobody listens there any more
     finally:

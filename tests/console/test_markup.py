@@ -16,7 +16,6 @@ TEXTS = st.text(st.characters(codec="utf-8")) | st.sampled_from([ATTACK, "</p><p
 @given(TEXTS, TEXTS)
 def test_any_text_comes_back_from_a_parser_as_the_text_it_was(text: str, value: str) -> None:
     parsed = Parsed(element("p", text, title=value))
-
     assert parsed.names == ["p"]
     assert parsed.text == printable(text)
     assert parsed.values("title") == [printable(value)]
@@ -25,7 +24,6 @@ def test_any_text_comes_back_from_a_parser_as_the_text_it_was(text: str, value: 
 @given(TEXTS)
 def test_an_address_made_of_any_text_leads_to_a_page_of_the_console(text: str) -> None:
     parsed = Parsed(element("a", "x", href=url("/run", {"run": text}, text)))
-
     assert parsed.values("href")[0].startswith("/run")
 
 

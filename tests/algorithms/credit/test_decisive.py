@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+import build
 from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.credit.decisive import decisive, decisiveness
 from agentlightning.algorithms.credit.keys import answer_key
-from agentlightning.training_types import Trajectory, Transition
+from agentlightning.training_types import Trajectory
 
 
 def rollout(name: str, reward: float, *actions: int) -> Trajectory:
-    calls = [
-        Transition(call_id=f"{name}/{place}", suffix_ids=[1], sampled_ids=[action], logprobs=[-1.0], versions=[])
-        for place, action in enumerate(actions)
-    ]
+    calls = [build.transition(f"{name}/{place}", sampled_ids=[action]) for place, action in enumerate(actions)]
     return Trajectory(rollout_id=name, group_id=name[0], reward=reward, transitions=calls)
 
 

@@ -1,12 +1,13 @@
-"""Versions of a template compared from finished rollouts: figures, paired statistics, cost and transcripts."""
+"""Prompt versions and models compared from finished rollouts: figures, paired statistics, cost, transcripts, a decision."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import build
 from agentlightning.analysis.intervals import exact_mcnemar
-from agentlightning.analysis.version_comparison import PairedComparison, compare_columns
+from agentlightning.analysis.version_comparison import PairedComparison, compare_columns, decided, failure_reason
 from agentlightning.records import Call, Rollout
 
 VERSIONS = {"system@2": "t", "system@5": "t"}
@@ -70,14 +71,6 @@ def test_rewards_that_are_no_successes_have_an_interval_alone() -> None:
     assert difference.difference.value == 0.25
 
 
-def test_tokens_are_counted_of_policies_and_external_models() -> None:
-    rollouts = [a_rollout(number, 1.0) for number in range(4)]
-    calls = [a_call(0), a_call(2, "gpt-free"), a_call(1, policy="default", usage={}, sampled_ids=[1, 2])]
-    first, second = compared(rollouts, calls).figures
-    assert (first.calls, first.prompt_tokens, first.sampled_tokens) == (2, 20, 6)
-    assert (second.calls, second.prompt_tokens, second.sampled_tokens) == (1, 4, 2)
-
-
 def test_transcripts_of_a_task_lie_side_by_side() -> None:
     told = compared([a_rollout(0, 1.0), a_rollout(1, None)], [a_call(0)])
     [task] = told.tasks
@@ -93,3 +86,34 @@ def test_mcnemars_test_is_exact() -> None:
     assert exact_mcnemar(0, 0) == 1.0
     assert exact_mcnemar(1, 9) == exact_mcnemar(9, 1) == 2 * 11 / 1024
     assert exact_mcnemar(2000, 0) == 0.0
+
+
+def test_calls_are_counted_and_failures_by_the_last_line_of_their_error() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: no answer\n'
+    first = [a_rollout(0, 1.0), a_rollout(2, None)]
+    second = [replace(a_rollout(1, None), error=traceback), replace(a_rollout(3, None), error=traceback)]
+    calls = [a_call(place) for place in range(4)]
+    found = compare_columns({"support@40": "a", "support@50": "b"}, [first, second], calls)
+    one, other = found.figures
+    assert (one.version, one.failures, other.failures) == ("support@40", {"it broke": 1}, {"ValueError: no answer": 2})
+    assert (one.calls, other.calls, other.sampled_tokens) == (2, 2, 6)
+    [difference] = found.differences
+    assert (difference.version, difference.baseline, difference.better, difference.worse) == (
+        "support@50",
+        "support@40",
+        0,
+        1,
+    )
+
+
+def test_a_rollout_without_an_error_failed_by_its_state() -> None:
+    assert failure_reason(replace(a_rollout(0, None), state="cancelled", error=None)) == "cancelled"
+
+
+def test_the_better_side_is_named() -> None:
+    assert (decided(8, 0, 0.05), decided(0, 8, 0.05), decided(7, 0, 0.05), decided(6, 6, 0.05)) == (
+        "better",
+        "worse",
+        None,
+        None,
+    )
