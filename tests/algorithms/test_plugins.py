@@ -72,18 +72,6 @@ def test_a_credit_rule_and_an_aggregation_are_combined_with_built_in_parts() -> 
     assert weights["a0"] == pytest.approx([1 / (5 * math.sqrt(5))] * 2)
 
 
-@pytest.mark.parametrize(
-    ("settings", "tokens"), [({}, 2), ({"entropy": 0.1}, 5), ({"kl": 0.1}, 5), ({"loss": own("sapo")}, 5)]
-)
-def test_what_follows_the_last_call_with_an_advantage_is_computed_only_for_terms_of_all_calls(
-    settings: dict[str, Any], tokens: int
-) -> None:
-    table = {"credit": {"type": own("first"), "others": 0.0}, "advantage": "reinforce", **settings}
-    algorithm = LightningRL(minibatches=1, **table)
-    [rows] = algorithm.plan(GROUPS, seed=0).minibatches
-    assert sum(sum(row.mask) for row in rows if row.rollout_id == "a0") == tokens
-
-
 def sapo(r: float, advantage: float, negative: float) -> float:
     tau = 1.0 if advantage > 0 else negative
     return -4 / tau / (1 + math.exp(-tau * (r - 1))) * advantage
@@ -116,23 +104,68 @@ def test_a_loss_of_one_s_own_has_weights_masks_and_a_gradient_as_the_others_have
     assert gradient[2] == 0.0
 
 
+RULE = "from agentlightning.algorithms.credit import credit_rule\n@credit_rule('own', each='{}')\ndef own({}): ...\n"
+CLASS = (
+    "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    "from agentlightning.algorithms import LightningRL\n@dataclass(frozen=True, kw_only=True)\nclass own(LightningRL):\n    "
+)
+LOSS, CREDIT = "def own(logprobs, tokens):\n    ", "def own(trajectory, group):\n    return "
+ADVANTAGE = "def own(groups, credits):\n    return "
+
+
 @pytest.mark.parametrize(
-    ("body", "sentence"),
+    ("setting", "code", "error", "sentence"),
     [
         (
-            "return logprobs.sum()",
-            r"loss '.*wrong.py:wrong': expected a tensor of shape \(3,\), a value per token, got \(\)",
+            "loss",
+            f"{LOSS}return logprobs.sum()",
+            ConfigError,
+            r"py:own': expected a tensor of shape \(3,\), .* got \(\)",
         ),
-        ("return logprobs.detach()", "what it returned has no gradient"),
-        ("return 3", r"expected a tensor of shape \(3,\), a value per token, got int"),
-        ("return logprobs * float('nan')", r"loss '.*wrong.py:wrong': expected finite numbers, got nan"),
+        ("loss", f"{LOSS}return logprobs.detach()", ConfigError, "what it returned has no gradient"),
+        ("loss", f"{LOSS}return 3", ConfigError, r"expected a tensor of shape \(3,\), a value per token, got int"),
+        ("loss", f"{LOSS}return logprobs * float('nan')", ConfigError, "py:own': expected finite numbers, got nan"),
+        ("loss", f"{LOSS}raise SystemExit(3)", AgentError, r"loss '.*own.py:own' failed: SystemExit: 3"),
+        (
+            "loss",
+            "def own(logprobs, tokens, *, s: 'No' = 1): ...",
+            ConfigError,
+            "annotation .* name 'No' is not defined",
+        ),
+        ("credit", f"{CREDIT}[1.0]", ConfigError, "one entry for each of 2 transitions of rollout a0, got 1"),
+        ("credit", f"{CREDIT}[1.0, float('nan')]", ConfigError, r"finite numbers for rollout a0, got \[1.0, nan\]"),
+        ("credit", f"{CREDIT}None", ConfigError, "of 2 transitions of rollout a0, got NoneType"),
+        ("credit", f"{CREDIT}[1 / 0]", AgentError, "failed: ZeroDivisionError"),
+        ("credit", RULE.format("step", "groups"), ConfigError, r"callable as \(groups, evidence\)"),
+        ("credit", RULE.format("group", "one, group"), ConfigError, r"callable as \(group\)"),
+        ("credit", RULE.format("trajectory", "group"), ConfigError, r"callable as \(trajectory, group\)"),
+        ("advantage", f"{ADVANTAGE}[[[1.0]]]", ConfigError, "one entry for each of 2 groups, got 1"),
+        (
+            "advantage",
+            f"{ADVANTAGE}[[[float('inf')] * len(c.values) for c in g] for g in credits]",
+            ConfigError,
+            "expected finite numbers for call a0/0",
+        ),
+        ("advantage", f"{ADVANTAGE}1 / 0", AgentError, "failed: ZeroDivisionError"),
+        ("type", f"{CLASS}extra: int", ConfigError, r"algorithm\.extra: is required by '.*own.py:own'"),
+        ("type", f"{CLASS}extra: No = 1", ConfigError, r"own: an annotation of a setting .* \(NameError: .*No"),
+        ("type", f"{CLASS}def __post_init__(self): raise ValueError('odd')", ConfigError, "type: .*ValueError: odd"),
+        ("type", f"{CLASS}def plan(self): ...", ConfigError, r"type '.*own.py:own'.*\(self, groups, seed, .*\)"),
+        ("agents", "", ConfigError, "there is no 'own'"),
     ],
 )
-def test_what_a_loss_returns_is_checked(tmp_path: Path, body: str, sentence: str) -> None:
-    file = tmp_path / "wrong.py"
-    file.write_text(f"def wrong(logprobs, tokens):\n    {body}\n")
-    with pytest.raises(ConfigError, match=sentence):
-        loss_and_gradient(Loss(name=f"{file}:wrong"))
+def test_what_is_wrong_with_code_of_one_s_own_is_said_with_its_place(
+    tmp_path: Path, setting: str, code: str, error: type[Exception], sentence: str
+) -> None:
+    (tmp_path / "own.py").write_text(code)
+    named = f"{tmp_path}/own.py:own"
+
+    def train() -> None:
+        algorithms_of(config(**{setting: [named] if setting == "agents" else named}))["default"].plan(GROUPS, seed=0)
+        loss_and_gradient(Loss(name=named))
+
+    with pytest.raises(error, match=sentence):
+        train()
 
 
 @pytest.mark.parametrize(
@@ -163,23 +196,6 @@ def test_an_engine_that_loads_no_code_refuses_a_loss_of_one_s_own() -> None:
 
     with pytest.raises(ConfigError, match="does not support plug-in losses"):
         check_loss(Support(engine="e"), Loss(name=own("sapo")))
-
-
-def test_what_an_advantage_returns_is_checked(tmp_path: Path) -> None:
-    file = tmp_path / "bad_advantages.py"
-    file.write_text(
-        "def few(groups, credits):\n    return [[[1.0]]]\n"
-        "def endless(groups, credits):\n"
-        "    return [[[float('inf')] * len(c.values) for c in g] for g in credits]\n"
-        "def raises(groups, credits):\n    return 1 / 0\n"
-    )
-    for name, error, sentence in (
-        ("few", ConfigError, "expected a list with one entry for each of 2 groups, got 1"),
-        ("endless", ConfigError, "expected finite numbers for call a0/0"),
-        ("raises", AgentError, "failed: ZeroDivisionError"),
-    ):
-        with pytest.raises(error, match=sentence):
-            LightningRL(advantage=f"{file}:{name}").plan(GROUPS, seed=0)
 
 
 def test_an_algorithm_is_a_class_with_settings_and_a_plan_of_its_own() -> None:
@@ -242,47 +258,12 @@ def test_a_learner_refuses_a_loss_whose_file_was_edited_after_the_trainer_had_lo
     assert "edited.py:loss': its file was changed after the trainer had loaded it" in learner.stderr
 
 
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        ("    extra: int\n", r"algorithm\.extra: is required by '.*own.py:Own'"),
-        ("    extra: Nowhere = 1\n", r"Own: an annotation of a setting cannot be resolved \(NameError: .*Nowhere"),
-        ("    def __post_init__(self):\n        raise ValueError('odd')\n", r"algorithm\.type: .*ValueError: odd"),
-        ("    def plan(self):\n        return None\n", r"algorithm\.type '.*own.py:Own'.*\(self, groups, seed, .*\)"),
-    ],
-)
-def test_what_is_wrong_with_a_class_is_said_at_start(tmp_path: Path, body: str, sentence: str) -> None:
-    file = tmp_path / "own.py"
-    file.write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-        "from agentlightning.algorithms import LightningRL\n"
-        f"@dataclass(frozen=True, kw_only=True)\nclass Own(LightningRL):\n{body}"
-    )
-    with pytest.raises(ConfigError, match=sentence):
-        algorithms_of(config(type=f"{file}:Own"))
-
-
-def test_an_annotation_of_a_function_that_names_nothing_is_said_at_start(tmp_path: Path) -> None:
-    file = tmp_path / "own.py"
-    file.write_text("def own(logprobs, tokens, *, scale: 'Nowhere' = 1):\n    return logprobs\n")
-    with pytest.raises(ConfigError, match=r"algorithm\.loss: an annotation .* name 'Nowhere' is not defined"):
-        LightningRL(loss=f"{file}:own")
-
-
-def test_what_a_loss_does_to_its_arguments_or_to_its_process_harms_nobody(tmp_path: Path) -> None:
+def test_what_a_loss_does_to_its_arguments_harms_nobody(tmp_path: Path) -> None:
     file = tmp_path / "rude.py"
     file.write_text(
         "def tidy(logprobs, tokens):\n    return -tokens.advantages * logprobs\n"
         "def rude(logprobs, tokens):\n    found = tidy(logprobs, tokens)\n    tokens.weights.zero_()\n"
         "    logprobs.data.zero_()\n    return found\n"
-        "def ends(logprobs, tokens):\n    raise SystemExit(3)\n"
     )
     tidy, rude = (loss_and_gradient(Loss(name=f"{file}:{name}", entropy=0.1)) for name in ("tidy", "rude"))
     assert rude[0] == tidy[0]
-    with pytest.raises(AgentError, match=r"loss '.*rude.py:ends' failed: SystemExit: 3"):
-        loss_and_gradient(Loss(name=f"{file}:ends"))
-
-
-def test_a_predicate_of_agents_that_is_not_there_is_said_at_start() -> None:
-    with pytest.raises(ConfigError, match="there is no 'nobody'"):
-        algorithms_of(config(agents=[own("nobody")]))

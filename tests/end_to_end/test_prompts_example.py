@@ -31,7 +31,7 @@ def test_the_example_proves_its_better_prompt_and_promotes_it(folder: Folder) ->
     settings = (folder.path / "agent.toml").read_text().replace("python agent.py", f"{sys.executable} agent.py")
     folder.write("agent.toml", settings)
     subprocess.run([sys.executable, "data.py"], cwd=folder.path, check=True)
-    said(folder.run("models", "tiny", "--demos", "demos.jsonl", "--to", "model"))
+    said(folder.run("models", "import", "demos.jsonl", "--to", "model"))
     recorded = said(folder.run("record", "agent.toml", "--rollouts", "1", "--tasks", "2"))
     run = recorded["run_id"]
     assert (recorded["succeeded"], recorded["reward"]) == (2, 0.0)

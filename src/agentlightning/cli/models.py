@@ -271,18 +271,24 @@ def import_weights(
     source: Annotated[
         str,
         typer.Argument(
-            help="FILE.gguf, as llama.cpp and Ollama run it; a model's or an adapter's folder; or hub:NAME."
+            help="FILE.gguf, as llama.cpp and Ollama run it; a model's or an adapter's folder; hub:NAME; or FILE.jsonl of "
+            'conversations {"messages": [{"role", "content"}, …]}, which a small Llama learns to imitate.'
         ),
     ],
     to: Annotated[
         Path | None,
         typer.Option("--to", help="New folder for the model.", show_default="models/ and the source's name"),
     ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of FILE.jsonl: the weights and the order of conversations.")] = 0,
 ) -> None:
     """Make a model folder to train from, with its licence, source and hash recorded."""
     from agentlightning.engines.import_model import import_model
 
-    folder = to or Path("models") / Path(source.removeprefix("hub:")).name.removesuffix(".gguf")
+    name = Path(source.removeprefix("hub:")).name.removesuffix(".gguf").removesuffix(".jsonl")
+    folder = to or Path("models") / name
+    if source.endswith(".jsonl"):
+        _imitate(Path(source), folder, seed)
+        return
     found = import_model(source, folder)
     lost = f", de-quantised from {' and '.join(found.quantization)}" if found.quantization else ""
     say(f"license {found.license or 'unknown'}{lost}; sha256 {found.sha256[:12]}")
@@ -422,22 +428,15 @@ def _with_model(name: str, base: Config, runs: Path) -> ComparedModel:
     return ComparedModel(name=name, config=with_versions(with_models(base, folders or {"": path}), runs))
 
 
-@app.command("tiny")
-def tiny(
-    demos: Annotated[
-        Path, typer.Option("--demos", help='JSONL of conversations: {"messages": [{"role", "content"}, …]}.')
-    ],
-    to: Annotated[Path, typer.Option("--to", help="Folder for the model; it must not exist.")],
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the weights and of the order of demonstrations.")] = 0,
-) -> None:
-    """Make a tokenizer and a small Llama, and warm-start it on demonstrations: what `agl train` can then train on reward."""
+def _imitate(demos: Path, to: Path, seed: int) -> None:
+    """Makes a tokenizer and a small Llama, warm-started on demonstrations: what `agl train` can then train on reward."""
     from agentlightning.demo.imitation import make_policy, read_demonstrations
     from agentlightning.trainer.display import Display
 
     if to.exists():
         raise InputError(f"--to {to}: exists already; name a new folder")
     read = read_demonstrations(demos)
-    with Display(f"tiny {demos}") as display:
+    with Display(f"import {demos}") as display:
         progress = lambda row: display.phase(row["phase"], row["step"], row["of"])  # noqa: E731
         facts = make_policy(read, to, seed=seed, threads=None, report=progress)
     display.note(

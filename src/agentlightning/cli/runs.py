@@ -129,9 +129,25 @@ def show_run(
     drift: Annotated[
         bool, typer.Option("--drift", help="Show which calls do not continue the tokens sampled before, and why.")
     ] = False,
+    bottlenecks: Annotated[
+        bool,
+        typer.Option("--bottlenecks", help="Show where the time of its steps goes, what bounds it and the remedy."),
+    ] = False,
+    latest: Annotated[
+        int, typer.Option("--steps", min=1, max=1000, help="With --bottlenecks: average so many of the latest steps.")
+    ] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="With --bottlenecks: print one JSON object.")] = False,
     store: Store = None,
 ) -> None:
     """Show a run: its settings, rollouts by state, checkpoints, latest metrics and warnings."""
+    if bottlenecks:
+        from agentlightning.analysis.bottlenecks import read_bottlenecks
+
+        found = with_store(store, lambda opened: read_bottlenecks(opened, run, latest))
+        print_json(found) if as_json else _print_bottlenecks(found)
+        return
+    if as_json:
+        raise ConfigError("--json: expected --bottlenecks with it")
     with_store(store, lambda opened: _show_drift(opened, run) if drift else _show_run(opened, run))
 
 
@@ -287,20 +303,6 @@ def _value(value: object) -> str:
         return f"{value:.3g}"
     text = value if isinstance(value, str) else "-" if value is None else orjson.dumps(value, default=str).decode()
     return text if len(text) <= MAX_VALUE_CHARS else f"…{text[1 - MAX_VALUE_CHARS :]}"
-
-
-@app.command("bottlenecks")
-def show_bottlenecks(
-    run: RunId,
-    latest: Annotated[int, typer.Option("--steps", min=1, max=1000, help="Average so many of the latest steps.")] = 10,
-    as_json: Json = False,
-    store: Store = None,
-) -> None:
-    """Show where the time of a run's steps goes, what bounds it, what to change and what that gains at most."""
-    from agentlightning.analysis.bottlenecks import read_bottlenecks
-
-    found = with_store(store, lambda opened: read_bottlenecks(opened, run, latest))
-    print_json(found) if as_json else _print_bottlenecks(found)
 
 
 def _print_bottlenecks(found: BottleneckReport) -> None:

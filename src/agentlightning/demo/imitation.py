@@ -1,6 +1,6 @@
 """Imitation: supervised training of a tiny model on what the assistant says in demonstrations.
 
-The demo's warm start, ``agl models tiny`` and the examples drive it. A demonstration is a list of chat messages; its row
+The demo's warm start, ``agl models import`` and the examples drive it. A demonstration is a list of chat messages; its row
 is token ids and which of them are trained.
 """
 

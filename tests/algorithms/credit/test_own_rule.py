@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from credit_trajectories import trajectory
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import CREDIT, credit_rule
 from agentlightning.algorithms.settings import NamedPart, name_of
-from agentlightning.errors import AgentError, ConfigError
+from agentlightning.errors import ConfigError
 from agentlightning.training_types import Trajectory
 
 GROUP = [trajectory("a", 1.0, "xy"), trajectory("b", 0.0, "z")]
@@ -54,40 +52,3 @@ def test_a_wrong_setting_of_a_rule_is_named(given: dict[str, object], sentence: 
     with pytest.raises(ConfigError) as caught:
         LightningRL(credit=NamedPart(type=first.path, **given))
     assert sentence in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("returned", "error", "sentence"),
-    [
-        ("[1.0]", ConfigError, "expected a list with one entry for each of 2 transitions of rollout a, got 1"),
-        ("[1.0, float('nan')]", ConfigError, "expected finite numbers for rollout a, got [1.0, nan]"),
-        ("None", ConfigError, "expected a list with one entry for each of 2 transitions of rollout a, got NoneType"),
-        ("[1 / 0]", AgentError, "failed: ZeroDivisionError"),
-    ],
-)
-def test_what_a_rule_returns_is_checked(tmp_path: Path, returned: str, error: type, sentence: str) -> None:
-    file = tmp_path / f"bad_rule_{abs(hash(returned))}.py"
-    file.write_text(f"def bad(trajectory, group):\n    return {returned}\n")
-    with pytest.raises(error) as caught:
-        LightningRL(credit=f"{file}:bad").advantages(GROUP)
-    assert sentence in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("each", "parameters", "wanted"),
-    [
-        ("step", "groups", r"\(groups, evidence\)"),
-        ("group", "trajectory, group", r"\(group\)"),
-        ("trajectory", "group", r"\(trajectory, group\)"),
-    ],
-)
-def test_a_decorated_rule_has_the_arguments_that_it_is_called_with(
-    tmp_path: Path, each: str, parameters: str, wanted: str
-) -> None:
-    file = tmp_path / f"decorated_{each}.py"
-    file.write_text(
-        "from agentlightning.algorithms.credit import credit_rule\n\n\n"
-        f"@credit_rule('own', each={each!r})\ndef own({parameters}, *, weight: float = 1.0):\n    return []\n"
-    )
-    with pytest.raises(ConfigError, match=f"expected to be callable as {wanted}"):
-        LightningRL(credit=f"{file}:own")

@@ -374,7 +374,7 @@ def load_alarms(load: Load) -> list[Alarm]:
     elif load.oldest_queued_s >= QUEUED_S:
         found["queue_old"] = (
             f"a rollout has waited {_minutes(load.oldest_queued_s)} for a worker, and {load.queued} wait: add workers, or "
-            "raise agent.concurrency; agl runs bottlenecks RUN shows what limits the run"
+            "raise agent.concurrency; agl runs show RUN --bottlenecks shows what limits the run"
         )
     if load.free_bytes < MIN_FREE_BYTES:
         found["disk_filling"] = (
