@@ -47,7 +47,7 @@ CREDIT: dict[str, float] = {
     ),
 }
 """What held-out success rises by at the least."""
-IN_CI = ("grpo, ppo_clip", "grpo, gspo", "rloo, reinforce", "gae, ppo_clip", "last", "learned")
+IN_CI = ("grpo, ppo_clip", "gae, ppo_clip", "learned")
 """The others are run by `make test-algorithms`."""
 
 

@@ -67,14 +67,13 @@ def signalled(program: list[str], project: Path, number: signal.Signals) -> tupl
         subprocess.run(
             ["bash", "-c", f"while [ ! -e {begun} ] && kill -0 {child.pid}; do sleep 0.1; done"],
             check=True,
-            timeout=300,
         )
         child.send_signal(number)
         if "check" not in program and number != signal.SIGKILL:
             next(line for line in child.stdout if "again ends at once" in line)
             child.send_signal(number)
         output = child.stdout.read()
-        return output, child.wait(timeout=120)
+        return output, child.wait()
 
 
 def _heed_hangups() -> None:
@@ -105,6 +104,7 @@ trainer.fit("agent.py:solve", train_dataset="tasks.jsonl")
 """
 
 
+@pytest.mark.long
 def test_a_python_program_that_a_signal_ends_says_how_to_go_on(project: Path):
     (project / "program.py").write_text(SCRIPT)
     output, code = signalled([sys.executable, "program.py"], project, signal.SIGTERM)

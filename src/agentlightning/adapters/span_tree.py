@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from agentlightning.adapters.semantics import agent_of, role_of
-from agentlightning.records import Span
+from agentlightning.records import Call, Span
 
 
 class SpanTree:
@@ -44,6 +44,22 @@ class SpanTree:
         while node is not None:
             yield node
             node = self.parent(node)
+
+    def rows(self, calls: Iterable[Call]) -> Iterator[tuple[int, Span | Call]]:
+        """Spans and the model calls that were made in them, each with its depth: parents before children, by start."""
+        children: dict[str | None, list[Span | Call]] = {}
+        for span in self.spans:
+            children.setdefault(self._parents.get(span.id), []).append(span)
+        for call in calls:
+            children.setdefault(call.span_id if call.span_id in self._by_id else None, []).append(call)
+        for own in children.values():
+            own.sort(key=lambda one: (one.started_ns, one.id), reverse=True)
+        waiting = [(0, one) for one in children.get(None, [])]
+        while waiting:
+            depth, one = waiting.pop()
+            yield depth, one
+            if isinstance(one, Span):
+                waiting += [(depth + 1, child) for child in children.get(one.id, [])]
 
     def root(self, span: Span) -> Span:
         """The outermost recorded span around this one."""

@@ -233,22 +233,12 @@ def _print_spans(spans: list[Span], calls: list[Call]) -> None:
         say("no span was recorded")
         return
     tree, console = SpanTree(spans), screen()
-    children: dict[str | None, list[Span | Call]] = {}
-    for span in tree.spans:
-        parent = tree.parent(span)
-        children.setdefault(None if parent is None else parent.id, []).append(span)
-    for call in calls:
-        if call.span_id is not None and tree.get(call.span_id) is not None:
-            children.setdefault(call.span_id, []).append(call)
-    waiting = [(0, each) for each in reversed(children.get(None, []))]
-    while waiting:
-        depth, each = waiting.pop()
+    inside = [call for call in calls if call.span_id is not None and tree.get(call.span_id) is not None]
+    for depth, each in tree.rows(inside):
         if isinstance(each, Call):
             what, wrong = f"model call {each.id}", None
         else:
             what, wrong = each.name + _said(each), error_of(each)
-            below = sorted(children.get(each.id, []), key=lambda child: (child.started_ns, child.id), reverse=True)
-            waiting += [(depth + 1, child) for child in below]
         at, took = (each.started_ns - tree.spans[0].started_ns) / 1e9, (each.finished_ns - each.started_ns) / 1e9
         indent = "  " * min(depth, MAX_DEPTH)
         console.print(f"{at:9.3f} s  {took:8.3f} s  {indent}{what}", soft_wrap=True, highlight=False, markup=False)

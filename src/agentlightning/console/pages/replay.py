@@ -278,7 +278,7 @@ def _links(one: Recorded) -> Html:
 
 def waterfall(one: Recorded, place: Mapping[str, str], current: int) -> Html:
     """A row per span and call, by tree and start: who did what, when, within what."""
-    rows = _in_order(one)
+    rows = [*SpanTree(one.spans).rows(one.calls)]
     if not rows:
         return element("p", "no call and no span was recorded", class_="none")
     start = min(entry.started_ns for _, entry in rows)
@@ -310,25 +310,3 @@ def _bar(entry: Entry, label: Html, start: int, length: int, current: bool) -> H
     time = element("span", f"{at / 1e9:.3f} s + {took / 1e9:.3f} s", class_="time")
     error = element("span", failed, class_="error") if failed else None
     return element("li", label, bar, time, error, class_="current" if current else None)
-
-
-def _in_order(one: Recorded) -> list[tuple[int, Entry]]:
-    """Spans and calls with their depth, parents before children."""
-    tree = SpanTree(one.spans)
-    children: dict[str | None, list[Entry]] = {}
-    for span in tree.spans:
-        parent = tree.parent(span)
-        children.setdefault(None if parent is None else parent.id, []).append(span)
-    for call in one.calls:
-        known = call.span_id is not None and tree.get(call.span_id) is not None
-        children.setdefault(call.span_id if known else None, []).append(call)
-    for entries in children.values():
-        entries.sort(key=lambda entry: (entry.started_ns, entry.id), reverse=True)
-    rows: list[tuple[int, Entry]] = []
-    waiting = [(0, entry) for entry in children.get(None, [])]
-    while waiting:
-        depth, entry = waiting.pop()
-        rows.append((depth, entry))
-        if isinstance(entry, Span):
-            waiting += [(depth + 1, child) for child in children.get(entry.id, [])]
-    return rows
