@@ -112,16 +112,6 @@ def test_a_call_without_a_share_is_compared_with_nothing(rule: str) -> None:
 rewards = st.lists(st.floats(0, 10).map(lambda value: round(value, 3)), min_size=2, max_size=12)
 
 
-@pytest.mark.parametrize("rule", sorted(ADVANTAGES))
-@settings(deadline=None, max_examples=50)
-@given(rewards, st.randoms(use_true_random=False))
-def test_the_order_of_rollouts_does_not_matter(rule: str, values: list[float], random: object) -> None:
-    order = list(range(len(values)))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    one, other = of(rule, values), of(rule, [values[place] for place in order])
-    assert other == pytest.approx([one[place] for place in order], abs=1e-9)
-
-
 @pytest.mark.parametrize("rule", ["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"])
 @settings(deadline=None, max_examples=50)
 @given(rewards, st.floats(-100, 100))

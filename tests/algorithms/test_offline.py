@@ -24,34 +24,56 @@ def candidate(name: str, reward: float | None = 1.0, task: str = "t", answer: st
     return Candidate(rollout_id=name, task=task, reward=reward, answer=name if answer is None else answer)
 
 
-def names(examples: list[Example]) -> list[tuple[str | None, str | None]]:
-    return [(example.wanted, example.unwanted) for example in examples]
+ROUNDED = 0.7 - 0.4  # 0.29999999999999993
 
 
-def test_sft_imitates_every_rollout_in_the_order_of_the_record() -> None:
-    found = SFT().examples([candidate("b", 0.0), candidate("a", None), candidate("c", 1.0)])
-    assert names(found) == [("b", None), ("a", None), ("c", None)]
+@pytest.mark.parametrize(
+    ("algorithm", "record", "wanted", "unwanted"),
+    [
+        (SFT(), [candidate("b", 0.0), candidate("a", None), candidate("c")], "bac", "---"),  # in the record's order
+        (SFT(threshold=0.5), [candidate("a", 0.4), candidate("b", 0.5), candidate("c", None)], "b", "-"),
+        (SFT(threshold=0.3), [candidate("a", ROUNDED), candidate("b", 0.2)], "a", "-"),
+        (RFT(per_task=1), [candidate("u", 1.0, "u"), candidate("v", 1.0, "u"), candidate("w", 0.0, "w")], "u", "-"),
+        (
+            DPO(),  # of one task only
+            [candidate("a", 1.0), candidate("b", 0.0, "u"), candidate("c", 0.0), candidate("d", 1.0, "u")],
+            "ad",
+            "cb",
+        ),
+        (KTO(threshold=0.7), [candidate("a", 0.7), candidate("b", 0.6), candidate("c", None)], "a-", "-b"),
+        (KTO(threshold=0.3), [candidate("a", ROUNDED), candidate("b", 0.2)], "a-", "-b"),
+    ],
+)
+def test_examples_are_chosen_by_reward_and_task(
+    algorithm: OfflineAlgorithm, record: list[Candidate], wanted: str, unwanted: str
+) -> None:
+    found = algorithm.examples(record)
+    assert "".join(one.wanted or "-" for one in found) == wanted
+    assert "".join(one.unwanted or "-" for one in found) == unwanted
 
 
-def test_sft_with_a_threshold_leaves_out_what_is_worse_and_what_has_no_reward() -> None:
-    found = SFT(threshold=0.5).examples([candidate("a", 0.4), candidate("b", 0.5), candidate("c", None)])
-    assert names(found) == [("b", None)]
-
-
-def test_a_threshold_that_nothing_reaches_is_an_error_with_the_highest_reward() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.threshold: none of 2 .* at least 0\.5; the highest is 0\.25"):
-        RFT().examples([candidate("a", 0.25), candidate("b", 0.0)])
+@pytest.mark.parametrize(
+    ("algorithm", "rewards", "sentence"),
+    [
+        (RFT(), (0.25, 0.0), r"algorithm\.threshold: none of 2 .* at least 0\.5; the highest is 0\.25"),
+        (DPO(), (1.0, 1.0), r"algorithm\.margin: 2 recorded rollouts give no pair"),
+        (KTO(threshold=2.0), (0.7, 0.6), "none of 2 recorded rollouts with a reward reaches"),
+        (KTO(threshold=0.0), (0.7, 0.6), "each of 2 recorded rollouts with a reward reaches"),
+    ],
+)
+def test_a_record_without_examples_is_an_error(
+    algorithm: OfflineAlgorithm, rewards: tuple[float, float], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        algorithm.examples([candidate("a", rewards[0]), candidate("b", rewards[1])])
 
 
 def test_the_best_of_a_task_come_first_and_the_same_words_count_once() -> None:
     group = [candidate("a", 0.5, answer="x"), candidate("b", 1.0, answer="y"), candidate("c", 0.9, answer="y")]
     assert [one.rollout_id for one in best(group, None)] == ["b", "a"]
     assert [one.rollout_id for one in best(group, 1)] == ["b"]
-
-
-def test_rft_takes_so_many_rollouts_of_each_task() -> None:
-    record = [candidate(f"{task}{n}", 1.0, task) for task in "uv" for n in range(3)] + [candidate("w", 0.0, "w")]
-    assert names(RFT(per_task=2).examples(record)) == [("u0", None), ("u1", None), ("v0", None), ("v1", None)]
+    rounded = [candidate("b", 0.1 + 0.2), candidate("a", 0.3)]
+    assert [one.rollout_id for one in best(rounded, None)] == ["a", "b"]
 
 
 def test_distillation_takes_external_models_unless_it_is_told_which() -> None:
@@ -68,54 +90,25 @@ def test_the_best_is_paired_with_the_worst_and_nobody_twice() -> None:
     assert [(a.rollout_id, b.rollout_id) for a, b in pairs(group, 0.25)] == [("1.0", "0.0")]
 
 
-def test_equal_rewards_equal_words_and_unknown_rewards_are_no_pair() -> None:
-    assert pairs([candidate("a"), candidate("b")], 0.0) == []
-    assert pairs([candidate("a", 1.0, answer="x"), candidate("b", 0.0, answer="x")], 0.0) == []
-    assert pairs([candidate("a", 1.0), candidate("b", None)], 0.0) == []
-
-
-@pytest.mark.parametrize(("better", "worse", "margin"), [(1.0, 0.5, 0.5), (0.8, 0.5, 0.3), (0.1 + 0.2, 0.3, 0.0)])
-def test_a_difference_of_exactly_the_margin_but_for_rounding_is_no_pair(
-    better: float, worse: float, margin: float
+@pytest.mark.parametrize(
+    ("one", "other", "margin"),
+    [
+        (candidate("a"), candidate("b"), 0.0),
+        (candidate("a", 1.0, answer="x"), candidate("b", 0.0, answer="x"), 0.0),
+        (candidate("a"), candidate("b", None), 0.0),
+        (candidate("a", 0.8), candidate("b", 0.5), 0.3),  # but for rounding
+        (candidate("a", 0.1 + 0.2), candidate("b", 0.3), 0.0),
+    ],
+)
+def test_equal_rewards_equal_words_unknown_rewards_and_the_very_margin_are_no_pair(
+    one: Candidate, other: Candidate, margin: float
 ) -> None:
-    assert pairs([candidate("a", better), candidate("b", worse)], margin) == []
-
-
-def test_a_reward_that_reaches_the_threshold_but_for_rounding_is_good() -> None:
-    record = [candidate("a", 0.7 - 0.4), candidate("b", 0.2)]  # 0.29999999999999993
-    assert names(KTO(threshold=0.3).examples(record)) == [("a", None), (None, "b")]
-    assert names(SFT(threshold=0.3).examples(record)) == [("a", None)]
-
-
-def test_rollouts_whose_rewards_differ_by_rounding_alone_keep_the_order_of_their_ids() -> None:
-    assert [one.rollout_id for one in best([candidate("b", 0.1 + 0.2), candidate("a", 0.3)], None)] == ["a", "b"]
-
-
-def test_dpo_pairs_rollouts_of_one_task_only() -> None:
-    record = [candidate("a", 1.0, "t"), candidate("b", 0.0, "u"), candidate("c", 0.0, "t"), candidate("d", 1.0, "u")]
-    assert names(DPO().examples(record)) == [("a", "c"), ("d", "b")]
-
-
-def test_a_record_without_a_pair_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.margin: 2 recorded rollouts give no pair"):
-        DPO().examples([candidate("a", 1.0), candidate("b", 1.0)])
-
-
-@pytest.mark.parametrize(("threshold", "which"), [(2.0, "none"), (0.0, "each")])
-def test_kto_needs_both_kinds(threshold: float, which: str) -> None:
-    with pytest.raises(ConfigError, match=f"{which} of 2 recorded rollouts with a reward reaches"):
-        KTO(threshold=threshold).examples([candidate("a", 0.7), candidate("b", 0.6)])
+    assert pairs([one, other], margin) == []
 
 
 def test_the_rarer_kind_is_weighed_up() -> None:
-    assert balance(30, 10) == (1.0, 3.0)
-    assert balance(10, 30) == (3.0, 1.0)
-    assert balance(0, 3) == balance(3, 0) == (1.0, 1.0)
-
-
-def test_kto_weighs_both_kinds_alike() -> None:
-    examples = [Example(wanted="a"), Example(unwanted="b"), Example(unwanted="c")]
-    loss = KTO(beta=0.2).loss(examples)
+    assert (balance(30, 10), balance(10, 30), balance(0, 3), balance(3, 0)) == ((1, 3), (3, 1), (1, 1), (1, 1))
+    loss = KTO(beta=0.2).loss([Example(wanted="a"), Example(unwanted="b"), Example(unwanted="c")])
     assert (loss.beta, loss.chosen_weight, loss.rejected_weight) == (0.2, 2.0, 1.0)
 
 
@@ -136,10 +129,7 @@ def test_tasks_are_held_out_whole_and_the_same_ones_each_time() -> None:
         (SFT, {"held_out": 1.0}, "held_out"),
         (SFT, {"threshold": "high"}, "threshold"),
         (RFT, {"threshold": None}, "threshold"),
-        (RFT, {"per_task": 0}, "per_task"),
-        (Distill, {"models": []}, "models"),
         (Distill, {"models": "gpt-5"}, "models"),
-        (DPO, {"beta": 0}, "beta"),
         (DPO, {"margin": -1}, "margin"),
         (KTO, {"threshold": float("nan")}, "threshold"),
     ],

@@ -161,18 +161,6 @@ def test_results_beside_0_to_1_and_shifts_without_room_are_refused() -> None:
         MeanDifferenceTest(0.5)
 
 
-def test_a_block_of_three_and_one_by_hand() -> None:
-    wealth = Fraction(0)
-    for effect in map(Fraction, EFFECTS):
-        a, b = Fraction(1, 2) + effect / 2, Fraction(1, 2) - effect / 2
-        null = (3 * a + b) / 4
-        wealth += a / null * (a / null) * ((1 - a) / (1 - null)) * ((1 - b) / (1 - null))
-    test = fed(0, ("a", 1), ("a", 1), ("a", 0))
-    assert test.wealth == 1.0  # of one stream alone there is nothing to say
-    test.record(b=0)
-    assert test.wealth == pytest.approx(float(wealth / len(EFFECTS)), rel=1e-12)
-
-
 def test_a_second_pair_is_bet_on_with_what_the_first_one_taught() -> None:
     # After (1, 1) the means are 3/4 and 3/4: a guess of 3/4 and 3/4 under the condition that they differ by e.
     first = fed(0, ("a", 1), ("b", 1))

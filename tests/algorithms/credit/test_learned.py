@@ -46,14 +46,6 @@ def test_the_call_that_decides_gets_the_credit() -> None:
     assert by_call[1] > 5 * max(by_call[0], by_call[2], by_call[3])
 
 
-def test_features_of_ones_own_are_used(tmp_path: Path) -> None:
-    file = tmp_path / "features.py"
-    file.write_text("def first(transition):\n    return {'first': float(transition.sampled_ids[0] == 120)}\n")
-    group = [trajectory("a", 1.0, "x"), trajectory("b", 0.0, "y")]
-    [[first, second]] = values([group], features=f"{file}:first")
-    assert (first, second) == ([pytest.approx(0.5)], [pytest.approx(-0.5)])
-
-
 def test_a_feature_function_that_fails_is_named(tmp_path: Path) -> None:
     file = tmp_path / "broken_features.py"
     file.write_text("def broken(transition):\n    return {'x': float('nan')}\n")

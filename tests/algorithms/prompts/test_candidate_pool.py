@@ -20,18 +20,6 @@ def pool(*rewards: tuple[float, ...]) -> CandidatePool:
     return made
 
 
-def test_replicas_of_a_task_count_as_their_mean() -> None:
-    made = pool((1.0, 0.0))
-    made.record(0, [RolloutScore(task=0, reward=0.0)], replica=1)
-    assert made.rewards(0) == {0: 0.5, 1: 0.0}
-    assert made.mean(0) == 0.25
-
-
-def test_the_best_has_the_highest_mean_and_of_equal_ones_is_the_earliest() -> None:
-    best, mean = pool((0.0, 1.0), (1.0, 1.0), (1.0, 1.0)).best()
-    assert (best.number, mean) == (1, 1.0)
-
-
 def test_a_candidate_that_was_not_accepted_has_a_mean_and_is_not_the_best() -> None:
     made = pool((0.0, 1.0))
     made.add(candidate(1, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentlightning.algorithms.prompts import reflection
-from agentlightning.algorithms.prompts.reflection import TriedText, clipped, fenced, new_text, rollouts_text
+from agentlightning.algorithms.prompts.reflection import TriedText, fenced, new_text, rollouts_text
 from agentlightning.algorithms.prompts.search import RolloutScore, Trace
 
 
@@ -19,18 +19,6 @@ def test_a_rollout_has_its_task_steps_reward_and_feedback() -> None:
         '## Rollout 1, reward 0.25\n### Task\n{"question": "2 + 2"}\n### Steps\nassistant: 4\ntool: error: no such table\n'
         "### Outcome\nWrong unit."
     )
-
-
-def test_a_rollout_that_failed_has_its_error() -> None:
-    text = rollouts_text([trace(error="agent failed: KeyError: 'x'.", feedback="", reward=0.0)])
-    assert text.endswith("### Outcome\nThe rollout failed: agent failed: KeyError: 'x'.")
-
-
-def test_what_is_cut_stands_between_beginning_and_end() -> None:
-    cut = clipped("b" + "x" * 998 + "e", 140)
-    assert cut == f"b{'x' * 49}\n[900 characters cut]\n{'x' * 49}e"
-    assert len(cut) <= 140
-    assert clipped("short", 140) == "short"
 
 
 @pytest.mark.parametrize(
