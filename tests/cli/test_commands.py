@@ -326,7 +326,7 @@ def test_drift_is_counted_by_how_calls_continue_and_a_fork_is_shown_with_what_it
     shown = agl("runs", "show", "run", "--drift", "--store", store).stdout
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert lines[0] == "9 calls of the policy, in 3 rollouts"
-    assert [line.split()[:2] for line in lines[1:4]] == [["3", "first"], ["3", "continued"], ["3", "forks"]]
+    assert [line.split()[:2] for line in lines[1:4]] == [["3", "first"], ["3", "continued:"], ["3", "forks:"]]
     assert lines[4:7] == [
         "3 history_cut: the agent left out a part of the history",
         "90 sampled tokens",

@@ -82,7 +82,7 @@ def test_the_algorithm_of_a_file_named_again_keeps_its_settings() -> None:
     ],
 )
 def test_what_is_missing_is_named(words: str, sentence: str) -> None:
-    stored({})
+    stored({} if "model" in sentence else run_record(parse_config(SAMPLING_SETTINGS)))
     Path("offline.toml").write_text('[model]\npath = "m"\n[data]\nfrom_run = "RUN"\n[algorithm]\ntype = "sft"\n')
     error = agl(*words.split()).exception
     assert isinstance(error, ConfigError | NotFoundError)

@@ -94,12 +94,6 @@ def test_a_promoted_version_is_what_new_rollouts_get(url: str) -> None:
     assert prompts(url, "promote", "r", "system@4").output == "system@4 is the newest already\n"
 
 
-def test_messages_are_added_as_json(url: str) -> None:
-    text = json.dumps([{"role": "system", "content": "Be {tone}."}, {"role": "user", "content": "hi"}])
-    found(url, "add", "r", "few", "-", "--format", "messages", text=text)
-    assert prompts(url, "show", "r", "few").output == "[system]\nBe {tone}.\n[user]\nhi\n"
-
-
 @pytest.mark.parametrize(
     ("words", "text", "sentence"),
     [

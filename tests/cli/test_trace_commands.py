@@ -121,12 +121,6 @@ def otlp(spans: list[tuple[str, dict[str, str]]]) -> str:
     return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": written}]}]})
 
 
-def test_rollouts_without_a_usable_call_are_told_of() -> None:
-    Path("spans.jsonl").write_text(otlp([("search", {})]))
-    done = agl("record", "--traces", "spans.jsonl")
-    assert "note: 1 rollouts have no model call that can be learned from" in done.output
-
-
 def test_a_rollout_is_shown_with_its_agents_and_with_what_spans_tell() -> None:
     chat = {
         "gen_ai.operation.name": "chat",
