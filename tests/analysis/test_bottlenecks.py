@@ -1,4 +1,4 @@
-"""The rules that name what bounds a run, on rows of metrics; tests/end_to_end/test_planted_bottlenecks.py has real runs."""
+"""The rules that name what bounds a run, on rows of metrics."""
 
 from __future__ import annotations
 

@@ -344,3 +344,17 @@ def test_the_drift_of_a_run_without_calls_says_so() -> None:
         "no calls of the policy are recorded"
         in agl("runs", "show", "run", "--drift", "--store", filled(nothing)).stdout
     )
+
+
+async def a_step_that_waits_for_a_tool(store: LightningStore) -> None:
+    seconds = {"time/step_s": 10.0, "time/collect_s": 8.0, "rollout/duration_s": 7.0, "rollout/between_calls_s": 6.0}
+    await store.log_metrics([Metric(run_id="run", step=1, name=name, value=value) for name, value in seconds.items()])
+
+
+def test_a_run_is_shown_with_what_bounds_it() -> None:
+    where = ("runs", "show", "run", "--store", filled(a_step_that_waits_for_a_tool))
+    shown = agl(*where, "--bottlenecks").stdout
+    assert "phases of a step:" in shown
+    assert "slow_tools (up to 69%): a rollout takes 7 s, of which 6 s (86%) lie before and between" in shown
+    assert orjson.loads(agl(*where, "--bottlenecks", "--json").stdout)["steps"] == 1
+    assert "--json: expected --bottlenecks with it" in str(agl(*where, "--json").exception)
