@@ -125,7 +125,8 @@ async def test_without_the_extra_all_that_needs_none_is_said_and_the_extra_named
     await planted(store, 14)
     found = await suggested(store, BAD)
     assert len(found.best) == 5
-    assert found.no_proposals == "optuna is not installed; install it with: pip install 'agentlightning[suggest]'"
+    told = "optuna is not installed; install it with: pip install 'agentlightning[suggest]'"
+    assert (found.no_proposals or "").startswith(told)
 
 
 TOML = """
