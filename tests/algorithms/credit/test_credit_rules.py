@@ -50,11 +50,11 @@ def by_two_agents(*rows: tuple[str, float]) -> list[Trajectory]:
             by_two_agents(("11", 1.0), ("12", 1.0), ("21", 0.0), ("22", 0.0)),
             [[0.5, 0.0], [0.5, 0.0], [-0.5, 0.0], [-0.5, 0.0]],
         ),
-        (  # B never did the same with two actions of A: these are compared over the whole group, 1: (1 + 1) / 2, mean 2 / 3
+        (  # of the third, nobody else did what A or B did: both are compared over the whole group, 0 with a mean of 2 / 3
             "counterfactual",
             {},
             by_two_agents(("11", 1.0), ("12", 1.0), ("23", 0.0)),
-            [[1 / 3, 0.0], [1 / 3, 0.0], [-2 / 3, 0.0]],
+            [[1 / 3, 0.0], [1 / 3, 0.0], [-2 / 3, -2 / 3]],
         ),
         (  # B did not take part in the second
             "counterfactual",
