@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from agentlightning.engines.folders import seal
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.records import Checkpoint
 from agentlightning.store.base import LightningStore
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.checkpoint_files import (
     check_checkpoint_url,
@@ -59,10 +57,8 @@ class Hosts:
 
 
 @pytest.fixture
-async def hosts(tmp_path: Path) -> AsyncIterator[Hosts]:
-    async with InMemoryLightningStore() as store:
-        await store.create_run("run", {}, "run")
-        yield Hosts(tmp_path, store)
+def hosts(tmp_path: Path, store: LightningStore) -> Hosts:
+    return Hosts(tmp_path, store)
 
 
 async def test_a_checkpoint_is_recorded_by_its_url_and_loads_on_a_host_that_has_nothing(hosts: Hosts) -> None:

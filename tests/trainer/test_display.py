@@ -1,11 +1,13 @@
 """Progress of long work, piped and in a terminal."""
 
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from agentlightning.trainer.display import Display
+from agentlightning.trainer.display import Display, draw_curve
 
 
 def test_a_step_that_taught_nothing_is_shown_like_any_other() -> None:
@@ -65,3 +67,17 @@ def test_a_piped_display_shows_life_within_a_long_phase_and_the_time_left() -> N
         "[ 266.0 s] step 2/3, about 3 min left  loss 0.5000  epoch"[:57],
         "[ 266.0 s] step 3/3  loss 0.5000  epoch 0.50  90.0 s",
     ]
+
+
+LOSSES: list[dict[str, Any]] = [{"step": step, "eval/loss": 1.0 / (1 + step)} for step in (0, 5, 10)]
+
+
+@pytest.mark.parametrize(
+    "success", [[], [{"step": 0, "eval/greedy/reward_mean": 0.1}, {"step": 10, "eval/greedy/reward_mean": 0.9}]]
+)
+def test_the_held_out_loss_is_drawn_alone_or_beside_the_success(tmp_path: Path, success: list[dict[str, Any]]) -> None:
+    without, found = tmp_path / "without.png", tmp_path / "with.png"
+    draw_curve(success, "run", without)
+    draw_curve([*LOSSES, *success], "run", found)
+    assert found.read_bytes()[:4] == b"\x89PNG"
+    assert found.read_bytes() != without.read_bytes()

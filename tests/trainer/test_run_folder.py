@@ -8,8 +8,8 @@ from agentlightning.config.run import Config, StoreConfig, TrainerConfig, parse_
 from agentlightning.engines.folders import seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.records import Checkpoint
+from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import (
     RESUMED,
     RunFolder,
@@ -108,17 +108,15 @@ def test_an_export_leaves_the_learners_state_behind_and_refuses_a_place_that_is_
             export_policy(checkpoint, taken)
 
 
-async def test_old_checkpoints_are_deleted_in_the_runs_own_folder_only(tmp_path: Path) -> None:
+async def test_old_checkpoints_are_deleted_in_the_runs_own_folder_only(tmp_path: Path, store: LightningStore) -> None:
     """A path in the store may come from anybody who may write to it."""
     folder, precious = RunFolder(tmp_path, "run"), tmp_path / "precious"
     precious.mkdir()
     folder.make()
-    async with InMemoryLightningStore() as store:
-        await store.create_run("run", {}, "run")
-        for step, path in enumerate((precious, folder.path / "checkpoints" / ".." / ".." / "precious", folder.path)):
-            await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(path), version=0))
-        for step in (3, 4):
-            await save_checkpoint(store, RememberingEngine(), folder, step, step, TrainerConfig(keep_checkpoints=1))
+    for step, path in enumerate((precious, folder.path / "checkpoints" / ".." / ".." / "precious", folder.path)):
+        await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(path), version=0))
+    for step in (3, 4):
+        await save_checkpoint(store, RememberingEngine(), folder, step, step, TrainerConfig(keep_checkpoints=1))
     assert precious.is_dir()
     assert [one.name for one in (folder.path / "checkpoints").iterdir()] == ["step-000004"]
 
@@ -133,28 +131,31 @@ async def test_old_checkpoints_are_deleted_in_the_runs_own_folder_only(tmp_path:
     ],
 )
 async def test_a_damaged_checkpoint_is_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, content: bytes | None, found: str
+    tmp_path: Path,
+    store: LightningStore,
+    caplog: pytest.LogCaptureFixture,
+    file: str,
+    content: bytes | None,
+    found: str,
 ) -> None:
     """What a power cut leaves: names without content. The one before is as it was written."""
-    async with InMemoryLightningStore() as store:
-        await store.create_run("run", {}, "run")
-        for step in (1, 2):
-            folder = tmp_path / str(step)
-            folder.mkdir()
-            (folder / "learner.pt").write_bytes(b"state")
-            (folder / "model.safetensors").write_bytes(b"weights")
-            seal(folder)
-            await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(folder), version=step))
-        assert (await last_checkpoint(store, RunFolder(tmp_path, "run"))).step == 2
-        if content is None:
-            (tmp_path / "2" / file).unlink()
-        else:
-            (tmp_path / "2" / file).write_bytes(content)
-        assert (await last_checkpoint(store, RunFolder(tmp_path, "run"))).step == 1
-        assert found in caplog.text
-        (tmp_path / "1" / "learner.pt").write_bytes(b"stale")
-        with pytest.raises(NotFoundError, match="no checkpoint is whole"):
-            await last_checkpoint(store, RunFolder(tmp_path, "run"))
+    for step in (1, 2):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        (folder / "learner.pt").write_bytes(b"state")
+        (folder / "model.safetensors").write_bytes(b"weights")
+        seal(folder)
+        await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(folder), version=step))
+    assert (await last_checkpoint(store, RunFolder(tmp_path, "run"))).step == 2
+    if content is None:
+        (tmp_path / "2" / file).unlink()
+    else:
+        (tmp_path / "2" / file).write_bytes(content)
+    assert (await last_checkpoint(store, RunFolder(tmp_path, "run"))).step == 1
+    assert found in caplog.text
+    (tmp_path / "1" / "learner.pt").write_bytes(b"stale")
+    with pytest.raises(NotFoundError, match="no checkpoint is whole"):
+        await last_checkpoint(store, RunFolder(tmp_path, "run"))
 
 
 def test_a_file_that_was_edited_between_two_starts_of_a_run_is_named_once(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What is read from a recorded run, and what is refused."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,7 @@ from agentlightning.algorithms.offline import DPO, SFT, Distill, OfflineAlgorith
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.records import NewRollout
 from agentlightning.store.base import LightningStore
-from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[LightningStore]:
-    async with InMemoryLightningStore() as opened:
-        yield opened
 
 
 @pytest.fixture
