@@ -122,22 +122,6 @@ async def test_an_outage_longer_than_patience_is_said_and_passes(mortal: Postgre
         assert await violations(store) == []
 
 
-async def test_sessions_that_are_ended_by_an_administrator_come_back(
-    postgres: PostgresServer, postgres_url: str, store: LightningStore, other: LightningStore
-) -> None:
-    run_id = await a_run(store)
-    waiting = asyncio.create_task(other.claim(a_worker(run_id), wait_s=100))
-    await other.workers()
-    with postgres.connect() as connection:
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
-            [postgres_url.rpartition("/")[2]],
-        )
-    await store.enqueue(some(run_id, 1))
-    assert len(await waiting) == 1
-    assert len(await other.rollouts(RolloutQuery(run_id=run_id))) == 1
-
-
 class Cutter:
     """A proxy before the server that cuts one connection at its COMMIT: before the server sees it, or after it did."""
 

@@ -63,23 +63,6 @@ async def test_calls_and_leases_are_served_while_long_lists_occupy_every_thread_
     assert await asyncio.gather(*lists) == [True] * LISTS
 
 
-async def test_calls_are_served_while_lists_wait_for_a_lock_of_the_database(
-    postgres: PostgresServer, postgres_url: str
-) -> None:
-    async with open_store(f"{postgres_url}?timeout=60") as store, asyncio.timeout(DEADLINE_S):
-        [claim] = await claimed(store)
-        run_id = claim.rollout.run_id
-        await store.append_calls([a_call(claim)])
-        await store.put_resources([Resource(run_id=run_id, name="default", kind="policy", value={})])
-        with postgres.connect(postgres_url.rpartition("/")[2]) as other, other.transaction():
-            other.execute("LOCK TABLE metrics IN ACCESS EXCLUSIVE MODE")
-            lists = [asyncio.create_task(store.metrics(run_id)) for _ in range(LISTS)]
-            await asyncio.sleep(0)
-            await what_calls_and_leases_need(store, claim)
-            assert not any(each.done() for each in lists)
-        assert await asyncio.gather(*lists) == [[]] * LISTS
-
-
 async def test_a_read_that_takes_too_long_ends_with_a_sentence_and_pages_of_it_do_not(tmp_path: Path) -> None:
     async with open_store(f"sqlite:///{tmp_path}/agl.db?read_timeout=0") as store:
         run = await store.create_run("r", {})
