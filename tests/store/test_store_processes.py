@@ -181,7 +181,7 @@ async def test_what_one_gateway_of_a_store_does_wakes_and_fences_at_the_others(u
         assert await other.cancel([rollout.id]) == 1
         assert [each.state for each in await finishing] == ["cancelled"]
         assert await one.heartbeat(a_worker(run_id), [claim.lease]) == [False]
-        await one.put_resources([Resource(run_id=run_id, name="policy", kind="weights", value={"n": 1})])
+        await one.put_resources([Resource(run_id=run_id, name="policy", kind="policy", value={"n": 1})])
         await one.log_metrics([Metric(run_id=run_id, step=1, name="loss", value=1.0)])
         assert [resource.version for resource in await resources] == [1]
         assert [metric.value for metric in await metrics] == [1.0]
