@@ -186,7 +186,9 @@ def test_an_entry_point_is_hidden_before_it_imports_anything() -> None:
 def test_a_check_of_a_grammar_is_given_no_key_of_an_external_model() -> None:
     code = (
         "from pathlib import Path; from agentlightning.gateway.policy.decoding import _start\n"
-        "child = _start(); print(Path(f'/proc/{child.pid}/environ').read_bytes()); child.kill()"
+        "child = _start(); place = Path(f'/proc/{child.pid}/environ')\n"
+        "while not (shown := place.read_bytes()):\n    pass  # it is not executed yet\n"
+        "print(shown); child.kill()"
     )
     variables = PLAIN | {"TEACHER_KEY": "sk-of-a-teacher"}
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
