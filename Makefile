@@ -18,7 +18,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: kubernetes coding-agents test-coding-agents demo model test test-fast lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients newest-clients clean
+.PHONY: kubernetes test-coding-agents demo model test test-fast lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients newest-clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -50,10 +50,10 @@ test-fast: bytecode
 #   make test-vllm           vLLM (1.7 GB): the engine contract, token ids, grammars, images
 #   make test-verl           verl (1.2 GB): the engine contract, chaos, verl in charge
 #   make test-clients        SDKs' and LangChain's own suites, OpenEnv, Google's SDK, frameworks that conflict with .venv (2 GB)
-#   make test-coding-agents  long sessions of Claude Code and Codex; Gemini CLI, Qwen Code, opencode, llm, aider (1.4 GB)
+#   make test-coding-agents  Claude Code, Codex, Gemini CLI, Qwen Code, opencode, llm, aider (1.4 GB)
 #   make test-pythons        the light core, installed anew on each Python
 #   make test-kubernetes, make test-phoenix, and make test-ROOM for its tests marked `long`
-test-slow: install node-packages servers browser coding-agents .venv-deploy/.installed model
+test-slow: install node-packages servers browser .venv-deploy/.installed model
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist worksteal $$(grep -rl --include='test_*.py' mark.slow tests) $(ARGS)
 
 # The light core on every Python we promise. A Python that is not here is left out.
@@ -90,25 +90,14 @@ kubernetes:
 test-phoenix: install .venv-phoenix/.installed
 	$(BIN)/pytest tests/tracing/test_phoenix.py $(ARGS)
 
-# Claude Code and Codex as shipped, 0.8 GB of npm packages; `make test-coding-agents` has Gemini CLI, Qwen Code, opencode, llm and aider
-# as well. Those that cannot be installed here are left out of the tests.
-coding-agents: tests/coding_agents/node_modules/.installed
-
-# npm's `ci` refuses a lock in which a package for another platform, which a registry does not hold, has no entry; `install` takes
-# the versions of the lock, too. $(1): further options.
-define install_coding_agents
-	if command -v npm >/dev/null; then npm install --silent --no-save --no-audit --no-fund $(1) --prefix $(<D) && touch $@ || \
-		echo "the coding agents of $< cannot be installed here: their tests are left out"; fi
-endef
-
+# Claude Code, Codex, Gemini CLI, Qwen Code and opencode as shipped: 1.4 GB of npm packages, about 2 minutes. Those that cannot be
+# installed here are left out of the tests. npm's `ci` refuses a lock in which a package for another platform, which a registry does
+# not hold, has no entry; `install` takes the versions of the lock, too.
 tests/coding_agents/node_modules/.installed: tests/coding_agents/package-lock.json
-	$(call install_coding_agents,--omit=dev)
+	if command -v npm >/dev/null; then npm install --silent --no-save --no-audit --no-fund --prefix $(<D) && touch $@ || \
+		echo "the coding agents of $< cannot be installed here: their tests are left out"; fi
 
-tests/coding_agents/node_modules/.all-installed: tests/coding_agents/package-lock.json
-	$(call install_coding_agents)
-	@test ! -e $@ || touch $(@D)/.installed  # so that `coding-agents` takes nothing away
-
-test-coding-agents: install tests/coding_agents/node_modules/.all-installed .venv-clients-openenv/.installed .venv-frameworks-llm/.installed .venv-frameworks-aider/.installed
+test-coding-agents: install tests/coding_agents/node_modules/.installed .venv-clients-openenv/.installed .venv-frameworks-llm/.installed .venv-frameworks-aider/.installed
 	$(BIN)/pytest -m slow tests/coding_agents -rs $(ARGS)
 
 # The npm packages of OpenAI, Anthropic and OpenTelemetry, for the tests that run them; without npm those tests are left out.

@@ -57,7 +57,7 @@ def node_program(name: str) -> str:
     """The path of an agent from the lock of this folder; without it the test is left out."""
     program = PROGRAMS / name
     if shutil.which("node") is None or not program.exists():
-        pytest.skip(f"needs {name}: `make coding-agents` installs it where npm is there")
+        pytest.skip(f"needs {name}: `make test-coding-agents` installs it where npm is there")
     return str(program)
 
 
@@ -65,7 +65,7 @@ def python_program(name: str, environment: str) -> str:
     """The path of an agent in an environment of its own; without it the test is left out."""
     folder = ENVIRONMENTS / f".venv-frameworks-{environment}"
     if not (folder / ".installed").exists():
-        pytest.skip(f"needs {name}: `make coding-agents` installs it")
+        pytest.skip(f"needs {name}: `make test-coding-agents` installs it")
     return str(folder / "bin" / name)
 
 
