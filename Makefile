@@ -128,7 +128,7 @@ lint: install
 	$(BIN)/lint-imports
 
 bytecode: install
-	@$(BIN)/pytest --collect-only -qq >/dev/null
+	@found=$$($(BIN)/pytest --collect-only -qq 2>&1) || { echo "$$found" | tail -n 40; false; }
 
 install: .venv/.installed
 
