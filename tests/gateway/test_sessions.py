@@ -195,13 +195,14 @@ async def test_feedback_is_the_sessions_reward_at_any_time_and_counts_once_under
     await served.post("/v1/sessions/anna/finish", {})
     [rollout], store = await served.rollouts(), served.house.store
     assert rollout.reward == 0.25
-    late = await served.post("/v1/sessions/anna/reward", {"score": 1}, **{"idempotency-key": "k"})
-    assert late.json()["reward"] == (await served.rollouts())[0].reward == 1.0
-    [span] = [one for one in await store.spans([rollout.id]) if one.name == "gateway.feedback"]
-    assert span.attributes == {"feedback": "so so"}
-    told = [(one.step, one.value) for one in await store.metrics(served.run_id, "serve/reward")]
-    assert told == [(40, 0.25), (40, 1.0)]
-    await served.post("/v1/sessions/anna/reward", {"score": 1}, **{"idempotency-key": "k"})
+    body = {"score": 1, "feedback": "it came"}
+    for _ in range(2):
+        late = await served.post("/v1/sessions/anna/reward", body, **{"idempotency-key": "k"})
+        assert late.json()["reward"] == (await served.rollouts())[0].reward == 1.0
+    spans = [one for one in await store.spans([rollout.id]) if one.name == "gateway.feedback"]
+    assert [one.attributes for one in spans] == [{"feedback": "so so"}, {"feedback": "it came"}]
+    logged = [(one.step, one.value) for one in await store.metrics(served.run_id, "serve/reward")]
+    assert logged == [(40, 0.25), (40, 1.0)]
     assert len(await store.rewards([rollout.id])) == 2
 
 

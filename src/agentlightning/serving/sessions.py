@@ -309,11 +309,13 @@ class UserSessions:
             source="posted",
             created_ns=time.time_ns(),
         )
+        if any(known.id == reward.id for known in await self._store.rewards([rollout.id])):
+            return  # a repeated request
         if words:
             await self._store.append_spans([gateway_span(rollout, rollout.attempt, FEEDBACK, {"feedback": words})])
-        await self._store.record_feedback([reward])
         metric = Metric(run_id=rollout.run_id, step=rollout.step, name=SERVED_REWARD, value=score)
         await self._store.log_metrics([metric])
+        await self._store.record_feedback([reward])  # last: a request that was cut off is done again as a whole
 
 
 def session_of_body(data: JSON) -> str | None:
