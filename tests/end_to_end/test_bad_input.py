@@ -135,14 +135,14 @@ def test_a_port_in_use_is_refused(folder: Folder) -> None:
 
 
 def test_a_server_beyond_loopback_whose_key_others_can_read_or_nobody_can_keep_is_refused(
-    folder: Folder, invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.write("agl.db.server-key", "sk-known").chmod(0o644)
     beyond = ("--host", "0.0.0.0", "--port", "0")
     done = folder.run("serve", "--store", "sqlite:///agl.db", *beyond)
     refused(done, 2, "the server key can be read by others")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder.write("a-file", "")))
-    refused_at_once(invoke("serve", "--store", "memory://", *beyond), "the server key cannot be kept there")
+    refused(folder.run("serve", "--store", "memory://", *beyond), 2, "the server key cannot be kept there")
 
 
 # --- agents and rewards -------------------------------------------------------------------------------------------------

@@ -51,8 +51,10 @@ def child(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.setenv(name, SECRET)
     started = start_child([program], secrets={"KEY": SECRET}, log=tmp_path / "log")
     with open(tmp_path / "log") as said:
-        while not (line := said.readline()):
+        line = ""
+        while not line.endswith("\n"):
             assert started.poll() is None
+            line += said.readline()
     assert line == f"{{'KEY': '{SECRET}'}}\n"
     yield started
     stop_child(started)
