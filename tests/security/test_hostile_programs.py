@@ -188,6 +188,7 @@ async def test_agents_of_a_user_of_their_own_neither_read_nor_end_their_worker_a
         )
         source = OTHER_USER.format(worker=worker.pid, secret=tmp_path / "secret")
         (Path(folder) / "agent.py").write_text(source)
+        (Path(folder) / "agent.py").chmod(0o644)
         queued = await scene.store.enqueue([NewRollout(run_id=run.id, task={"a": 1}, group_id="g")])
         await scene.store.wait(run.id, at_least=1, timeout_s=DEADLINE_S)
         worker.terminate()
