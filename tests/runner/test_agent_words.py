@@ -120,7 +120,7 @@ def some_prompts() -> RolloutPrompts:
     return RolloutPrompts({"question": "who?", "language": "English"}, templates, {"system": 3, "few": 1})
 
 
-def test_a_prompt_is_found_without_an_llm_within_an_attempt_only() -> None:
+async def test_a_prompt_is_found_without_an_llm_within_an_attempt_only() -> None:
     with pytest.raises(AgentError, match=r"outside an attempt.*AGL_PROMPT_SYSTEM"):
         prompt("system")
     CURRENT.set(AttemptContext(a_claim(), 0.0, prompts=some_prompts()))
