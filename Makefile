@@ -26,7 +26,7 @@ demo: .venv/.demo
 
 .venv/.demo: requirements-demo.lock pyproject.toml
 	$(check_python)
-	@test -e .venv/.installed || echo "Installing torch and 92 packages into .venv: about a minute, 1.3 GB (more with CUDA). The demo then fetches a model (93 MB, once) and takes minutes; 18 on two slow cores."
+	@test -e .venv/.installed || echo "Installing torch and 92 packages into .venv: about a minute, 1.3 GB (more with CUDA). The demo then fetches a model (93 MB, once) and takes about 5 minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	test -e .venv/.installed || { $(call install_torch,.venv,--progress-bar on); }
 	test -e .venv/.installed || { $(get_uv); $(call install,.venv,-r requirements-demo.lock); }
