@@ -438,7 +438,7 @@ class VllmServers:
                         "did not take weights in time" if late else "refused weights, and may have lost its own"
                     )
                 except aiohttp.ClientError as away:
-                    cause = away
+                    cause = cause or away  # a server that ends meanwhile says less than what it refused before
             await asyncio.sleep(PROBE_S)
         reason = "it is away" if cause is None else str(cause) or type(cause).__name__
         raise EngineError(
