@@ -273,7 +273,7 @@ newest-clients: frameworks clients .venv-frameworks-llm/.installed
 				--python $$python --output-file $$lock.new $$lock.in && \
 			{ grep '^#' $$lock; cat $$lock.new; } > $$lock.in && mv $$lock.in $$lock; rm -f $$lock.in $$lock.new; done
 	for folder in tests/sdk/node tests/frameworks/node tests/coding_agents; do (cd $$folder && npm install --package-lock-only --save-exact \
-		$$(node -p 'const {dependencies, devDependencies} = require("./package.json"); Object.keys({...dependencies, ...devDependencies}).map(name => name + "@latest").join(" ")')); done
+		$$(node -p 'Object.keys(require("./package.json").dependencies).map(name => name + "@latest").join(" ")')); done
 	@git diff --unified=0 -- 'tests/*.lock' 'tests/*/package.json' | grep -E '^[-+] *["a-z]' || echo "the pins are the newest versions"
 
 clean:

@@ -216,3 +216,8 @@ def test_a_version_whose_weights_were_deleted_is_listed_on_demand(url: str) -> N
     assert "support@10" not in said(url, "list")
     assert "deleted" in said(url, "list", "--all")
     assert "its weights were deleted" in refused(ConflictError, url, "promote", "support@10", "best")
+
+
+def test_a_seed_is_refused_where_nothing_is_random() -> None:
+    refused = CliRunner().invoke(app, ["models", "import", "model.gguf", "--seed", "3"])
+    assert "--seed: expected FILE.jsonl" in str(refused.exception)

@@ -279,7 +279,10 @@ def import_weights(
         Path | None,
         typer.Option("--to", help="New folder for the model.", show_default="models/ and the source's name"),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of FILE.jsonl: the weights and the order of conversations.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Of FILE.jsonl: the weights and the order of conversations.", show_default="0"),
+    ] = None,
 ) -> None:
     """Make a model folder to train from, with its licence, source and hash recorded."""
     from agentlightning.engines.import_model import import_model
@@ -287,8 +290,10 @@ def import_weights(
     name = Path(source.removeprefix("hub:")).name.removesuffix(".gguf").removesuffix(".jsonl")
     folder = to or Path("models") / name
     if source.endswith(".jsonl"):
-        _imitate(Path(source), folder, seed)
+        _imitate(Path(source), folder, seed or 0)
         return
+    if seed is not None:
+        raise InputError("--seed: expected FILE.jsonl; nothing else is random")
     found = import_model(source, folder)
     lost = f", de-quantised from {' and '.join(found.quantization)}" if found.quantization else ""
     say(f"license {found.license or 'unknown'}{lost}; sha256 {found.sha256[:12]}")

@@ -134,8 +134,15 @@ def show_run(
         typer.Option("--bottlenecks", help="Show where the time of its steps goes, what bounds it and the remedy."),
     ] = False,
     latest: Annotated[
-        int, typer.Option("--steps", min=1, max=1000, help="With --bottlenecks: average so many of the latest steps.")
-    ] = 10,
+        int | None,
+        typer.Option(
+            "--steps",
+            min=1,
+            max=1000,
+            help="With --bottlenecks: average so many of the latest steps.",
+            show_default="10",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --bottlenecks: print one JSON object.")] = False,
     store: Store = None,
 ) -> None:
@@ -143,11 +150,11 @@ def show_run(
     if bottlenecks:
         from agentlightning.analysis.bottlenecks import read_bottlenecks
 
-        found = with_store(store, lambda opened: read_bottlenecks(opened, run, latest))
+        found = with_store(store, lambda opened: read_bottlenecks(opened, run, latest or 10))
         print_json(found) if as_json else _print_bottlenecks(found)
         return
-    if as_json:
-        raise ConfigError("--json: expected --bottlenecks with it")
+    if as_json or latest is not None:
+        raise ConfigError(f"{'--json' if as_json else '--steps'}: expected --bottlenecks with it")
     with_store(store, lambda opened: _show_drift(opened, run) if drift else _show_run(opened, run))
 
 

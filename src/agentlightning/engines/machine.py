@@ -58,7 +58,7 @@ class Machine:
 
 
 async def measure_machine(
-    config: EngineConfig, withhold: frozenset[str] = frozenset(), *, turns: bool = True
+    config: EngineConfig, withhold: frozenset[str] = frozenset(), *, turns: bool
 ) -> Machine | None:
     """None for engines that compute elsewhere. turns: sampler and learner take turns. ConfigError where torch cannot use
     `engine.device`."""

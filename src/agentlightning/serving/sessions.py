@@ -309,8 +309,10 @@ class UserSessions:
             source="posted",
             created_ns=time.time_ns(),
         )
-        if any(known.id == reward.id for known in await self._store.rewards([rollout.id])):
-            return  # a repeated request
+        if idempotency_key is not None and any(
+            known.id == reward.id for known in await self._store.rewards([rollout.id])
+        ):
+            return
         if words:
             await self._store.append_spans([gateway_span(rollout, rollout.attempt, FEEDBACK, {"feedback": words})])
         metric = Metric(run_id=rollout.run_id, step=rollout.step, name=SERVED_REWARD, value=score)

@@ -485,7 +485,7 @@ def engine_setup(config: Config, needs: EngineNeeds, model: Path | None = None, 
     trainer = config.trainer
     if trainer.learning_rate is not None:
         given["learning_rate"] = trainer.learning_rate
-    given["turns"] = trainer.max_staleness == 0
+    given["turns"] = trainer.max_staleness == 0  # else the learner updates while the sampler samples
     return EngineSetup(model=model or config.model.path, config=config.engine, seed=trainer.seed, needs=needs, **given)
 
 

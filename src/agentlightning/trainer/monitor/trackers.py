@@ -280,7 +280,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 class TrackerProcesses:
-    """The processes of a run's trackers: ``async with``, they get `end_s` at its end. What fails is told once."""
+    """The processes of a run's trackers: ``async with``, they get `end_s` at its end. A failure is reported once."""
 
     def __init__(
         self,
