@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TracingConfig,
         TrainerConfig,
     )
+    from agentlightning.errors import InfrastructureError, VerifierError
     from agentlightning.gateway.server import AgentLightningServer
     from agentlightning.runner.agent import LLM, emit_reward, prompt, rollout
     from agentlightning.runner.client import AgentLightningClient
@@ -53,6 +54,7 @@ _NAMES = {
     "config.agent": ("AgentConfig", "AirConfig", "AirRuleConfig", "RewardConfig"),
     "config.engine": ("EngineConfig", "PolicyConfig"),
     "config.external": ("ExternalModelConfig",),
+    "errors": ("InfrastructureError", "VerifierError"),
     "gateway.server": ("AgentLightningServer",),
     "runner.agent": ("LLM", "emit_reward", "prompt", "rollout"),
     "runner.client": ("AgentLightningClient",),
@@ -87,6 +89,7 @@ __all__ = [
     "ExternalModelConfig",
     "FrameworkAdapter",
     "InMemoryLightningStore",
+    "InfrastructureError",
     "LightningRL",
     "LightningStore",
     "LightningStoreClient",
@@ -102,6 +105,7 @@ __all__ = [
     "TrainResult",
     "Trainer",
     "TrainerConfig",
+    "VerifierError",
     "emit_exception",
     "emit_message",
     "emit_object",

@@ -8,6 +8,8 @@
     │   └── RewardError              a reward out of its bounds, or final rewards that contradict each other
     ├── AgentError                   the agent's own code failed (its import, its run, its reward function)
     │   └── NoCallsError             it finished, but no model call was recorded
+    ├── InfrastructureError          not the agent's doing: a sandbox, an environment's connection, an external model broke
+    ├── VerifierError                not the agent's doing: its judge (a reward function, an environment's scorer) broke
     ├── StoreError                   the store cannot serve: full disk, lost connection, newer schema
     │   ├── NotFoundError            no such run, rollout, attempt (exit code 2: somebody named it)
     │   └── ConflictError            the change contradicts what is recorded (a rollout consumed twice, a stale lease)
@@ -69,6 +71,15 @@ class AgentError(AgentLightningError):
 
 class NoCallsError(AgentError):
     """Agents finish, but no model call of theirs is recorded."""
+
+
+class InfrastructureError(AgentLightningError):
+    """A sandbox, an environment's connection or an external model broke. An agent's code, or what it runs in, raises it: the
+    attempt is lost and its rollout is tried again."""
+
+
+class VerifierError(AgentLightningError):
+    """A reward function or an environment's scorer broke: the attempt never counts as a reward of 0."""
 
 
 class StoreError(AgentLightningError):

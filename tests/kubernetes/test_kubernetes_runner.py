@@ -13,7 +13,7 @@ from cluster_lab import DEADLINE_S, Lab, evicted, exited, running, unschedulable
 
 import build
 from agentlightning.config.agent import KubernetesJob
-from agentlightning.errors import AgentError, ConfigError
+from agentlightning.errors import AgentError, ConfigError, InfrastructureError
 from agentlightning.kubernetes.cluster import Cluster, ClusterError
 from agentlightning.kubernetes.job import JobTemplate, Running, Waiting, attempt_of, job_name
 from agentlightning.kubernetes.runner import KubernetesRunner
@@ -21,7 +21,6 @@ from agentlightning.records import JSON, Claim
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.command import MAX_RECORDED_BYTES, CommandFailed
 from agentlightning.runner.connection_pool import ConnectionPool
-from agentlightning.runner.failure import AttemptLostError
 from agentlightning.runner.function import AgentOutput
 
 SETTINGS = KubernetesJob(image="registry.example/agent:1", server="http://agl.example:8088")
@@ -130,7 +129,7 @@ async def test_what_the_cluster_cannot_run_is_lost_with_its_reason(lab: Lab, sta
     async with started(a_runner(lab)) as runner:
         work = attempt(runner, claim)
         await lab.report((await pod_of(lab, claim))["metadata"]["name"], status)
-        with pytest.raises(AttemptLostError, match=told):
+        with pytest.raises(InfrastructureError, match=told):
             await ended(work)
         assert await jobs_of(lab) == []
 
@@ -157,7 +156,7 @@ async def test_a_program_that_fails_says_so_with_the_end_of_its_output(lab: Lab,
 async def test_a_quota_that_allows_no_pod_is_told(lab: Lab) -> None:
     await lab.limit_pods(0)
     async with started(a_runner(lab)) as runner:
-        with pytest.raises(AttemptLostError, match="exceeded quota"):
+        with pytest.raises(InfrastructureError, match="exceeded quota"):
             await ended(attempt(runner, a_claim()))
 
 
@@ -182,7 +181,7 @@ async def test_an_attempt_whose_pod_or_job_somebody_deletes_is_lost(lab: Lab, de
         await lab.report(name, running())
         await until(lambda: _is_running(runner, claim))
         await (lab.remove(name) if deleted == "pod" else lab.cluster.delete_job(job_name(claim)))
-        with pytest.raises(AttemptLostError, match=told):
+        with pytest.raises(InfrastructureError, match=told):
             await ended(work)
         assert await jobs_of(lab) == []
 
@@ -316,7 +315,7 @@ async def test_jobs_of_other_workers_stay_until_their_attempts_are_over(lab: Lab
         over.rollouts.add("r1")
         await other.sweep()
         assert await jobs_of(lab) == []
-        with pytest.raises(AttemptLostError):
+        with pytest.raises(InfrastructureError):
             await ended(work)
 
 

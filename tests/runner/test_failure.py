@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.errors import boundary
-from agentlightning.runner.failure import MAX_CHARACTERS, bounded, describe, proxy_diagnosis
+from agentlightning.errors import InfrastructureError, VerifierError, boundary
+from agentlightning.runner.failure import MAX_CHARACTERS, bounded, describe, origin, proxy_diagnosis
 
 URL = "http://127.0.0.1:8765"
 
@@ -63,3 +63,31 @@ def test_a_proxy_variable_that_diverts_calls_is_named(environment: dict[str, str
     assert proxy_diagnosis("https://other.example", domain) is not None
     diagnosis = proxy_diagnosis(URL, environment)
     assert (diagnosis is None) if named is None else (diagnosis or "").startswith(f"{named} is set")
+
+
+def test_what_broke_beside_the_agent_is_found_in_what_frameworks_make_of_it() -> None:
+    broken, judge = InfrastructureError("the sandbox is gone"), VerifierError("the scorer raised")
+    plain = ValueError("mine")
+
+    def chained() -> None:
+        try:
+            raise broken
+        except InfrastructureError as error:
+            raise RuntimeError("a tool failed") from error
+
+    def while_handling() -> None:
+        try:
+            raise judge
+        except VerifierError:
+            raise RuntimeError("a tool failed")  # noqa: B904
+
+    def suppressed() -> None:
+        try:
+            raise broken
+        except InfrastructureError:
+            raise plain from None
+
+    assert origin(raised(chained)) is broken
+    assert origin(raised(while_handling)) is judge
+    assert origin(ExceptionGroup("tasks", [ExceptionGroup("inner", [plain, broken])])) is broken
+    assert origin(raised(suppressed)) is plain

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
 from agentlightning.config.agent import AGENT_CONTAINER, KubernetesJob
-from agentlightning.errors import AgentError, ConfigError
+from agentlightning.errors import AgentError, ConfigError, InfrastructureError
 from agentlightning.kubernetes.cluster import RESYNC_S, Cluster, ClusterError, FollowedObjects
 from agentlightning.kubernetes.job import (
     Exited,
@@ -42,7 +42,6 @@ from agentlightning.runner.command import (
     CommandFailed,
     printed_reward,
 )
-from agentlightning.runner.failure import AttemptLostError
 from agentlightning.runner.function import AgentOutput
 from agentlightning.runner.sandboxes import CommandAgent, StartedRunner
 from agentlightning.runtime.background import BackgroundTasks
@@ -178,7 +177,7 @@ class KubernetesRunner:
     async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
         """Run the attempt's Job, which may be there already, to its end, and delete it.
 
-        CommandFailed where the program failed or was interrupted; AttemptLostError where the cluster could not run it.
+        CommandFailed where the program failed or was interrupted; InfrastructureError where the cluster could not run it.
         """
         place = _Place(job_name(claim), asyncio.Event())
         self._places[place.name] = place
@@ -227,11 +226,11 @@ class KubernetesRunner:
                 if error.status in (401, 403, 404):  # a quota refuses with 403, too
                     refused = now if refused is None else refused
                     if now - refused >= self._template.settings.pending_s:
-                        raise AttemptLostError(f"kubernetes: {error}") from error
+                        raise InfrastructureError(f"kubernetes: {error}") from error
             await backoff.sleep()
 
     async def _exited(self, place: _Place) -> Exited:
-        """The end of its program. AttemptLostError where there is none."""
+        """The end of its program. InfrastructureError where there is none."""
         waiting_since: float | None = None
         while True:
             place.changed.clear()
@@ -241,13 +240,13 @@ class KubernetesRunner:
                 case Exited():
                     return state
                 case Lost():
-                    raise AttemptLostError(f"kubernetes: {state.reason}")
+                    raise InfrastructureError(f"kubernetes: {state.reason}")
                 case Waiting() if self._jobs.live and self._pods.live:
                     waiting_since = time.monotonic() if waiting_since is None else waiting_since
                     pause = waiting_since + self._template.settings.pending_s - time.monotonic()
                     if pause <= 0:
                         why = await self._refusal(place) if place.pod is None else state.reason
-                        raise AttemptLostError(
+                        raise InfrastructureError(
                             f"kubernetes: it waited for {self._template.settings.pending_s:g} s: {why}"
                         )
                 case Running():
@@ -285,7 +284,9 @@ class KubernetesRunner:
                 if not await backoff.sleep():
                     if exited.code != 0:
                         return f"(its output could not be read: {error})"
-                    raise AttemptLostError(f"kubernetes: what the program printed cannot be read: {error}") from error
+                    raise InfrastructureError(
+                        f"kubernetes: what the program printed cannot be read: {error}"
+                    ) from error
 
     async def _log(self, pod: str) -> str:
         return await self._cluster.log(pod, AGENT_CONTAINER, LOG_LINES)

@@ -13,14 +13,14 @@ import time
 from collections.abc import Sequence
 
 from agentlightning.config.run import public_task
-from agentlightning.errors import RewardError
+from agentlightning.errors import InfrastructureError, RewardError, VerifierError
 from agentlightning.records import AttemptEnd, Finish, Reward
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.air import AttemptAir
 from agentlightning.runner.attempt import CURRENT, AttemptContext
 from agentlightning.runner.command import CommandFailed
 from agentlightning.runner.connection_pool import ConnectionPool
-from agentlightning.runner.failure import AttemptLostError, bounded, describe, interrupted_at, proxy_diagnosis, stack
+from agentlightning.runner.failure import bounded, describe, interrupted_at, origin, proxy_diagnosis, stack
 from agentlightning.runner.function import AgentOutput, AgentRunner
 from agentlightning.runner.result import result_of
 from agentlightning.runner.scoring import Scorer
@@ -123,10 +123,12 @@ class Execution:
             return ended(attempt, "failed", f"it was at:\n{where}" if where else "")
         except CommandFailed as failure:
             return ended(attempt, "failed", bounded(str(failure)), failure.output, exited=failure.exited)
-        except AttemptLostError as lost:
-            return ended(attempt, "lost", bounded(str(lost)))
         except BaseException as error:  # the agent's own code: whatever it raises ends its attempt only
-            return ended(attempt, "failed", describe(error), exited=own and not isinstance(error, RewardError))
+            why = origin(error)
+            if isinstance(why, InfrastructureError):
+                return ended(attempt, "lost", describe(why))
+            own = own and not isinstance(why, RewardError | VerifierError)
+            return ended(attempt, "failed", describe(why if isinstance(why, VerifierError) else error), exited=own)
         return Finish(
             lease=attempt.lease,
             state="succeeded",

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-from agentlightning.errors import AgentLightningError
+from agentlightning.errors import AgentLightningError, InfrastructureError, VerifierError
 
 MAX_CHARACTERS = 8192
 """Longest error text of an attempt."""
@@ -44,8 +44,20 @@ ADVICE = (
 """Remedies for errors that come from the place where agents run, by a part of their text."""
 
 
-class AttemptLostError(AgentLightningError):
-    """The place of an agent could not run it, or ended it: not the agent's failure, so that its attempt counts as lost."""
+def origin(error: BaseException) -> BaseException:
+    """The InfrastructureError or VerifierError that an error is, wraps or was raised while handling; else the error itself:
+    frameworks wrap what their tools raise."""
+    left, seen = [error], set[int]()
+    while left:
+        one = left.pop()
+        if isinstance(one, InfrastructureError | VerifierError):
+            return one
+        if id(one) not in seen:
+            seen.add(id(one))
+            context = None if one.__suppress_context__ else one.__context__
+            grouped = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+            left += [linked for linked in (one.__cause__, context, *grouped) if linked is not None]
+    return error
 
 
 def describe(error: BaseException) -> str:
