@@ -48,7 +48,7 @@ test-fast: bytecode
 # Only files with a slow test are collected. Each worker begins with half of them, and the one that is done first takes of the other's.
 # By hand, since what they install or run takes minutes:
 #   make test-vllm           vLLM (1.7 GB): the engine contract, token ids, grammars, images
-#   make test-verl           verl (1.2 GB): the engine contract, chaos, verl in charge
+#   make test-verl           verl (1.2 GB): the engine contract, chaos
 #   make test-clients        SDKs' and LangChain's own suites, OpenEnv, Google's SDK, frameworks that conflict with .venv (2 GB)
 #   make test-coding-agents  Claude Code, Codex, Gemini CLI, Qwen Code, opencode, llm, aider (1.4 GB)
 #   make test-pythons        the light core, installed anew on each Python

@@ -35,7 +35,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.protocols import chat
 from agentlightning.protocols.base import CompletionRequest, assistant_message
-from agentlightning.protocols.prompt_edits import replace_system
+from agentlightning.protocols.system_prompts import replace_system
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.graph import RequestView, normal
 from agentlightning.rendering.renderer import Renderer, RenderError

@@ -40,10 +40,6 @@ replaced text, unless an earlier call has it (None: the rule's marks were not fo
 RESERVED_AGENTS: Final = "agl."
 """Beginning of the agent names that the gateway gives by the caller's key: what an agent says never sets one."""
 
-REASONING_CLEARED: Final = "reasoning_cleared"
-"""Key of a recorded assistant message whose reasoning the agent demanded to be taken out (`context_management`): without it
-the message would continue the recorded completion, reasoning included."""
-
 RolloutKind = Literal["task", "session", "fork", "credit"]
 """task: an agent's try at a task of its group. session: a user's conversation with a served model, which no worker claims.
 fork, credit: it continues another rollout in a group of its own, by request, or to learn what its calls are worth."""

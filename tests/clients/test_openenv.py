@@ -37,21 +37,11 @@ async def google(place: Place) -> None:
         contents += [answer, {"role": "user", "parts": [result if called else {"text": THANKS}]}]
 
 
-async def ollama(place: Place) -> None:
-    messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    for _ in range(3):
-        asked = {"model": "policy", "messages": messages, "tools": [{"type": "function", "function": FUNCTION}]}
-        answer = (await post(place, "/api/chat", {**asked, "stream": False}))["message"]
-        result = {"role": "tool", "tool_name": "weather", "content": RESULT}
-        messages += [answer, result if answer.get("tool_calls") else {"role": "user", "content": THANKS}]
-
-
 CLIENTS: dict[str, Callable[[Place], Awaitable[Any]]] = {
     "Chat Completions": lambda place: python_drivers.chat(place, True),
     "Responses": lambda place: python_drivers.responses(place, True),
     "Messages": lambda place: python_drivers.messages(place, True),
     "generateContent": google,
-    "Ollama": ollama,
 }
 
 

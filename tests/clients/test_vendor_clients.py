@@ -21,7 +21,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("client", ["groq", "hugging_face", "together", "mistral", "ollama"])
+@pytest.mark.parametrize("client", ["groq", "hugging_face", "together", "mistral"])
 async def test_the_client_of_a_vendor_continues_its_calls(client: str, stream: bool, tmp_path: Path) -> None:
     if stream and client == "mistral":
         pytest.skip(

@@ -82,23 +82,5 @@ def mistral() -> list[str]:
     return chat(lambda stream, **given: client.chat.complete(**given))
 
 
-def ollama() -> list[str]:
-    from ollama import Client  # type: ignore[import-not-found,unused-ignore]
-
-    client = Client(host=GIVEN["root"], headers={"authorization": f"Bearer {GIVEN['key']}"})
-
-    def ask(messages: list[Any]) -> tuple[Any, str, list[Any]]:
-        given: Any = {"model": "policy", "messages": messages, "tools": TOOLS, "think": True, "stream": GIVEN["stream"]}
-        reply = client.chat(**given)
-        if not GIVEN["stream"]:
-            return reply.message, reply.message.content or "", reply.message.tool_calls or []
-        parts = [chunk.message for chunk in reply]
-        text, thought = ("".join(getattr(part, name) or "" for part in parts) for name in ("content", "thinking"))
-        calls = [call for part in parts for call in part.tool_calls or []]
-        return {"role": "assistant", "content": text, "thinking": thought, "tool_calls": calls}, text, calls
-
-    return converse(ask, lambda call: {"role": "tool", "tool_name": call.function.name, "content": GIVEN["result"]})
-
-
 if __name__ == "__main__":
     print(json.dumps(globals()[GIVEN["client"]]()))

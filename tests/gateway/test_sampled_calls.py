@@ -87,13 +87,6 @@ async def google_turns(house: House, claim: Claim) -> None:
     await post(house, claim, route, {**body, "contents": answered})
 
 
-async def ollama_turns(house: House, claim: Claim) -> None:
-    body = {"tools": [{"type": "function", "function": FUNCTION}], "options": {"num_predict": 9000}, "stream": False}
-    message = (await post(house, claim, "api/chat", {**body, "messages": [HI]}))["message"]
-    result = {"role": "tool", "tool_name": "weather", "content": "sunny"}
-    await post(house, claim, "api/chat", {**body, "messages": [HI, message, result]})
-
-
 @pytest.mark.parametrize("levels", [3, 54, 254, 1100])
 @pytest.mark.parametrize("turns", [chat_turns, anthropic_turns, google_turns])
 async def test_a_call_with_nested_arguments_is_recorded_answered_and_continued(
@@ -110,7 +103,7 @@ async def test_a_call_with_nested_arguments_is_recorded_answered_and_continued(
 NUMBERS = '{"city": 12345678901234567890123, "n": [-9223372036854775809, 1.5, 18446744073709551616, 7]}'
 
 
-@pytest.mark.parametrize("turns", [chat_turns, anthropic_turns, google_turns, ollama_turns])
+@pytest.mark.parametrize("turns", [chat_turns, anthropic_turns, google_turns])
 async def test_integers_beyond_64_bits_are_given_to_the_agent_and_continued(house: House, turns: Any) -> None:
     claim = await house.claim()
     house.say(tool_call(NUMBERS), "It is sunny.")
@@ -199,7 +192,6 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
         "v1beta/models/policy:streamGenerateContent?alt=sse",
         {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
     ),
-    "ollama": ("api/chat", {"messages": [HI]}),
 }
 
 

@@ -18,14 +18,13 @@ from agentlightning.protocols import (
     embeddings,
     generate_content,
     messages,
-    ollama,
     responses,
     tokens,
 )
 from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat
 
 WIRES: dict[str, WireFormat] = {
-    each.NAME: each for each in (chat, completions, embeddings, generate_content, messages, ollama, responses, tokens)
+    each.NAME: each for each in (chat, completions, embeddings, generate_content, messages, responses, tokens)
 }
 CASES = json.loads((Path(__file__).parent / "golden_requests.json").read_text(encoding="utf-8"))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentlightning.protocols import chat, completions, generate_content, messages, responses
-from agentlightning.protocols.prompt_edits import replace_system
+from agentlightning.protocols.system_prompts import replace_system
 
 HI = {"role": "user", "content": "hi"}
 TEXT = "Be old."

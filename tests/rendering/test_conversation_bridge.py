@@ -87,19 +87,3 @@ def test_the_template_goes_on_after_a_bridge(bridged: Bridged) -> None:
     for conversation in (recorded.conversation, Conversation(bridged, recorded.calls)):
         plan = conversation.plan(RequestView.of([*recorded.messages, tool], None))
         assert (plan.fork_cause, plan.prompt_ids) == (None, recorded.whole["1"] + plan.suffix_ids)
-
-
-def test_thinking_that_the_agent_has_cleared_leaves_the_prompt(bridged: Bridged) -> None:
-    recorded = talk(bridged)
-    cleared = [
-        recorded.messages[0],
-        {"role": "assistant", "content": "yes", "reasoning_cleared": True},
-        {"role": "user", "content": "and?"},
-    ]
-    plan = recorded.conversation.plan(RequestView.of(cleared, None, cleared=True))
-    assert (plan.fork_cause, plan.parent) == ("context_cleared", None)
-    assert "hm" not in bridged.decode(plan.prompt_ids, special=True)
-    recorded.messages = cleared
-    recorded.turn("so")
-    recorded.messages.append({"role": "user", "content": "more"})
-    assert recorded.conversation.plan(RequestView.of(recorded.messages, None, cleared=True)).fork_cause is None

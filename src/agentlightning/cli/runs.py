@@ -51,7 +51,6 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "system_or_tools_changed": "the agent changed the system message or the tools",
         "history_cut": "the agent left out a part of the history",
         "history_edited": "the agent changed another message, or put one in between",
-        "context_cleared": "the agent had old tool results or thinking cleared (context_management)",
         "template_rewrites_history": "the model's chat template writes earlier answers anew",
     }
 )

@@ -21,7 +21,6 @@ from agentlightning.errors import AgentLightningError, StoreError
 from agentlightning.gateway.access import Authentication, Permissions, RoleError, ServerKeyError, error_body
 from agentlightning.gateway.asgi_response import (
     AWAY,
-    OLLAMA_PATHS,
     STOPPING,
     AgentRequest,
     AgentResponse,
@@ -224,12 +223,12 @@ class App:
         """Answers what is not an agent's request; False where it is one, for the proxy."""
         path: str = scope["path"]
         port, tls = self._settings.metrics_port, self._settings.tls
-        of_store = path.startswith("/api/") and plain_path(path) not in OLLAMA_PATHS
+        of_store = path == "/api" or path.startswith("/api/")
         elsewhere = port is not None and (scope["server"][1] == port) != (path == "/metrics")
         if elsewhere and path not in ("/healthz", "/readyz"):
             await reply.whole(404, b'{"error":{"message":"not on this port"}}')
         elif (
-            (of_store or path in ("/api", "/metrics"))
+            (of_store or path == "/metrics")
             and tls is not None
             and tls.client_ca is not None
             and scope["extensions"]["tls"]["client_cert_name"] is None
@@ -239,7 +238,7 @@ class App:
                 "AGL_TLS_CLIENT_KEY"
             )
             await reply.whole(403, error_body(ServerKeyError, sentence))
-        elif of_store or path == "/api":
+        elif of_store:
             await self._api({**scope, "root_path": scope.get("root_path", "") + "/api"}, receive, reply.send)
         elif path == "/healthz":
             await reply.whole(200, b'{"status":"ok"}')

@@ -71,9 +71,6 @@ _OPENAI_PATH = re.compile(
 )  # fmt: skip
 """Azure's paths of OpenAI's routes, whose deployment is the model, and Google's: ``/v1beta/openai/chat/completions``."""
 
-OLLAMA_PATHS = ("/api/chat", "/api/tags", "/api/version")
-"""Paths of Ollama's API, the only ones under ``/api`` that are agents'."""
-
 BARE_PATHS = ("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens", "/embeddings")
 """Calls of a client that was given a base URL without its /v1."""
 
@@ -366,7 +363,7 @@ def _route(rest: str) -> tuple[str | None, str | None]:
     >>> _route("/openai/deployments/name/chat/completions"), _route("/openai/v1/responses")
     (('name', 'chat/completions'), (None, 'responses'))
     """
-    while rest.startswith(("/v1/v1", "/v1/api/")):  # a base URL that has /v1, and a client that adds it
+    while rest.startswith("/v1/v1"):  # a base URL that has /v1, and a client that adds it
         rest = rest[3:]
     if ":" in rest and (match := _GOOGLE_PATH.fullmatch(rest)):
         return match[1], f"models:{match[2]}"
@@ -376,7 +373,7 @@ def _route(rest: str) -> tuple[str | None, str | None]:
         return match[1], match[2] or match[3]
     if rest.startswith(("/v1beta/", "/v1alpha/")):
         return None, "v1beta/" + rest.split("/", 2)[2]
-    if rest in OLLAMA_PATHS or rest in BARE_PATHS:
+    if rest in BARE_PATHS:
         return None, rest[1:]
     return None, rest[4:] if rest.startswith("/v1/") else None
 

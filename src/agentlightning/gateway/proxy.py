@@ -43,12 +43,11 @@ from agentlightning.protocols import (
     embeddings,
     generate_content,
     messages,
-    ollama,
     responses,
     tokens,
 )
 from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_object
-from agentlightning.protocols.prompt_edits import replace_system
+from agentlightning.protocols.system_prompts import replace_system
 from agentlightning.records import JSON, Reward, Rollout
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.runtime import json_text
@@ -139,7 +138,6 @@ class Proxy:
             "models:generateContent": generate_content,
             "models:streamGenerateContent": generate_content,
             "tokens/generate": tokens,
-            "api/chat": ollama,
         }
 
     async def __call__(self, incoming: AgentRequest, reply: AgentResponse) -> None:
@@ -181,8 +179,6 @@ class Proxy:
         route = incoming.route or ""
         if route.startswith(("models:", "v1beta/")):
             return generate_content
-        if route.startswith("api/"):
-            return ollama
         if route.startswith("models"):
             named = {name for name, _ in incoming.headers}
             if b"x-goog-api-key" in named:  # Google's SDKs list models under /v1, too
@@ -302,8 +298,6 @@ class Proxy:
         route, get = incoming.route or "", incoming.method == "GET"
         if get and (named := _named_model(route)) is not None:
             await self._models(call, named)
-        elif get and route == "api/version":
-            await reply.whole(200, ollama.VERSION)
         elif get and route.startswith("responses/"):
             for name in incoming.query:
                 if name.removesuffix("[]") in ("include", "stream", "starting_after"):
@@ -320,23 +314,22 @@ class Proxy:
                 await self._calls.score(call, data)
             elif route == "messages/count_tokens":
                 data = await self._with_prompt(call, {"max_tokens": 1, **data})
-                data = await self._calls.stored.dereference(call.wire.NAME, attempt, data)
-                await reply.whole(200, messages.count(*await self._calls.count(call, data)))
+                await reply.whole(200, messages.count(await self._calls.count(call, data)))
             elif route == "models:countTokens":
                 data = await self._with_prompt(call, generate_content.count_request(data))
                 data = generate_content.with_route(data, incoming.model or "")
-                await reply.whole(200, generate_content.count((await self._calls.count(call, data))[0]))
+                await reply.whole(200, generate_content.count(await self._calls.count(call, data)))
             else:
                 data = await self._with_prompt(call, data)
                 data = await self._calls.stored.dereference(call.wire.NAME, attempt, data)
-                counted, _ = await self._calls.count(call, data)
+                counted = await self._calls.count(call, data)
                 await reply.whole(200, orjson.dumps({"object": "response.input_tokens", "input_tokens": counted}))
 
     async def _with_prompt(self, call: AgentCall, data: JSON) -> JSON:
         """The request with the system prompt that a rule of the run has for it, which `AgentRequest.prompt` then has."""
         run_id = call.attempt.rollout.run_id
         known = self._prompts.known.get(run_id)
-        if (known is None or known[0]) and not (call.wire.NAME == messages.NAME and messages.continued_id(data)):
+        if known is None or known[0]:
             data, call.request.prompt = await self._prompts.apply(call.wire, data, call.attempt, call.request.agent)
         return data
 
@@ -408,15 +401,13 @@ class Proxy:
 
 def _named_model(route: str) -> str | None:
     """The model that GET models/{name} asks for, '' for all of them; None for another route."""
-    if route == "api/tags":
-        return ""
     base, _, name = route.removeprefix("v1beta/").partition("/")
     return name if base == "models" else None
 
 
 async def _show_models(wire: WireFormat, names: list[str], name: str, created_s: int, reply: AgentResponse) -> None:
     """Send the list of models, or the one of this name."""
-    shapes = {module.NAME: module for module in (messages, generate_content, ollama)}
+    shapes = {module.NAME: module for module in (messages, generate_content)}
     shape = shapes.get(wire.NAME, chat)
     if not name:
         await reply.whole(200, shape.models(names, created_s))

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from typing import Protocol as Interface
 
 import orjson
@@ -19,9 +19,6 @@ import orjson
 from agentlightning.errors import EngineError
 from agentlightning.records import JSON
 from agentlightning.runtime import json_text
-
-if TYPE_CHECKING:
-    from agentlightning.protocols.prompt_edits import ContextEdit
 
 MAX_NESTING = 64
 """Levels of nesting that a request may have: what reads it is recursive."""
@@ -103,8 +100,6 @@ class CompletionRequest:
     """`temperature` and `top_p` as the agent gave them: the rollout's own sampling overrides them, and the call says so."""
     not_applied: JSON = field(default_factory=dict)
     """Fields (as the agent named them) that no trained policy has a setting for: effort, verbosity. They are recorded."""
-    context_edits: tuple[ContextEdit, ...] = ()
-    """Messages only: what to clear from the conversation before the model reads it."""
     unsupported: JSON = field(default_factory=dict)
     """Fields (as the agent named them) that would change the sampled distribution, with their values: the run's
     `unsupported_params` refuses or drops them."""
@@ -122,7 +117,7 @@ class CompletionRequest:
     truncates: bool = False
     """Responses only: the agent would have the oldest items cut where the prompt does not fit; it is refused then."""
     previous_id: str | None = None
-    """The call that this request continues (Responses: previous_response_id, Messages: thread)."""
+    """The call that this request continues (Responses: previous_response_id)."""
     echo: JSON = field(default_factory=dict)
     """Fields of the request that the protocol's response repeats; no other module reads them."""
 
@@ -194,7 +189,6 @@ class Completion:
     choices: tuple[Choice, ...]
     cached_tokens: int = 0
     """Number of the prompt's tokens that continue an earlier call."""
-    applied_edits: tuple[JSON, ...] = ()
     """Reports of the request's context edits, as Anthropic writes them."""
     prompt_ids: tuple[int, ...] | None = None
     """The prompt's ids, where the request asks for them."""

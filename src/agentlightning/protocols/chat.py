@@ -33,13 +33,10 @@ from agentlightning.protocols.base import (
 )
 from agentlightning.protocols.fields import ENGINE_PARAMS, expected
 from agentlightning.protocols.images import NO_AUDIO, details, image_part, take_images
-from agentlightning.records import JSON, PREFILL, REASONING_CLEARED
+from agentlightning.records import JSON, PREFILL
 from agentlightning.runtime import json_text
 
 NAME = "chat"
-
-MARKS = (PREFILL, REASONING_CLEARED)
-"""Keys with which the gateway marks messages; in a request they mean nothing."""
 
 ROLES = ("assistant", "developer", "system", "tool", "user")
 
@@ -391,7 +388,9 @@ class ChatMessage(Struct):
 def _message(given: JSON, where: str, calls: OpenToolCalls) -> JSON:
     """The message, if it is one; a refusal that it repeats is its content. `calls` are the tool calls before it."""
     read = fields.read(ChatMessage, given, where)
-    message = {name: value for name, value in given.items() if name not in MARKS}
+    message = {
+        name: value for name, value in given.items() if name != PREFILL
+    }  # the gateway's mark means nothing in a request
     if "content" in message:
         results = ("user", "tool", "function")
         message["content"] = _content(message["content"], f"{where}.content", images=read.role in results)

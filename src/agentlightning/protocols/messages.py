@@ -36,7 +36,6 @@ from agentlightning.protocols.base import (
 )
 from agentlightning.protocols.fields import expected
 from agentlightning.protocols.images import image_part, take_images
-from agentlightning.protocols.prompt_edits import parse_edits
 from agentlightning.records import JSON
 from agentlightning.runtime import json_text
 
@@ -48,11 +47,8 @@ UNSUPPORTED_PARAMS = {**fields.ENGINE_PARAMS, **fields.SAMPLING_PARAMS, **fields
 NOT_OURS = ("mcp_servers", "compaction")
 """Fields for services that stand before Anthropic's models, without which a model responds all the same."""
 
-REFUSED = ("container",)
+REFUSED = ("container", "thread")
 """Fields for such services that the response would have to continue."""
-
-THREAD_NOT_FOUND = "thread_not_found"
-"""Code of the error on which SDKs send the whole conversation as a new thread."""
 
 ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -66,11 +62,6 @@ class Thinking(Struct):
         Meta(description="enabled, adaptive, between_tools or disabled"),
     ]
     display: fields.Text = None
-
-
-class Thread(Struct):
-    type: Annotated[Literal["create", "continue"], Meta(description="create or continue")]
-    previous_message_id: fields.Text = None
 
 
 class ToolChoice(Struct):
@@ -87,12 +78,15 @@ class MessagesRequest(fields.ExternalRequest, kw_only=True):
     top_p: fields.Share = None
     top_k: fields.TopK = None
     thinking: Thinking | None = None
-    thread: Thread | None = None
     tool_choice: ToolChoice | None = None
     output_config: fields.Record = None
     output_format: fields.Record = None
     context_management: fields.Record = None
     chat_template_kwargs: fields.Record = None
+
+
+class _Edits(Struct):
+    edits: list[JSON] | None = None
 
 
 class _Effort(Struct):
@@ -124,10 +118,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             )
     tools, other_tools = _tools(asked.tools)
     parse_tools, one_call, tool_call = _tool_choice(asked.tool_choice, tools)
-    edits, unknown_edits = parse_edits(asked.context_management)
     thinking = asked.thinking
     return CompletionRequest(
-        previous_id=_continued(asked.thread, data),
         include_reasoning=thinking is not None and thinking.type != "disabled",
         model=asked.model or "",
         messages=messages,
@@ -140,7 +132,6 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         stream=bool(asked.stream),
         forced=fields.forced(data),
         not_applied=fields.not_applied(asked.output_config, ("effort",), "output_config"),
-        context_edits=edits,
         refused={
             **fields.services(data, REFUSED),
             **fields.reserved_variables(asked.chat_template_kwargs),
@@ -154,7 +145,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             **_other_output_settings(asked.output_config),
             **_examples(asked.tools),
             **citations(data),
-            **unknown_edits,
+            **_context_edits(asked.context_management),
         },
         grammar=fields.combined(tool_call, *formats),
         logits={"top_k": asked.top_k} if asked.top_k is not None and asked.top_k > 0 else {},
@@ -162,35 +153,14 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     )
 
 
-def _continued(thread: Thread | None, data: JSON) -> str | None:
-    """The call that a request continues. Its `tools` are the thread's (`with_tools`), and so is the system prompt."""
-    if thread is None or thread.type == "create":
-        return None
-    if not thread.previous_message_id:
-        raise expected("the id of a message", thread.previous_message_id, "thread.previous_message_id")
-    if data.get("system") is not None:
-        raise fields.refused(
-            "system", "a thread keeps that of its first request; leave it out, or create another thread"
-        )
-    return call_id(thread.previous_message_id)
-
-
-def continued_id(data: JSON) -> str | None:
-    """The call whose thread a request continues, which sends neither a system prompt nor tools."""
-    thread = data.get("thread")
-    name = thread.get("previous_message_id") if isinstance(thread, dict) and thread.get("type") == "continue" else None
-    return call_id(name) if isinstance(name, str) else None
-
-
-def with_tools(data: JSON, tools: list[JSON] | None) -> JSON:
-    """A request that continues a thread, with the thread's tools, which are in the form of Chat Completions. Raises ApiError
-    where it has tools itself."""
-    if data.get("tools") is not None:
-        raise fields.refused(
-            "tools", "a thread keeps those of its first request; leave them out, or create another thread"
-        )
-    found = [{**tool["function"], "input_schema": tool["function"].get("parameters")} for tool in tools or ()]
-    return {**data, "tools": found} if found else data
+def _context_edits(context_management: JSON | None) -> JSON:
+    """The edits of the prompt that a request asks for, by their path. Keeping all thinking is none."""
+    edits = fields.read(_Edits, context_management or {}, "context_management").edits or []
+    return {
+        f"context_management.edits[{index}]": edit
+        for index, edit in enumerate(edits)
+        if edit != {"type": "clear_thinking_20251015", "keep": "all"}
+    }
 
 
 def _other_output_settings(output_config: JSON | None) -> JSON:
@@ -202,7 +172,7 @@ def _other_output_settings(output_config: JSON | None) -> JSON:
 
 
 def body(request: CompletionRequest, completion: Completion) -> bytes:
-    return json_text.dumps({**finished(request, completion), **_edited(request, completion)})
+    return json_text.dumps(finished(request, completion))
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
@@ -211,14 +181,12 @@ def stream(request: CompletionRequest, call_id: str, model: str, created_s: int,
 
 def error(refusal: ApiError) -> bytes:
     kind = ERROR_TYPES.get(refusal.status) or ("api_error" if refusal.status >= 500 else "invalid_request_error")
-    details = {"details": {"error_code": refusal.code}} if refusal.code == THREAD_NOT_FOUND else {}
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": refusal.message, **details}})
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": refusal.message}})
 
 
-def count(tokens: int, original: int | None = None) -> bytes:
-    """The body of POST messages/count_tokens; `original` is the number before context edits, where there are some."""
-    edited = {} if original is None else {"context_management": {"original_input_tokens": original}}
-    return orjson.dumps({"input_tokens": tokens, **edited})
+def count(tokens: int) -> bytes:
+    """The body of POST messages/count_tokens."""
+    return orjson.dumps({"input_tokens": tokens})
 
 
 def models(names: list[str], created_s: int) -> bytes:
@@ -231,13 +199,6 @@ def models(names: list[str], created_s: int) -> bytes:
 def model(name: str, created_s: int) -> bytes:
     """The body of GET models/{name}."""
     return orjson.dumps(_model(name, created_s))
-
-
-def _edited(request: CompletionRequest, completion: Completion) -> JSON:
-    """The field that reports the requested context edits, where there were some."""
-    if not request.context_edits:
-        return {}
-    return {"context_management": {"applied_edits": list(completion.applied_edits)}}
 
 
 def _model(name: str, created_s: int) -> JSON:
@@ -716,8 +677,7 @@ class MessageEvents:
     def last(self, completion: Completion) -> bytes:
         """Closes the open block and the message."""
         counts = usage(completion.prompt_tokens, completion.sampled_tokens, completion.cached_tokens)
-        edited = _edited(self._request, completion)
-        end = _event("message_delta", delta=_stop(completion.choices[0]), usage=counts, **edited)
+        end = _event("message_delta", delta=_stop(completion.choices[0]), usage=counts)
         return self._close() + end + _event("message_stop")
 
     def failed(self, refusal: ApiError) -> bytes:

@@ -46,7 +46,6 @@ ForkCause = Literal[
     "system_or_tools_changed",
     "history_cut",
     "history_edited",
-    "context_cleared",
 ]
 
 MAX_CANDIDATES = 16
@@ -203,9 +202,6 @@ PARSED_BYTES = 5
 Rendering = Callable[..., str]
 """`Renderer.render` with the tools and the template's variables of one request."""
 
-CLEARING = ("assistant_message_edited", "tool_result_rewritten", "history_edited")
-"""Causes of forks that clearing a part of the context looks like."""
-
 RAW_PROMPTS = ("completions", "tokens")
 """`Call.protocol` of calls with a raw prompt in place of messages."""
 
@@ -307,8 +303,6 @@ class Conversation:
         if cause is None:
             end = view.history
             cause, lost = diagnose(self._sampled, view.roles[:end], view.digests[:end], view.hashes[: end + 1], known)
-            if view.cleared and cause in CLEARING:
-                cause = "context_cleared"
         return self._message_plan(
             view,
             node,

@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.records import JSON, PREFILL, REASONING_CLEARED, ImageSpan, prefill_of
+from agentlightning.records import JSON, PREFILL, ImageSpan, prefill_of
 from agentlightning.runtime import json_text
 from agentlightning.runtime.json_text import whole_characters
 
@@ -174,8 +174,6 @@ def normal(message: JSON) -> JSON:
         result["tool_call_id"] = call_id
     if name := message.get("name"):
         result["name"] = name
-    if message.get(REASONING_CLEARED):
-        result[REASONING_CLEARED] = True
     if message.get(PREFILL) is True:
         result[PREFILL] = True
     return result
@@ -220,8 +218,6 @@ def digest(message: JSON) -> Digest:
         reasoning = reasoning and reasoning.strip()
         named = calls and [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
         form = (*form, named, reasoning, answered)
-    if message.get(REASONING_CLEARED):
-        form = (*form, REASONING_CLEARED)
     if message.get(PREFILL) is True:
         form = (PREFILL, *form[:1], content, *form[2:])  # here space counts: the completion begins right after it
     return _hash(canonical(form) if calls else orjson.dumps(form))
@@ -434,8 +430,6 @@ class RequestView:
     """The hash of the whole request."""
     prefill: JSON | None = None
     """The last message, where the completion continues it."""
-    cleared: bool = False
-    """The gateway cleared a part of the messages, as the request told it to."""
     expansions: Mapping[str, list[int]] = field(default_factory=dict)
     """The ids that stand for each image, by its hash."""
     template_kwargs: JSON = field(default_factory=dict)
@@ -446,7 +440,6 @@ class RequestView:
         cls,
         messages: list[JSON],
         tools: list[JSON] | None,
-        cleared: bool = False,
         expansions: Mapping[str, list[int]] | None = None,
         template_kwargs: JSON | None = None,
     ) -> RequestView:
@@ -468,14 +461,9 @@ class RequestView:
             hashes,
             hashes[-1],
             prefill,
-            cleared,
             expansions or {},
             template_kwargs or {},
         )
-
-    def with_messages(self, messages: list[JSON], cleared: bool = False) -> RequestView:
-        """The view of the same request with other messages."""
-        return RequestView.of(messages, self.tools, cleared, self.expansions, self.template_kwargs)
 
     @classmethod
     def of_external(cls, messages: list[JSON], tools: list[JSON] | None) -> RequestView:

@@ -363,37 +363,3 @@ class VerlEngine(ForwardingEngine):
     def _tail(self) -> str:
         lines = self._log_file.read_text(errors="replace").strip().splitlines()[-5:] if self._log_file.is_file() else []
         return f"its log {self._log_file} ends: {' | '.join(lines)}" if lines else f"its log {self._log_file} is empty"
-
-
-class ServedPolicy(ForwardingEngine):
-    """The engine with the option `url`: where the token path is served."""
-
-    device = "verl's"
-    support: Support = support(reference=False)
-
-    def __init__(self, setup: EngineSetup) -> None:
-        setup.expect_only("options", "listen", "advertise", "key_env")
-        if set(setup.config.options) != {"url"}:
-            raise ConfigError(f"engine.options: expected the key url alone, got {sorted(setup.config.options)}")
-        self._url = str(setup.config.options["url"])
-        self._config = setup.config
-
-    async def start(self) -> Mapping[str, Endpoints]:
-        urls = self._config.advertise or [self._url]
-        return {DEFAULT_POLICY: Endpoints(urls=urls, seeded=False, key_env=self._config.key_env)}
-
-    async def watch(self) -> None:
-        await asyncio.Event().wait()
-
-    def pids(self) -> Mapping[str, int]:
-        return {}
-
-    async def close(self) -> None:
-        """Nothing was started."""
-
-    async def restart_learner(self) -> None:
-        raise EngineError("what learns is not started by this engine")
-
-    async def _operate(self, policy: str, operation: str, *arguments: Any) -> Any:
-        if operation != "publish":  # whoever trains it publishes too, and names the versions
-            raise EngineError(f"{operation}: the trainer that serves {self._url} learns, not this engine")

@@ -51,7 +51,7 @@ from agentlightning.gateway.policy.response_decoder import (
     send_recorded,
     token_logprob,
 )
-from agentlightning.protocols import fields, messages, responses, tokens
+from agentlightning.protocols import fields, tokens
 from agentlightning.protocols.base import (
     ApiError,
     Choice,
@@ -60,7 +60,6 @@ from agentlightning.protocols.base import (
     Delta,
     assistant_message,
 )
-from agentlightning.protocols.prompt_edits import apply_edits
 from agentlightning.records import ABANDONED, JSON, TEMPLATE_KWARGS, Call, Sampling
 from agentlightning.rendering.call_chain import chain_messages
 from agentlightning.rendering.conversation import Conversation, PromptPlan, prompt_hash
@@ -79,12 +78,6 @@ GRACE_S = 10.0
 DEADLINE_S = 600.0
 """Time limit of one call, in seconds."""
 
-PREVIOUS = {
-    responses.NAME: ("previous_response_id", "previous_response_not_found"),
-    messages.NAME: ("thread.previous_message_id", messages.THREAD_NOT_FOUND),
-}
-"""By protocol the field that names the call which a request continues, and the code of the error where there is none."""
-
 
 @dataclass(slots=True)
 class _Understood:
@@ -95,7 +88,6 @@ class _Understood:
     conversation: Conversation
     view: RequestView
     images: CallImages
-    applied_edits: tuple[JSON, ...] = ()
 
 
 class PolicyCalls:
@@ -141,8 +133,6 @@ class PolicyCalls:
         attempt, incoming, reply = call.attempt, call.request, call.reply
         asked = await self._understood(call, data)
         policy, conversation = asked.policy, asked.conversation
-        if asked.request.context_edits:
-            asked.view, asked.applied_edits = _edited(conversation, asked.request, asked.view)
         request, sampling, overridden_params, dropped = sampling_of(asked.request, policy, attempt)
         if dropped:
             reply.ignored = ignored_header(dropped)
@@ -154,7 +144,7 @@ class PolicyCalls:
             found = await self._retries.find(call, policy.alias, conversation, request, request_hash, digest)
             if found is not None:
                 self._metrics.call(call.wire.NAME, "replayed")
-                found = replace(found, applied_edits=asked.applied_edits, model=found.model or policy.model)
+                found = replace(found, model=found.model or policy.model)
                 await send_recorded(call, request, await self._echoed(call, policy, request, found))
                 return
         if request.max_tokens == 0:
@@ -176,12 +166,12 @@ class PolicyCalls:
             self._metrics.in_flight.dec()
             self._retries.end(pending)
 
-    async def count(self, call: AgentCall, data: JSON) -> tuple[int, int | None]:
-        """The number of tokens in the prompt of a request, and before its context edits, where it has some."""
+    async def count(self, call: AgentCall, data: JSON) -> int:
+        """The number of tokens in the prompt of a request."""
         asked = await self._understood(call, data)
-        edited, _ = _edited(asked.conversation, asked.request, asked.view)
-        tokens = _count(asked.conversation, asked.request, edited)
-        return tokens, _count(asked.conversation, asked.request, asked.view) if asked.request.context_edits else None
+        plan = _planned(asked.conversation, asked.request, asked.view)
+        asked.conversation.withdraw(plan)
+        return len(plan.prompt_ids)
 
     async def _job(
         self, call: AgentCall, asked: _Understood, sampling: Sampling, overridden_params: JSON, digest: str
@@ -225,7 +215,6 @@ class PolicyCalls:
             plan=plan,
             sampling=sampling,
             overridden_params=overridden_params,
-            applied_edits=asked.applied_edits,
             decoding=decoding,
             started_ns=0,
             seeds=seeds,
@@ -251,14 +240,13 @@ class PolicyCalls:
             _check_ids(policy.renderer, request.prompt, "prompt_ids" if call.wire.NAME == tokens.NAME else "prompt")
         conversation = await self._attempts.conversation(attempt, policy.renderer, policy.alias)
         if request.previous_id is not None:
-            before = await self.stored.chain(attempt, request.previous_id, call.wire.NAME)
+            before = await self.stored.chain(attempt, request.previous_id)
             if not before:
                 if attempt.ended_by is not None:
                     raise attempt.ended_by.with_traceback(None)
-                field, code = PREVIOUS[call.wire.NAME]
-                named = data["thread"]["previous_message_id"] if call.wire.NAME == messages.NAME else data[field]
-                sentence = f"{field}: this attempt has no response {named!r}"
-                raise ApiError(sentence, status=404, param=field, code=code)
+                field = "previous_response_id"
+                sentence = f"{field}: this attempt has no response {data[field]!r}"
+                raise ApiError(sentence, status=404, param=field, code="previous_response_not_found")
             request = replace(request, messages=_after(chain_messages(before), request.messages))
         # Before anything is made of them: a chain is longer than the request that names it.
         if request.previous_id is not None or call.request.size > MAX_TEXT:
@@ -528,24 +516,6 @@ def _with_read_variables(request: CompletionRequest, policy: Policy) -> Completi
     return replace(request, template_kwargs=read, not_applied={**request.not_applied, TEMPLATE_KWARGS: unread})
 
 
-def _edited(
-    conversation: Conversation, request: CompletionRequest, view: RequestView
-) -> tuple[RequestView, tuple[JSON, ...]]:
-    """The view of a request after its context edits, and what those cleared."""
-
-    def count(messages: list[JSON]) -> int:
-        return _count(conversation, request, view.with_messages(messages))
-
-    messages, applied = apply_edits(request.context_edits, request.messages, count)
-    return view.with_messages(messages, cleared=True) if applied else view, applied
-
-
-def _count(conversation: Conversation, request: CompletionRequest, view: RequestView) -> int:
-    plan = _planned(conversation, request, view)
-    conversation.withdraw(plan)
-    return len(plan.prompt_ids)
-
-
 def _planned(conversation: Conversation, request: CompletionRequest, view: RequestView) -> PromptPlan:
     if request.prompt is not None:
         return conversation.plan_prompt(request.prompt)
@@ -603,7 +573,6 @@ def _completion(job: PolicyJob) -> Completion:
         created_s=job.started_ns // 10**9,
         prompt_tokens=len(plan.prompt_ids),
         choices=tuple([decoder.choice() for decoder in job.decoders]),
-        applied_edits=job.applied_edits,
         cached_tokens=len(plan.prompt_ids) - len(plan.suffix_ids),
         prompt_ids=tuple(plan.prompt_ids) if shows_ids else None,
         prompt_logprobs=None

@@ -19,7 +19,7 @@ from agentlightning.gateway.attempts import AttemptReplay, TrackedAttempt
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.response_decoder import AgentCall, ResponseDecoder, shown_ids, token_logprob
-from agentlightning.protocols import messages, responses
+from agentlightning.protocols import responses
 from agentlightning.protocols.base import (
     ApiError,
     Choice,
@@ -31,7 +31,7 @@ from agentlightning.protocols.base import (
 )
 from agentlightning.protocols.responses import call_of_item, dereferenced, referenced_ids
 from agentlightning.records import ABANDONED, JSON, Call
-from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids, chain_tools, is_whole
+from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids, is_whole
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.graph import Digest, RequestView, digest, normal
 from agentlightning.rendering.renderer import Renderer
@@ -361,19 +361,17 @@ class StoredResponses:
             code="response_not_found",
         )
 
-    async def chain(self, attempt: TrackedAttempt, call_id: str, protocol: str = responses.NAME) -> list[Call]:
+    async def chain(self, attempt: TrackedAttempt, call_id: str) -> list[Call]:
         """The response of this id and the calls that it continues, oldest first; empty where none is stored."""
         by_id = await self._calls(attempt)
-        if call_id not in _stored(by_id, [call_id], protocol):
+        if call_id not in _stored(by_id, [call_id]):
             return []
         chain = call_chain(by_id[call_id], by_id)
         return chain if is_whole(chain) else []
 
     async def dereference(self, protocol: str, attempt: TrackedAttempt, data: JSON) -> JSON:
-        """The request with the recorded items that its input refers to, or the tools of its thread. Raises ApiError where an
+        """The request with the recorded items that its input refers to. Raises ApiError where an
         item is not stored."""
-        if protocol == messages.NAME and (previous := messages.continued_id(data)) is not None:
-            return messages.with_tools(data, chain_tools(await self.chain(attempt, previous, protocol)))
         names = referenced_ids(data) if protocol == responses.NAME else []
         if not names:
             return data
@@ -383,14 +381,14 @@ class StoredResponses:
         return {call.id: call for call in await self._store.calls([attempt.rollout.id], attempt.number)}
 
 
-def _stored(by_id: dict[str, Call], ids: Iterable[str], protocol: str = responses.NAME) -> dict[str, Call]:
-    """Those of `ids` that name stored responses of this protocol, by id."""
-    return {call_id: by_id[call_id] for call_id in ids if call_id in by_id and _is_stored(by_id[call_id], protocol)}
+def _stored(by_id: dict[str, Call], ids: Iterable[str]) -> dict[str, Call]:
+    """Those of `ids` that name stored responses, by id."""
+    return {call_id: by_id[call_id] for call_id in ids if call_id in by_id and _is_stored(by_id[call_id])}
 
 
-def _is_stored(call: Call, protocol: str) -> bool:
+def _is_stored(call: Call) -> bool:
     return (
-        call.protocol == protocol
+        call.protocol == responses.NAME
         and bool(call.policy)
         and call.finish_reason != ABANDONED
         and call.request_fields.get("store", True) is True

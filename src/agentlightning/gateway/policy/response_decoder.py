@@ -370,7 +370,6 @@ class PolicyJob(CallJob):
     seeds: list[int]
     decoders: list[ResponseDecoder]
     images: CallImages
-    applied_edits: tuple[JSON, ...] = ()
     replayed: list[Call] = field(default_factory=list)
     """The recorded choices that it repeats; empty where it is sampled."""
 
