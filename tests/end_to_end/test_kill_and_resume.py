@@ -112,7 +112,6 @@ ADAPTER = (
     "engine.lora_rank=4",
     "engine.packing=prefix_tree",
     "engine.gradient_checkpointing=true",
-    "engine.optimizer=adamw_8bit",
     "algorithm.kl=0.01",
 )
 

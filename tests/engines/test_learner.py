@@ -171,29 +171,6 @@ def test_a_folder_that_no_learner_wrote_and_one_of_another_model_are_refused(
         learner.load(tmp_path / "other")
 
 
-def test_adamw_with_states_of_8_bits_learns_takes_less_memory_and_resumes_exactly(
-    build: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = build("Llama", hidden_size=64, intermediate_size=96)
-    learners = {name: Learner(folder, learner_setup(optimizer=name)) for name in ("adamw", "adamw_8bit")}
-    for learner in learners.values():
-        losses = []
-        for _ in range(5):
-            losses.append(learner.forward_backward(batch(), SFT)["loss"])
-            learner.optim_step(3e-3, 1.0)
-        assert losses[-1] < 0.9 * losses[0]
-        learner.save(tmp_path / f"{learner is learners['adamw']}")
-    whole, small = ((tmp_path / str(plain) / "learner.pt").stat().st_size for plain in (True, False))
-    assert small < 0.6 * whole
-    resumed = Learner(folder, learner_setup(optimizer="adamw_8bit"))
-    resumed.load(tmp_path / "False")
-    for learner in (learners["adamw_8bit"], resumed):
-        learner.forward_backward(batch(), SFT)
-        learner.optim_step(3e-3, 1.0)
-    expected = learners["adamw_8bit"].model.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in resumed.model.state_dict().items())
-
-
 @pytest.mark.parametrize("logits_at_once", [1 << 25, 200])
 def test_a_loss_of_one_s_own_trains_as_the_built_in_one_does(
     build: Callable[..., Path], tmp_path: Path, logits_at_once: int

@@ -82,12 +82,6 @@ class AdamW(Table):
     weight_decay: float = Field(0.0, ge=0)
 
 
-class AdamW8bit(AdamW):
-    """AdamW whose two moments take a byte each, by bitsandbytes."""
-
-    type: Literal["adamw_8bit"] = "adamw_8bit"  # type: ignore[assignment]
-
-
 class Muon(AdamW):
     """Muon for the matrices of the layers, AdamW for the rest."""
 
@@ -105,7 +99,7 @@ class EngineConfig(Table):
     """An engine's own settings, which it checks."""
     sampler: Annotated[LocalSampler | VllmSampler | VllmServerSampler, Tagged()] = LocalSampler()
     learner: Annotated[LocalLearner | FsdpLearner, Tagged()] = LocalLearner()
-    optimizer: Annotated[AdamW | AdamW8bit | Muon, Tagged()] = AdamW()
+    optimizer: Annotated[AdamW | Muon, Tagged()] = AdamW()
     lora_rank: int | None = Field(None, ge=1)
     """Train a low-rank adapter of this rank in place of all weights; it counts twice."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -131,11 +125,6 @@ class EngineConfig(Table):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        if isinstance(self.learner, FsdpLearner) and isinstance(self.optimizer, AdamW8bit):
-            raise ValueError(
-                "optimizer: adamw_8bit does not go with learner = 'fsdp', whose processes share the moments out; expected "
-                "adamw or muon"
-            )
         if self.lora_rank is not None and isinstance(self.optimizer, Muon):
             raise ValueError("optimizer: muon is for whole matrices, not for the two factors of lora_rank; take adamw")
         given = self.listen is not None or self.max_num_seqs != EngineConfig.model_fields["max_num_seqs"].default

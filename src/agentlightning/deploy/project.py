@@ -89,8 +89,8 @@ def _of_a_file(root: Path) -> Dependencies:
 
 SAMPLER_KEY = "SAMPLER_KEY"
 """Variable with the key of the samplers, where the configuration names no other."""
-EXTRAS = {"adamw_8bit": "adamw8bit", "s3": "s3", "abfs": "azure"}
-"""Extras of this package by the optimizer, or by the scheme of a URL, that needs them."""
+EXTRAS = {"s3": "s3", "abfs": "azure"}
+"""Extras of this package by the scheme of a URL that needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from agentlightning.config.engine import AdamW8bit, EngineConfig, FsdpLearner, LocalSampler, VllmServerSampler
+from agentlightning.config.engine import EngineConfig, FsdpLearner, LocalSampler, VllmServerSampler
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, EngineSetup, ForwardingEngine, Support, together
 from agentlightning.engines.folders import copy_weights, find_model, seal
 from agentlightning.engines.local.parts import (
@@ -54,7 +54,6 @@ class LocalEngine(ForwardingEngine):
         for package, extra, needed in (
             ("torch", "train", True),
             ("peft", "lora", config.lora_rank is not None),
-            ("bitsandbytes", "adamw8bit", isinstance(config.optimizer, AdamW8bit)),
         ):
             if needed and importlib.util.find_spec(package) is None:
                 raise MissingExtraError(package, extra)

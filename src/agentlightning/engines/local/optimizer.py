@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentlightning.config.engine import BETAS, AdamW, AdamW8bit, Muon
+from agentlightning.config.engine import BETAS, AdamW, Muon
 from agentlightning.engines.local.sharding import part as part_of
 from agentlightning.engines.local.sharding import whole
 from agentlightning.engines.losses import Tokens, value_loss
-from agentlightning.errors import EngineError, MissingExtraError
+from agentlightning.errors import EngineError
 from agentlightning.training_types import Loss
 
 MUON_RATIO = 20 / 3
@@ -20,12 +20,8 @@ MUON_RATIO = 20 / 3
 
 
 class Optimizer:
-    """One or two torch optimizers behind one learning rate.
-
-    "muon" (Jordan et al., 2024: momentum 0.95, Nesterov, 5 Newton-Schulz steps; torch.optim.Muon) is for the two-dimensional
-    parameters of layers. With "adamw_8bit" AdamW's two moments take a byte each (Dettmers et al., 2022, 8-bit Optimizers via
-    Block-wise Quantization; bitsandbytes), but for embeddings, whose gradients are too uneven for it (section 2.3).
-    """
+    """One or two torch optimizers behind one learning rate. "muon" (Jordan et al., 2024: momentum 0.95, Nesterov, 5
+    Newton-Schulz steps; torch.optim.Muon) is for the two-dimensional parameters of layers."""
 
     def __init__(self, model: torch.nn.Module, config: AdamW, learning_rate: float) -> None:
         """learning_rate: the one that `step` is given before any schedule."""
@@ -33,10 +29,8 @@ class Optimizer:
             id(p) for module in model.modules() if isinstance(module, torch.nn.Embedding) for p in [module.weight]
         }
         trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        own: list[torch.nn.Parameter] = []
-        if isinstance(config, AdamW8bit | Muon):
-            inner = [(n, p) for n, p in trained if p.ndim == 2 or isinstance(config, AdamW8bit)]
-            own = [p for n, p in inner if id(p) not in embedding and "lm_head" not in n]
+        own = [p for n, p in trained if p.ndim == 2 and id(p) not in embedding and "lm_head" not in n]
+        own = own if isinstance(config, Muon) else []
         chosen = {id(p) for p in own}
         rest = [p for _, p in trained if id(p) not in chosen]
         decay, betas = config.weight_decay, config.betas or BETAS
@@ -47,8 +41,6 @@ class Optimizer:
             muon = torch.optim.Muon(own, lr=0.0, momentum=0.95, nesterov=True, weight_decay=decay, ns_steps=5)
             ratio = MUON_RATIO if config.learning_rate is None else config.learning_rate / learning_rate
             self._parts.append((muon, ratio))
-        elif own:
-            self._parts.append((_adamw_8bit(own, betas, decay), 1.0))
 
     def step(self, learning_rate: float) -> None:
         for part, ratio in self._parts:
@@ -75,20 +67,6 @@ class Optimizer:
                 for at, own in saved["state"].items()
             }
             part.load_state_dict({**saved, "state": moments})
-
-
-def _adamw_8bit(
-    parameters: list[torch.nn.Parameter], betas: tuple[float, float], weight_decay: float
-) -> torch.optim.Optimizer:
-    """MissingExtraError without bitsandbytes; a small tensor keeps 32 bits by itself."""
-    try:
-        import bitsandbytes
-    except ImportError as cause:
-        raise MissingExtraError("bitsandbytes", "adamw8bit") from cause
-    found: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
-        parameters, lr=0.0, betas=betas, weight_decay=weight_decay
-    )
-    return found
 
 
 class ValueHead:
