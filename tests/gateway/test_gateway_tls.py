@@ -45,12 +45,11 @@ def certificate(folder: Path, name: str, *extensions: str) -> None:
 
 @pytest.fixture(scope="module")
 def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a root, a server's certificate for 127.0.0.1, a client's, and one that nobody signed."""
+    """A folder with a root, a server's certificate for 127.0.0.1, and one of nobody here."""
     folder = tmp_path_factory.mktemp("pems")
     made = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
     ca = ("-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign")
     openssl(folder, *made, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=root", *ca)
-    openssl(folder, *made, "-keyout", "own.key", "-out", "own.pem", "-subj", "/CN=own")
     certificate(folder, "server", "subjectAltName=IP:127.0.0.1", "extendedKeyUsage=serverAuth")
     certificate(folder, "worker", "extendedKeyUsage=clientAuth")
     openssl(folder, "rsa", "-in", "server.key", "-aes128", "-passout", "pass:secret", "-out", "locked.key")
@@ -76,15 +75,12 @@ async def served(house: House, **settings: Any) -> AsyncIterator[str]:
         await serving
 
 
-def tls(pems: Path, client_ca: bool = False) -> Tls:
-    return Tls(cert=pems / "server.pem", key=pems / "server.key", client_ca=pems / "ca.pem" if client_ca else None)
+def tls(pems: Path) -> Tls:
+    return Tls(cert=pems / "server.pem", key=pems / "server.key")
 
 
-def trusting(pems: Path, client: str | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=pems / "ca.pem")
-    if client is not None:
-        context.load_cert_chain(pems / f"{client}.pem", pems / f"{client}.key")
-    return context
+def trusting(pems: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=pems / "ca.pem")
 
 
 # --- TLS --------------------------------------------------------------------------------------------------------------
@@ -110,66 +106,26 @@ async def test_agents_and_stores_use_a_server_over_tls_and_verify_it(
                 await stranger.get(f"http://{place}/healthz")
 
 
-async def test_api_asks_for_a_client_certificate_and_agents_need_none(
-    house: House, pems: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim = await house.claim()
-    async with served(house, tls=tls(pems, client_ca=True)) as place:
-        async with httpx.AsyncClient(
-            verify=trusting(pems), base_url=f"https://{place}", headers=ADMIN, timeout=60
-        ) as bare:
-            for route in ("/api/runs", "/metrics"):
-                refused = await bare.get(route)
-                assert (refused.status_code, "client certificate" in refused.text) == (403, True)
-            agent = {"authorization": f"Bearer {claim.key}"}
-            reply = await bare.post(f"{path(claim)}/v1/chat/completions", json=HI, headers=agent)
-            assert reply.status_code == 200
-        async with httpx.AsyncClient(verify=trusting(pems, "worker"), base_url=f"https://{place}", timeout=60) as known:
-            assert (await known.get("/api/runs", headers=ADMIN)).status_code == 200
-            assert (await known.get("/api/runs")).status_code == 401  # a certificate is no key
-        foreign = trusting(pems)
-        foreign.load_cert_chain(pems / "own.pem", pems / "own.key")
-        async with httpx.AsyncClient(verify=foreign, timeout=60) as other:
-            with pytest.raises(httpx.TransportError):
-                await other.get(f"https://{place}/healthz")
-
-
-async def test_a_store_client_verifies_by_the_environment_and_shows_its_certificate(
+async def test_a_store_client_verifies_the_server_by_the_environment(
     house: House, pems: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(pems / "ca.pem"))
-    async with served(house, tls=tls(pems, client_ca=True)) as place:
-        monkeypatch.setenv("AGL_TLS_CLIENT_CERT", str(pems / "worker.pem"))
-        with pytest.raises(ConfigError, match="AGL_TLS_CLIENT_CERT, AGL_TLS_CLIENT_KEY: expected both"):
-            async with LightningStoreClient(f"https://{place}", SERVER_KEY):
-                pass
-        monkeypatch.setenv("AGL_TLS_CLIENT_KEY", str(pems / "worker.key"))
-        async with LightningStoreClient(f"https://{place}", SERVER_KEY) as store:
-            assert [run.id for run in await store.runs()] == [house.run_id]
+    async with served(house, tls=tls(pems)) as place, LightningStoreClient(f"https://{place}", SERVER_KEY) as store:
+        assert [run.id for run in await store.runs()] == [house.run_id]
 
 
 @pytest.mark.parametrize(
-    ("scheme", "variables", "todo"),
+    ("scheme", "root", "todo"),
     [
-        ("http", {}, r"is it served as https://\?"),
-        ("https", {"SSL_CERT_FILE": "worker.pem"}, "name the root that signed its certificate in SSL_CERT_FILE"),
-        ("https", {"AGL_TLS_CLIENT_CERT": "own.pem", "AGL_TLS_CLIENT_KEY": "own.key"}, "trust the client certificate"),
-        (
-            "https",
-            {"AGL_TLS_CLIENT_CERT": "", "AGL_TLS_CLIENT_KEY": ""},
-            "name yours and its key in AGL_TLS_CLIENT_CERT",
-        ),
-        ("https", {"AGL_TLS_CLIENT_KEY": "nowhere.key"}, "AGL_TLS_CLIENT_KEY: there is no file 'nowhere.key'"),
+        ("http", "ca.pem", r"is it served as https://\?"),
+        ("https", "worker.pem", "name the root that signed its certificate in SSL_CERT_FILE"),
     ],
 )
 async def test_a_client_whose_tls_is_wrong_is_told_what_to_do(
-    house: House, pems: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, variables: dict[str, str], todo: str
+    house: House, pems: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, root: str, todo: str
 ) -> None:
-    monkeypatch.chdir(pems)
-    right = {"SSL_CERT_FILE": "ca.pem", "AGL_TLS_CLIENT_CERT": "worker.pem", "AGL_TLS_CLIENT_KEY": "worker.key"}
-    for name, value in {**right, **variables}.items():
-        monkeypatch.setenv(name, value)
-    async with served(house, tls=tls(pems, client_ca=True)) as place:
+    monkeypatch.setenv("SSL_CERT_FILE", str(pems / root))
+    async with served(house, tls=tls(pems)) as place:
         with pytest.raises(AgentLightningError, match=todo):
             async with LightningStoreClient(f"{scheme}://{place}", SERVER_KEY, retry_timeout_s=0.1) as store:
                 await store.runs()
@@ -179,11 +135,9 @@ async def test_a_client_whose_tls_is_wrong_is_told_what_to_do(
     ("arguments", "sentence"),
     [
         ("--tls-cert server.pem", "--tls-cert: has no effect without both"),
-        ("--tls-client-ca ca.pem", "--tls-client-ca: has no effect without both"),
         ("--tls-cert server.pem --tls-key worker.key", "--tls-cert, --tls-key: expected a certificate and its key"),
         ("--tls-cert nowhere.pem --tls-key server.key", "--tls-cert: there is no file 'nowhere.pem'"),
         ("--tls-cert server.pem --tls-key locked.key", "--tls-cert, --tls-key: expected .* without a password"),
-        ("--tls-cert server.pem --tls-key server.key --tls-client-ca server.key", "--tls-client-ca: expected certif"),
         ("--trusted-proxy *", "--trusted-proxy: expected an address or a network"),
         ("--trusted-proxy 10.0.0.1/8", "--trusted-proxy: expected an address or a network"),
         ("--cors-origin *", "--cors-origin: expected http"),

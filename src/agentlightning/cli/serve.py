@@ -57,9 +57,6 @@ MaxConnections = Annotated[
 ]
 TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="Certificate (PEM): serve https.")]
 TlsKey = Annotated[str | None, typer.Option("--tls-key", help="Key of the certificate (PEM).")]
-TlsClientCa = Annotated[
-    str | None, typer.Option("--tls-client-ca", help="Roots of client certificates (PEM): /api asks for one.")
-]
 MetricsPort = Annotated[int | None, typer.Option("--metrics-port", help="Port of /metrics, which then wants no key.")]
 CorsOrigins = Annotated[
     list[str] | None, typer.Option("--cors-origin", help="https://HOST whose web pages may use the server.")
@@ -88,7 +85,6 @@ def serve(
     max_connections: MaxConnections = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
     trusted_proxy: TrustedProxies = None,
     metrics_port: MetricsPort = None,
     cors_origin: CorsOrigins = None,
@@ -117,7 +113,6 @@ def serve(
             "--max-connections": max_connections,
             "--tls-cert": tls_cert,
             "--tls-key": tls_key,
-            "--tls-client-ca": tls_client_ca,
             "--clients": CLIENTS,
             "--trusted-proxy": trusted_proxy,
             "--cors-origin": cors_origin,

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from uuid_utils import uuid7
 
 from agentlightning.errors import AgentLightningError, StoreError
-from agentlightning.gateway.access import Authentication, Permissions, RoleError, ServerKeyError, error_body
+from agentlightning.gateway.access import Authentication, Permissions, RoleError, error_body
 from agentlightning.gateway.asgi_response import (
     AWAY,
     STOPPING,
@@ -222,22 +222,11 @@ class App:
     async def _answered(self, scope: Scope, receive: Receive, reply: AgentResponse) -> bool:
         """Answers what is not an agent's request; False where it is one, for the proxy."""
         path: str = scope["path"]
-        port, tls = self._settings.metrics_port, self._settings.tls
+        port = self._settings.metrics_port
         of_store = path == "/api" or path.startswith("/api/")
         elsewhere = port is not None and (scope["server"][1] == port) != (path == "/metrics")
         if elsewhere and path not in ("/healthz", "/readyz"):
             await reply.whole(404, b'{"error":{"message":"not on this port"}}')
-        elif (
-            (of_store or path == "/metrics")
-            and tls is not None
-            and tls.client_ca is not None
-            and scope["extensions"]["tls"]["client_cert_name"] is None
-        ):
-            sentence = (
-                "client certificate: is required by this server; name yours and its key in AGL_TLS_CLIENT_CERT and "
-                "AGL_TLS_CLIENT_KEY"
-            )
-            await reply.whole(403, error_body(ServerKeyError, sentence))
         elif of_store:
             await self._api({**scope, "root_path": scope.get("root_path", "") + "/api"}, receive, reply.send)
         elif path == "/healthz":

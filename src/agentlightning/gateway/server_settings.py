@@ -32,8 +32,6 @@ class Tls:
     cert: Path
     """The server's certificate, then those between it and the root."""
     key: Path
-    client_ca: Path | None = None
-    """Roots of client certificates, one of which ``/api`` and ``/metrics`` then ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +71,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-connections", type=int, help="connections; default: as many as there are files for")
     add("--tls-cert", type=Path, help="certificate (PEM)")
     add("--tls-key", type=Path, help="its key (PEM)")
-    add("--tls-client-ca", type=Path, help="roots of the client certificates that /api asks for (PEM)")
     add("--trusted-proxy", help="address or network of a proxy; repeatable", **repeated)
     add("--metrics-port", type=int, help="port of /metrics, which then wants no key")
     add("--cors-origin", help="https://HOST of web pages; repeatable", **repeated)
@@ -98,7 +95,7 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
         ),
         external_keys=external_keys(options.external_key),
         max_connections=options.max_connections,
-        tls=_tls(options.tls_cert, options.tls_key, options.tls_client_ca),
+        tls=_tls(options.tls_cert, options.tls_key),
         trusted_proxies=tuple(trusted_network(one) for one in options.trusted_proxy),
         metrics_port=port,
         cors_origins=tuple(_origin(one) for one in options.cors_origin),
@@ -107,8 +104,8 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
     )
 
 
-def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> Tls | None:
-    options = {"--tls-cert": cert, "--tls-key": key, "--tls-client-ca": client_ca}
+def _tls(cert: Path | None, key: Path | None) -> Tls | None:
+    options = {"--tls-cert": cert, "--tls-key": key}
     given = {name: file for name, file in options.items() if file is not None}
     if cert is None or key is None:
         if given:
@@ -124,12 +121,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> Tls | N
         raise ConfigError(
             f"--tls-cert, --tls-key: expected a certificate and its key without a password, in PEM: {cause}"
         ) from cause
-    if client_ca is not None:
-        try:
-            context.load_verify_locations(client_ca)
-        except OSError as cause:
-            raise ConfigError(f"--tls-client-ca: expected certificates in PEM: {cause}") from cause
-    return Tls(cert=cert, key=key, client_ca=client_ca)
+    return Tls(cert=cert, key=key)
 
 
 def trusted_network(given: str) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
-import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast
 
@@ -83,9 +82,6 @@ class UvicornServer(uvicorn.Server):
                 forwarded_allow_ips=list(proxies),
                 ssl_certfile=None if tls is None else tls.cert,
                 ssl_keyfile=None if tls is None else tls.key,
-                ssl_ca_certs=None if tls is None or tls.client_ca is None else str(tls.client_ca),
-                # Agents have keys of their own and no certificates: the app asks where one is needed.
-                ssl_cert_reqs=ssl.CERT_NONE if tls is None or tls.client_ca is None else ssl.CERT_OPTIONAL,
                 server_header=False,
             )
         )
@@ -169,7 +165,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_s = head_timeout_s
         self._write_s = write_timeout_s
         self._unread: asyncio.TimerHandle | None = None
-        self._tls: dict[str, dict[object, object]] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._head = 0
         """Bytes of the head of the present request so far; -1 behind it."""
@@ -182,12 +177,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             transport.write(FULL)
             transport.close()
             return
-        secured = transport.get_extra_info("ssl_object")
-        if secured is not None:
-            # By ASGI's extension "tls", of which the app reads this. A certificate that is there was verified.
-            names = [pair for part in (secured.getpeercert() or {}).get("subject", ()) for pair in part]
-            subject = ",".join(f"{name}={value}" for name, value in names) if secured.getpeercert() else None
-            self._tls = {"tls": {"client_cert_name": subject}}
         peer = cast(socket.socket | None, transport.get_extra_info("socket"))
         if peer is not None:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # one that lost its power is noticed
@@ -227,8 +216,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._keep()
         self._head, self._framing = -1, 0
         self._limit.begin(self)
-        if self._tls is not None:
-            self.scope["extensions"] = self._tls
         super().on_headers_complete()
         self.cycle.transport = cast(asyncio.Transport, _ResponseWriter(self.transport, self.loop))
         self.cycle.send = _WholeSender(self.cycle, self.transport)  # type: ignore[method-assign]

@@ -16,12 +16,10 @@ import gzip
 import inspect
 import ipaddress
 import json
-import os
 import ssl
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -42,8 +40,6 @@ from agentlightning.store.rules import reward_number
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
-CLIENT_CERT_VARIABLE = "AGL_TLS_CLIENT_CERT"
-CLIENT_KEY_VARIABLE = "AGL_TLS_CLIENT_KEY"
 
 RETRY_TIMEOUT_S = 600.0
 """Seconds that a server may be away: its machine may be restarted, and the network may be out for minutes."""
@@ -120,7 +116,9 @@ class LightningStoreClient(LightningStore):
             headers = {"content-type": wire.CONTENT_TYPE, "accept-encoding": "gzip" if self._compress else "identity"}
             if self._key:
                 headers["authorization"] = f"Bearer {self._key}"
-            connector = aiohttp.TCPConnector(limit=0, ssl=_client_tls(self._url))
+            # Made here, not by aiohttp as it is imported: SSL_CERT_FILE may have been set since.
+            verify = ssl.create_default_context() if self._url.startswith("https://") else True
+            connector = aiohttp.TCPConnector(limit=0, ssl=verify)
             self._session = aiohttp.ClientSession(connector=connector, headers=headers)
 
     async def close(self) -> None:
@@ -318,12 +316,8 @@ class LightningStoreClient(LightningStore):
         silent = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             todo = "name the root that signed its certificate in SSL_CERT_FILE"
-        elif not self.boots and silent and not isinstance(error, aiohttp.ClientConnectorError):
-            # Somebody took the connection, and ended it without a word.
-            if not self._url.startswith("https://"):
-                todo = "is it served as https://?"
-            elif os.environ.get(CLIENT_CERT_VARIABLE):
-                todo = f"does it trust the client certificate of {CLIENT_CERT_VARIABLE}?"
+        elif not (self.boots or isinstance(error, aiohttp.ClientConnectorError) or self._url.startswith("https://")):
+            todo = "is it served as https://?" if silent else todo  # somebody took the connection and ended it silently
         return StoreError(f"the server at {self._url} cannot be reached ({reason}); {todo}")
 
     def _error(self, method: str, status: int, content: bytes) -> AgentLightningError:
@@ -371,30 +365,6 @@ def _storable(finish: Finish) -> Finish:
     """Encodes a finish: what a program printed may hold halves of characters, which must arrive."""
     error, output, diagnosis = (codec.text(each) for each in (finish.error, finish.output, finish.diagnosis))
     return dataclasses.replace(finish, error=error, output=output, diagnosis=diagnosis)
-
-
-def _client_tls(url: str) -> ssl.SSLContext | bool:
-    """The TLS settings for an https server: it is verified by the system's roots (or SSL_CERT_FILE), and shown the client
-    certificate that the environment names. Raises ConfigError."""
-    cert, key = (os.environ.get(name) or None for name in (CLIENT_CERT_VARIABLE, CLIENT_KEY_VARIABLE))
-    if not url.startswith("https://"):
-        return True
-    context = ssl.create_default_context()
-    if cert is key is None:
-        return context
-    if cert is None or key is None:
-        raise ConfigError(f"{CLIENT_CERT_VARIABLE}, {CLIENT_KEY_VARIABLE}: expected both, or neither")
-    for name, file in ((CLIENT_CERT_VARIABLE, cert), (CLIENT_KEY_VARIABLE, key)):
-        if not Path(file).is_file():
-            raise ConfigError(f"{name}: there is no file {file!r}")
-    try:
-        context.load_cert_chain(cert, key, password=lambda: "")  # else a key with a password would ask the terminal
-    except OSError as cause:
-        raise ConfigError(
-            f"{CLIENT_CERT_VARIABLE}, {CLIENT_KEY_VARIABLE}: expected files with a certificate and its key without a "
-            f"password, in PEM: {cause}"
-        ) from cause
-    return context
 
 
 def is_local(url: str) -> bool:
