@@ -6,7 +6,6 @@ a store works.
 
     POST /claim {"worker": {...}, "limit": 4, "wait_s": 20}     every method: its arguments by name, its result as JSON
     GET  /runs   /rollouts?run_id=…   /rollouts/{id}   /rollouts/{id}/calls   /summaries?where=…   /runs/{id}/series
-    GET  /events?run_id=…   server-sent events (event_stream.py)
 
 Errors are {"error": {"type": "NotFoundError", "message": "…"}} with the status of their class, never a traceback.
 """
@@ -22,7 +21,7 @@ from typing import Annotated, Any
 
 import msgspec
 import orjson
-from fastapi import Depends, FastAPI, Header, Query, Response
+from fastapi import Depends, FastAPI, Query, Response
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
@@ -33,7 +32,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentlightning.config.base import expected
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.access import Authentication, Permissions, ServerKeyError, error_body
-from agentlightning.gateway.event_stream import RunEvents, parse_cursor
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.store_rpc import CALLER, MAX_KEY_CHARS, ApiHooks, StoreRpc
 from agentlightning.records import Call, Mode, Rollout, RolloutState, Run
@@ -62,7 +60,7 @@ def create_api(
     stopping = stopping or asyncio.Event()
     callers = authentication or Authentication(store, server_key)
     permissions = Permissions(store, external_keys)
-    views = RoutesOnDemand(lambda: create_routes(store, server_key, permissions, stopping))
+    views = RoutesOnDemand(lambda: create_routes(store, server_key, permissions))
     boot = boot or uuid.uuid4().hex
     return StoreRpc(store, views, permissions, callers, boot=boot, hooks=hooks, stopping=stopping)
 
@@ -105,9 +103,8 @@ def create_routes(
     store: LightningStore,
     server_key: str | None,
     permissions: Permissions,
-    stopping: asyncio.Event,
 ) -> FastAPI:
-    """The description of the whole API, and the routes that are no methods. Event streams end when `stopping` is set."""
+    """The description of the whole API, and the routes that are no methods."""
     api = FastAPI(
         title="Agent Lightning",
         dependencies=[Depends(HTTPBearer(auto_error=False, description="The server key or a token (AGL_SERVER_KEY)."))],
@@ -120,7 +117,7 @@ def create_routes(
     api.add_exception_handler(RequestValidationError, _on_bad_input)
     api.add_exception_handler(HTTPException, _on_http_error)
     _add_views(api, store, permissions)
-    _add_series(api, store, permissions, stopping)
+    _add_series(api, store, permissions)
     _add_secret(api, store, server_key, permissions)
     described = api.openapi
 
@@ -218,7 +215,7 @@ def _checked(permissions: Permissions) -> Callable[..., Coroutine[Any, Any, dict
     return allowed
 
 
-def _add_series(api: FastAPI, store: LightningStore, permissions: Permissions, stopping: asyncio.Event) -> None:
+def _add_series(api: FastAPI, store: LightningStore, permissions: Permissions) -> None:
     allowed = _checked(permissions)
 
     @api.get("/summaries", response_model=SummaryPage, tags=["views"])
@@ -248,20 +245,6 @@ def _add_series(api: FastAPI, store: LightningStore, permissions: Permissions, s
         """Metrics of a run over its steps, all or those named, each as a bounded number of points."""
         given = {"run_id": run_id, "names": name, "max_points": max_points, "after_step": after_step}
         return _json(await store.series(**await allowed(request, "series", **given)))
-
-    @api.get("/events", tags=["views"])
-    async def stream_events(
-        request: HttpRequest,
-        run_id: str,
-        after: str = "0.0",
-        last_event_id: Annotated[str | None, Header()] = None,
-    ) -> Response:
-        """Server-sent events: new metrics of a run and its finished rollouts after a cursor, which is an event's id. A
-        browser that reconnects sends the last as Last-Event-ID, which takes precedence."""
-        metric, rollout = parse_cursor(last_event_id or after)
-        await allowed(request, "wait", run_id=run_id)
-        await store.wait(run_id, rollout, 1, 0.0)  # NotFoundError while there is a status to say it
-        return RunEvents(store, run_id, (metric, rollout), stopping)
 
 
 def _add_secret(api: FastAPI, store: LightningStore, server_key: str | None, permissions: Permissions) -> None:
