@@ -64,7 +64,7 @@ def test_the_smallest_configuration_is_a_model_an_agent_and_tasks() -> None:
         ),
         (
             {"engine": {"optimizer": "sgd"}},
-            "engine.optimizer: expected one of 'adamw' or 'muon', got 'sgd'",
+            "engine.optimizer: expected one of 'adamw', 'muon', got 'sgd'",
         ),
         ({"engine": {"listen": "9000"}}, "engine.listen: expected HOST:PORT, got '9000'"),
         (

@@ -47,7 +47,6 @@ MESSAGES = {**HI, "max_tokens": 9}
         ("/messages", MESSAGES),
         ("/responses", {"model": "policy", "input": "Paris?"}),
         ("/v1/v1beta/models/policy:generateContent", GOOGLE),
-        ("/v1/api/chat", {**HI, "stream": False}),
     ],
 )
 async def test_slashes_paths_of_azure_and_google_and_v1_twice_or_never_reach_the_same_route(
@@ -70,7 +69,7 @@ async def test_a_deployment_of_azure_names_the_model_and_api_key_is_a_key(house:
 
 
 @pytest.mark.parametrize(
-    "route", ["", "/", "/v1", "/v1/models", "/v1/chat/completions", "/v1/messages", "/v1beta/models", "/api/tags"]
+    "route", ["", "/", "/v1", "/v1/models", "/v1/chat/completions", "/v1/messages", "/v1beta/models"]
 )
 async def test_a_head_probe_is_answered_with_200_and_leaves_nothing_in_the_record(house: House, route: str) -> None:
     claim = await house.claim()
@@ -99,7 +98,6 @@ async def test_interactions_of_google_are_refused_with_one_sentence_in_its_own_s
         ("/v1/messages", {**HI, "max_tokens": 2.0}),
         ("/v1beta/models/policy:generateContent", {**GOOGLE, "generationConfig": {"maxOutputTokens": 2.0}}),
         ("/v1/tokens/generate", {"prompt_ids": [5.0, 6], "max_tokens": 2.0}),
-        ("/api/chat", {**HI, "stream": False, "options": {"num_predict": 2.0}}),
     ],
 )
 async def test_a_whole_number_may_be_written_as_a_float(house: House, route: str, body: Any) -> None:
