@@ -61,7 +61,7 @@ class Visitor:
     def open(self, url: str) -> str:
         """Goes there; returns the text of the page once it is rendered."""
         self.page.goto(url)
-        self.page.wait_for_selector(".agl h1")
+        self.page.wait_for_selector("h1")
         return str(self.page.inner_text("body"))
 
     def elsewhere(self) -> list[str]:
@@ -81,6 +81,15 @@ class Visitor:
             if one["impact"] in ("serious", "critical")
         ]
 
+    def small_targets(self) -> list[str]:
+        """Buttons, fields and links of the navigation that a thumb misses: less than 44 px high."""
+        found = self.page.evaluate(
+            """() => [...document.querySelectorAll("button, select, input:not([type=hidden]), nav a, .actions a, .links a")]
+            .filter((one) => one.checkVisibility() && !one.matches("[type=checkbox], [type=range]"))
+            .filter((one) => one.getBoundingClientRect().height < 44).map((one) => one.outerHTML.slice(0, 120))"""
+        )
+        return list(found)
+
     def picture(self, name: str) -> None:
         """A screenshot, where they are asked for."""
         if PICTURES:
@@ -88,14 +97,14 @@ class Visitor:
 
 
 @contextmanager
-def visitor(scheme: str = "light", **options: Any) -> Iterator[Visitor]:
-    """A new browser of a person who prefers a scheme of colours."""
+def visitor(scheme: str = "light", width: int = 1280, **options: Any) -> Iterator[Visitor]:
+    """A new browser of a person who prefers a scheme of colours, on a screen of this width in CSS pixels."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
-            context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 900}, **options)
+            context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, **options)
             yield Visitor(context.new_page())
         finally:
             browser.close()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import build
+from agentlightning.console.app import draw, view
+from agentlightning.console.reader import Reader
+from agentlightning.console.render import Templates
 from agentlightning.records import (
     Call,
     Checkpoint,
@@ -62,14 +66,30 @@ class Parsed(HTMLParser):
         return [value for _, key, value in self.attributes if key == name]
 
 
+TEMPLATES = Templates()
+
+
 def check_harmless(html: str) -> Parsed:
-    """Nothing in it runs, and nothing leads or loads anywhere."""
+    """Nothing in it runs but the console's own script, and nothing leads or loads anywhere."""
     parsed = Parsed(html)
-    assert not {"script", "img", "iframe", "object", "embed"} & set(parsed.names)
-    assert [name for _, name, _ in parsed.attributes if name.startswith("on") or name in ("style", "src")] == []
+    assert not {"img", "iframe", "object", "embed", "base"} & set(parsed.names)
+    assert [name for _, name, _ in parsed.attributes if name.startswith("on") or name in ("style", "srcdoc")] == []
+    sources = [value.partition("?")[0] for value in parsed.values("src")]
+    assert parsed.names.count("script") == len(sources)
+    assert set(sources) <= {"/static/console.js"}
     for name in ("href", "action"):
-        assert [value for value in parsed.values(name) if not value.startswith(("/", "#", "?"))] == []
+        assert [value for value in parsed.values(name) if not re.match(r"/(?!/)|[?#]", value)] == []
     return parsed
+
+
+async def shown(reader: Reader, path: str, **query: str | list[str]) -> Parsed:
+    """The page of an address; whatever keeps it from being shown is raised. Without its sidebar, nothing on it is unsafe."""
+    given = {name: [value] if isinstance(value, str) else value for name, value in query.items()}
+    await view(reader, TEMPLATES, path, given)
+    html, status = await draw(reader, TEMPLATES, path, given)
+    assert status == 200
+    check_harmless(html)
+    return Parsed(html[html.index("<main") :])
 
 
 def settings(seed: int, rate: float, agent: str) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from agentlightning.console.access import SESSION_S, Access, Sessions, new_sessions
-from agentlightning.console.markup import PLACES
+from agentlightning.console.app import PATHS
+from agentlightning.console.render import STATIC, Templates
 from agentlightning.gateway.access import Authentication
 from agentlightning.store.sql.store import SqlLightningStore
 
@@ -38,6 +39,7 @@ async def browser(
         }
         access = Access(
             pages,
+            Templates(),
             Authentication(store, key) if key else None,
             new_sessions() if sessions is None else sessions,
             token="" if key else TOKEN,
@@ -51,7 +53,7 @@ async def browser(
 
 async def test_this_machine_reads_with_the_token_of_the_printed_url_and_not_without() -> None:
     async with browser(None, entered=False) as client:
-        for wrong in ("/", "/?token=", "/?token=of-the-urls", "/live?run=r", "/theme.css"):
+        for wrong in ("/", "/?token=", "/?token=of-the-urls", "/live?run=r", "/rollouts"):
             asked = await client.get(wrong, headers=HTML)
             assert asked.status_code == 401
             assert "Token of the URL that it printed" in asked.text
@@ -80,7 +82,7 @@ async def test_this_machine_reads_with_the_token_of_the_printed_url_and_not_with
 )
 async def test_a_page_of_another_site_reads_nothing(headers: dict[str, str]) -> None:
     async with browser(None) as client:
-        response = await client.get("/gradio_api/queue/data", headers=headers)
+        response = await client.get("/live", headers=headers)
     assert response.status_code == 403
     assert "the pages" not in response.text
 
@@ -88,33 +90,29 @@ async def test_a_page_of_another_site_reads_nothing(headers: dict[str, str]) -> 
 async def test_a_link_on_another_site_leads_here_and_every_page_of_the_navigation_is_let_through() -> None:
     headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
     async with browser(None) as client:
-        for place in PLACES:
+        for place in PATHS:
             assert (await client.get(place, headers=headers)).text == "the pages"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "upload",
-        "file=/etc/passwd",
-        "proxy=https://evil.invalid",
-        "run/show",
-        "info",
-        "queue/../upload",
-        "startup-events",
-    ],
-)
-async def test_what_gradio_serves_besides_its_pages_is_not_there(path: str) -> None:
+@pytest.mark.parametrize("path", ["/upload", "/docs", "/openapi.json", "/static/../etc/passwd", "/run/show"])
+async def test_what_is_no_page_is_not_there(path: str) -> None:
     async with browser(None) as client:
-        sent = await client.post(f"/gradio_api/{path}", json={})
-        read = await client.get(f"/gradio_api/{path}")
-    assert (sent.status_code, read.status_code) == (404, 404)
+        assert (await client.get(path)).status_code == 404
+
+
+async def test_the_login_page_has_its_style_before_anybody_logged_in_and_nothing_inline_may_run() -> None:
+    async with browser(KEY, host="console.example") as client:
+        asked = await client.get("/", headers=HTML)
+        assert [(await client.get(f"/static/{name}")).status_code for name in STATIC] == [200] * len(STATIC)
+    policy = asked.headers["content-security-policy"]
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
 
 
 async def test_a_browser_elsewhere_is_asked_for_the_key_and_gets_a_session_for_it() -> None:
     async with browser(KEY, host="console.example:7860") as client:
         asked = await client.get("/", headers=HTML)
-        refused = await client.get("/gradio_api/queue/data")
+        refused = await client.get("/live")
         wrong = await client.post("/login", data={"key": KEY + "x"})
         entered = await client.post("/login", data={"key": KEY})
         after = await client.get("/")
@@ -162,5 +160,5 @@ async def test_a_session_ends() -> None:
 async def test_a_form_of_another_site_logs_nobody_in_and_sends_nothing() -> None:
     async with browser(KEY, host="console.example") as client:
         login = await client.post("/login", data={"key": KEY}, headers={"origin": "https://evil.invalid"})
-        form = await client.post("/gradio_api/queue/join", data={"x": "y"}, headers={"authorization": f"Bearer {KEY}"})
+        form = await client.post("/login", json={"key": KEY})
     assert (login.status_code, form.status_code) == (403, 403)

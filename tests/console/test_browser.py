@@ -16,8 +16,10 @@ import httpx
 import pytest
 from browser import AXE, CHROMIUM, console, page_at, visitor
 from console_scene import ATTACKS, GROUP, STEPS
+from markupsafe import escape
 from rewards_scene import RUN
 
+from agentlightning.console.render import STATIC
 from agentlightning.records import Metric, Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.sql.store import SqlLightningStore
@@ -76,6 +78,7 @@ def pages(store_url: str) -> dict[str, str]:
         "distribution": "",
         "hacks": "",
         "explain": f"&rollout={rewarded.id}",
+        "what-if": "",
     }
     colors = ("ratio", "trained")
     return {
@@ -93,37 +96,56 @@ def pages(store_url: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_can_be_used_by_anybody_runs_no_stored_text_and_asks_no_other_host(
-    address: str, store_url: str, scheme: str
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("dark", 390)])
+def test_anybody_can_use_every_page_nothing_that_was_stored_runs_and_no_other_host_is_asked(
+    address: str, store_url: str, scheme: str, width: int
 ) -> None:
-    with visitor(scheme) as visit:
+    with visitor(scheme, width) as visit:
         for name, page in pages(store_url).items():
             shown = visit.open(page_at(address, page))
             assert ATTACKS[0] in shown, name
             assert visit.violations() == [], name
+            assert visit.page.evaluate("() => document.documentElement.scrollWidth") <= width, name
+            assert width > 390 or visit.small_targets() == [], name
         assert visit.page.evaluate("() => window.pwned") is None
         assert visit.elsewhere() == []
         assert visit.errors == []
 
 
+def test_every_page_can_be_read_without_javascript_and_weighs_little(address: str, store_url: str) -> None:
+    with visitor(java_script_enabled=False) as visit:
+        for name, page in pages(store_url).items():
+            shown = visit.open(page_at(address, page))
+            assert ATTACKS[0] in shown, name
+            assert visit.page.locator("main h1").is_visible(), name
+    with httpx.Client(follow_redirects=True, timeout=60) as browser:
+        for name, page in pages(store_url).items():
+            with browser.stream("GET", page_at(address, page)) as answer:
+                weight = sum(len(part) for part in answer.iter_raw())
+            assert weight < 60_000, name
+        shared = [browser.get(f"{address.split('/?')[0]}/static/{name}").num_bytes_downloaded for name in STATIC]
+    assert sum(shared) < 40_000
+
+
 def test_a_run_is_found_compared_and_followed_to_a_token(address: str) -> None:
     with visitor() as visit:
         visit.open(address)
-        visit.page.get_by_label("Search").fill("alpha")
-        visit.page.get_by_role("button", name="Search").click()
+        visit.page.keyboard.press("/")
+        visit.page.keyboard.type("alpha")
+        visit.page.keyboard.press("Enter")
         visit.page.wait_for_url("**/?search=alpha")
         visit.page.wait_for_selector("text=entropy_gone")
-        assert "beta" not in visit.page.inner_text(".agl table")
-        visit.page.get_by_role("link", name="alpha").click()
+        assert "beta" not in visit.page.inner_text("main table")
+        visit.page.locator("td.name a").first.click()
         visit.page.wait_for_selector("text=Configuration")
-        visit.page.get_by_role("link", name="Rollouts", exact=True).last.click()
-        visit.page.wait_for_selector(".agl h1:has-text('Rollouts')")
+        visit.page.get_by_role("link", name="Rollouts", exact=True).click()
+        visit.page.wait_for_selector("h1:has-text('Rollouts')")
+        assert "run=alpha" in visit.page.url
         visit.page.get_by_label("Filter").fill("step = 2")
         visit.page.get_by_role("button", name="Show").click()
-        visit.page.wait_for_selector(".agl tbody tr")
-        assert visit.page.locator(".agl tbody tr").count() == GROUP
-        visit.page.locator(".agl tbody tr a").first.click()
+        visit.page.wait_for_url("**where=step**")
+        assert visit.page.locator("main tbody tr:not(.group)").count() == GROUP
+        visit.page.locator("td.name a").first.click()
         visit.page.wait_for_selector("text=Call 1 of 2")
         visit.page.get_by_role("link", name="next").click()
         visit.page.wait_for_selector("text=Call 2 of 2")
@@ -132,25 +154,54 @@ def test_a_run_is_found_compared_and_followed_to_a_token(address: str) -> None:
         visit.page.wait_for_selector("text=Call 1 of 2")
         visit.page.keyboard.press("ArrowRight")
         visit.page.wait_for_selector("text=Call 2 of 2")
+        visit.page.locator(".picker select").select_option("beta")
+        visit.page.wait_for_url("**/rollouts?run=beta")
         assert visit.errors == []
+
+
+def test_a_chart_tells_its_values_under_the_pointer_and_is_smoothed(address: str) -> None:
+    with visitor() as visit:
+        visit.open(page_at(address, "/run?run=alpha"))
+        chart = visit.page.locator("figure.large > svg")
+        box = chart.bounding_box()
+        visit.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        assert visit.page.inner_text(".tip").split() == ["step", "2", "training", "0.4", "held-out,", "greedy", "0.5"]
+        line = "() => document.querySelector('figure.large polyline.c0').getAttribute('points')"
+        before = visit.page.evaluate(line)
+        visit.page.locator(".smooth input").fill("0.9")
+        assert visit.page.evaluate(line) != before
+        assert visit.errors == []
+
+
+def test_a_chosen_theme_is_kept_from_page_to_page_whatever_the_system_prefers(address: str) -> None:
+    background = "() => getComputedStyle(document.body).backgroundColor"
+    with visitor("light") as visit:
+        visit.open(page_at(address, "/run?run=alpha"))
+        light = visit.page.evaluate(background)
+        for name in ("System theme", "Light theme"):
+            visit.page.get_by_role("button", name=name).click()
+        dark = visit.page.evaluate(background)
+        visit.open(page_at(address, "/rollouts?run=alpha"))
+        assert dark != light
+        assert visit.page.evaluate(background) == dark
+        assert visit.page.get_by_role("button", name="Dark theme").is_visible()
 
 
 def test_a_hack_is_seen_and_a_reward_is_explained_down_to_the_tokens(address: str) -> None:
     with visitor("dark") as visit:
         visit.open(page_at(address, "/rewards"))
-        visit.page.get_by_role("link", name=RUN, exact=True).click()
+        visit.page.locator(f"a[href='/rewards?run={RUN}']").click()
         visit.page.get_by_role("link", name="Signs of hacks").click()
         visit.page.wait_for_selector("text=length_explains")
         visit.page.get_by_role("link", name="One reward step by step").click()
-        visit.page.locator(".agl tbody tr a").first.click()
-        visit.page.wait_for_selector("text=as the step recorded it")
-        visit.page.locator(".agl tbody tr a").first.click()
+        visit.page.locator("main tbody tr a").first.click()
+        visit.page.wait_for_selector("text=As the step recorded it")
+        visit.page.locator("main tbody tr a").first.click()
         visit.page.wait_for_selector("text=Sampled tokens by advantage")
-        shades = visit.page.eval_on_selector_all(".agl .strip .token", "all => all.map(one => one.className)")
+        shades = visit.page.eval_on_selector_all(".strip .token", "all => all.map(one => one.className)")
         assert set(shades) in ({"token s5"}, {"token b5"})
         ways = "all => all.map(one => getComputedStyle(one).backgroundColor)"
-        assert len(set(visit.page.eval_on_selector_all(".agl .strip .token", ways)) - {"rgba(0, 0, 0, 0)"}) == 1
-        assert visit.violations() == []
+        assert len(set(visit.page.eval_on_selector_all(".strip .token", ways)) - {"rgba(0, 0, 0, 0)"}) == 1
         assert visit.elsewhere() == []
         assert visit.errors == []
 
@@ -161,10 +212,11 @@ def test_a_run_is_live_while_somebody_sees_it_and_a_hidden_page_asks_for_nothing
         visit.page.add_init_script(hidden)
         visit.page.clock.install()
         visit.open(page_at(address, "/run?run=beta"))
-        visit.page.wait_for_selector("svg[aria-label*='Reward']")
+        visit.page.get_by_text("more charts").click()
         log_reward(store_url, "beta", STEPS + 1, 0.987)
         visit.page.clock.run_for(2500)
         visit.page.wait_for_selector("svg[aria-label*='0.987 at 4']")
+        assert visit.page.get_attribute("details#charts", "open") is not None
         visit.page.evaluate("() => { window.hiddenNow = true }")
         asked = len(visit.requests)
         visit.page.clock.run_for(60_000)
@@ -176,6 +228,7 @@ def test_what_moves_is_sent_to_a_browser_once(address: str) -> None:
         first = browser.get(page_at(address, "/live?run=beta"))
         again = browser.get(first.url, headers={"if-none-match": first.headers["etag"]})
         unknown = browser.get(page_at(address, "/live?run=nobody"))
+        assert f'data-mark="{escape(first.headers["etag"])}"' in browser.get(page_at(address, "/run?run=beta")).text
 
     assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
     assert "svg" in first.text
@@ -210,24 +263,21 @@ def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path
         address = line.split()[-1]
         with visitor() as visit:
             visit.open(address)
-            visit.page.locator(".agl tbody a").first.click()
-            learned = "() => Number(document.querySelector('.agl .figures dd')?.textContent) >= 2"
-            visit.page.wait_for_function(learned)
+            visit.page.locator("td.name a").first.click()
+            visit.page.wait_for_function("() => Number(document.querySelector('.pace strong')?.textContent) >= 2")
             visit.picture("console-run")
-            visit.page.get_by_role("link", name="Rollouts", exact=True).last.click()
-            visit.page.wait_for_selector(".agl tbody tr")
+            visit.page.get_by_role("link", name="Rollouts", exact=True).click()
+            visit.page.wait_for_selector("main tbody tr")
             visit.picture("console-rollouts")
-            visit.page.get_by_label("Filter").fill("step = 1 and mode = 'train' and outcome = 'trained'")
+            visit.page.get_by_label("Filter").fill("step = 1 and mode = 'train' and outcome = 'trained' and turns > 2")
             visit.page.get_by_role("button", name="Show").click()
             visit.page.wait_for_url("**outcome**")
-            visit.page.locator(".agl tbody tr a").first.click()
+            visit.page.locator("td.name a").first.click()
             visit.page.get_by_label("Colour by").select_option("advantage")
-            visit.page.get_by_role("button", name="Show").click()
             visit.page.wait_for_selector("text=Sampled tokens by advantage")
-            visit.page.locator(".agl .strip").scroll_into_view_if_needed()
             visit.picture("console-replay")
             visit.page.get_by_role("link", name="Why it earned that").click()
-            visit.page.wait_for_selector("text=as the step recorded it")
+            visit.page.wait_for_selector("text=As the step recorded it")
             visit.picture("console-rewards")
             assert visit.elsewhere() == []
         process.send_signal(signal.SIGINT)

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from console_scene import ATTACKS, GROUP, Parsed
+from console_scene import shown as shown_page
 from rewards_scene import GROUPS, RUN, STEPS, earned, fill_rewards, grpo, record
-from test_console_pages import check_harmless
 
-from agentlightning.console.pages.replay import replay_page
-from agentlightning.console.pages.rewards import MAX_READ, VIEWS, check_size, rewards_page
+from agentlightning.console.pages.rewards import MAX_READ, VIEWS, check_size
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError, printable
 from agentlightning.records import Rollout
@@ -40,7 +39,7 @@ async def a_rollout(reader: Reader, replica: int = GROUP - 1, step: int = STEPS)
 
 
 async def shown(reader: Reader, **query: str) -> Parsed:
-    return check_harmless(await rewards_page(reader, {"run": [RUN]} | {name: [text] for name, text in query.items()}))
+    return await shown_page(reader, "/rewards", run=RUN, **query)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -52,7 +51,7 @@ async def test_a_view_shows_the_names_of_rewards_and_runs_as_text(reader: Reader
 
 async def test_each_reward_has_its_distribution_by_step(reader: Reader) -> None:
     page = await shown(reader, step="2")
-    assert page.names.count("svg") == 2  # two rewards, of the whole rollout
+    assert page.values("class").count("histogram c0") == 2  # two rewards, of the whole rollout
     assert f"{GROUP * GROUPS} rollouts of step 2: the first {MAX_READ} of each step at most" in page.text
     said = [label for label in page.values("aria-label") if label.startswith("20 equal parts from 0 to 1: ")]
     counts = [[int(count) for count in label.partition(": ")[2].split(", ")] for label in said]
@@ -69,10 +68,18 @@ async def test_a_hack_that_length_explains_while_the_held_out_reward_falls_is_na
     assert named <= longest
 
 
+async def test_another_credit_rule_is_tried_on_the_latest_step_without_being_asked(reader: Reader) -> None:
+    page = await shown(reader, view="what-if")
+    assert f"instead of uniform, 50% of step {STEPS}’s calls" in page.text
+    discounted = await shown(reader, view="what-if", credit="discounted", step="2")
+    assert "With discounted instead of uniform, 0% of step 2’s calls" in discounted.text
+
+
 async def test_a_reward_is_explained_beside_what_the_step_recorded(reader: Reader) -> None:
     best = await a_rollout(reader)
     page = await shown(reader, view="explain", rollout=best.id)
     assert "advantage grpo: (credit - mean of the rewards) / (standard deviation" in page.text
+    assert f"It earned 1.00, and its group of {GROUP} earned .50 on average" in page.text
     assert page.text.count(BEST) == 2 * 3  # of two calls: in words, computed and recorded
     assert sum(f"call_id={best.id}-" in href for href in page.values("href")) == 2
 
@@ -105,7 +112,7 @@ async def test_tokens_are_coloured_by_advantage_ratio_and_training(reader: Reade
     best, worst = await a_rollout(reader), await a_rollout(reader, 0)
 
     async def strip(rollout: Rollout, color: str) -> list[str]:
-        page = check_harmless(await replay_page(reader, {"rollout": [rollout.id], "color": [color]}))
+        page = await shown_page(reader, "/replay", rollout=rollout.id, color=color)
         assert "nothing is recorded" not in page.text
         return [value.split()[1] for value in page.values("class") if value.startswith("token")]
 
@@ -117,7 +124,7 @@ async def test_tokens_are_coloured_by_advantage_ratio_and_training(reader: Reade
 
 async def test_the_credit_of_a_call_stands_beside_it(reader: Reader) -> None:
     best = await a_rollout(reader)
-    page = Parsed(await replay_page(reader, {"rollout": [best.id], "call_id": [f"{best.id}-1"]}))
+    page = await shown_page(reader, "/replay", rollout=best.id, call_id=f"{best.id}-1")
     for figure in (f"credit{earned(best):.4g}", f"advantage{BEST}", "loss weight0.125", "clip share6.2%"):
         assert figure in page.text
     assert f"trained: step {STEPS} updated the policy by 16 of its 16 sampled tokens" in page.text
@@ -126,13 +133,12 @@ async def test_the_credit_of_a_call_stands_beside_it(reader: Reader) -> None:
 async def test_where_no_credit_is_stored_the_replay_says_which_setting_keeps_it(reader: Reader) -> None:
     best = await a_rollout(reader)
     await reader.store.drop_credit(RUN, STEPS + 1)
-    query = {"rollout": [best.id], "color": ["advantage"]}
-    dropped = Parsed(await replay_page(reader, query))
+    dropped = await shown_page(reader, "/replay", rollout=best.id, color="advantage")
     assert "no advantages: the store has that of calls that the run's latest 50 steps learned from" in dropped.text
     async with reading(record() | {"monitor": {"keep_credit": 0}}) as other:
         best = await a_rollout(other)
         await other.store.drop_credit(RUN, STEPS + 1)
-        unkept = Parsed(await replay_page(other, {"rollout": [best.id], "color": ["advantage"]}))
+        unkept = await shown_page(other, "/replay", rollout=best.id, color="advantage")
     assert "the run keeps no credit; to keep it: agl train … --set monitor.keep_credit=50" in unkept.text
 
 
@@ -142,7 +148,5 @@ async def test_credit_that_does_not_fit_its_call_leaves_the_pages_as_they_are(re
     wrong = [replace(each, advantage=1e308, token_advantages=[1.0], token_ratios=[1e308] * 99) for each in kept]
     await reader.store.record_credit(wrong)
     for color in ("advantage", "ratio"):
-        assert (
-            "sampled tokens" in check_harmless(await replay_page(reader, {"rollout": [one.id], "color": [color]})).text
-        )
+        assert "sampled tokens" in (await shown_page(reader, "/replay", rollout=one.id, color=color)).text
     assert "+1e+308" in (await shown(reader, view="explain", rollout=one.id)).text

@@ -9,8 +9,9 @@ from command_line import Folder
 from training import Training
 
 from agentlightning.analysis.reward_debugger import explain_rollout
-from agentlightning.console.pages.rewards import rewards_page
+from agentlightning.console.app import draw
 from agentlightning.console.reader import Reader
+from agentlightning.console.render import Templates
 from agentlightning.store.open import open_store
 
 pytestmark = pytest.mark.slow
@@ -52,5 +53,6 @@ async def test_explanations_are_what_the_steps_of_a_real_run_recorded(folder: Fo
         assert {step for step, advantage in signals if advantage} == set(range(1, len(FAMILIES) + 1))
         reader = Reader(store)
         query = {"run": [training.run_id], "view": ["distribution"]}
-        assert f"rollouts of steps 1, 2, 3, 4, 5, {len(FAMILIES)}" in await rewards_page(reader, query)
+        html, _ = await draw(reader, Templates(), "/rewards", query)
+        assert f"rollouts of steps 1, 2, 3, 4, 5, {len(FAMILIES)}" in html
         reader.close()

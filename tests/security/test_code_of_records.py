@@ -15,10 +15,9 @@ import build
 from agentlightning.analysis.mcp_server import StoreTools
 from agentlightning.analysis.reward_debugger import RewardChange, explain_rollout, what_if
 from agentlightning.config.run import Config, parse_config, run_record
-from agentlightning.console.pages.compare import compare_page
-from agentlightning.console.pages.rewards import rewards_page
-from agentlightning.console.pages.runs import run_page
+from agentlightning.console.app import draw
 from agentlightning.console.reader import Reader
+from agentlightning.console.render import Templates
 from agentlightning.errors import AgentLightningError
 from agentlightning.records import JSON
 from agentlightning.store.base import LightningStore
@@ -81,7 +80,7 @@ async def planted_run(store: LightningStore, config: JSON) -> str:
 async def read_by_all(store: LightningStore, rollout: str) -> list[str]:
     """What those say that read a store and refuse something."""
     said = []
-    tools, reader = StoreTools(store), Reader(store)
+    tools, reader, templates = StoreTools(store), Reader(store), Templates()
     for reading in (
         tools.explain_reward(rollout),
         tools.compare_runs(["run", "other"]),
@@ -90,9 +89,10 @@ async def read_by_all(store: LightningStore, rollout: str) -> list[str]:
         tools.get_run("run"),
         what_if(store, "run", 2, RewardChange(credit="last")),
         what_if(store, "run", 2, RewardChange(weights={"reward": 2.0})),
-        rewards_page(reader, {"run": ["run"], "view": ["explain"], "rollout": [rollout]}),
-        compare_page(reader, {"run": ["run", "other"]}),
-        run_page(reader, {"run": ["run"], "with": ["other"]}),
+        draw(reader, templates, "/rewards", {"run": ["run"], "view": ["explain"], "rollout": [rollout]}),
+        draw(reader, templates, "/rewards", {"run": ["run"], "view": ["what-if"], "step": ["2"]}),
+        draw(reader, templates, "/compare", {"run": ["run", "other"]}),
+        draw(reader, templates, "/run", {"run": ["run"], "with": ["other"]}),
     ):
         try:
             said.append(str(await reading))
@@ -106,7 +106,7 @@ async def test_no_reader_imports_the_code_that_a_record_names(config: JSON, tmp_
     with contextlib.chdir(tmp_path):
         async with InMemoryLightningStore() as store:
             rollout = await planted_run(store, config)
-            assert len(await read_by_all(store, rollout)) == 4  # of MCP and the console, and both what-ifs
+            assert len(await read_by_all(store, rollout)) == 5  # of MCP, two pages of the console, and both what-ifs
             assert not (tmp_path / "ran").exists()
             with contextlib.suppress(AgentLightningError):  # a stand-in for a rule is none
                 await explain_rollout(store, rollout, trust_run=True)

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from agentlightning.analysis.intervals import Interval, paired_bootstrap, slope
 from agentlightning.analysis.run_settings import SettingDifference, differing, flat_settings, without_seed
@@ -80,6 +81,24 @@ class PairedDifference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutChange:
+    """A run's held-out reward at its first evaluation and at its last one."""
+
+    first: float
+    last: float
+    difference: Interval | None
+    """Of the tasks that both evaluated; None for fewer than two."""
+
+    @property
+    def verdict(self) -> Literal["learned", "got worse", "no change beyond chance", "too few tasks to tell"]:
+        if self.difference is None:
+            return "too few tasks to tell"
+        if not self.difference.excludes_zero:
+            return "no change beyond chance"
+        return "learned" if self.difference.value > 0 else "got worse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BandPoint:
     """A metric of several runs at one step."""
 
@@ -129,7 +148,7 @@ async def compare_runs(store: LightningStore, run_ids: Sequence[str]) -> RunComp
     curves = [await read_curve(store, run_id, HELD_OUT) for run_id in ids]
     train = [await read_curve(store, run_id, TRAIN) for run_id in ids]
     lasts = [max(curve, default=None) for curve in curves]
-    rewards = [await _last_evaluation(store, *one) for one in zip(ids, lasts, strict=True)]
+    rewards = [await _evaluation(store, *one) for one in zip(ids, lasts, strict=True)]
 
     def differences() -> list[PairedDifference]:
         return [paired_difference(ids[at], ids[0], rewards[at], rewards[0]) for at in range(1, len(ids))]
@@ -140,6 +159,18 @@ async def compare_runs(store: LightningStore, run_ids: Sequence[str]) -> RunComp
         # In a thread: of 20 runs with 1,000 tasks the resamples take seconds, in which a console answers nobody else.
         differences=await asyncio.to_thread(differences),
         bands=seed_bands(ids, [without_seed(one) for one in settings], curves),
+    )
+
+
+async def read_held_out_change(store: LightningStore, run_id: str, first: int, last: int) -> HeldOutChange | None:
+    """The change of the run's held-out reward between the greedy evaluations at two steps; None where either is gone."""
+    before, after = [await _evaluation(store, run_id, step) for step in (first, last)]
+    if not before or not after:
+        return None
+    # In a thread, as in `compare_runs`.
+    paired = await asyncio.to_thread(paired_difference, run_id, run_id, after, before)
+    return HeldOutChange(
+        first=statistics.fmean(before.values()), last=statistics.fmean(after.values()), difference=paired.difference
     )
 
 
@@ -212,7 +243,7 @@ def seed_bands(run_ids: Sequence[str], keys: Sequence[str], curves: Sequence[Cur
     return found
 
 
-async def _last_evaluation(store: LightningStore, run_id: str, step: int | None) -> dict[str, float]:
+async def _evaluation(store: LightningStore, run_id: str, step: int | None) -> dict[str, float]:
     """Greedy rewards of the evaluation at `step` by task, as the run's own metric counts them: a failure as 0.
 
     A repeated evaluation counts with its last replica; a task that stands in the data more than once, with its mean.

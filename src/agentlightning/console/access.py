@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentlightning.console.markup import Attribute, element, field, style_sheet, wrong
+from agentlightning.console.render import STATIC, Templates
 from agentlightning.errors import AgentLightningError
 from agentlightning.gateway.access import Authentication, cross_site_reason, presented_key
 
@@ -32,20 +32,19 @@ MAX_LOGIN_BYTES = 16_384
 LOGIN = "/login"
 FORM = b"application/x-www-form-urlencoded"
 SERVED = re.compile(
-    r"/(|run|live|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|login"
-    r"|theme\.css|favicon\.ico|manifest\.json|gradio_api/queue/(join|data)|gradio_api/heartbeat/\w+|(assets|static)(/\w[\w.-]*)+)"
+    r"/(|run|live|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|login|static/[a-z.]+)"
 )
-"""Paths that the pages need. Gradio also takes uploads, serves files and fetches URLs: nobody gets to those."""
+"""Paths that the pages need."""
+PUBLIC = frozenset(f"/static/{name}" for name in STATIC)
+"""Files of the login page, which say nothing of a store."""
 
 Headers = list[tuple[bytes, bytes]]
 Sessions = TTLCache[str, bytes]
 """Keys of the browsers that logged in, by the secret of their session. In memory: a restart ends them."""
 
 PROTECTION = {
-    # Gradio's pages carry inline scripts and compile templates; nothing else may be loaded from anywhere.
-    "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'self'; frame-ancestors 'none'; object-src 'none'",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "referrer-policy": "same-origin",  # with "no-referrer" the login form would have no Origin
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -62,6 +61,7 @@ class Access:
     """Lets requests through to `app`: with `authentication` those of keys, else those of this machine with the `token`."""
 
     app: ASGIApp
+    templates: Templates
     authentication: Authentication | None
     sessions: Sessions
     cookie: str = "agl_console"
@@ -81,11 +81,13 @@ class Access:
         """The response to a request that may not read; None where it may."""
         headers: Headers = list(request.scope["headers"])
         login, local = request.url.path == LOGIN, self.authentication is None
-        reason = _foreign(request.method, headers, FORM if login else b"application/json")
+        reason = _foreign(request.method, headers)
         if local and reason is None:
             reason = cross_site_reason("GET", _without_navigation(request.method, headers))
         if reason is not None:
             return PlainTextResponse(reason, 403)
+        if request.url.path in PUBLIC:
+            return None
         if login:
             return await self._login(request)
         given = request.query_params.get("token", "").encode()
@@ -145,28 +147,7 @@ class Access:
         return response
 
     def _login_page(self, why: str, status: int) -> HTMLResponse:
-        """A page without Gradio."""
-        key: dict[str, Attribute] = {
-            "type": "password",
-            "autofocus": True,
-            "required": True,
-            "autocomplete": "current-password",
-        }
-        form = element(
-            "form",
-            element("h1", "Agent Lightning"),
-            field(f"{self._wanted[0].upper()}{self._wanted[1:]}", "key", None, **key),
-            element("button", "Open the console"),
-            wrong(why) if why else None,
-            action=LOGIN,
-            method="post",
-        )
-        head = (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
-        )
-        head += f"{element('title', 'Agent Lightning')}<style>{style_sheet()}</style></head>"
-        main = element("main", element("div", form, class_="agl login"), class_="agl")
-        return HTMLResponse(f"{head}<body>{main}</body></html>", status)
+        return HTMLResponse(self.templates.draw("login.html", wanted=self._wanted, why=why), status)
 
 
 def _without_navigation(method: str, headers: Headers) -> Headers:
@@ -178,11 +159,8 @@ def _without_navigation(method: str, headers: Headers) -> Headers:
     return [(name, value) for name, value in headers if name != b"sec-fetch-site"]
 
 
-def _foreign(method: str, headers: Headers, expected: bytes) -> str | None:
-    """The reason why a request with a session could be another site's; None if it cannot.
-
-    Other sites cannot send JSON without asking first, nor hide their Origin; with a name of their own they have no cookie.
-    """
+def _foreign(method: str, headers: Headers) -> str | None:
+    """The reason why a form could be another site's; None if it cannot: other sites cannot hide their Origin."""
     if method in ("GET", "HEAD"):
         return None
     given = dict(headers)
@@ -190,7 +168,7 @@ def _foreign(method: str, headers: Headers, expected: bytes) -> str | None:
     if origin and origin.partition(b"://")[2] != host:
         return f"Origin: expected {host.decode('latin-1')!r:.80}, got {origin.decode('latin-1')!r:.80}"
     content_type = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    return None if content_type == expected else f"Content-Type: expected {expected.decode()}"
+    return None if content_type == FORM else f"Content-Type: expected {FORM.decode()}"
 
 
 def _protected(send: Send) -> Send:

@@ -1,21 +1,20 @@
-"""Line charts and histograms as SVG, drawn here: a page asks for no library, and a chart is a few kilobytes.
+"""Geometry of line charts and sparklines, which templates draw as SVG: a chart is a few kilobytes, and needs no library.
 
-Colours and dashes are classes of the style sheet, for both schemes of colours; each chart says in words what it shows.
+Each chart says in words what it shows. The page's script reads values back from the lines by their axes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from agentlightning.console.markup import Html, element, join, note
-
-WIDTH, HEIGHT = 420, 190
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 26
-HISTOGRAM = 160, 34
+WIDTH, HEIGHT = 440, 190
+LARGE = 760, 270
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 26
+SPARK = 96, 26
 TICKS = 4
-MAX_MARKED = 60
+MAX_MARKED = 40
 """Points of a curve that are marked one by one; more would be a thick line."""
 MAX_VALUE = 1e300
 """Larger numbers are left out, as those that are none: their distances would overflow."""
@@ -50,11 +49,8 @@ class Curve:
     points: Sequence[Point]
     color: int = 0
     """Its number among the curves of a page: the same thing has the same colour in every chart."""
-
-    @property
-    def style(self) -> str:
-        """Classes of its line."""
-        return f"c{self.color % COLORS}" + (" dashed" if self.color >= COLORS else "")
+    measured: bool = False
+    """True for few points that matter one by one: marked, each with its own interval, and never smoothed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,47 +63,80 @@ class Axis:
     end: float
 
     def place(self, value: float) -> float:
-        """Returns the coordinate of a value."""
+        """The coordinate of a value."""
         share = 0.5 if self.high - self.low < MIN_SPAN else (value - self.low) / (self.high - self.low)
-        return round(self.start + share * (self.end - self.start), 1)
+        return round(self.start + share * (self.end - self.start), 2)
 
 
-def line_chart(title: str, curves: Sequence[Curve], x_label: str = "step") -> Html:
-    """Returns the curves as a figure with a caption; what is not finite is left out."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A curve on the drawing: coordinates as SVG has them."""
+
+    label: str
+    style: str
+    points: str
+    band: str
+    marks: Sequence[tuple[float, float]]
+    bars: Sequence[tuple[float, float, float]]
+    """Intervals of measured points: x, upper and lower end."""
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart as its template draws it."""
+
+    title: str
+    words: str
+    lines: Sequence[Line]
+    size: tuple[int, int]
+    x: Axis
+    y: Axis
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    x_label: str
+
+
+def line_chart(title: str, curves: Sequence[Curve], x_label: str = "step", large: bool = False) -> Chart | None:
+    """The curves as a chart; what is not finite is left out. None without a point."""
     finite = [
-        Curve(one.label, [at for at in one.points if abs(at.x) < MAX_VALUE and abs(at.y) < MAX_VALUE], one.color)
+        replace(one, points=[at for at in one.points if abs(at.x) < MAX_VALUE and abs(at.y) < MAX_VALUE])
         for one in curves
     ]
     drawn = [one for one in finite if one.points]
-    caption = element("figcaption", title)
     if not drawn:
-        return element("figure", caption, note("no value yet"), class_="chart")
+        return None
+    width, height = size = LARGE if large else (WIDTH, HEIGHT)
     points = [point for one in drawn for point in one.points]
     xs = [point.x for point in points]
-    x_axis = Axis(min(xs), max(xs), LEFT, WIDTH - RIGHT)
-    y_axis = _y_axis([edge for point in points for edge in (point.y, *point.band)])
-    said = f"{title}. {'; '.join(_in_words(one, x_label) for one in drawn)}"
-    lines = [_grid(x_axis, y_axis, x_label), *(_line(one, x_axis, y_axis) for one in drawn)]
-    svg = element("svg", *lines, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=said)
-    return element("figure", caption, svg, _legend(drawn), class_="chart")
+    x_axis = Axis(min(xs), max(xs), LEFT, width - RIGHT)
+    y_axis = _y_axis([edge for point in points for edge in (point.y, *point.band)], height)
+    x_ticks = ticks(x_axis.low, x_axis.high, 2 * TICKS if large else TICKS)
+    x_ticks = [one for one in x_ticks if one.is_integer() or x_axis.high - x_axis.low < 1]  # steps have no halves
+    return Chart(
+        title=title,
+        words=f"{title}. {'; '.join(_in_words(one, x_label) for one in drawn)}",
+        lines=[_line(one, x_axis, y_axis) for one in drawn],
+        size=size,
+        x=x_axis,
+        y=y_axis,
+        x_ticks=[(x_axis.place(one), short(one)) for one in x_ticks],
+        y_ticks=[(y_axis.place(one), short(one)) for one in ticks(y_axis.low, y_axis.high)],
+        x_label=x_label,
+    )
 
 
-def histogram(bins: Sequence[int], low: float, high: float) -> Html:
-    """Returns counts in equal parts of a range as bars from the lowest value to the highest."""
-    most, width = max(bins), HISTOGRAM[0] / len(bins)
-    bars = []
-    for place, count in enumerate(bins):
-        height = round(HISTOGRAM[1] * count / most, 1)
-        top = round(HISTOGRAM[1] - height, 1)
-        bars.append(element("rect", x=round(place * width, 1), y=top, width=width - 1, height=height, class_="dot"))
-    said = f"{len(bins)} equal parts from {short(low)} to {short(high)}: {', '.join(map(str, bins))}"
-    box = f"0 0 {HISTOGRAM[0]} {HISTOGRAM[1]}"
-    parts = [element("title", said), *bars]
-    return element("svg", *parts, viewBox=box, role="img", aria_label=said, class_="histogram c0")
+def spark(values: Sequence[float]) -> str:
+    """Points of a small line without axes; '' for fewer than two values."""
+    finite = [one for one in values if abs(one) < MAX_VALUE]
+    if len(finite) < 2:
+        return ""
+    x, y = Axis(0, len(finite) - 1, 1, SPARK[0] - 1), Axis(min(finite), max(finite), SPARK[1] - 2, 2)
+    return " ".join(f"{x.place(place)},{y.place(value)}" for place, value in enumerate(finite))
 
 
 def ticks(low: float, high: float, count: int = TICKS) -> list[float]:
-    """Returns round values between two bounds, about `count` of them.
+    """Round values between two bounds, about `count` of them.
 
     >>> ticks(0.0, 1.0), ticks(3, 43)
     ([0.0, 0.25, 0.5, 0.75, 1.0], [10.0, 20.0, 30.0, 40.0])
@@ -122,7 +151,7 @@ def ticks(low: float, high: float, count: int = TICKS) -> list[float]:
 
 
 def short(value: float) -> str:
-    """Returns a number as an axis shows it.
+    """A number as an axis shows it.
 
     >>> short(0.5), short(12000), short(3_400_000), short(0.00012)
     ('0.5', '12k', '3.4M', '0.00012')
@@ -133,41 +162,27 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _y_axis(values: Sequence[float]) -> Axis:
+def _y_axis(values: Sequence[float], height: int) -> Axis:
     low, high = min(values), max(values)
     if low >= 0 and high <= 1:  # rewards and shares mostly: the same scale from run to run
         low, high = 0.0, 1.0 if high > 0.3 else high
     margin = (high - low) * 0.04 or abs(high) * 0.1 or 1.0
-    return Axis(low - margin, high + margin, HEIGHT - BOTTOM, TOP)
+    return Axis(low - margin, high + margin, height - BOTTOM, TOP)
 
 
-def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> Html:
-    lines = []
-    for value in ticks(y_axis.low, y_axis.high):
-        y = y_axis.place(value)
-        lines.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
-        lines.append(element("text", short(value), x=LEFT - 6, y=y + 4, text_anchor="end"))
-    for value in ticks(x_axis.low, x_axis.high):
-        if float(value).is_integer() or x_axis.high - x_axis.low < 1:  # steps have no halves
-            place = x_axis.place(value)
-            lines.append(element("text", short(value), x=place, y=HEIGHT - BOTTOM + 14, text_anchor="middle"))
-    lines.append(element("text", x_label, x=WIDTH - RIGHT, y=HEIGHT - 1, text_anchor="end", class_="axis"))
-    return join(lines)
-
-
-def _line(curve: Curve, x_axis: Axis, y_axis: Axis) -> Html:
+def _line(curve: Curve, x_axis: Axis, y_axis: Axis) -> Line:
     places = [(x_axis.place(point.x), y_axis.place(point.y)) for point in curve.points]
-    banded = [(x_axis.place(point.x), point.band) for point in curve.points if point.band]
-    edges = [f"{x},{y_axis.place(band[1])}" for x, band in banded]
-    edges += [f"{x},{y_axis.place(band[0])}" for x, band in reversed(banded)]
-    parts = [element("polygon", points=" ".join(edges), class_=f"band {curve.style}")] if edges else []
-    line = " ".join(f"{x},{y}" for x, y in places)
-    parts.append(element("polyline", points=line, class_=f"curve {curve.style}"))
-    if len(places) <= MAX_MARKED:
-        for (x, y), point in zip(places, curve.points, strict=True):
-            told = element("title", f"{curve.label} {short(point.x)}: {short(point.y)}")
-            parts.append(element("circle", told, cx=x, cy=y, r=2.2, class_=f"dot {curve.style}"))
-    return join(parts)
+    banded = [(x_axis.place(point.x), *map(y_axis.place, point.band)) for point in curve.points if point.band]
+    edges = [f"{x},{high}" for x, _, high in banded] + [f"{x},{low}" for x, low, _ in reversed(banded)]
+    return Line(
+        label=curve.label,
+        style=f"c{curve.color % COLORS}" + (" dashed" if curve.color >= COLORS else ""),
+        points=" ".join(f"{x},{y}" for x, y in places),
+        band="" if curve.measured else " ".join(edges),
+        marks=places if curve.measured or len(places) <= MAX_MARKED else (),
+        bars=[(x, high, low) for x, low, high in banded] if curve.measured else (),
+        measured=curve.measured,
+    )
 
 
 def _in_words(curve: Curve, x_label: str) -> str:
@@ -177,14 +192,3 @@ def _in_words(curve: Curve, x_label: str) -> str:
         f"{curve.label}: {short(start.y)} at {x_label} {short(start.x)}, {short(last.y)} at {short(last.x)}, "
         f"highest {short(highest.y)} at {short(highest.x)}"
     )
-
-
-def _legend(curves: Sequence[Curve]) -> Html | None:
-    if len(curves) < 2:
-        return None
-    items = []
-    for one in curves:
-        stroke = element("line", x1=0, x2=18, y1=5, y2=5, class_=f"curve {one.style}")
-        swatch = element("svg", stroke, width=18, height=10, aria_hidden="true")
-        items.append(element("li", swatch, " ", one.label))
-    return element("ul", *items, class_="legend")

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cachetools import LRUCache
+from markupsafe import Markup
 
 from agentlightning.analysis import suggestions
+from agentlightning.analysis.compare import HELD_OUT, TRAIN, HeldOutChange, read_held_out_change
 from agentlightning.analysis.run_settings import tags_of
 from agentlightning.config.run import MonitorConfig
-from agentlightning.console.markup import Html, Query, element, first, link, note, page, table, when
 from agentlightning.console.measures import CallUse, call_use
 from agentlightning.errors import AgentLightningError, NotFoundError, StoreError
 from agentlightning.records import Attempt, Call, Reward, Rollout, Run, Span
@@ -27,14 +28,17 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
 from agentlightning.store.summaries import SeriesPoint
 from agentlightning.tracing.tool_uses import name_calls
+from agentlightning.trainer.run_lease import LEASE
+from agentlightning.trainer.serving import CHECK
 
 if TYPE_CHECKING:
     from agentlightning.rendering.renderer import Renderer
 
 MAX_RUNS = 200
 """Runs of the list, and those that its search goes through."""
-MAX_CHOICES = 20
-"""Runs that a page about one run offers."""
+MAX_SPARK_POINTS = 40
+SILENT_S = 60.0
+"""Age of a running run's last sign of life from which its process counts as gone: a trainer gives one every 10 s."""
 MAX_POINTS = 500
 """Points of a curve as it is first read; with twice as many it is read anew."""
 MAX_WATCHED = 64
@@ -55,8 +59,11 @@ class Curves:
     series: dict[str, list[SeriesPoint]] = field(default_factory=dict)
     version: int = 0
     """Grows with every change."""
-    drawn: tuple[str, Html] | None = None
+    drawn: tuple[str, Markup] | None = None
     """The state of the run that was drawn last, and the drawing."""
+    progress: HeldOutChange | None = None
+    evaluated: tuple[int, int] | None = None
+    """The steps of the first and the last evaluation that `progress` compares."""
     read_s: float = float("-inf")
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -73,6 +80,14 @@ class Curves:
             if points and now != known:
                 self.series[name] = now
                 self.version += 1
+
+    async def compare(self, store: LightningStore, run_id: str) -> None:
+        """Compares the last evaluation with the first one, once for each new one."""
+        points = self.series.get(HELD_OUT, [])
+        steps = (points[0].step, points[-1].step) if points else None
+        if steps is not None and steps[0] < steps[1] and steps != self.evaluated:
+            self.progress, self.evaluated = await read_held_out_change(store, run_id, *steps), steps
+            self.version += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +137,7 @@ class Reader:
         store: LightningStore,
         clock: Callable[[], float] = time.monotonic,
         suggestions_timeout_s: float = SUGGESTIONS_TIMEOUT_S,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         from agentlightning.gateway.policy.engine_router import Renderers
 
@@ -129,7 +145,9 @@ class Reader:
         self.analyses = asyncio.Semaphore(MAX_ANALYSES)
         """Held by views that read many rollouts."""
         self._suggestions_timeout_s = suggestions_timeout_s
-        self._clock = clock
+        self._clock, self._now_ns = clock, now_ns
+        self._runs: tuple[float, list[Run]] = float("-inf"), []
+        self._rewards: LRUCache[tuple[str, int], Mapping[str, list[SeriesPoint]]] = LRUCache(MAX_RUNS)
         self._renderers = Renderers(store)
         self._curves: LRUCache[str, Curves] = LRUCache(MAX_WATCHED)
         self._advisor = ThreadPoolExecutor(1, "suggestions")
@@ -140,27 +158,31 @@ class Reader:
         self._advisor.shutdown(wait=False, cancel_futures=True)
         self._renderers.close()
 
-    async def runs(self, search: str = "") -> list[Run]:
-        """Runs, newest first, whose id, name, state or tags have all the words of `search`."""
+    async def runs(self, search: str = "", checks: bool = False) -> list[Run]:
+        """Runs, newest first, whose id, name, state or tags have all the words of `search`; those of ``agl check`` only with
+        `checks`. Read at most once in `REFRESH_S`: every page offers them."""
+        if self._clock() - self._runs[0] >= REFRESH_S:
+            self._runs = self._clock(), await self.store.runs(limit=MAX_RUNS)
         words = search.lower().split()
-        found = await self.store.runs(limit=MAX_RUNS)
+        found = [run for run in self._runs[1] if checks or run.name != CHECK]
         texts = [" ".join([run.id, run.name, run.state, *tags_of(run)]).lower() for run in found]
         return [run for run, text in zip(found, texts, strict=True) if all(word in text for word in words)]
+
+    async def rewards(self, run: Run) -> Mapping[str, list[SeriesPoint]]:
+        """The run's training and held-out rewards as a list shows them: few points, kept until the run changes."""
+        key = run.id, run.updated_ns
+        if key not in self._rewards:
+            self._rewards[key] = await self.store.series(run.id, [TRAIN, HELD_OUT], max_points=MAX_SPARK_POINTS)
+        return self._rewards[key]
+
+    def state(self, run: Run) -> str:
+        """The run's state; "process gone" of one that says it runs and has given no sign of life for a minute."""
+        silent = run.summary.get(LEASE) and self._now_ns() - run.updated_ns > SILENT_S * 1e9
+        return "process gone" if run.state == "running" and silent else run.state
 
     async def run(self, run_id: str) -> Run:
         """The run of this id. NotFoundError."""
         return await find_run(self.store, run_id)
-
-    async def chosen_run(self, query: Query, path: str, title: str) -> Run | Html:
-        """The run of the address, or the newest runs as links to this page about them. NotFoundError."""
-        if run_id := first(query, "run"):
-            return await self.run(run_id)
-        runs = (await self.runs())[:MAX_CHOICES]
-        if not runs:
-            return page(title, note("no run yet; start one with: agl demo"))
-        rows = ([link(run.id, path, run=run.id), run.name, run.state, when(run.created_ns)] for run in runs)
-        head = ["run", "name", "state", "created (UTC)"]
-        return page(title, element("p", "Choose a run:"), table(head, rows, "The newest runs"))
 
     async def suggestions(self, run: Run) -> suggestions.Suggestions:
         """Suggestions for the run's configuration. StoreError where they take longer than the reader waits."""
@@ -179,6 +201,7 @@ class Reader:
         async with curves.lock:
             if self._clock() - curves.read_s >= REFRESH_S:
                 await curves.refresh(self.store, run_id)
+                await curves.compare(self.store, run_id)
                 curves.read_s = self._clock()
         return curves
 
@@ -217,6 +240,10 @@ class Reader:
         missing = _missing_credit(run)
         uses = {call.id: call_use(one.rollout, call, credit.get(call.id), missing, siblings) for call in calls}
         return replace(one, uses=uses)
+
+    async def advantages(self, rollout_id: str) -> dict[str, float]:
+        """The advantage that a training step gave each call of a rollout, by call, where it is stored."""
+        return {one.call_id: one.advantage for one in await self.store.credit([rollout_id])}
 
     async def texts(self, call: Call) -> Texts:
         """Texts for the tokens of a call, by the tokenizer that its policy's resource names."""

@@ -14,10 +14,8 @@ from agentlightning.store.server_keys import KEY_VARIABLE, client_key, key_path,
 
 END_TIMEOUT_S = 3
 """Seconds that open responses get once the console is told to end: browsers hold event streams for as long as they look."""
-OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Variables that keep libraries of this process from asking anybody for anything."""
-
-
 TOKEN_VARIABLE = "AGL_CONSOLE_TOKEN"
 """Variable in which a parent hands down the token of the URL that it prints."""
 
@@ -39,8 +37,8 @@ def run(
 
     token: opens it, from this machine; '' asks for the key of the server or a reader's token in its place.
 
-    MissingExtraError without Gradio, ConfigError where other hosts could connect and there is no key to ask them for, else
-    whatever keeps the store from being read.
+    MissingExtraError without the packages of a server, ConfigError where other hosts could connect and there is no key to
+    ask them for, else whatever keeps the store from being read.
     """
     os.environ.update(OFFLINE)
     with suppress(KeyboardInterrupt):
@@ -66,9 +64,10 @@ async def _serve(
         import uvicorn
 
         from agentlightning.console.access import Access, new_sessions
-        from agentlightning.console.shell import create_app
+        from agentlightning.console.app import create_app
+        from agentlightning.console.render import Templates
     except ModuleNotFoundError as cause:
-        raise MissingExtraError(str(cause.name), "console") from cause
+        raise MissingExtraError(str(cause.name), "server") from cause
     from agentlightning.console.reader import Reader
     from agentlightning.gateway.access import Authentication
 
@@ -76,10 +75,17 @@ async def _serve(
     async with existing_store(url) as store:
         await store.runs(limit=1)  # a wrong key or address is told here, not in a browser
         authentication = None if token else Authentication(store, asked_key(url))
-        reader = Reader(store)
+        reader, templates = Reader(store), Templates()
         try:
             config = uvicorn.Config(
-                Access(create_app(reader), authentication, new_sessions(), f"agl_console_{port}", token),
+                Access(
+                    create_app(reader, templates),
+                    templates,
+                    authentication,
+                    new_sessions(),
+                    f"agl_console_{port}",
+                    token,
+                ),
                 access_log=False,
                 log_config=None,
                 log_level="warning",

@@ -45,7 +45,7 @@ from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
 from agentlightning.trainer.interrupts import run_watched
 from agentlightning.trainer.policies import opponent_configs, policy_configs
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.supervisor import Supervisor, check_console, console_process
+from agentlightning.trainer.supervisor import Supervisor, console_process
 
 T = TypeVar("T")
 WORKERS = "workers of the trainer"
@@ -270,8 +270,6 @@ class Processes:
         return policy_value(config, model, tokenizer, served, self._engines[alias].support, seed)
 
     def _check(self) -> None:
-        if self._console:
-            check_console()
         self._hub_models = []
         for own in self._configs.values():
             local = Path(own.model.path).expanduser()

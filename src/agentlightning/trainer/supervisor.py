@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import os
 import secrets
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import aiohttp
 
-from agentlightning.errors import AgentError, AgentLightningError, GatewayError, InputError, MissingExtraError
+from agentlightning.errors import AgentError, AgentLightningError, GatewayError, InputError
 from agentlightning.runtime.children import SERVER_END_S, listen, start_child, stop_child
 from agentlightning.runtime.watchdog import Watchdog
 from agentlightning.store.server_keys import client_key
@@ -276,13 +275,6 @@ def _tail(child: _Child, lines: int = 6) -> str:
 
 END_S = 5.0
 """Seconds that it gets to end: nothing is lost with it."""
-
-
-def check_console() -> None:
-    """MissingExtraError where the console cannot be started."""
-    for package, extra in (("gradio", "console"), ("fastapi", "server")):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError(package, extra)
 
 
 @asynccontextmanager

@@ -1,155 +1,105 @@
-"""Models and prompts of a run: the versions that it published and registered, its checkpoints, and its prompt templates."""
+"""Models and prompts of a run: the versions that it registered, checkpoints, what it published, and its prompt templates."""
 
 from __future__ import annotations
 
 import shlex
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from agentlightning.console.markup import (
-    Html,
-    Query,
-    clipped,
-    element,
-    first,
-    join,
-    json_text,
-    link,
-    note,
-    number,
-    page,
-    run_link,
-    table,
-    when,
-)
 from agentlightning.console.reader import Reader
+from agentlightning.console.render import Page, Query, first, json_text, whole
 from agentlightning.errors import ConfigError, InputError, MissingExtraError
 from agentlightning.prompts.templates import Template, changed_lines
 from agentlightning.records import JSON, Resource, Run
 from agentlightning.store.models import ModelVersion
-from agentlightning.store.templates import read_candidates, validation_rewards
+from agentlightning.store.templates import CandidateRecord, read_candidates, validation_rewards
 
 MAX_ROWS = 200
 """Versions that are listed, the newest; a run publishes one a step."""
 
 
-async def models_page(reader: Reader, query: Query) -> Html:
-    """Policy versions of the run of the address, its model versions and its checkpoints."""
-    run = await reader.chosen_run(query, "/models", "Models")
-    if not isinstance(run, Run):
-        return run
-    versions = await _resources(reader, run, "policy")
-    checkpoints = await reader.store.checkpoints(run.id)
-    saved = {one.version: f"of step {one.step}" for one in checkpoints}
-    rows = (
-        [
-            *(one.name, str(one.version), str(one.step), _parent(one), clipped(str(one.value.get("model", "")) or "-")),
-            *(saved.get(one.version, "-"), when(one.created_ns)),
-        ]
-        for one in versions[:MAX_ROWS]
-    )
-    head = ["policy", "version", "step", "made from", "model", "checkpoint", "published (UTC)"]
-    kept = ([str(one.step), str(one.version), clipped(one.path), when(one.created_ns)] for one in checkpoints[::-1])
-    return page(
-        "Models",
-        element("p", run_link(run.id), " ", run.name),
-        element("h2", "Published versions"),
-        table(head, rows, "Versions of the run's policies, the newest first", "no version was published"),
-        _left_out(versions),
-        element("h2", "In the registry"),
-        await _registered(reader, run),
-        element("h2", "Checkpoints"),
-        table(["step", "version", "place", "saved (UTC)"], kept, "Checkpoints", "no checkpoint was saved"),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """A model version and the aliases that name it."""
+
+    version: ModelVersion
+    aliases: list[str]
+
+    @property
+    def held_out(self) -> JSON | None:
+        """Mean, low and high of its held-out reward, as it was registered."""
+        metrics = self.version.metrics
+        return metrics.get("eval/greedy/reward") or metrics.get("eval/sampled/reward")
 
 
-async def _registered(reader: Reader, run: Run) -> Html | None:
-    """The run's model versions with the aliases that name them, the newest first."""
-    found = await reader.store.models(run_id=run.id)
+async def models_page(reader: Reader, run: Run, query: Query) -> Page:
+    """The run's model versions with their aliases, its checkpoints, and what it published at each step."""
+    published = await _resources(reader, run, "policy")
+    values = {
+        "registered": await _registered(reader, run),
+        "checkpoints": (await reader.store.checkpoints(run.id))[::-1],
+        "published": published[:MAX_ROWS],
+        "more": len(published) - MAX_ROWS,
+    }
+    return Page(template="models.html", title="Models", values=values, run=run)
+
+
+async def _registered(reader: Reader, run: Run) -> list[Registered]:
+    """The newest first; those whose weights are gone are left out."""
+    found = [one for one in await reader.store.models(run_id=run.id) if not one.deleted]
     try:
         aliases = await reader.store.aliases() if found else []
     except ConfigError:  # a token of one run, and aliases are of all
         aliases = []
-    rows = []
-    for one in reversed(found[-MAX_ROWS:]):
-        named = [f"@{each.alias}" for each in aliases if (each.name, each.number) == (one.name, one.number)]
-        cells = one.reference, " ".join(named) or "-", str(one.step), _held_out(one), one.licence or "-"
-        rows.append([*map(clipped, cells), "deleted" if one.deleted else "kept", when(one.created_ns)])
-    head = ["version", "aliases", "step", "held-out reward", "licence", "weights", "registered (UTC)"]
-    return table(head, rows, "Model versions of the run, the newest first", "no model version was registered")
+    return [
+        Registered(
+            version=one,
+            aliases=[each.alias for each in aliases if (each.name, each.number) == (one.name, one.number)],
+        )
+        for one in reversed(found[-MAX_ROWS:])
+    ]
 
 
-def _held_out(version: ModelVersion) -> str:
-    found = version.metrics.get("eval/greedy/reward") or version.metrics.get("eval/sampled/reward")
-    return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" if found else "-"
-
-
-async def prompts_page(reader: Reader, query: Query) -> Html:
-    """Prompt templates of the run of the address; one version with its text and its difference from its parent."""
-    run = await reader.chosen_run(query, "/prompts", "Prompts")
-    if not isinstance(run, Run):
-        return run
+async def prompts_page(reader: Reader, run: Run, query: Query) -> Page:
+    """Prompt templates of the run; one version with its text and its difference from its parent."""
     found = await _resources(reader, run, "prompt_template")
-    whose = element("p", run_link(run.id), " ", run.name)
-    if not found:
-        none = f"this run has no prompt template; add one with: agl prompts add {run.id} NAME FILE"
-        return page("Prompts", whose, note(none))
-    shown = _shown(found, first(query, "name"), number(query, "version"))
-    rows = (
-        [_prompt_link(run, one.name, one.name, one.version), str(one.version), _parent(one), str(one.step),
-         when(one.created_ns)]
-        for one in found[:MAX_ROWS]
-    )  # fmt: skip
-    return page(
-        "Prompts",
-        whose,
-        table(["prompt", "version", "made from", "step", "made (UTC)"], rows, "Versions, the newest first"),
-        _left_out(found),
-        await _candidates(reader, run),
-        element("h2", f"{shown.name}, version {shown.version}"),
-        element("pre", _text(shown.value)),
-        _promotion(shown, found),
-        _difference(shown, found),
-    )
+    values: dict[str, object] = {"found": found[:MAX_ROWS], "more": len(found) - MAX_ROWS}
+    if found:
+        shown = _shown(found, first(query, "name"), whole(query, "version"))
+        values |= {
+            "shown": shown,
+            "text": _text(shown.value),
+            "changed": _changed(shown, found),
+            "promote": _promotion(shown, found),
+            "candidates": await _candidates(reader, run),
+        }
+    return Page(template="prompts.html", title="Prompts", values=values, run=run)
 
 
-async def _candidates(reader: Reader, run: Run) -> Html | None:
-    """The candidates of the run's search, where it is one: their lineage, and their rewards on validation tasks."""
+async def _candidates(reader: Reader, run: Run) -> list[tuple[CandidateRecord, list[float]]]:
+    """The candidates of the run's search, where it is one, each with its rewards on validation tasks."""
     found = await read_candidates(reader.store, run.id)
     if not found:
-        return None
+        return []
     async with reader.analyses:
         rewards = await validation_rewards(reader.store, run.id)
-    rows = []
-    for one in found[:MAX_ROWS]:
-        own = {} if one.number is None else rewards.get(one.number, {})
-        versions = [_prompt_link(run, f"{name}@{number}", name, number) for name, number in one.versions.items()]
-        cells = "-" if one.number is None else str(one.number), f"{statistics.fmean(own.values()):.3f}" if own else "-"
-        parents = ", ".join(map(str, one.parents)) or "-"
-        named = join(versions, " ") if versions else f"refused: {one.refused}"
-        rows.append([*cells, str(len(own)), parents, clipped(one.source), named])
-    head = ["candidate", "reward", "validation tasks", "made from", "made by", "versions"]
-    return join([element("h2", "Candidates of the search"), table(head, rows, "Candidates of the search, in order")])
+    own = [[] if one.number is None else list(rewards.get(one.number, {}).values()) for one in found]
+    pairs = list(zip(found, own, strict=True))[:MAX_ROWS]
+    return sorted(pairs, key=lambda pair: -statistics.fmean(pair[1]) if pair[1] else float("inf"))
 
 
-def _promotion(shown: Resource, found: Sequence[Resource]) -> Html:
-    """The way to make the shown version the newest, where it is not."""
+def _promotion(shown: Resource, found: Sequence[Resource]) -> str:
+    """The command that makes the shown version the newest; '' where it is."""
     if shown.version == max(one.version for one in found if one.name == shown.name):
-        return element("p", "New rollouts get this version.", class_="note")
-    words = ["agl", "prompts", "promote", shown.run_id, f"{shown.name}@{shown.version}"]
-    return element("p", "Promote it with: ", element("code", shlex.join(words)))
+        return ""
+    return shlex.join(["agl", "prompts", "promote", shown.run_id, f"{shown.name}@{shown.version}"])
 
 
-def _difference(shown: Resource, found: Sequence[Resource]) -> Html | None:
-    """The lines that differ from the version that the shown one was made from."""
-    parent = next((one for one in found if (one.name, one.version) == (shown.name, shown.parent)), None)
-    if parent is None:
-        return None
-    title = element("h3", f"Difference from version {parent.version}")
-    changed = changed_lines(_text(parent.value), _text(shown.value))
-    tags = {"+": "ins", "-": "del"}
-    lines = [element(tags.get(line[:1], "span"), line + "\n") for line in changed]
-    return join([title, element("pre", *lines, class_="diff") if lines else note("both have the same text")])
+def _changed(shown: Resource, found: Sequence[Resource]) -> list[str] | None:
+    """Lines of the difference from the version that it was made from; None where there is none."""
+    parent = next((one for one in found if one.name == shown.name and one.version == shown.parent), None)
+    return None if parent is None else changed_lines(_text(parent.value), _text(shown.value))
 
 
 async def _resources(reader: Reader, run: Run, kind: str) -> list[Resource]:
@@ -157,19 +107,6 @@ async def _resources(reader: Reader, run: Run, kind: str) -> list[Resource]:
     names = [one.name for one in await reader.store.resources(run.id) if one.kind == kind]
     found = [each for name in names for each in await reader.store.resources(run.id, name, latest=False)]
     return sorted(found, key=lambda one: (-one.created_ns, one.name, -one.version))
-
-
-def _prompt_link(run: Run, text: str, name: str, version: int) -> Html:
-    return link(text, "/prompts", run=run.id, name=name, version=version)
-
-
-def _left_out(resources: Sequence[Resource]) -> Html | None:
-    more = len(resources) - MAX_ROWS
-    return note(f"{more} earlier versions are left out" if more > 0 else None)
-
-
-def _parent(one: Resource) -> str:
-    return "-" if one.parent is None else f"version {one.parent}"
 
 
 def _shown(found: Sequence[Resource], name: str, version: int | None) -> Resource:

@@ -1,44 +1,29 @@
-"""The list of runs, the alarms that hold now, and one run: live curves, convergence, alarms, configuration."""
+"""The list of runs, the alarms that hold now, and one run: headline, live curves, alarms, cost, configuration."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
+from markupsafe import Markup
 
-from agentlightning.analysis.compare import HELD_OUT, SLOPE_STEPS, TRAIN, RunCost, amount_text, read_cost, run_figures
+from agentlightning.analysis.compare import HELD_OUT, SLOPE_STEPS, TRAIN, amount_text, read_cost, run_figures
+from agentlightning.analysis.intervals import Z
 from agentlightning.analysis.run_settings import differing, flat_settings, tags_of
-from agentlightning.console.charts import Curve, Point, line_chart
-from agentlightning.console.markup import (
-    Html,
-    Query,
-    clipped,
-    element,
-    field,
-    figures,
-    first,
-    form,
-    interval,
-    join,
-    json_text,
-    link,
-    note,
-    page,
-    run_link,
-    select,
-    setting,
-    shown,
-    table,
-    when,
-)
+from agentlightning.console.charts import Chart, Curve, Point, line_chart, spark
 from agentlightning.console.reader import MAX_RUNS, Curves, Reader
-from agentlightning.errors import InputError
+from agentlightning.console.render import Page, Query, Templates, choice, first
 from agentlightning.records import Run
 from agentlightning.store.summaries import SeriesPoint
 from agentlightning.trainer.monitor.health_checks import active_alarms
 
+HELD_OUT_ERROR = "eval/greedy/reward_stderr"
+STEP_TIME = "time/step_s"
+REWARD = {TRAIN: "training", HELD_OUT: "held-out, greedy", "eval/sampled/reward_mean": "held-out, T = 1"}
 CHARTS: Sequence[tuple[str, Mapping[str, str]]] = (
-    ("Reward", {TRAIN: "training", HELD_OUT: "held-out, greedy", "eval/sampled/reward_mean": "held-out, T = 1"}),
     ("Validation reward of prompts", {"prompts/best_mean": "best so far", "prompts/batch_mean": "batch"}),
     ("Rollouts of a search", {"prompts/rollouts": "rollouts"}),
     ("Entropy (nats per token)", {"policy/entropy": "entropy"}),
@@ -50,136 +35,164 @@ CHARTS: Sequence[tuple[str, Mapping[str, str]]] = (
     ("Seconds of a step", {"time/collect_s": "collect", "time/prepare_s": "prepare", "time/update_s": "update",
                            "time/publish_s": "publish"}),
 )  # fmt: skip
-"""Charts of a run: title, and curves by metric."""
+"""Smaller charts of a run: title, and curves by metric."""
+SHOWN_RUNS = 50
+SORTS = ("newest", "best", "rise", "name")
+RECENT_STEPS = 10
+"""Steps whose mean time the time left is estimated by."""
 
 
-async def runs_page(reader: Reader, query: Query) -> Html:
-    """Runs, newest first, with a search and a choice of those to compare."""
-    search = first(query, "search")
-    found = await reader.runs(search)
-    searching = form("/", field("Search", "search", search, type="search"), button="Search")
-    if not found:
-        return page("Runs", searching, note("no run matches" if search else "no run yet; start one with: agl demo"))
-    head = ["compare", "run", "name", "tags", "state", "step", "reward", "held-out", "alarms", "created (UTC)"]
-    rows = table(head, (_row(run) for run in found), "Runs, newest first")
-    chosen = element("form", rows, element("button", "Compare the chosen runs"), action="/compare", method="get")
-    more = f"the newest {MAX_RUNS} runs are looked at" if len(found) == MAX_RUNS else None
-    return page("Runs", searching, chosen, note(more))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A run of the list."""
+
+    run: Run
+    state: str
+    tags: list[str]
+    model: str
+    step: int | None
+    steps: int | None
+    base: float | None
+    best: float | None
+    line: str
+    """The sparkline of its rewards."""
+    seconds: float
+    alarms: list[str]
+
+    @property
+    def rise(self) -> float:
+        """From its base to its best; least where it is unknown."""
+        return float("-inf") if self.base is None or self.best is None else self.best - self.base
 
 
-def _row(run: Run) -> list[Html | str]:
-    numbers = [run.summary.get(name) for name in (TRAIN, HELD_OUT)]
-    return [
-        element("input", type="checkbox", name="run", value=run.id, aria_label=f"compare {run.id}"),
-        run_link(run.id),
-        clipped(run.name),
-        join((link(tag, "/", search=tag) for tag in tags_of(run)), " "),
-        element("span", run.state, class_=f"state {run.state}"),
-        str(run.summary.get("step", "")),
-        *(shown(float(each)) if isinstance(each, int | float) else "" for each in numbers),
-        ", ".join(active_alarms(run)),
-        when(run.created_ns),
-    ]
-
-
-async def alerts_page(reader: Reader, query: Query) -> Html:
-    """Alarms of the newest runs."""
-    runs = await reader.runs()
-    rows = [
-        [run_link(run.id), run.name, run.state, name, text] for run in runs for name, text in active_alarms(run).items()
-    ]
-    head = ["run", "name", "state", "alarm", "problem"]
-    more = f"of the newest {MAX_RUNS} runs" if len(runs) == MAX_RUNS else None
-    return page("Alerts", table(head, rows, "Alarms", "no alarm holds"), note(more))
-
-
-async def run_page(reader: Reader, query: Query) -> Html:
-    """The parts of a run that do not move: what it is, how it is configured."""
-    run = await _run(reader, query)
-    others = {one.id: f"{one.id} {one.name}" for one in await reader.runs() if one.id != run.id}
-    other = await reader.run(given) if (given := first(query, "with")) else None
-    names = ("Rewards", "Rollouts", "Bottlenecks", "Suggestions", "Prompts", "Models")
-    links = [link(name, f"/{name.lower()}", run=run.id) for name in names]
-    links.append(link("Failed rollouts", "/rollouts", run=run.id, where="state = 'failed'"))
-    choose = select("with", "Difference from", {"": "choose a run"} | others, given)
-    return join(
-        [
-            element("h2", "Look into it"),
-            element("p", join(links, " ")),
-            element("h2", "Cost of its training steps"),
-            _cost(await read_cost(reader.store, run.id)),
-            element("h2", "Configuration"),
-            form("/run", choose, hidden={"run": run.id}) if others else None,
-            _difference(run, other) if other else None,
-            element("details", element("summary", "All settings"), element("pre", json_text(run.config))),
-        ]
+async def runs_page(reader: Reader, query: Query) -> Page:
+    """Runs with a search, an order and a choice of those to compare; those of ``agl check`` are hidden."""
+    search, sort, checks = first(query, "search"), choice(query, "sort", SORTS), bool(first(query, "checks"))
+    found = await reader.runs(search, checks)
+    shown = found if sort != "newest" or first(query, "all") else found[:SHOWN_RUNS]
+    rows = [await _row(reader, run) for run in shown]
+    keys = {
+        "best": lambda row: -(float("-inf") if row.best is None else row.best),
+        "rise": lambda row: -row.rise,
+        "name": lambda row: row.run.name.lower(),
+    }
+    if sort in keys:
+        rows.sort(key=keys[sort])
+    values = {"search": search, "sort": sort, "sorts": SORTS, "checks": checks, "rows": rows}
+    hidden = len(await reader.runs(checks=True)) - len(await reader.runs())
+    return Page(
+        template="runs.html",
+        title="Runs",
+        values={**values, "more": len(found) - len(rows), "hidden": 0 if checks else hidden, "limit": MAX_RUNS},
     )
 
 
-async def live_part(reader: Reader, query: Query) -> Html:
+async def _row(reader: Reader, run: Run) -> RunRow:
+    series = await reader.rewards(run)
+    held_out = [one.value for one in series.get(HELD_OUT, ())]
+    train = [one.value for one in series.get(TRAIN, ())]
+    given = _number(run.summary.get(HELD_OUT))
+    values = held_out or ([] if given is None else [given])
+    return RunRow(
+        run=run,
+        state=reader.state(run),
+        tags=tags_of(run),
+        model=str(_table(run, "model").get("name") or _table(run, "model").get("path") or "").rpartition("/")[2],
+        step=run.summary.get("step"),
+        steps=_table(run, "trainer").get("steps"),
+        base=values[0] if len(values) > 1 else None,
+        best=max(values, default=None),
+        line=spark(train if len(train) > 1 else held_out),
+        seconds=(run.updated_ns - run.created_ns) / 1e9,
+        alarms=list(active_alarms(run)),
+    )
+
+
+async def choose_page(reader: Reader, path: str, title: str) -> Page:
+    """The newest runs as links to this page about them."""
+    rows = [(run, reader.state(run)) for run in (await reader.runs())[:SHOWN_RUNS]]
+    return Page(template="choose.html", title=title, values={"path": path, "rows": rows})
+
+
+async def alerts_page(reader: Reader, query: Query) -> Page:
+    """Alarms of the newest runs."""
+    rows = [
+        (run, reader.state(run), name, text)
+        for run in await reader.runs(checks=True)
+        for name, text in active_alarms(run).items()
+    ]
+    return Page(template="alerts.html", title="Alerts", values={"rows": rows, "limit": MAX_RUNS})
+
+
+async def run_page(reader: Reader, templates: Templates, run: Run, query: Query) -> Page:
+    """A run: what moves, then what it cost and how it is configured."""
+    other = await reader.run(given) if (given := first(query, "with")) else None
+    cost = await read_cost(reader.store, run.id)
+    values = {
+        "live": await live_part(reader, templates, run),
+        "cost": {name: amount_text(value) for name, value in cost.amounts.items()},
+        "estimated": cost.estimated,
+        "others": [one for one in await reader.runs() if one.id != run.id],
+        "other": other,
+        "settings": differing([flat_settings(run.config), flat_settings(other.config)]) if other else [],
+    }
+    return Page(template="run.html", title=run.name or run.id, values=values, run=run)
+
+
+async def live_part(reader: Reader, templates: Templates, run: Run) -> Markup:
     """The parts of a run that move, which are drawn once for all who look."""
-    run = await _run(reader, query)
     curves = await reader.curves(run.id)
     alarms = active_alarms(run)
-    state = f"{curves.version} {run.name} {run.state} {orjson.dumps(alarms, default=str).decode()}"
+    step, shown = run.summary.get("step"), reader.state(run)
+    state = f"{curves.version} {run.name} {step} {shown} {orjson.dumps(alarms, default=str).decode()}"
     if curves.drawn is None or curves.drawn[0] != state:
-        curves.drawn = state, _live_part(run, curves, alarms)
+        values = _live_values(run, curves)
+        part = templates.draw("run_live.html", run=run, state=shown, alarms=alarms, **values)
+        curves.drawn = state, Markup(part)
     return curves.drawn[1]
 
 
-def _live_part(run: Run, curves: Curves, alarms: Mapping[str, object]) -> Html:
-    warnings = [element("li", element("strong", name), ": ", str(text)) for name, text in alarms.items()]
+def _live_values(run: Run, curves: Curves) -> dict[str, Any]:
     series = {name: points for name, points in curves.series.items() if points}
-    drawn = [_chart(title, names, series) for title, names in CHARTS if any(name in series for name in names)]
-    state = element("span", run.state, class_=f"state {run.state}")
-    return page(
-        run.name or run.id,
-        element("p", run.id, " ", state, " since ", when(run.created_ns), " UTC"),
-        element("div", element("h2", "Alarms"), element("ul", *warnings), class_="alarms") if warnings else None,
-        figures(_figures(run, series)),
-        element("div", *drawn, class_="charts") if drawn else note("no step is complete yet"),
-    )
-
-
-async def _run(reader: Reader, query: Query) -> Run:
-    run_id = first(query, "run")
-    if not run_id:
-        raise InputError("run: expected the id of a run in the address")
-    return await reader.run(run_id)
-
-
-def _chart(title: str, names: Mapping[str, str], series: Mapping[str, Sequence[SeriesPoint]]) -> Html:
-    curves = [
-        Curve(label, [Point(one.step, one.value, one.low, one.high) for one in series[name]], color)
-        for color, (name, label) in enumerate(names.items())
-        if name in series
-    ]
-    return line_chart(title, curves)
-
-
-def _figures(run: Run, series: Mapping[str, Sequence[SeriesPoint]]) -> dict[str, str | None]:
     held_out, train = ({point.step: point.value for point in series.get(name, ())} for name in (HELD_OUT, TRAIN))
-    known = run_figures(run, held_out, train)
+    steps, step = _table(run, "trainer").get("steps"), max(train, default=run.summary.get("step"))
+    recent = [point.value for point in series.get(STEP_TIME, ())][-RECENT_STEPS:]
+    left = max(0, steps - step) if isinstance(steps, int) and isinstance(step, int) else None
+    last_ns = max((points[-1].created_ns for points in series.values()), default=run.created_ns)
+    small = [_chart(title, names, series) for title, names in CHARTS]
     return {
-        "step": setting(known.step),
-        "reward": shown(train[max(train)]) if train else None,
-        "held-out": None if known.held_out is None else f"{known.held_out:.3f} at step {known.held_out_step}",
-        "best held-out": None if known.best is None else f"{known.best:.3f} at step {known.best_step}",
-        "steps to 90% of the best": None if known.near_best_step is None else str(known.near_best_step),
-        f"reward per step, last {SLOPE_STEPS}": None if known.slope is None else interval(known.slope, "+.4f"),
+        "tags": tags_of(run),
+        "progress": curves.progress,
+        "figures": run_figures(run, held_out, train),
+        "reward": train[max(train)] if train else None,
+        "slope_steps": SLOPE_STEPS,
+        "step": step,
+        "steps": steps,
+        "left_s": left * statistics.fmean(recent) if left and recent else None,
+        "seconds": (last_ns - run.created_ns) / 1e9,
+        "chart": _chart("Reward", REWARD, series, large=True),
+        "small": [one for one in small if one is not None],
     }
 
 
-def _cost(cost: RunCost) -> Html | None:
-    if not cost.amounts:
-        return note("no step has recorded what it cost")
-    about = "about " if cost.estimated else ""
-    known = {name: about + amount_text(value) for name, value in cost.amounts.items()}
-    return join([figures(known), note("when this page was opened; evaluations and repeated attempts are not counted")])
+def _chart(
+    title: str, names: Mapping[str, str], series: Mapping[str, Sequence[SeriesPoint]], large: bool = False
+) -> Chart | None:
+    errors = {point.step: Z * point.value for point in series.get(HELD_OUT_ERROR, ())}
+    curves = []
+    for color, (name, label) in enumerate(names.items()):
+        points = [Point(one.step, one.value, one.low, one.high) for one in series.get(name, ())]
+        if name == HELD_OUT:
+            spread = [(one, errors.get(round(one.x), 0.0)) for one in points]
+            points = [Point(one.x, one.y, one.y - error, one.y + error) for one, error in spread]
+        curves.append(Curve(label, points, color, measured=name == HELD_OUT and len(points) <= SHOWN_RUNS))
+    return line_chart(title, curves, large=large)
 
 
-def _difference(run: Run, other: Run) -> Html | None:
-    found = differing([flat_settings(run.config), flat_settings(other.config)])
-    rows = [[one.name, *map(setting, one.values)] for one in found]
-    head = ["setting", run.id, run_link(other.id)]
-    return table(head, rows, f"Settings that differ from {other.id}", "both have the same settings")
+def _table(run: Run, name: str) -> Mapping[str, Any]:
+    found = run.config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
