@@ -1,0 +1,33 @@
+"""An environment as the function agent that a worker runs: ``agent.run = "env:NAME"``."""
+
+from __future__ import annotations
+
+from agentlightning.environments.base import Outcome, open_environment
+from agentlightning.errors import VerifierError
+from agentlightning.records import JSON
+from agentlightning.runner.agent import LLM, emit_reward
+
+
+class EnvironmentAgent:
+    """Plays tasks of one environment: ``(task, llm) -> reward``. Success, metrics and rewards of steps are emitted."""
+
+    def __init__(self, name: str) -> None:
+        self._environment = open_environment(name)
+        self._name = name
+
+    async def __call__(self, task: JSON, llm: LLM) -> float:
+        played = await self._environment.play(task, llm)
+        outcome = played if isinstance(played, Outcome) else Outcome(reward=played)
+        if isinstance(outcome.reward, bool) or not isinstance(outcome.reward, int | float):
+            raise VerifierError(f"env {self._name}: expected a number as reward, got {outcome.reward!r:.200}")
+        for call_id, reward in outcome.steps:
+            emit_reward(reward, name="step", call_id=call_id)
+        if outcome.success is not None:
+            emit_reward(float(outcome.success), name="success")
+        for metric, value in outcome.metrics.items():
+            emit_reward(value, name=metric)
+        return float(outcome.reward)
+
+    def close(self) -> None:
+        """Ends what the environment started."""
+        self._environment.close()

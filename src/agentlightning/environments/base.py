@@ -1,0 +1,145 @@
+"""`Environment`: the interface, its names, and how one is found.
+
+An environment is named ``KIND:REST?option=value``, where KIND is an entry point of the group agentlightning.environments,
+or ``file.py:Class?option=value``. Knows nothing of workers, configuration or virtual environments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import parse_qsl
+
+from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError
+from agentlightning.records import JSON
+from agentlightning.runtime.code_loader import installed_plugins, load_code, load_plugin
+
+if TYPE_CHECKING:
+    from agentlightning.runner.agent import LLM
+
+Split = Literal["train", "val"]
+SEEDS_PER_RUN = 1_000_000
+VAL_SEEDS = 1 << 30
+"""First seed of held-out tasks: no training task of any run seed has one beyond it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Result of one episode."""
+
+    reward: float
+    success: bool | None = None
+    """True where the task was solved, which a reward above 0 does not say; None where the environment does not know."""
+    steps: Sequence[tuple[str, float]] = ()
+    """Rewards of single steps: the id of the model call that acted, and its reward."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Recorded beside the reward, by name: ``invalid``, ``truncated``."""
+
+
+class Environment(Protocol):
+    """A source of tasks that can be played. It is made once in each worker, which plays many tasks at a time."""
+
+    def tasks(self, split: Split, limit: int, seed: int) -> Iterable[JSON]:
+        """At most `limit` rows that `play` takes, the same ones every time; no row of one split equals one of the other."""
+        ...
+
+    async def play(self, task: JSON, llm: LLM) -> Outcome | float:
+        """Play a task with the model at ``llm.base_url``.
+
+        InfrastructureError where something other than the model failed, VerifierError where the reward could not be
+        computed: neither counts as a reward of 0.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what it started, as its worker ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentName:
+    """A parsed name."""
+
+    kind: str
+    """The entry point; empty for a class of a file."""
+    rest: str
+    """What is between the kind and the options, or ``file.py:Class``."""
+    options: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, name: str, options: Mapping[str, Any] | None = None) -> EnvironmentName:
+        """A name, and options given beside it. Values are JSON where they can be, else texts. ConfigError for an unknown
+        kind."""
+        whole, _, query = name.partition("?")
+        own = {key: _value(text) for key, text in parse_qsl(query, keep_blank_values=True)}
+        kind, colon, rest = whole.partition(":")
+        known = installed_plugins("environment")
+        if ".py:" in whole:
+            kind, rest = "", whole
+        elif not colon or kind not in known:
+            raise ConfigError(
+                f"env: expected KIND:REST with one of {', '.join(sorted(known))}, or file.py:Class, got {name!r}"
+            )
+        return cls(kind=kind, rest=rest, options={**own, **(options or {})})
+
+    def __str__(self) -> str:
+        text = f"{self.kind}:{self.rest}" if self.kind else self.rest
+        query = "&".join(f"{key}={_text(value)}" for key, value in self.options.items())
+        return f"{text}?{query}" if query else text
+
+
+def open_environment(name: str | EnvironmentName) -> Environment:
+    """The environment of this name, in this process.
+
+    ConfigError for an unknown kind or option; MissingExtraError where its package is not installed here.
+    """
+    parsed = EnvironmentName.parse(name) if isinstance(name, str) else name
+    try:
+        factory = load_plugin("environment", parsed.kind, ()) if parsed.kind else load_code(parsed.rest, "env")
+        arguments = (parsed.rest,) if parsed.kind else ()
+        _check_options(factory, arguments, parsed)
+        made: Environment = factory(*arguments, **parsed.options)
+    except ModuleNotFoundError as cause:
+        raise MissingExtraError(cause.name or parsed.kind, "env") from cause
+    except (AgentLightningError, KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as cause:
+        raise ConfigError(f"env {parsed}: cannot be made: {type(cause).__name__}: {cause}") from cause
+    return made
+
+
+def seeds(split: Split, limit: int, seed: int) -> range:
+    """Seeds of a split's tasks, which those of the other split and of another run's seed never meet.
+
+    They are 31 bits, as most generators take them; limit: at most `SEEDS_PER_RUN`.
+    """
+    start = (seed % 1000) * SEEDS_PER_RUN + (VAL_SEEDS if split == "val" else 0)
+    return range(start, start + limit)
+
+
+def _check_options(factory: Any, arguments: Sequence[str], name: EnvironmentName) -> None:
+    try:
+        taken = signature(factory)
+    except (TypeError, ValueError):
+        return  # a class of C has none
+    try:
+        taken.bind(*arguments, **name.options)
+    except TypeError as cause:
+        known = [one for one in taken.parameters.values() if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        takes = ", ".join(one.name for one in known[len(arguments) :]) or "none"
+        raise ConfigError(f"env {name}: {cause}; its options: {takes}") from None
+
+
+def _value(text: str) -> Any:
+    with suppress(ValueError):
+        return json.loads(text)
+    return text
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return text.replace("%", "%25").replace("&", "%26").replace("+", "%2B").replace("#", "%23")

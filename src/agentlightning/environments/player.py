@@ -1,0 +1,233 @@
+"""The player: one conversation per seat, for environments whose loop is ours.
+
+An observation is a user turn (or the tool's result) that extends the conversation exactly; the reply is the action. A kind
+gives an `Episode`, and `play_episode` makes an `Outcome` of it. Knows nothing of any kind.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from agentlightning.environments.base import Outcome
+from agentlightning.errors import AgentError, InfrastructureError
+from agentlightning.records import JSON
+from agentlightning.runner.agent import LLM
+
+AGENT_HEADER = "x-agl-agent"
+MAX_UNREADABLE = 2
+"""Actions in a row that the environment cannot read: the first is answered with the reason, the next ends the episode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What a seat sees next."""
+
+    text: str
+    """Only what is new: the conversation holds the rest."""
+    seat: int = 0
+    over: bool = False
+    """The episode has ended: nobody is asked for an action."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """A reply: its text, and the first tool call where it made one."""
+
+    text: str
+    tool: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class UnreadableActionError(Exception):
+    """The episode cannot read an action. The text says what was expected: the model sees it, and may try once more."""
+
+
+class Episode(Protocol):
+    """One task while it is played."""
+
+    @property
+    def system(self) -> str:
+        """The rules, as system message of every seat; empty for none."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[JSON]:
+        """Actions as tools, in the form of Chat Completions; empty where the reply's text is the action."""
+        ...
+
+    async def start(self) -> Observation:
+        """The first observation."""
+        ...
+
+    async def act(self, action: Action) -> tuple[Observation, float | None]:
+        """The observation after an action, and the step's reward, if it has one. UnreadableActionError."""
+        ...
+
+    def outcome(self) -> Outcome:
+        """Reward and success of the episode, over or not."""
+        ...
+
+
+Opponent = Callable[[Sequence[JSON]], Awaitable[str]]
+"""Another player of a seat: its conversation so far to the text of its action."""
+
+
+async def play_episode(
+    episode: Episode, llm: LLM, *, max_calls: int, opponents: Mapping[int, Opponent] | None = None
+) -> Outcome:
+    """Play until the episode is over, the model has made `max_calls` calls or its context is full (``truncated`` is then
+    1), or two actions in a row could not be read.
+
+    opponents: the players of seats that are not the model's. Where the model has several seats, its calls are those of the
+    agents ``seat-0``, ``seat-1`` …, so that credit tells them apart.
+    """
+    table = _Table(episode, llm, opponents or {})
+    observation = await episode.start()
+    unreadable = 0
+    while not observation.over:
+        if table.calls >= max_calls and observation.seat not in table.opponents:
+            table.truncated = True
+            break
+        reply = await table.ask(observation)
+        if reply is None:
+            break
+        action, call_id = reply
+        try:
+            observation, reward = await episode.act(action)
+        except UnreadableActionError as cause:
+            unreadable, table.invalid = unreadable + 1, table.invalid + 1
+            if unreadable >= MAX_UNREADABLE:
+                break
+            observation = Observation(text=str(cause), seat=observation.seat)
+            continue
+        unreadable = 0
+        if reward is not None and call_id is not None:
+            table.steps.append((call_id, reward))
+    done = episode.outcome()
+    counted = {"invalid": float(table.invalid), "truncated": float(table.truncated)}
+    return Outcome(
+        reward=done.reward, success=done.success, steps=[*table.steps, *done.steps], metrics={**done.metrics, **counted}
+    )
+
+
+def model_opponent(llm: LLM, model: str) -> Opponent:
+    """Another model as the opponent: a policy of the run that is not trained, or an external model, by its name."""
+
+    async def act(messages: Sequence[JSON]) -> str:
+        answer = await _complete(llm, {"model": model, "messages": list(messages)})
+        return str(answer["choices"][0]["message"].get("content") or "")
+
+    return act
+
+
+def random_opponent(seed: int) -> Opponent:
+    """An opponent that takes one of the actions in square brackets that its last observation shows."""
+    draw = random.Random(seed)
+
+    async def act(messages: Sequence[JSON]) -> str:
+        shown = re.findall(r"\[[^\[\]\n]+\]", str(messages[-1]["content"]))
+        return draw.choice(shown) if shown else ""
+
+    return act
+
+
+class _Table:
+    """The seats of one episode: a conversation each."""
+
+    def __init__(self, episode: Episode, llm: LLM, opponents: Mapping[int, Opponent]) -> None:
+        self._episode = episode
+        self._llm = llm
+        self.opponents = opponents
+        self._talks: dict[int, list[JSON]] = {}
+        self._pending: dict[int, list[str]] = {}
+        """Ids of the tool calls that each seat's last reply made, and that have no result yet."""
+        self.calls = 0
+        self.invalid = 0
+        self.truncated = False
+        self.steps: list[tuple[str, float]] = []
+
+    async def ask(self, observation: Observation) -> tuple[Action, str | None] | None:
+        """The seat's action on an observation, and the id of the call that made it; None where the context is full."""
+        seat = observation.seat
+        talk = self._talks.setdefault(seat, _opening(self._episode.system))
+        ids = self._pending.pop(seat, [])
+        contents = [observation.text, *["one action at a time: this one was not taken" for _ in ids[1:]]]
+        if ids:
+            talk += [
+                {"role": "tool", "tool_call_id": key, "content": text}
+                for key, text in zip(ids, contents, strict=True)
+            ]
+        else:
+            talk.append({"role": "user", "content": observation.text})
+        if seat in self.opponents:
+            text = await self.opponents[seat](talk)
+            talk.append({"role": "assistant", "content": text})
+            return Action(text=text), None
+        return await self._call(seat, talk)
+
+    async def _call(self, seat: int, talk: list[JSON]) -> tuple[Action, str] | None:
+        body: JSON = {"model": self._llm.model, "messages": talk}
+        if self._episode.tools:
+            body["tools"] = list(self._episode.tools)
+        answer = await _complete(self._llm, body, f"seat-{seat}" if self._several(seat) else None)
+        if answer is None:
+            self.truncated = True
+            return None
+        self.calls += 1
+        message = answer["choices"][0]["message"]
+        uses = message.get("tool_calls") or []
+        kept = {"role": "assistant", "content": message.get("content")} | ({"tool_calls": uses} if uses else {})
+        talk.append(kept)
+        self._pending[seat] = [str(use["id"]) for use in uses]
+        return _action(message), str(answer["id"])
+
+    def _several(self, seat: int) -> bool:
+        """True where the model plays more than this seat."""
+        return any(other != seat and other not in self.opponents for other in self._talks)
+
+
+def _opening(system: str) -> list[JSON]:
+    return [{"role": "system", "content": system}] if system else []
+
+
+def _action(message: JSON) -> Action:
+    text = str(message.get("content") or "")
+    for use in message.get("tool_calls") or []:
+        called = use["function"]
+        try:
+            arguments = orjson.loads(called.get("arguments") or "{}")
+        except orjson.JSONDecodeError:
+            arguments = None
+        return Action(text=text, tool=str(called["name"]), arguments=arguments if isinstance(arguments, dict) else {})
+    return Action(text=text)
+
+
+async def _complete(llm: LLM, body: JSON, agent: str | None = None) -> Any:
+    """A chat completion; None where the prompt fills the context or the attempt's limits end it."""
+    headers = {"authorization": f"Bearer {llm.api_key}"} | ({AGENT_HEADER: agent} if agent is not None else {})
+    try:
+        answer = await llm.http_client.post(f"{llm.base_url}/chat/completions", json=body, headers=headers)
+    except Exception as cause:  # of httpx or httpx2, whichever is installed
+        raise InfrastructureError(f"the model could not be asked: {type(cause).__name__}: {cause}") from cause
+    if answer.status_code == 200:
+        return answer.json()
+    if answer.status_code in (400, 429) and _ends(answer.content):
+        return None
+    text = answer.text[:500]
+    if answer.status_code >= 500:
+        raise InfrastructureError(f"the model could not be asked: HTTP {answer.status_code}: {text}")
+    raise AgentError(f"the gateway refused a call: HTTP {answer.status_code}: {text}")
+
+
+def _ends(content: bytes) -> bool:
+    try:
+        error = orjson.loads(content)["error"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return False
+    return isinstance(error, dict) and error.get("code") in ("context_length_exceeded", "limit_exceeded")
