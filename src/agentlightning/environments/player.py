@@ -230,4 +230,4 @@ def _ends(content: bytes) -> bool:
         error = orjson.loads(content)["error"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return False
-    return isinstance(error, dict) and error.get("code") in ("context_length_exceeded", "limit_exceeded")
+    return isinstance(error, dict) and error.get("code") in ("context_length_exceeded", "insufficient_quota")

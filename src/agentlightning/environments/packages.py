@@ -1,0 +1,129 @@
+"""Where an environment's package runs: in this Python, or in a virtual environment of its own beside this package.
+
+Most of these packages pin what others pin otherwise, so `install` makes a virtual environment with the pinned version, the
+dependencies of agentlightning alone, and links to this installation: whatever changes here is there, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+
+from agentlightning.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """The package that a kind plays."""
+
+    requirements: tuple[str, ...]
+    """Pinned: without a version, installers silently take an old release that conflicts with nothing."""
+    module: str
+    """Importable where it is installed."""
+    python: tuple[int, int] = (3, 11)
+    """The oldest Python that it runs on."""
+
+
+PACKAGES: Mapping[str, Package] = MappingProxyType(
+    {
+        "reasoning-gym": Package(requirements=("reasoning-gym==0.1.25",), module="reasoning_gym"),
+        "gymnasium": Package(requirements=("gymnasium[toy-text]==1.4.0", "minigrid==3.2.0"), module="gymnasium"),
+        "textarena": Package(requirements=("textarena==0.7.4",), module="textarena"),
+    }
+)
+"""By kind. One that is not here needs no package of its own, or is somebody else's plug-in."""
+
+
+def interpreter(kind: str, given: str | None = None) -> str:
+    """The Python that has the package of a kind: the one `given`, this one, or that of `install`.
+
+    ConfigError where there is none, with the command that makes one.
+    """
+    if given is not None:
+        if shutil.which(given) is None:
+            raise ConfigError(f"env.python: no such program: {given}")
+        return given
+    package = PACKAGES.get(kind)
+    if package is None or find_spec(package.module) is not None:
+        return sys.executable
+    installed = environment_folder(kind) / "bin" / "python"
+    if not installed.exists():
+        raise ConfigError(f"env {kind}: {package.module} is not installed; install it with: agl env install {kind}")
+    return str(installed)
+
+
+def environment_folder(kind: str) -> Path:
+    """The virtual environment of a kind, made or not. Its name has the pinned versions."""
+    pins = "-".join(re.sub(r"[^\w.]+", "-", one) for one in PACKAGES[kind].requirements)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "agentlightning" / "environments" / f"{pins}-py{_python_for(kind)[1]}"
+
+
+def install(kind: str, note: Callable[[str], None]) -> Path:
+    """Make the virtual environment of a kind, or leave the one that is there; returns its folder.
+
+    ConfigError for a kind without a package, and where no Python is new enough or the packages cannot be installed.
+    """
+    if kind not in PACKAGES:
+        raise ConfigError(f"env install: expected one of {', '.join(sorted(PACKAGES))}, got {kind!r}")
+    python, _ = _python_for(kind)
+    folder = environment_folder(kind)
+    if folder.exists():
+        note(f"{kind} is installed in {folder}")
+        return folder
+    made = folder.with_name(f".{folder.name}-{os.getpid()}")
+    shutil.rmtree(made, ignore_errors=True)
+    requirements = [*PACKAGES[kind].requirements, *_own_requirements()]
+    note(f"installing {', '.join(PACKAGES[kind].requirements)} and what agentlightning needs into {folder}")
+    try:
+        _run([python, "-m", "venv", str(made)])
+        _run([str(made / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile", *requirements])
+        _link_ourselves(made)
+        made.rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def _python_for(kind: str) -> tuple[str, str]:
+    """An interpreter that is new enough, and its version as 3.12."""
+    oldest = PACKAGES[kind].python
+    if sys.version_info[:2] >= oldest:
+        return sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}"
+    for minor in range(oldest[1], oldest[1] + 4):
+        if (found := shutil.which(f"python3.{minor}")) is not None:
+            return found, f"3.{minor}"
+    raise ConfigError(
+        f"env {kind}: needs Python {oldest[0]}.{oldest[1]} or newer, which is not here; install one as python3.{oldest[1]}"
+    )
+
+
+def _own_requirements() -> list[str]:
+    """The dependencies of agentlightning without its extras."""
+    return [one for one in distribution("agentlightning").requires or () if "extra ==" not in one]
+
+
+def _link_ourselves(environment: Path) -> None:
+    """Links to this package and its metadata, which names the kinds."""
+    (site,) = environment.glob("lib/python3*/site-packages")
+    package = Path(__file__).resolve().parents[1]
+    metadata = Path(str(distribution("agentlightning").locate_file("")))
+    (described,) = metadata.glob("agentlightning-*.dist-info")
+    (site / package.name).symlink_to(package)
+    (site / described.name).symlink_to(described.resolve())
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip().splitlines()[-3:]
+        raise ConfigError(f"env install: {' '.join(command[:4])} … failed: {' '.join(last)[:500]}")
