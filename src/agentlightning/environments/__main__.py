@@ -48,9 +48,9 @@ async def _tasks(options: argparse.Namespace) -> JSON:
         limits: dict[Split, int] = {"train": options.train, "val": options.val}
         rows = {split: list(environment.tasks(split, limit, options.seed)) for split, limit in limits.items() if limit}
         rows = orjson.loads(orjson.dumps(rows))  # as the store gives them back
-        warnings = []
+        warnings: list[str] = []
         if options.train and options.val:
-            warnings += check_rows(rows["train"], rows["val"])
+            rows["train"], warnings = check_rows(rows["train"], rows["val"])
         train = rows.get("train") or rows.get("val") or []
         warnings += await check_openings(environment, train, rows.get("val", []))
         if options.episode:

@@ -1,7 +1,7 @@
 """`Environment`: the interface, its names, and how one is found.
 
-An environment is named ``KIND:REST?option=value``, where KIND is an entry point of the group agentlightning.environments,
-or ``file.py:Class?option=value``. Knows nothing of workers, configuration or virtual environments.
+An environment is named ``KIND:REST?option=value``, where KIND is built in or an entry point of the group
+agentlightning.environments, or ``file.py:Class?option=value``. Knows nothing of workers, configuration or virtual environments.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from inspect import signature
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import parse_qsl
 
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
     from agentlightning.runner.agent import LLM
 
 Split = Literal["train", "val"]
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        "gymnasium": "agentlightning.environments.gymnasium:Gymnasium",
+        "reasoning-gym": "agentlightning.environments.reasoning_gym:ReasoningGym",
+        "textarena": "agentlightning.environments.textarena:TextArena",
+    }
+)
+"""The kinds that come with this package."""
 SEEDS_PER_RUN = 1_000_000
 VAL_SEEDS = 1 << 30
 """First seed of held-out tasks: no training task of any run seed has one beyond it."""
@@ -77,12 +87,12 @@ class EnvironmentName:
         whole, _, query = name.partition("?")
         own = {key: _value(text) for key, text in parse_qsl(query, keep_blank_values=True)}
         kind, colon, rest = whole.partition(":")
-        known = installed_plugins("environment")
+        known = kinds()
         if ".py:" in whole:
             kind, rest = "", whole
         elif not colon or kind not in known:
             raise ConfigError(
-                f"env: expected KIND:REST with one of {', '.join(sorted(known))}, or file.py:Class, got {name!r}"
+                f"env: expected KIND:REST with one of {', '.join(known)}, or file.py:Class, got {name!r}"
             )
         return cls(kind=kind, rest=rest, options={**own, **(options or {})})
 
@@ -92,6 +102,11 @@ class EnvironmentName:
         return f"{text}?{query}" if query else text
 
 
+def kinds() -> list[str]:
+    """Names of all kinds that are known here."""
+    return sorted({*BUILT_IN, *installed_plugins("environment")})
+
+
 def open_environment(name: str | EnvironmentName) -> Environment:
     """The environment of this name, in this process.
 
@@ -99,7 +114,7 @@ def open_environment(name: str | EnvironmentName) -> Environment:
     """
     parsed = EnvironmentName.parse(name) if isinstance(name, str) else name
     try:
-        factory = load_plugin("environment", parsed.kind, ()) if parsed.kind else load_code(parsed.rest, "env")
+        factory = _factory(parsed)
         arguments = (parsed.rest,) if parsed.kind else ()
         _check_options(factory, arguments, parsed)
         made: Environment = factory(*arguments, **parsed.options)
@@ -119,6 +134,13 @@ def seeds(split: Split, limit: int, seed: int) -> range:
     """
     start = (seed % 1000) * SEEDS_PER_RUN + (VAL_SEEDS if split == "val" else 0)
     return range(start, start + limit)
+
+
+def _factory(name: EnvironmentName) -> Any:
+    if name.kind in BUILT_IN:
+        module, _, attribute = BUILT_IN[name.kind].partition(":")
+        return getattr(import_module(module), attribute)
+    return load_plugin("environment", name.kind, kinds()) if name.kind else load_code(name.rest, "env")
 
 
 def _check_options(factory: Any, arguments: Sequence[str], name: EnvironmentName) -> None:

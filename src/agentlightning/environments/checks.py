@@ -7,9 +7,10 @@ their seeds, and the first request that each of a few tasks makes is caught by a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import uuid4
 
 import orjson
 from aiohttp import web
@@ -21,26 +22,29 @@ from agentlightning.runner.agent import LLM
 
 OPEN_TIMEOUT_S = 300.0
 """Seconds that a task has until it asks the model for the first time; containers are slow to start."""
-SEEDS = ("seed", "index", "split", "limit")
+SEEDS = ("seed", "seat", "index", "split", "limit")
 """Fields of a row that say how its content is made, and are none of it."""
 REPLY = "[0]"
 """What the model of a check answers."""
 
 
-def check_rows(train: Sequence[JSON], val: Sequence[JSON]) -> list[str]:
-    """Warnings about rows by their content. DataError where a held-out task is a training task, or one split is empty."""
-    contents = {split: [_content(row) for row in rows] for split, rows in (("train", train), ("val", val))}
-    for split, rows in contents.items():
+def check_rows(train: Sequence[JSON], val: Sequence[JSON]) -> tuple[list[JSON], list[str]]:
+    """The training rows without those that equal a held-out one, and warnings. DataError where a split is empty, or no
+    training row is left."""
+    for split, rows in (("train", train), ("val", val)):
         if not rows:
             raise DataError(f"env: has no task in the split {split!r}")
-    told = [content for content in contents["val"] if content != b"{}"]
-    if shared := len(set(told) & set(contents["train"])):
-        raise DataError(f"env: {shared} of {len(val)} held-out tasks equal training tasks; give other options, or --val")
+    held_out = {_content(row) for row in val} - {b"{}"}
+    kept = [row for row in train if _content(row) not in held_out]
+    if not kept:
+        raise DataError("env: every training task equals a held-out task; give other options, or --val")
     warnings = []
-    for split, rows in contents.items():
-        if (repeated := len(rows) - len(set(rows))) and rows[0] != b"{}":
-            warnings.append(f"{repeated} of {len(rows)} tasks of {split} equal another one of it")
-    return warnings
+    if len(kept) < len(train):
+        warnings.append(f"{len(train) - len(kept)} of {len(train)} training tasks equal held-out ones and are left out")
+    contents = [_content(row) for row in kept]
+    if (repeated := len(kept) - len(set(contents))) and contents[0] != b"{}":
+        warnings.append(f"{repeated} of {len(kept)} training tasks equal another one")
+    return kept, warnings
 
 
 async def check_openings(environment: Environment, train: Sequence[JSON], val: Sequence[JSON]) -> list[str]:
@@ -66,9 +70,8 @@ async def check_openings(environment: Environment, train: Sequence[JSON], val: S
 
 async def check_outcome(environment: Environment, task: JSON) -> list[str]:
     """Warnings about an episode with a model that always answers the same. DataError where it ends without a number."""
-    async with _answering() as (llm, _):
-        async with asyncio.timeout(OPEN_TIMEOUT_S):
-            played = await environment.play(task, llm)
+    async with _answering() as model, asyncio.timeout(OPEN_TIMEOUT_S):
+        played = await environment.play(task, model()[0])
     outcome = played if isinstance(played, Outcome) else Outcome(reward=played)
     if isinstance(outcome.reward, bool) or not isinstance(outcome.reward, int | float):
         raise DataError(f"env: expected a number as reward, got {outcome.reward!r:.200}")
@@ -83,57 +86,56 @@ def _content(row: JSON) -> bytes:
 
 @asynccontextmanager
 async def _caught_requests() -> AsyncIterator[Any]:
-    async with _answering() as (llm, requests):
+    async with _answering() as model:
 
         async def first(environment: Environment, task: JSON) -> Any:
             """What the model is shown first on a task; the episode is then cancelled."""
-            while not requests.empty():
-                requests.get_nowait()
+            llm, requests = model()
             playing = asyncio.ensure_future(environment.play(task, llm))
             asked = asyncio.ensure_future(requests.get())
-            try:
-                async with asyncio.timeout(OPEN_TIMEOUT_S):
-                    await asyncio.wait({playing, asked}, return_when=asyncio.FIRST_COMPLETED)
-            except TimeoutError as cause:
-                raise DataError(f"env: a task asked the model nothing in {OPEN_TIMEOUT_S:g} s") from cause
-            finally:
-                both = (playing, asked)
-                for one in both:
-                    one.cancel()
-                done = await asyncio.gather(*both, return_exceptions=True)
-            shown, error = done[1], done[0]
-            if isinstance(shown, dict):
-                return shown.get("messages", shown)
-            if isinstance(error, Exception):
-                raise error
-            raise DataError("env: a task was played without a call of the model")
+            await asyncio.wait({playing, asked}, timeout=OPEN_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            shown = asked.result().get("messages") if asked.done() else None
+            waited = not playing.done()
+            playing.cancel()
+            asked.cancel()
+            (failed,) = await asyncio.gather(playing, return_exceptions=True)
+            if shown is not None:
+                return shown
+            if isinstance(failed, Exception):
+                raise failed
+            silence = f"in {OPEN_TIMEOUT_S:g} s" if waited else "and ended"
+            raise DataError(f"env: a task asked the model nothing {silence}")
 
         yield first
 
 
 @asynccontextmanager
-async def _answering() -> AsyncIterator[tuple[LLM, asyncio.Queue[JSON]]]:
-    """A model that always answers the same, and the requests that it got."""
-    requests: asyncio.Queue[JSON] = asyncio.Queue()
+async def _answering() -> AsyncIterator[Callable[[], tuple[LLM, asyncio.Queue[JSON]]]]:
+    """Makes models that always answer the same, each with the requests that it got."""
+    asked: list[asyncio.Queue[JSON]] = []
 
     async def complete(request: web.Request) -> web.Response:
-        body: JSON = await request.json()
-        requests.put_nowait(body)
+        asked[int(request.match_info["model"])].put_nowait(await request.json())
         message = {"role": "assistant", "content": REPLY}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        answer = {"id": f"check-{requests.qsize()}", "object": "chat.completion", "created": 0, "model": "check"}
+        answer = {"id": f"check-{uuid4().hex}", "object": "chat.completion", "created": 0, "model": "check"}
         return web.json_response(answer | {"choices": [choice], "usage": usage})
 
     app = web.Application(client_max_size=64 << 20)
-    app.router.add_post("/v1/chat/completions", complete)
+    app.router.add_post("/{model}/v1/chat/completions", complete)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
-        url = f"http://{host}:{port}"
-        yield LLM(base_url=f"{url}/v1", anthropic_base_url=url, api_key="check", model="check"), requests
+
+        def model() -> tuple[LLM, asyncio.Queue[JSON]]:
+            asked.append(asyncio.Queue())
+            url = f"http://{host}:{port}/{len(asked) - 1}"
+            llm = LLM(base_url=f"{url}/v1", anthropic_base_url=url, api_key="check", model="check")
+            return llm, asked[-1]
+
+        yield model
     finally:
         await runner.cleanup()

@@ -1,7 +1,7 @@
 """Where an environment's package runs: in this Python, or in a virtual environment of its own beside this package.
 
 Most of these packages pin what others pin otherwise, so `install` makes a virtual environment with the pinned version, the
-dependencies of agentlightning alone, and links to this installation: whatever changes here is there, too.
+dependencies of agentlightning alone, and a link to this installation: whatever changes here is there, too.
 """
 
 from __future__ import annotations
@@ -113,13 +113,9 @@ def _own_requirements() -> list[str]:
 
 
 def _link_ourselves(environment: Path) -> None:
-    """Links to this package and its metadata, which names the kinds."""
     (site,) = environment.glob("lib/python3*/site-packages")
     package = Path(__file__).resolve().parents[1]
-    metadata = Path(str(distribution("agentlightning").locate_file("")))
-    (described,) = metadata.glob("agentlightning-*.dist-info")
     (site / package.name).symlink_to(package)
-    (site / described.name).symlink_to(described.resolve())
 
 
 def _run(command: list[str]) -> None:

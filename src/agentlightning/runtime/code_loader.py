@@ -27,7 +27,7 @@ from typing import Any, Literal
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError
 from agentlightning.runtime.disk import file_hash
 
-PluginKind = Literal["algorithm", "credit", "advantage", "loss", "aggregation", "engine"]
+PluginKind = Literal["algorithm", "credit", "advantage", "loss", "aggregation", "engine", "environment"]
 GROUPS: dict[PluginKind, str] = {
     "algorithm": "agentlightning.algorithms",
     "credit": "agentlightning.credits",
@@ -35,11 +35,13 @@ GROUPS: dict[PluginKind, str] = {
     "loss": "agentlightning.losses",
     "aggregation": "agentlightning.aggregations",
     "engine": "agentlightning.engines",
+    "environment": "agentlightning.environments",
 }
 """Entry-point group of each kind of plug-in."""
 SETTINGS: dict[PluginKind, str] = {kind: f"algorithm.{kind}" for kind in GROUPS} | {
     "algorithm": "algorithm.type",
     "engine": "engine.name",
+    "environment": "env",
 }
 """The setting that names each kind of plug-in."""
 HASH = "__agl_sha256__"
