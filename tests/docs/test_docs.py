@@ -26,7 +26,7 @@ from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.rewards import SoftPenalty
 from agentlightning.analysis.bottlenecks import RULES
 from agentlightning.cli.app import app
-from agentlightning.config.agent import AgentConfig, Bubblewrap, Container, KubernetesJob, RewardConfig
+from agentlightning.config.agent import AgentConfig, Bubblewrap, Container, EnvConfig, KubernetesJob, RewardConfig
 from agentlightning.config.engine import EngineConfig, FsdpLearner, Muon, PolicyConfig, VllmSampler, VllmServerSampler
 from agentlightning.config.external import ExternalModelConfig
 from agentlightning.config.prompts import OptimizeConfig
@@ -77,6 +77,8 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables |= {"agent": defaults(AgentConfig), "agent.reward": defaults(RewardConfig)}
         elif name == "sandbox":
             tables["sandbox"] = defaults(KubernetesJob) | defaults(Container) | defaults(Bubblewrap) | {"type": "none"}
+        elif name == "env":
+            tables["env"] = defaults(EnvConfig)
         elif name == "optimize":
             tables["optimize"] = defaults(OptimizeConfig)
         elif name == "external":

@@ -51,6 +51,12 @@ Rerun = Annotated[
 ChangedOk = Annotated[
     bool, typer.Option("--changed-ok", help="With --rerun: start it even though its code or tasks have changed.")
 ]
+Env = Annotated[
+    str | None,
+    typer.Option(
+        "--env", help="An environment, such as textarena:FrozenLake-v0, in place of agent and tasks: agl env list."
+    ),
+]
 Agent = Annotated[str | None, typer.Option("--agent", help="file.py:name, or a command such as 'node agent.js'.")]
 Tasks = Annotated[str | None, typer.Option("--tasks", help="Training tasks: file, hub:NAME or file.py:name.")]
 Val = Annotated[str | None, typer.Option("--val", help="Held-out tasks.")]
@@ -82,28 +88,32 @@ NamedRun = Annotated[
 
 
 def check(
-    config: Annotated[Path, typer.Argument(help="TOML file with the configuration.")],
-    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Training tasks for the base success.")] = 32,
+    config: ConfigFile = None,
+    env: Env = None,
+    agent: Agent = None,
+    tasks: Tasks = None,
+    reward: Reward = None,
+    model: Model = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Training tasks for the base success.")] = 32,
     settings: Settings = None,
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
     """Run the agent on one task and show its calls, tokens and reward; then the base success over a few tasks."""
     from agentlightning.analysis.rollout_view import print_rollout
-    from agentlightning.config.file import load_config
     from agentlightning.trainer.check import ShownRollout, check_agent
     from agentlightning.trainer.load_trajectories import used_tokens
-    from agentlightning.trainer.model_weights import with_versions
 
-    loaded = with_versions(load_config(config, settings or [], store_setting(store)), runs)
+    given = {"env.name": env, "data.train": tasks, "agent.reward": reward, "model.path": model}
+    loaded = _fresh(config, given_settings(agent, given), settings or [], store, runs)
 
     def work(folder: RunFolder, display: Display) -> Coroutine[Any, Any, CheckResult]:
         def show(one: ShownRollout) -> None:
             print_rollout(display.console, one.rollout, one.attempts, one.calls, one.rewards, feedback=one.feedback)
 
-        return check_agent(loaded, folder, display, tasks, show)
+        return check_agent(loaded, folder, display, limit, show)
 
-    done = run_shown(f"check {config}", runs, work)
+    done = run_shown(f"check {config or loaded.source_name}", runs, work)
     if done.failure is not None:
         raise done.failure
     side_calls = done.side_calls if done.trains else None
@@ -125,7 +135,14 @@ def check(
 
 
 def evaluate(
-    target: Annotated[str, typer.Argument(help="Id of a run (its last checkpoint) or a TOML file (its model).")],
+    target: Annotated[
+        str | None, typer.Argument(help="Id of a run (its last checkpoint) or a TOML file (its model).")
+    ] = None,
+    env: Env = None,
+    agent: Agent = None,
+    val: Val = None,
+    reward: Reward = None,
+    model: Model = None,
     settings: Settings = None,
     store: Store = None,
     runs: Runs = Path("runs"),
@@ -134,21 +151,24 @@ def evaluate(
 
     An external model (model.path = "external:NAME") runs every task once, sampled as the agent asks.
     """
-    from agentlightning.config.file import load_config
     from agentlightning.trainer.check import evaluate_model
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
-    from agentlightning.trainer.model_weights import with_versions
     from agentlightning.trainer.policies import with_models
 
-    if target.endswith(".toml"):
-        config = with_versions(load_config(Path(target), settings or [], store_setting(store)), runs)
+    given = given_settings(agent, {"env.name": env, "data.val": val, "agent.reward": reward, "model.path": model})
+    if target is None or target.endswith(".toml"):
+        given.setdefault("data.train", val)  # a configuration needs training tasks; an evaluation runs none of them
+        given = {name: value for name, value in given.items() if value is not None or name.startswith("agent.")}
+        config = _fresh(None if target is None else Path(target), given, settings or [], store, runs)
+    elif given:
+        raise ConfigError("a run is evaluated with its own agent and tasks; give no others, or evaluate a file")
     else:
         folder = RunFolder(runs, target)
         config = own_config(folder, settings, store)
         config = with_models(config, policies_in(Path(trained_checkpoint(config.store.url, folder).path)))
-    title = f"eval {target}"
+    title = f"eval {target or config.source_name}"
     success = run_shown(title, runs, lambda own, display: evaluate_model(config, own, display, title))
-    print_json({"target": target, **success})
+    print_json({"target": target or config.source_name, **success})
 
 
 def train(
@@ -157,6 +177,7 @@ def train(
     rerun: Rerun = None,
     changed_ok: ChangedOk = False,
     trust_run: TrustRun = False,
+    env: Env = None,
     agent: Agent = None,
     tasks: Tasks = None,
     val: Val = None,
@@ -181,7 +202,13 @@ def train(
         list_algorithms(config)
         return
     url = one_store(store, server)
-    given: dict[str, Any] = {"data.train": tasks, "data.val": val, "agent.reward": reward, "model.path": model}
+    given: dict[str, Any] = {
+        "env.name": env,
+        "data.train": tasks,
+        "data.val": val,
+        "agent.reward": reward,
+        "model.path": model,
+    }
     given |= {"model.chat_template": chat_template, "algorithm.type": algorithm, "data.from_run": from_run or None}
     chosen = given_settings(agent, given)
     if rerun is not None:

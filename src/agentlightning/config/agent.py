@@ -147,6 +147,21 @@ class AgentConfig(Table):
         return self
 
 
+class EnvConfig(Table):
+    """An environment: it gives the agent, the tasks and the held-out tasks, each of which may be given in its place."""
+
+    name: str
+    """``KIND:REST?option=value``, as `agl env list` shows them, or ``file.py:Class``."""
+    options: dict[str, Any] = Field({})
+    """Options of the environment, in addition to those in its name."""
+    python: str | None = None
+    """The Python that has its package. None: this one, or that of ``agl env install``."""
+
+
+ENVIRONMENT = "env:"
+"""Begins `agent.run` of an environment, and stands for its tasks until they are made."""
+
+
 class AirRuleConfig(Table):
     """One rule of AIR."""
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentlightning.config.agent import ENVIRONMENT
 from agentlightning.config.run import Config, parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.runtime.code_loader import SETTINGS, installed_plugins, module_file
 
 PATHS = re.compile(
-    r"/(model/path|agent/(run|reward(/\d+)?(/run)?)|data/(train|val)|air/rules/[^/]+/run|policies/[^/]+/model|optimize/grammar)"
+    r"/(model/path|env/name|agent/(run|reward(/\d+)?(/run)?)|data/(train|val)|air/rules/[^/]+/run|policies/[^/]+/model|optimize/grammar)"
 )
 CODE = re.compile(r"(/policies/[^/]+)?(/engine/name|/algorithm(/schedule/\d+)?/([^/]+(/[^/]+)?|agents/\d+))")
 """Settings that may name code, ``file.py:name``; there, a plain word is the name of a rule and never a file."""
@@ -69,6 +70,8 @@ def named_files(config: Config) -> dict[str, Path]:
 
 def _module_in(name: str, value: str) -> str | None:
     """The module of ``package.module:name``, or of an installed plug-in, where `name` is a setting that may name code."""
+    if value.startswith(ENVIRONMENT):
+        return None
     if ":" in value and (CODE.fullmatch(name) or PATHS.fullmatch(name)):
         return value.partition(":")[0]
     if not CODE.fullmatch(name):

@@ -17,7 +17,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from agentlightning.config.agent import AgentConfig, AirConfig, KubernetesJob, NoSandbox, SandboxConfig
+from agentlightning.config.agent import (
+    ENVIRONMENT,
+    AgentConfig,
+    AirConfig,
+    EnvConfig,
+    KubernetesJob,
+    NoSandbox,
+    SandboxConfig,
+)
 from agentlightning.config.base import FolderUrl, Table, matching
 from agentlightning.config.base import parse_settings as parse_settings
 from agentlightning.config.engine import EngineConfig, PolicyConfig, check_policies
@@ -238,6 +246,8 @@ class Config(Table):
     """Everything `agl train` needs."""
 
     model: ModelConfig
+    env: EnvConfig | None = None
+    """An environment that exists, in place of an agent and tasks of your own."""
     agent: AgentConfig = AgentConfig()
     data: DataConfig
     algorithm: dict[str, Any] = Field({})
@@ -263,6 +273,13 @@ class Config(Table):
     """Bounds of what each attempt, and the run as a whole, may use."""
     policies: dict[str, PolicyConfig] = Field({})
     """Several policies, by the model name that agents ask for. Empty: one, which answers whatever name they ask for."""
+
+    @property
+    def source_name(self) -> str:
+        """What it runs, for people: the environment, else the agent."""
+        if self.env is not None:
+            return self.env.name
+        return Path(self.agent.run).name if self.agent.run is not None else str(self.agent.command)
 
     @property
     def offline(self) -> bool:
@@ -299,6 +316,23 @@ class Config(Table):
         """The external model that agents ask for; None where they ask the policies of the run."""
         name = external_name(self.model.path)
         return None if name is None else agent_model(name, self.external)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_environment(cls, table: Any) -> Any:
+        """What an environment gives is marked as its own, where nothing else is given."""
+        if not isinstance(table, dict) or not table.get("env"):
+            return table
+        agent, data = table.get("agent") or {}, table.get("data") or {}
+        if not isinstance(agent, dict) or not isinstance(data, dict):
+            return table
+        if not (agent.get("run") or agent.get("command")):
+            agent = {**agent, "run": ENVIRONMENT}
+        splits = ("val",) if data.get("from_run") else ("train", "val")
+        data = {**data, **{split: ENVIRONMENT for split in splits if data.get(split) is None}}
+        if not str(agent.get("run")).startswith(ENVIRONMENT) and ENVIRONMENT not in data.values():
+            raise ValueError("env: has no effect, since agent, data.train and data.val are given")
+        return {**table, "agent": agent, "data": data}
 
     @model_validator(mode="before")
     @classmethod

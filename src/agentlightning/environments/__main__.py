@@ -1,7 +1,7 @@
 """``python -m agentlightning.environments NAME …``: an environment's tasks, made and checked by the Python that has it.
 
-Prints one JSON object as its last output: rows by split and warnings, or the error. What the environment prints goes to
-the standard error. Exit code 0, or 2 with an error.
+Prints one JSON object: rows by split and warnings, or the error; what the environment prints goes to the standard error.
+With --play, a person or a model plays a task instead. Exit code 0, or 2 with an error.
 """
 
 from __future__ import annotations
@@ -10,25 +10,29 @@ import argparse
 import asyncio
 import os
 import sys
+from dataclasses import asdict
 
+import httpx
 import orjson
 
-from agentlightning.environments.base import Split, open_environment
-from agentlightning.environments.checks import check_openings, check_outcome, check_rows
+from agentlightning.environments.base import Outcome, Split, open_environment
+from agentlightning.environments.checks import check_openings, check_outcome, check_rows, openings
+from agentlightning.environments.local_model import local_models
 from agentlightning.errors import AgentLightningError
 from agentlightning.records import JSON
 from agentlightning.runtime.children import end_with_parent
 
 
 def main() -> int:
-    """Make the tasks of an environment; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m agentlightning.environments")
-    parser.add_argument("name")
-    parser.add_argument("--train", type=int, default=0, help="training tasks, at most")
-    parser.add_argument("--val", type=int, default=0, help="held-out tasks, at most")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--episode", action="store_true", help="also play one to its end")
-    options = parser.parse_args()
+    """Make the tasks of an environment, or play one; returns the exit code."""
+    options = _parser().parse_args()
+    if options.play is not None:
+        try:
+            print(orjson.dumps(asyncio.run(_play(options))).decode())
+        except (AgentLightningError, EOFError) as cause:
+            sys.stderr.write(f"error: {cause or 'nobody answers'}\n")
+            return 2
+        return 0
     end_with_parent()
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # what the environment prints is no part of the answer
@@ -48,6 +52,8 @@ async def _tasks(options: argparse.Namespace) -> JSON:
         limits: dict[Split, int] = {"train": options.train, "val": options.val}
         rows = {split: list(environment.tasks(split, limit, options.seed)) for split, limit in limits.items() if limit}
         rows = orjson.loads(orjson.dumps(rows))  # as the store gives them back
+        if options.openings:
+            return {"rows": rows, "openings": await openings(environment, rows["train"])}
         warnings: list[str] = []
         if options.train and options.val:
             rows["train"], warnings = check_rows(rows["train"], rows["val"])
@@ -58,6 +64,50 @@ async def _tasks(options: argparse.Namespace) -> JSON:
         return {"rows": rows, "warnings": warnings}
     finally:
         environment.close()
+
+
+async def _play(options: argparse.Namespace) -> JSON:
+    """One task, each turn on the screen; returns its outcome."""
+    environment = open_environment(options.name)
+    shown = 0
+
+    async def answer(request: JSON) -> JSON:
+        nonlocal shown
+        messages = request["messages"]
+        for message in messages[shown:]:
+            print(f"{message['role']:>9}  {message.get('content') or message.get('tool_calls')}")
+        shown = len(messages) + 1
+        if options.url is None:
+            return {"role": "assistant", "content": await asyncio.to_thread(input, "      you  ")}
+        body = request | {"model": options.model}
+        async with httpx.AsyncClient(timeout=None) as client:
+            reply = await client.post(f"{options.url.rstrip('/')}/chat/completions", json=body)
+        reply.raise_for_status()
+        message = reply.json()["choices"][0]["message"]
+        print(f"assistant  {message.get('content') or message.get('tool_calls')}")
+        return {key: message[key] for key in ("role", "content", "tool_calls") if message.get(key) is not None}
+
+    try:
+        rows = list(environment.tasks("train", options.play + 1, options.seed))
+        async with local_models() as model:
+            played = await environment.play(orjson.loads(orjson.dumps(rows[options.play])), model(answer))
+        return asdict(played if isinstance(played, Outcome) else Outcome(reward=played))
+    finally:
+        environment.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m agentlightning.environments")
+    parser.add_argument("name")
+    parser.add_argument("--train", type=int, default=0, help="training tasks, at most")
+    parser.add_argument("--val", type=int, default=0, help="held-out tasks, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--openings", action="store_true", help="show what each training task begins with")
+    parser.add_argument("--episode", action="store_true", help="also play one to its end")
+    parser.add_argument("--play", type=int, metavar="NUMBER", help="play this training task")
+    parser.add_argument("--url", help="base URL of the model that plays; without it a person does")
+    parser.add_argument("--model", default="default")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`Environment`: the interface, its names, and how one is found.
 
 An environment is named ``KIND:REST?option=value``, where KIND is built in or an entry point of the group
-agentlightning.environments, or ``file.py:Class?option=value``. Knows nothing of workers, configuration or virtual environments.
+agentlightning.environments, or ``file.py:Class?option=value``. Knows nothing of workers and configuration.
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ class EnvironmentName:
         if ".py:" in whole:
             kind, rest = "", whole
         elif not colon or kind not in known:
-            raise ConfigError(
-                f"env: expected KIND:REST with one of {', '.join(known)}, or file.py:Class, got {name!r}"
-            )
+            raise ConfigError(f"env: expected KIND:REST with one of {', '.join(known)}, or file.py:Class, got {name!r}")
         return cls(kind=kind, rest=rest, options={**own, **(options or {})})
 
     def __str__(self) -> str:

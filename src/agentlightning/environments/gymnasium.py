@@ -41,9 +41,9 @@ ACTIONS: Mapping[str, str] = MappingProxyType(
 """Words of the numbered actions."""
 RULES: Mapping[str, str] = MappingProxyType(
     {
-        "FrozenLake": "Walk over the frozen lake from S to G without falling into a hole H. F is frozen. <> marks your place.",
+        "FrozenLake": "Walk from S to G over frozen cells F, without falling into a hole H. <> marks your place.",
         "CliffWalking": "Walk to T without stepping on the cliff C. x is your place.",
-        "Taxi": "You drive the taxi, shown in <>. Pick the passenger up and drop them off at their destination. | are walls.",
+        "Taxi": "You drive the taxi <>. Pick the passenger up and drop them off at their destination. | are walls.",
         "Blackjack": "Get closer to 21 than the dealer without going over it.",
         "MiniGrid": "Fulfil the mission. left and right turn you; forward moves you; toggle opens doors and boxes.",
     }
@@ -99,7 +99,9 @@ class Gymnasium:
 
     def _make(self, more: dict[str, Any]) -> Any:
         kind = gymnasium.spec(self._name).entry_point
-        text = {"render_mode": "ansi"} if self._family in ACTIONS and self._family not in ("Blackjack", "MiniGrid") else {}
+        text = (
+            {"render_mode": "ansi"} if self._family in ACTIONS and self._family not in ("Blackjack", "MiniGrid") else {}
+        )
         assert kind is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -176,13 +178,15 @@ def describe_grid(seen: Mapping[str, Any]) -> str:
             if name == "wall":
                 walls += [ahead] if aside == 0 else []
                 continue
-            named = f"{states[state]} {IDX_TO_COLOR[colour]} {name}" if name == "door" else f"{IDX_TO_COLOR[colour]} {name}"
+            named = (
+                f"{states[state]} {IDX_TO_COLOR[colour]} {name}" if name == "door" else f"{IDX_TO_COLOR[colour]} {name}"
+            )
             things.append((ahead, aside, named))
-    carried = IDX_TO_OBJECT[int(image[width // 2, depth - 1][0])]
-    colour = IDX_TO_COLOR[int(image[width // 2, depth - 1][1])]
+    here = image[width // 2, depth - 1]
+    carried, its_colour = IDX_TO_OBJECT[int(here[0])], IDX_TO_COLOR[int(here[1])]
     told = [f"Mission: {seen['mission']}", f"You face {('east', 'south', 'west', 'north')[int(seen['direction'])]}."]
     if carried not in ("empty", "unseen", "agent"):
-        told.append(f"You carry a {colour} {carried}.")
+        told.append(f"You carry a {its_colour} {carried}.")
     told += [f"A {named} is {_place(ahead, aside)}." for ahead, aside, named in sorted(things)]
     if walls:
         told.append(f"A wall is {min(walls)} ahead.")

@@ -17,7 +17,9 @@ from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
+from agentlightning.environments.base import kinds
 from agentlightning.errors import ConfigError
 
 
@@ -29,18 +31,52 @@ class Package:
     """Pinned: without a version, installers silently take an old release that conflicts with nothing."""
     module: str
     """Importable where it is installed."""
+    example: str
     python: tuple[int, int] = (3, 11)
     """The oldest Python that it runs on."""
 
 
 PACKAGES: Mapping[str, Package] = MappingProxyType(
     {
-        "reasoning-gym": Package(requirements=("reasoning-gym==0.1.25",), module="reasoning_gym"),
-        "gymnasium": Package(requirements=("gymnasium[toy-text]==1.4.0", "minigrid==3.2.0"), module="gymnasium"),
-        "textarena": Package(requirements=("textarena==0.7.4",), module="textarena"),
+        "reasoning-gym": Package(
+            requirements=("reasoning-gym==0.1.25",),
+            module="reasoning_gym",
+            example="reasoning-gym:chain_sum?max_digits=2",
+        ),
+        "gymnasium": Package(
+            requirements=("gymnasium[toy-text]==1.4.0", "minigrid==3.2.0"),
+            module="gymnasium",
+            example="gymnasium:FrozenLake-v1?is_slippery=false",
+        ),
+        "textarena": Package(
+            requirements=("textarena==0.7.4",), module="textarena", example="textarena:FrozenLake-v0?size=4"
+        ),
     }
 )
 """By kind. One that is not here needs no package of its own, or is somebody else's plug-in."""
+
+
+class KindRow(NamedTuple):
+    """A kind, for people."""
+
+    kind: str
+    example: str
+    package: str
+    installed: str
+
+
+def kind_rows() -> list[KindRow]:
+    """Every kind that is known here."""
+    rows = []
+    for kind in kinds():
+        package = PACKAGES.get(kind)
+        if package is None:
+            rows.append(KindRow(kind, f"{kind}:…", "", "here"))
+            continue
+        here = find_spec(package.module) is not None
+        where = "here" if here else "own environment" if environment_folder(kind).exists() else "no"
+        rows.append(KindRow(kind, package.example, " ".join(package.requirements), where))
+    return rows
 
 
 def interpreter(kind: str, given: str | None = None) -> str:

@@ -127,11 +127,12 @@ def model_opponent(llm: LLM, model: str) -> Opponent:
 
 
 def random_opponent(seed: int) -> Opponent:
-    """An opponent that takes one of the actions in square brackets that its last observation shows."""
+    """An opponent that takes one of the actions in square brackets that the last line with any shows."""
     draw = random.Random(seed)
 
     async def act(messages: Sequence[JSON]) -> str:
-        shown = re.findall(r"\[[^\[\]\n]+\]", str(messages[-1]["content"]))
+        lines = [re.findall(r"\[[^\[\]]+\]", line) for line in str(messages[-1]["content"]).splitlines()]
+        shown: list[str] = next((found for found in reversed(lines) if found), [])
         return draw.choice(shown) if shown else ""
 
     return act
@@ -160,8 +161,7 @@ class _Table:
         contents = [observation.text, *["one action at a time: this one was not taken" for _ in ids[1:]]]
         if ids:
             talk += [
-                {"role": "tool", "tool_call_id": key, "content": text}
-                for key, text in zip(ids, contents, strict=True)
+                {"role": "tool", "tool_call_id": key, "content": text} for key, text in zip(ids, contents, strict=True)
             ]
         else:
             talk.append({"role": "user", "content": observation.text})

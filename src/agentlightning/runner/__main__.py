@@ -191,6 +191,8 @@ async def _work(process: _Process) -> int:
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {printable(str(error))}\n")
             code = error.exit_code
+    if process.agent is not None:
+        process.agent.close()
     _end_now(code, process.guardian)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -21,6 +22,8 @@ from agentlightning.records import Claim, RewardSource
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.shared_process import alarms_told, forks_ended
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,15 @@ class FunctionRunner:
         self._threads = threads
         self._scored = scored
         """With a reward function, what the agent returns is its output unless it is a number."""
+
+    def close(self) -> None:
+        """Ends what the agent started for all its attempts, where it has a `close`. What that raises is logged."""
+        close = getattr(self._agent, "close", None)
+        if callable(close):
+            try:
+                close()
+            except Exception:
+                log.exception("the agent could not be closed")
 
     async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
         output = await invoke(self._agent, self._threads, claim.rollout.task, llm)

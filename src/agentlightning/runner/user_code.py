@@ -1,4 +1,5 @@
-"""Loads user code in a worker process: ``file.py:name``, ``package.module:name``, or a ``.pkl`` written by cloudpickle.
+"""Loads user code in a worker process: ``file.py:name``, ``package.module:name``, ``env:NAME`` for an
+environment, or a ``.pkl`` written by cloudpickle.
 
 `agent_spec` turns a callable into such a text where a trainer starts, `load` turns it back in a worker. Whatever is wrong
 becomes one sentence. Knows nothing of what the callables do.
@@ -17,6 +18,7 @@ from typing import Any
 
 import cloudpickle
 
+from agentlightning.config.agent import ENVIRONMENT
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.runner.agent import is_marked
 from agentlightning.runtime.code_loader import (
@@ -31,6 +33,8 @@ from agentlightning.runtime.code_loader import (
 )
 from agentlightning.runtime.disk import make_private_folder, open_private
 
+ENVIRONMENT_AGENT = "agentlightning.environments.agent"
+
 
 def load(spec: str, parameters: tuple[str, ...] | None = ("task", "llm"), what: str = "agent") -> Callable[..., Any]:
     """The callable that `spec` names, checked to accept `parameters` by position (None: not checked).
@@ -39,6 +43,8 @@ def load(spec: str, parameters: tuple[str, ...] | None = ("task", "llm"), what: 
     importing it raises. Both name the spec and what was expected.
     """
     check_named(spec, what)
+    if spec.startswith(ENVIRONMENT):  # loaded by name, since environments are made of what stands here
+        return load_module(ENVIRONMENT_AGENT, what).EnvironmentAgent(spec.removeprefix(ENVIRONMENT))  # type: ignore[no-any-return]
     if spec.endswith(".pkl"):
         value = _unpickle(Path(spec), what)
     else:

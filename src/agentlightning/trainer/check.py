@@ -24,8 +24,9 @@ from agentlightning.trainer.causes import Sample, causes
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.defaults import FoundModel, find_models, with_defaults
+from agentlightning.trainer.environments import with_environment
 from agentlightning.trainer.estimate import Speed, estimate_speed
-from agentlightning.trainer.evaluate import TEMPERATURES, Kind, run_held_out, summarize
+from agentlightning.trainer.evaluate import TEMPERATURES, Kind, run_held_out, success_metrics, summarize
 from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
@@ -54,7 +55,7 @@ class CheckResult(ShownRollout):
     """One rollout in full, and the base model's success."""
 
     success: float
-    """Mean final reward at the training temperature over the first training tasks."""
+    """Share of them that were solved, where the agent records a reward of the name `success`; else the mean reward."""
     tasks: int
     """Tasks that this rests on."""
     spread: float
@@ -161,9 +162,10 @@ def _tasks(config: Config, source: str, most: int | None = None) -> list[JSON]:
 
 async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, name: str) -> dict[str, float]:
     """Held-out success of the configured model: ``{"greedy": …, "sampled": …}``, of an external one ``{"as_asked": …}``."""
+    config = await with_environment(config, folder, progress.note)
     rows = _tasks(config, _source(config, "val"), config.eval.tasks)
     async with serve_model(config, folder, progress, name) as (collector, processes):
-        success = {}
+        success: dict[str, float] = {}
         kinds: list[Kind] = list(TEMPERATURES) if config.agent_model is None else ["as_asked"]
         for kind in kinds:
             rollouts = await processes.beside(
@@ -178,8 +180,10 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
                 )
             )
             success[kind] = summarize(rollouts)["reward_mean"]
+            solved = await success_metrics(processes.store, rollouts)
+            success |= {f"{kind}_success": value for value in solved.values()}
             progress.evaluated(0, kind, success[kind])
-    return {str(kind): value for kind, value in success.items()}
+    return success
 
 
 async def check_agent(
@@ -191,6 +195,7 @@ async def check_agent(
 ) -> CheckResult:
     """One rollout on the first training task, which `show` gets at once, then the base success over the first `tasks` ones.
     No learner is started; the speed of its updates is estimated."""
+    config = await with_environment(config, folder, progress.note)
     source = _source(config, "train")
     models: Mapping[str, FoundModel] = {}
     group_size = 1
@@ -224,13 +229,14 @@ async def check_agent(
                     progress.note(speed.sentence)
         calls = await store.calls([one.id for one in rollouts])
         earned = [rollout.reward or 0.0 for rollout in rollouts]
+        solved = await success_metrics(store, rollouts)
         return CheckResult(
             rollout=shown.rollout,
             attempts=shown.attempts,
             calls=shown.calls,
             rewards=shown.rewards,
             feedback=shown.feedback,
-            success=sum(earned) / len(earned),
+            success=solved.get("success_mean", sum(earned) / len(earned)),
             tasks=len(earned),
             spread=max(earned) - min(earned),
             trains=trains,
@@ -298,6 +304,7 @@ async def record_rollouts(
 
     Raises NoCallsError where no rollout reached the gateway.
     """
+    config = await with_environment(config, folder, progress.note)
     rows, attempts = _tasks(config, _source(config, "train"), most_tasks), config.agent.max_attempts
     new = rollouts_of(
         config, folder.run_id, rows, mode="train", group="record", replicas=per_task, max_attempts=attempts

@@ -15,8 +15,11 @@ from typing import Literal
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import AgentError
 from agentlightning.records import JSON, NewRollout, RetryPolicy, Rollout, Sampling
+from agentlightning.store.base import LightningStore
 from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recorded, nothing_to_learn
 
+SUCCESS = "success"
+"""The reward that says whether a task was solved, where the reward itself is partial credit."""
 Kind = Literal["greedy", "sampled", "as_asked"]
 TEMPERATURES: dict[Kind, float] = {"greedy": 0.0, "sampled": 1.0}
 """Of the kinds for which the gateway has one. It changes no call to an external model: those are sampled as_asked."""
@@ -63,6 +66,18 @@ async def run_held_out(
         raise AgentError(f"all {len(rollouts)} rollouts of the evaluation failed, the first with: {rollouts[0].error}")
     check_calls_recorded(rollouts)
     return rollouts
+
+
+async def success_metrics(store: LightningStore, rollouts: Sequence[Rollout]) -> Metrics:
+    """The share of finished rollouts that were solved, by the reward of the name `success` that an agent or environment
+    records beside the reward; a rollout without one counts as 0. Empty where none has one."""
+    attempts = {rollout.id: rollout.attempt for rollout in rollouts if rollout.state == "succeeded"}
+    solved = {
+        reward.rollout_id: reward.value
+        for reward in await store.rewards(list(attempts))
+        if reward.name == SUCCESS and reward.call_id is None and reward.attempt == attempts[reward.rollout_id]
+    }
+    return {"success_mean": sum(solved.values()) / len(rollouts)} if solved else {}
 
 
 def summarize(rollouts: Sequence[Rollout]) -> Metrics:

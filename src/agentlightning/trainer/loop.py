@@ -24,7 +24,7 @@ from agentlightning.records import JSON, Consumed, Outcome, Resource, RetryPolic
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.checkpoint import Fingerprint, RunFolder
 from agentlightning.trainer.checkpoint_files import Registrar, last_checkpoint, load_checkpoint, save_checkpoint
-from agentlightning.trainer.evaluate import Kind, run_held_out, summarize
+from agentlightning.trainer.evaluate import Kind, run_held_out, success_metrics, summarize
 from agentlightning.trainer.load_trajectories import DISCARDED, LoadedTrajectories, TimeTally, fixed_inputs, slots_of
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.monitor.metrics import path_of
@@ -165,6 +165,7 @@ class TrainingLoop(ABC):
         )
         name = f"eval/{kind}"
         metrics = {f"{name}/{key}": value for key, value in summarize(rollouts).items()}
+        metrics |= {f"{name}/{key}": value for key, value in (await success_metrics(self.store, rollouts)).items()}
         metrics |= await self.success_by_policy(name, rollouts)
         await self.metric_logger.record(step, name, metrics | {f"time/eval_{kind}_s": time.perf_counter() - started})
         self.progress.evaluated(step, kind, metrics[f"{name}/reward_mean"])

@@ -42,6 +42,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.frameworks import find_instrumentations
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
+from agentlightning.trainer.environments import worker_python
 from agentlightning.trainer.interrupts import run_watched
 from agentlightning.trainer.policies import opponent_configs, policy_configs
 from agentlightning.trainer.progress import Progress, Silent
@@ -234,7 +235,7 @@ class Processes:
         arguments += ["--concurrency", str(agent.concurrency), "--model", self.agent_model]
         token = await self._stack.enter_async_context(worker_token(self.store, self._folder.run_id))
         self._stack.push_async_callback(self._supervisor.stop_workers)
-        self._supervisor.start_workers(agent.workers, arguments, token)
+        self._supervisor.start_workers(agent.workers, arguments, token, worker_python(self._config))
 
     @property
     def server_url(self) -> str:

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -49,6 +50,7 @@ class _Child:
     """None: this process's own output."""
     pass_fds: tuple[int, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict)
+    python: str = sys.executable
     process: subprocess.Popen[bytes] | None = None
     restartable: bool = True
     answered: bool = True
@@ -130,8 +132,10 @@ class Supervisor:
             serves=True,
         )
 
-    def start_workers(self, count: int, arguments: Sequence[str], token: str) -> None:
-        """Start `count` workers, each ``python -m agentlightning.runner --child … arguments``; `token`: their key."""
+    def start_workers(self, count: int, arguments: Sequence[str], token: str, python: str = sys.executable) -> None:
+        """Start `count` workers, each ``python -m agentlightning.runner --child … arguments``.
+
+        token: their key; python: what they run on."""
         for number in range(count):
             name = f"worker-{number}"
             self._launch(
@@ -139,6 +143,7 @@ class Supervisor:
                     name=name,
                     arguments=["agentlightning.runner", "--child", "--worker-id", name, *arguments],
                     secrets={**self._keys["worker"], "AGL_SERVER_KEY": token},
+                    python=python,
                 )
             )
 
@@ -187,6 +192,7 @@ class Supervisor:
             pass_fds=child.pass_fds,
             env={"PYTHONUNBUFFERED": "1"},
             log=child.log,
+            python=child.python,
         )
         self._children[child.name] = child
         loop = asyncio.get_running_loop()

@@ -113,6 +113,7 @@ class Trainer:
         val_dataset: Source | None = None,
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         *,
+        env: str | None = None,
         reward_weights: Sequence[float] | None = None,
         from_run: str | Sequence[str] | None = None,
         resume: str | None = None,
@@ -126,6 +127,7 @@ class Trainer:
             reward_funcs: ``(task, result) -> float | dict``, sync or async, as docs/rewards.md says, or a `RewardConfig` for
                 a program or a judge; None: the agent's return value. A list: each is a metric of its own under its name,
                 and the reward is their sum.
+            env: an environment that gives what of these is not given, ``textarena:FrozenLake-v0`` or ``file.py:Class``.
             reward_weights: a weight for each of `reward_funcs`: the reward is the weighted sum.
             from_run: ids of runs in the same store whose rollouts are learned from, in place of `train_dataset`; the
                 agent is then needed for `val_dataset` alone.
@@ -136,7 +138,7 @@ class Trainer:
         KeyboardInterrupt.
         Raises the errors of docs/errors.md: an InputError before anything starts, the others where the run cannot go on.
         """
-        code = _Code(agent, reward_funcs, reward_weights)
+        code = _Code(agent, reward_funcs, reward_weights, env)
         given: dict[str, Any] = {
             "train_dataset": train_dataset,
             "val_dataset": val_dataset,
@@ -149,7 +151,7 @@ class Trainer:
 
     async def afit(self, agent: Code | None = None, **given: Any) -> TrainResult:
         """`fit` as a coroutine, with the same arguments."""
-        code = _Code(agent, given.pop("reward_funcs", None), given.pop("reward_weights", None))
+        code = _Code(agent, given.pop("reward_funcs", None), given.pop("reward_weights", None), given.pop("env", None))
         with self._fitting(code, **given) as training:
             self._result = await training.run(resume=given.get("resume") is not None)
         return self._result
@@ -161,33 +163,35 @@ class Trainer:
 
     def check(
         self,
-        agent: Code,
+        agent: Code | None = None,
         train_dataset: Source | None = None,
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         *,
+        env: str | None = None,
         reward_weights: Sequence[float] | None = None,
         tasks: int = 32,
     ) -> CheckResult:
         """Run the agent once on the first task, then on the first `tasks` for the base success; trains nothing."""
         folder = RunFolder(self._runs, new_run_id())
         # Settings of evaluations need held-out tasks; a check runs none of them.
-        config = self._config(folder, _Code(agent, reward_funcs, reward_weights), train_dataset, train_dataset)
+        config = self._config(folder, _Code(agent, reward_funcs, reward_weights, env), train_dataset, train_dataset)
         with self._shown(f"check {folder.run_id}") as progress:
             return run_interruptible(partial(check_agent, config, folder, progress, tasks))
 
     def evaluate(
         self,
-        agent: Code,
+        agent: Code | None = None,
         val_dataset: Source | None = None,
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         *,
+        env: str | None = None,
         reward_weights: Sequence[float] | None = None,
     ) -> dict[str, float]:
         """Mean reward over held-out tasks, ``{"greedy": …, "sampled": …}``: of the model, after `fit` of the trained one;
         ``{"as_asked": …}`` of an external model."""
         folder = RunFolder(self._runs, new_run_id())
         # A configuration needs training tasks; an evaluation runs none of them.
-        config = self._config(folder, _Code(agent, reward_funcs, reward_weights), val_dataset, val_dataset)
+        config = self._config(folder, _Code(agent, reward_funcs, reward_weights, env), val_dataset, val_dataset)
         if self._result is not None:
             config = with_models(config, policies_in(self._result.policy))
         title = f"eval {self._result.run_id if self._result else config.model.path}"
@@ -268,6 +272,7 @@ class _Code:
     agent: Code | None
     reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None
     reward_weights: Sequence[float] | None = None
+    env: str | None = None
 
     def add_to(self, table: dict[str, dict[str, Any]], folder: Path) -> None:
         """As settings; functions that have no file are written to `folder`."""
@@ -276,6 +281,8 @@ class _Code:
             return function if isinstance(function, str) else agent_spec(function, folder)
 
         agent = table.setdefault("agent", {})
+        if self.env is not None:
+            table["env"] = {"name": self.env}
         if self.agent is not None:
             agent["run"] = spec(self.agent)
         several = self.reward_funcs if isinstance(self.reward_funcs, Sequence) else None

@@ -29,6 +29,7 @@ from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_c
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.defaults import with_defaults
 from agentlightning.trainer.display import draw_curve
+from agentlightning.trainer.environments import with_environment
 from agentlightning.trainer.loop import RLLoop
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, OFFLINE_HEALTH_CHECKS
 from agentlightning.trainer.monitor.metric_logger import LoadWatch, MetricLogger
@@ -102,6 +103,7 @@ class Training(RunSession[TrainResult]):
                 "for prompts over an external model, and agl check, agl eval and agl prompts test take one, too"
             )
         check_checkpoint_url(self._config.trainer)
+        self._config = await with_environment(self._config, self._folder, self._progress.note)
         self._check_algorithms()
         self._progress.phase("starting: model", 0, 3)
         self._config = await with_defaults(self._config, self._progress.note)
@@ -281,7 +283,7 @@ def _name(config: Config) -> str:
     """Name of a run that was given none, as lists of runs show it."""
     if config.offline:
         return f"{config.algorithm['type']} from {', '.join(config.data.from_run)}"
-    return Path(config.agent.run).name if config.agent.run is not None else str(config.agent.command)
+    return config.source_name
 
 
 def new_run_id() -> str:
