@@ -51,7 +51,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_contract_model(tmp_path_factory.mktemp("model") / "model")
+    return write_contract_model(tmp_path_factory.mktemp("model") / "model", context=4096)
 
 
 def agl(folder: Path, *arguments: str) -> str:

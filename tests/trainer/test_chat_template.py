@@ -32,7 +32,9 @@ def folder_of(path: Path, template: str | None) -> Path:
 def test_a_template_without_tools_gets_them_in_a_folder_of_the_run_and_says_so(tmp_path: Path) -> None:
     model = folder_of(tmp_path / "model", CHATML)
     said, made = with_chat_template(model, ModelConfig(path=str(model)), tmp_path / "run" / "model")
-    assert said == ["tools are written into the system message as text (hermes): the chat template has none"]
+    assert said == [
+        "tools, if the agent has any, are written into the system message as text (hermes): the chat template has none"
+    ]
     assert (made / "model.safetensors").resolve() == model / "model.safetensors"
     exported = tmp_path / "export"
     exported.mkdir()

@@ -310,7 +310,8 @@ class Renderer:
         said = []
         if self.tool_text is not None:
             said.append(
-                f"tools are written into the system message as text ({self.tool_text}): the chat template has none"
+                f"tools, if the agent has any, are written into the system message as text ({self.tool_text}): the chat "
+                "template has none"
             )
             if '"system": "user"' in self._source:  # as `with_tools` writes it
                 said.append("system messages are put before the first user's: the chat template takes none")

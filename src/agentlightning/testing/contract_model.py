@@ -12,7 +12,7 @@ WORDS = ["<pad>", "<end>", *(chr(ord("!") + place) for place in range(62))]
 END = 1
 
 
-def write_contract_model(folder: Path, seed: int = 0, *, tied: bool = True) -> Path:
+def write_contract_model(folder: Path, seed: int = 0, *, tied: bool = True, context: int = 512) -> Path:
     """Writes a Llama of 150,000 parameters and its tokenizer of one-letter words into a folder that is not there yet."""
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
@@ -23,7 +23,7 @@ def write_contract_model(folder: Path, seed: int = 0, *, tied: bool = True) -> P
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=64,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         initializer_range=0.2,
         bos_token_id=None,
         eos_token_id=END,

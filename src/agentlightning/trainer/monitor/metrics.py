@@ -42,6 +42,7 @@ METRICS: Mapping[str, str] = {
     "eval/greedy/reward_stderr": "standard error of that mean; chance moves it by twice as much",
     "eval/greedy/share_above_min": "share of held-out tasks above the lowest reward",
     "eval/greedy/share_below_max": "share of held-out tasks below the highest reward",
+    "eval/greedy/success_mean": "share of held-out tasks solved, where a reward of the name success is recorded",
     "eval/greedy/turns": "calls per rollout",
     "eval/greedy/failed": "failed rollouts; each counts as reward 0",
     "eval/loss": "loss on held-out recorded examples",
