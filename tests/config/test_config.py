@@ -32,7 +32,7 @@ def test_the_smallest_configuration_is_a_model_an_agent_and_tasks() -> None:
     ("tables", "sentence"),
     [
         ({"trainer": {"step": 3}}, r"trainer\.step: no such setting; did you mean 'steps'\?"),
-        ({"gpu": {}}, "gpu: no such setting; known here: model, agent, data"),
+        ({"gpu": {}}, "gpu: no such setting; known here: model, env, agent, data"),
         ({"trainer": {"steps": "many"}}, r"trainer\.steps: .*integer.*, got 'many'"),
         ({"trainer": {"learning_rate": math.inf}}, r"trainer\.learning_rate: .*finite"),
         ({"trainer": {"steps": 0, "seed": "x"}}, r"trainer\.steps: (.|\n)*trainer\.seed: "),  # every problem at once

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agentlightning.environments.base import Outcome, open_environment, seeds
+from agentlightning.environments.base import EpisodeResult, open_environment, seeds
 from agentlightning.environments.gymnasium import describe_grid
 from agentlightning.environments.local_model import local_models
 from agentlightning.errors import ConfigError
@@ -35,19 +35,19 @@ def answers(environment_name: str) -> Callable[[JSON], str]:
     return lambda request: KINDS[environment_name]
 
 
-def play(name: str, answer: Callable[[JSON], str], task: int = 0) -> tuple[Outcome, list[JSON]]:
-    """Outcome and requests of one training task."""
+def play(name: str, answer: Callable[[JSON], str], task: int = 0) -> tuple[EpisodeResult, list[JSON]]:
+    """EpisodeResult and requests of one training task."""
     environment, requests = open_environment(name), list[JSON]()
 
     async def reply(request: JSON) -> JSON:
         requests.append(request)
         return {"role": "assistant", "content": answer(request)}
 
-    async def played() -> Outcome:
+    async def played() -> EpisodeResult:
         rows = list(environment.tasks("train", task + 1, 0))
         async with local_models() as model:
             outcome = await environment.play(rows[task], model(reply))
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, EpisodeResult)
         return outcome
 
     outcome = asyncio.run(played())

@@ -18,7 +18,7 @@ import signal
 from pathlib import Path
 
 import agentlightning as agl
-from agentlightning.environments.base import Outcome
+from agentlightning.environments.base import EpisodeResult
 
 
 class Grid:
@@ -33,7 +33,7 @@ class Grid:
         client = llm.async_openai()
         messages = [{"role": "user", "content": "." * task["start"] + "x"}]
         reply = await client.chat.completions.create(model=llm.model, messages=messages, max_tokens=4)
-        return Outcome(reward=len(reply.choices[0].message.content or "") / 4, success=False, metrics={"made": 1.0})
+        return EpisodeResult(reward=len(reply.choices[0].message.content or "") / 4, success=False, metrics={"made": 1.0})
 
     def close(self):
         Path("closed").touch()

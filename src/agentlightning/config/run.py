@@ -276,7 +276,7 @@ class Config(Table):
 
     @property
     def source_name(self) -> str:
-        """What it runs, for people: the environment, else the agent."""
+        """Name of what it runs: the environment, else the agent."""
         if self.env is not None:
             return self.env.name
         return Path(self.agent.run).name if self.agent.run is not None else str(self.agent.command)

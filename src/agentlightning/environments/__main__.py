@@ -15,7 +15,7 @@ from dataclasses import asdict
 import httpx
 import orjson
 
-from agentlightning.environments.base import Outcome, Split, open_environment
+from agentlightning.environments.base import EpisodeResult, Split, open_environment
 from agentlightning.environments.checks import check_openings, check_outcome, check_rows, openings
 from agentlightning.environments.local_model import local_models
 from agentlightning.errors import AgentLightningError
@@ -91,7 +91,7 @@ async def _play(options: argparse.Namespace) -> JSON:
         rows = list(environment.tasks("train", options.play + 1, options.seed))
         async with local_models() as model:
             played = await environment.play(orjson.loads(orjson.dumps(rows[options.play])), model(answer))
-        return asdict(played if isinstance(played, Outcome) else Outcome(reward=played))
+        return asdict(played if isinstance(played, EpisodeResult) else EpisodeResult(reward=played))
     finally:
         environment.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentlightning.environments.base import Outcome, open_environment
+from agentlightning.environments.base import EpisodeResult, open_environment
 from agentlightning.errors import VerifierError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import LLM, emit_reward
@@ -17,7 +17,7 @@ class EnvironmentAgent:
 
     async def __call__(self, task: JSON, llm: LLM) -> float:
         played = await self._environment.play(task, llm)
-        outcome = played if isinstance(played, Outcome) else Outcome(reward=played)
+        outcome = played if isinstance(played, EpisodeResult) else EpisodeResult(reward=played)
         if isinstance(outcome.reward, bool) or not isinstance(outcome.reward, int | float):
             raise VerifierError(f"env {self._name}: expected a number as reward, got {outcome.reward!r:.200}")
         for call_id, reward in outcome.steps:

@@ -38,7 +38,7 @@ VAL_SEEDS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class EpisodeResult:
     """Result of one episode."""
 
     reward: float
@@ -57,7 +57,7 @@ class Environment(Protocol):
         """At most `limit` rows that `play` takes, the same ones every time; no row of one split equals one of the other."""
         ...
 
-    async def play(self, task: JSON, llm: LLM) -> Outcome | float:
+    async def play(self, task: JSON, llm: LLM) -> EpisodeResult | float:
         """Play a task with the model at ``llm.base_url``.
 
         InfrastructureError where something other than the model failed, VerifierError where the reward could not be
@@ -77,7 +77,7 @@ class EnvironmentName:
     kind: str
     """The entry point; empty for a class of a file."""
     rest: str
-    """What is between the kind and the options, or ``file.py:Class``."""
+    """The text between the kind and the options, or ``file.py:Class``."""
     options: Mapping[str, Any]
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.environments.base import Environment, Outcome
+from agentlightning.environments.base import Environment, EpisodeResult
 from agentlightning.environments.local_model import Answer, local_models
 from agentlightning.errors import DataError
 from agentlightning.records import JSON
@@ -23,7 +23,7 @@ OPEN_TIMEOUT_S = 300.0
 SEEDS = ("seed", "seat", "index", "split", "limit")
 """Fields of a row that say how its content is made, and are none of it."""
 REPLY = "[0]"
-"""What the model of a check answers."""
+"""The answer of a check's model."""
 
 
 def check_rows(train: Sequence[JSON], val: Sequence[JSON]) -> tuple[list[JSON], list[str]]:
@@ -99,7 +99,7 @@ async def check_outcome(environment: Environment, task: JSON) -> list[str]:
 
     async with local_models() as model, asyncio.timeout(OPEN_TIMEOUT_S):
         played = await environment.play(task, model(answer))
-    outcome = played if isinstance(played, Outcome) else Outcome(reward=played)
+    outcome = played if isinstance(played, EpisodeResult) else EpisodeResult(reward=played)
     if isinstance(outcome.reward, bool) or not isinstance(outcome.reward, int | float):
         raise DataError(f"env: expected a number as reward, got {outcome.reward!r:.200}")
     if outcome.success is None:

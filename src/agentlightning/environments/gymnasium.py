@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
-from agentlightning.environments.base import Outcome, Split, seeds
+from agentlightning.environments.base import EpisodeResult, Split, seeds
 from agentlightning.environments.player import Action, Observation, UnreadableActionError, play_episode
 from agentlightning.errors import ConfigError
 from agentlightning.records import JSON
@@ -87,7 +87,7 @@ class Gymnasium:
             if len(known) == limit:
                 return
 
-    async def play(self, task: JSON, llm: LLM) -> Outcome:
+    async def play(self, task: JSON, llm: LLM) -> EpisodeResult:
         game = self._make({"desc": task["desc"]} if "desc" in task else {})
         try:
             return await play_episode(_Game(game, self._family, task["seed"]), llm, max_calls=MAX_CALLS)
@@ -144,10 +144,10 @@ class _Game:
         self._total += self._last
         return Observation(text=self._words_for(seen), over=self._ended or self._cut), self._last
 
-    def outcome(self) -> Outcome:
+    def result(self) -> EpisodeResult:
         walked = self._family.startswith("CliffWalking")  # ends at its goal alone, and pays -1 for each step
         solved = self._ended and (walked or self._last > 0)
-        return Outcome(reward=self._total, success=bool(solved), metrics={"out_of_steps": float(self._cut)})
+        return EpisodeResult(reward=self._total, success=bool(solved), metrics={"out_of_steps": float(self._cut)})
 
     def _words_for(self, seen: Any) -> str:
         if self._family == "MiniGrid":
@@ -162,7 +162,7 @@ class _Game:
 
 
 def describe_grid(seen: Mapping[str, Any]) -> str:
-    """What a MiniGrid observation shows, from the agent's place: the agent stands at the middle of the last row."""
+    """Describes a MiniGrid observation, from the agent's place: the agent stands at the middle of the last row."""
     from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT, STATE_TO_IDX
 
     states = {number: name for name, number in STATE_TO_IDX.items()}

@@ -1,4 +1,4 @@
-"""Where an environment's package runs: in this Python, or in a virtual environment of its own beside this package.
+"""The place where an environment's package runs: in this Python, or in a virtual environment of its own beside this package.
 
 Most of these packages pin what others pin otherwise, so `install` makes a virtual environment with the pinned version, the
 dependencies of agentlightning alone, and a link to this installation: whatever changes here is there, too.

@@ -1,7 +1,7 @@
 """The player: one conversation per seat, for environments whose loop is ours.
 
 An observation is a user turn (or the tool's result) that extends the conversation exactly; the reply is the action. A kind
-gives an `Episode`, and `play_episode` makes an `Outcome` of it. Knows nothing of any kind.
+gives an `Game`, and `play_episode` makes an `EpisodeResult` of it. Knows nothing of any kind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from agentlightning.environments.base import Outcome
+from agentlightning.environments.base import EpisodeResult
 from agentlightning.errors import AgentError, InfrastructureError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import LLM
@@ -26,7 +26,7 @@ MAX_UNREADABLE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What a seat sees next."""
+    """The next thing that a seat sees."""
 
     text: str
     """Only what is new: the conversation holds the rest."""
@@ -48,7 +48,7 @@ class UnreadableActionError(Exception):
     """The episode cannot read an action. The text says what was expected: the model sees it, and may try once more."""
 
 
-class Episode(Protocol):
+class Game(Protocol):
     """One task while it is played."""
 
     @property
@@ -69,7 +69,7 @@ class Episode(Protocol):
         """The observation after an action, and the step's reward, if it has one. UnreadableActionError."""
         ...
 
-    def outcome(self) -> Outcome:
+    def result(self) -> EpisodeResult:
         """Reward and success of the episode, over or not."""
         ...
 
@@ -79,8 +79,8 @@ Opponent = Callable[[Sequence[JSON]], Awaitable[str]]
 
 
 async def play_episode(
-    episode: Episode, llm: LLM, *, max_calls: int, opponents: Mapping[int, Opponent] | None = None
-) -> Outcome:
+    episode: Game, llm: LLM, *, max_calls: int, opponents: Mapping[int, Opponent] | None = None
+) -> EpisodeResult:
     """Play until the episode is over, the model has made `max_calls` calls or its context is full (``truncated`` is then
     1), or two actions in a row could not be read.
 
@@ -109,9 +109,9 @@ async def play_episode(
         unreadable = 0
         if reward is not None and call_id is not None:
             table.steps.append((call_id, reward))
-    done = episode.outcome()
+    done = episode.result()
     counted = {"invalid": float(table.invalid), "truncated": float(table.truncated)}
-    return Outcome(
+    return EpisodeResult(
         reward=done.reward, success=done.success, steps=[*table.steps, *done.steps], metrics={**done.metrics, **counted}
     )
 
@@ -141,7 +141,7 @@ def random_opponent(seed: int) -> Opponent:
 class _Table:
     """The seats of one episode: a conversation each."""
 
-    def __init__(self, episode: Episode, llm: LLM, opponents: Mapping[int, Opponent]) -> None:
+    def __init__(self, episode: Game, llm: LLM, opponents: Mapping[int, Opponent]) -> None:
         self._episode = episode
         self._llm = llm
         self.opponents = opponents

@@ -13,7 +13,7 @@ from typing import Any
 
 import reasoning_gym
 
-from agentlightning.environments.base import Outcome, Split, seeds
+from agentlightning.environments.base import EpisodeResult, Split, seeds
 from agentlightning.environments.player import Action, Observation, play_episode
 from agentlightning.errors import ConfigError, VerifierError
 from agentlightning.records import JSON
@@ -41,7 +41,7 @@ class ReasoningGym:
         for one in seeds(split, limit, seed):
             yield {"seed": one, "question": self._item(one)[1]["question"]}
 
-    async def play(self, task: JSON, llm: LLM) -> Outcome:
+    async def play(self, task: JSON, llm: LLM) -> EpisodeResult:
         return await play_episode(_Question(self, task), llm, max_calls=1)
 
     def close(self) -> None:
@@ -84,6 +84,6 @@ class _Question:
             self._score = self._dataset.score(self._task["seed"], found[-1].strip())
         return Observation(text="", over=True), None
 
-    def outcome(self) -> Outcome:
+    def result(self) -> EpisodeResult:
         unanswered = {"unanswered": float(not self._answered)}
-        return Outcome(reward=self._score, success=self._score >= 1.0, metrics=unanswered)
+        return EpisodeResult(reward=self._score, success=self._score >= 1.0, metrics=unanswered)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agentlightning.environments.base import Outcome, Split, seeds
+from agentlightning.environments.base import EpisodeResult, Split, seeds
 from agentlightning.environments.player import (
     Action,
     Observation,
@@ -67,7 +67,7 @@ class TextArena:
         for one in seeds(split, limit, seed):
             yield {"seed": one, "seat": one % self._players if self._seat is None else self._seat}
 
-    async def play(self, task: JSON, llm: LLM) -> Outcome:
+    async def play(self, task: JSON, llm: LLM) -> EpisodeResult:
         game = _Game(self._name, self._players, task, self._options)
         opponents: dict[int, Opponent] = {}
         for seat in range(self._players):
@@ -107,14 +107,14 @@ class _Game:
             return Observation(text="", over=True), None
         return self._news(), None
 
-    def outcome(self) -> Outcome:
+    def result(self) -> EpisodeResult:
         seat = self._task["seat"]
         reward = self._rewards.get(seat, 0.0)
         told = self._told.get(seat) or {}
         # Some games give the reason as reward after invalid moves; many pay partial progress to who lost.
         number = float(reward) if isinstance(reward, int | float) else 0.0
         fouled = bool(told.get("invalid_move"))
-        return Outcome(reward=number, success=number >= 1 and not fouled, metrics={"invalid_move": float(fouled)})
+        return EpisodeResult(reward=number, success=number >= 1 and not fouled, metrics={"invalid_move": float(fouled)})
 
     def _news(self) -> Observation:
         seat, seen = self._game.get_observation()

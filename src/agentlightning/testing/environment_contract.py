@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 import pytest
 
-from agentlightning.environments.base import Environment, Outcome, Split, open_environment
+from agentlightning.environments.base import Environment, EpisodeResult, Split, open_environment
 from agentlightning.environments.checks import check_openings, check_rows
 from agentlightning.environments.local_model import local_models
 from agentlightning.records import JSON
@@ -90,17 +90,17 @@ def _rows(environment: Environment, split: Split, limit: int) -> list[JSON]:
     return rows
 
 
-def _played(environment: Environment, rows: Sequence[JSON], answers: Callable[[JSON], str]) -> list[Outcome]:
+def _played(environment: Environment, rows: Sequence[JSON], answers: Callable[[JSON], str]) -> list[EpisodeResult]:
     async def answer(request: JSON) -> JSON:
         return {"role": "assistant", "content": answers(request)}
 
-    async def play() -> list[Outcome | float]:
+    async def play() -> list[EpisodeResult | float]:
         async with local_models() as model:
             return [*await asyncio.gather(*(environment.play(row, model(answer)) for row in rows))]
 
-    return [one if isinstance(one, Outcome) else Outcome(reward=one) for one in asyncio.run(play())]
+    return [one if isinstance(one, EpisodeResult) else EpisodeResult(reward=one) for one in asyncio.run(play())]
 
 
-def _comparable(outcome: Outcome) -> Any:
+def _comparable(outcome: EpisodeResult) -> Any:
     """Without the ids of calls."""
     return outcome.reward, outcome.success, [reward for _, reward in outcome.steps], dict(outcome.metrics)
