@@ -18,7 +18,11 @@ RunState = Literal["running", "finished", "interrupted", "failed"]
 RolloutState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 AttemptState = Literal["running", "succeeded", "failed", "timed_out", "lost"]
 AttemptEnd = Literal["succeeded", "failed", "timed_out", "lost"]
-Outcome = Literal["trained", "zero_variance", "stale", "overprovisioned", "invalid"]
+Cause = Literal["policy", "agent", "refused", "limit", "timeout", "verifier", "infra"]
+"""Reason why an attempt ended. policy: its agent came to its end, and the reward says how well. agent: its code or program
+failed. refused: the gateway refused its last model call. limit: a budget or the context was used up. timeout: its time was.
+verifier: the reward function failed. infra: something that it needs broke, or its worker was lost."""
+Outcome = Literal["trained", "zero_variance", "stale", "overprovisioned", "invalid", "dropped"]
 RewardSource = Literal["return", "function", "output", "emitted", "posted", "air", "rescored"]
 SpanKind = Literal["internal", "server", "client", "producer", "consumer"]
 SpanStatus = Literal["unset", "ok", "error"]
@@ -184,6 +188,8 @@ class Rollout:
     """Suspicious fact of a successful attempt, with the likely cause (such as no recorded model call)."""
     refused: bool = False
     """The last attempt failed after the gateway had refused its last model call: trying again would end alike."""
+    cause: Cause | None = None
+    """Of the end of the latest attempt that ended; None before, and where the rollout was cancelled."""
     gave_up: bool = False
     """The last attempt failed by its agent's own exit, after it had sampled and with its model there; what that counts is
     `agent.on_failure`."""
@@ -194,6 +200,12 @@ class Rollout:
     kind: RolloutKind = "task"
     outcome: Outcome | None = None
     """Use that training made of it; None until a training step consumed it."""
+
+    @property
+    def judged(self) -> bool:
+        """False if it failed, after all its attempts, of something that says nothing about its policy: it counts as no
+        reward at all, not as 0."""
+        return self.state != "failed" or self.cause not in ("verifier", "infra")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +222,8 @@ class Attempt:
     error: str | None = None
     output: str | None = None
     """Tail of what a command agent printed."""
+    cause: Cause | None = None
+    """None while it runs, and where its rollout was cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +258,8 @@ class Finish:
     error: str | None = None
     exited: bool = False
     """It failed by the agent's own exit: its code raised, or its program ended with another exit code than 0."""
+    cause: Cause | None = None
+    """Its cause where the worker knows it; otherwise the record decides."""
     output: str | None = None
     diagnosis: str | None = None
     """Facts of the worker's surroundings that could explain an attempt without a recorded call (proxy variables, …)."""
@@ -517,6 +533,8 @@ class WorkerStatus:
     running: int
     """Attempts it holds."""
     seen_ns: int
+    paused: str = ""
+    """Sentence that says why it claims nothing for a while; '' while it does."""
 
 
 PREFILL: Final = "prefill"

@@ -18,10 +18,11 @@ from gateway_house import SERVER_KEY, House, path
 
 from agentlightning.config.run import LIMITS_RESOURCE
 from agentlightning.gateway.app import App
-from agentlightning.gateway.limits import LIMIT_REACHED, CallLimits, LimitReachedError, ServerLimits
+from agentlightning.gateway.limits import CallLimits, LimitReachedError, ServerLimits
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.records import Claim, Finish, Resource, Span
 from agentlightning.store import wire
+from agentlightning.store.gateway_events import LIMIT_REACHED
 
 BODIES: dict[str, dict[str, Any]] = {
     "chat/completions": {"model": "policy", "messages": HI},

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
+import pytest
 from store_samples import a_call, a_reward, a_span, a_worker, claimed, ending, finished, one, some, states
 
 from agentlightning.records import JSON, AttemptEnd, RetryPolicy
 from agentlightning.store.base import LightningStore
-from agentlightning.store.gateway_events import BROKEN_SPANS, FAILED_CALLS, NO_CALLS, OUTGROWN, REFUSED_CALLS
+from agentlightning.store.gateway_events import (
+    BROKEN_SPANS,
+    FAILED_CALLS,
+    LIMIT_REACHED,
+    NO_CALLS,
+    OUTGROWN,
+    REFUSED_CALLS,
+)
 from agentlightning.store.rules import broken_warning
+from agentlightning.store.summaries import SummaryQuery
 
 DEADLINE_S = 20.0
 """For waits that are expected to end much sooner, by a push."""
@@ -265,6 +275,57 @@ async def test_only_an_agent_that_exits_by_itself_after_it_sampled_gave_up(store
     assert not await failed(state="lost")
     assert not await failed((FAILED_CALLS, {"status": 503, "message": "no engine"}))
     assert not await failed((REFUSED_CALLS, refused))
+
+
+@pytest.mark.parametrize(
+    ("state", "options", "event", "cause"),
+    [
+        ("succeeded", {}, None, "policy"),
+        ("failed", {"error": "boom", "exited": True}, None, "agent"),
+        ("failed", {"error": "boom", "exited": True}, (REFUSED_CALLS, {"fields": "top_a", "count": 1}), "refused"),
+        ("failed", {"error": "boom", "exited": True}, (REFUSED_CALLS, {"fields": OUTGROWN, "count": 1}), "limit"),
+        ("failed", {"error": "boom"}, (LIMIT_REACHED, {"setting": "limits.attempt.max_calls"}), "limit"),
+        ("timed_out", {"error": "late"}, None, "timeout"),
+        ("failed", {"error": "scorer", "cause": "verifier"}, None, "verifier"),
+        ("lost", {"error": "gone"}, None, "infra"),
+        ("failed", {"error": "boom", "exited": True}, (FAILED_CALLS, {"status": 502, "message": "no engine"}), "infra"),
+        ("timed_out", {"error": "late"}, (FAILED_CALLS, {"status": 502, "message": "no engine"}), "infra"),
+        ("succeeded", {}, (FAILED_CALLS, {"status": 502, "message": "no engine"}), "infra"),
+    ],
+)
+async def test_every_attempt_ends_with_one_cause(
+    store: LightningStore, state: AttemptEnd, options: dict[str, Any], event: tuple[str, JSON] | None, cause: str
+) -> None:
+    [claim] = await claimed(store, retry=RetryPolicy(max_lost=1))
+    await store.append_calls([a_call(claim, finished_ns=5)])
+    if event is not None:
+        await store.append_spans([a_span(claim, event[0], attributes=event[1], started_ns=10, finished_ns=10)])
+    await store.finish([ending(claim, state, **options)])
+    rollout, [attempt] = await one(store, claim.rollout.id), await store.attempts([claim.rollout.id])
+    assert (rollout.cause, attempt.cause) == (cause, cause)
+    assert (attempt.state == "lost") == (cause == "infra") == (rollout.lost == 1)
+    assert rollout.judged == (cause not in ("infra", "verifier"))
+    found = await store.summaries(SummaryQuery(where=f"cause = '{cause}'", run_id=rollout.run_id))
+    assert [row.id for row in found.rows] == [rollout.id]
+
+
+async def test_a_reward_after_a_model_went_away_is_no_reward_and_the_rollout_is_tried_again(
+    store: LightningStore,
+) -> None:
+    [claim] = await claimed(store)
+    await store.append_calls([a_call(claim, finished_ns=5)])
+    await store.append_spans([a_span(claim, FAILED_CALLS, attributes={"message": "no engine"}, started_ns=10)])
+    await store.finish([ending(claim, rewards=(a_reward(claim, 0.0),))])
+    rollout = await one(store, claim.rollout.id)
+    assert (rollout.state, rollout.reward, rollout.lost) == ("queued", None, 1)
+    assert rollout.error == "the last model call failed: no engine"
+
+
+async def test_a_cancelled_rollout_has_no_cause(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.cancel([claim.rollout.id])
+    [attempt] = await store.attempts([claim.rollout.id])
+    assert (attempt.state, attempt.cause) == ("lost", None)
 
 
 async def test_an_agent_gives_up_that_got_over_a_call_without_a_model(store: LightningStore) -> None:

@@ -77,6 +77,7 @@ async def test_a_rollout_that_succeeds_has_a_summary_of_its_last_attempt(store: 
         attempts=2,
         lost=0,
         refused=False,
+        cause="policy",
         failure=None,
         outcome=None,
         created_ns=rollout.created_ns,

@@ -53,6 +53,7 @@ A_ROW = RolloutSummary(
     attempts=1,
     lost=0,
     refused=False,
+    cause=None,
     failure=None,
     outcome=None,
     created_ns=1,

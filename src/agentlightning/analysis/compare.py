@@ -253,7 +253,7 @@ async def _evaluation(store: LightningStore, run_id: str, step: int | None) -> d
     last: dict[str, tuple[int, str, float]] = {}
     async for page in read_rollouts(store, RolloutQuery(run_id=run_id, mode="eval", step=step)):
         for rollout in page:
-            if is_apart(rollout):
+            if is_apart(rollout) or not rollout.judged:
                 continue
             known = last.get(rollout.group_id)
             if rollout.sampling.temperature == 0 and (known is None or rollout.replica >= known[0]):

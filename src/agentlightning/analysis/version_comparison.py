@@ -18,7 +18,7 @@ from typing import Literal
 from agentlightning.algorithms.sequential_tests import sign_test_wealth
 from agentlightning.analysis.intervals import Interval, exact_mcnemar, paired_bootstrap
 from agentlightning.config.run import Config
-from agentlightning.errors import AgentError, ConfigError, one_line
+from agentlightning.errors import AgentError, ConfigError, InfrastructureError, one_line
 from agentlightning.records import JSON, Call, NewRollout, Resource, RetryPolicy, Rollout, Sampling
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
@@ -221,8 +221,15 @@ def compare_columns(
 ) -> PairedComparison:
     """Finished rollouts of each version of `runs` in a column, of the same tasks in the same order.
 
-    alpha: of the sequential test that ended them before all `tasks` were run.
+    A task on which one of them was not judged is left out. alpha: of the sequential test that ended them before all
+    `tasks` were run.
     """
+    pairs = [row for row in zip(*columns, strict=True) if all(each.judged for each in row)]
+    if not pairs:
+        raise InfrastructureError(
+            f"no task could be judged, the first with: {columns[0][0].error or columns[-1][0].error}"
+        )
+    columns = [list(column) for column in zip(*pairs, strict=True)]
     by_rollout: dict[str, list[Call]] = {each.id: [] for column in columns for each in column}
     for call in calls:
         by_rollout[call.rollout_id].append(call)

@@ -23,15 +23,13 @@ from agentlightning.gateway.attempts import gateway_span
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import Call, Resource, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.gateway_events import OUTGROWN
+from agentlightning.store.gateway_events import LIMIT_REACHED, OUTGROWN
 from agentlightning.store.scan import read_calls, read_rollouts
 from agentlightning.store.tokens import Token
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-LIMIT_REACHED = "gateway.limit_reached"
-"""Name of the span that each limit leaves in an attempt when it is first reached."""
 RETRY_AFTER_S = 1
 """Seconds after which a refusal that will pass may be tried again."""
 ATTEMPT_AGE_S = 5.0

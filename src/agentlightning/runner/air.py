@@ -48,9 +48,14 @@ class AttemptAir:
             earned = await self._earned(finish)
         except StoreError as error:
             return replace(finish, state="lost", rewards=(), error=f"AIR could not read the attempt's record: {error}")
-        except AgentLightningError as error:
-            text = str(error) if finish.error is None else f"{finish.error}\n{error}"
-            return replace(finish, state="failed" if finish.state == "succeeded" else finish.state, error=bounded(text))
+        except (AgentLightningError, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            said = str(error) or "a rule of AIR raised CancelledError"
+            if finish.state == "succeeded":
+                return replace(finish, state="failed", error=bounded(said), cause="verifier")
+            return replace(finish, error=bounded(said if finish.error is None else f"{finish.error}\n{said}"))
         return replace(finish, rewards=(*finish.rewards, *earned))
 
     async def _earned(self, finish: Finish) -> list[Reward]:

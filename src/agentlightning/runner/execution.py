@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from agentlightning.config.run import public_task
 from agentlightning.errors import InfrastructureError, RewardError, VerifierError
-from agentlightning.records import AttemptEnd, Finish, Reward
+from agentlightning.records import AttemptEnd, Cause, Finish, Reward
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.air import AttemptAir
 from agentlightning.runner.attempt import CURRENT, AttemptContext
@@ -102,7 +102,7 @@ class Execution:
                 attempt.spans.count_lost(lost)
 
     async def _work(self, attempt: AttemptContext) -> Finish:
-        own = False  # the agent's own code runs
+        whose: Cause | None = None  # of the code that runs, where that is the user's
         try:
             rollout = attempt.claim.rollout
             shown = (
@@ -111,14 +111,18 @@ class Execution:
             claim = dataclasses.replace(attempt.claim, rollout=shown)
             attempt.prompts = await self.templates.of(shown)
             llm = llm_for(claim, self.server_url, self.model, self.connections, attempt.prompts)
-            own = True
+            whose = "agent"
             run = await self.runner.run(claim, llm)
-            own = False
-            rewards = await self._settle(attempt, run)
+            whose = None
+            returned = self._returned(attempt, run)
+            whose = "verifier"
+            scored = await self._scored(self.reward, attempt, run) if self.reward is not None else None
+            whose = None
+            rewards = await self._settle(attempt, run, returned, scored)
         except asyncio.CancelledError as cause:
             if attempt.interruption is None:
                 text = f"the agent's code cancelled its own attempt\n{describe(cause)}"
-                return ended(attempt, "failed", bounded(text), exited=own)
+                return ended(attempt, "failed", bounded(text), exited=whose == "agent", cause=_known(whose))
             where = interrupted_at(cause)
             return ended(attempt, "failed", f"it was at:\n{where}" if where else "")
         except CommandFailed as failure:
@@ -126,9 +130,11 @@ class Execution:
         except BaseException as error:  # the agent's own code: whatever it raises ends its attempt only
             why = origin(error)
             if isinstance(why, InfrastructureError):
-                return ended(attempt, "lost", describe(why))
-            own = own and not isinstance(why, RewardError | VerifierError)
-            return ended(attempt, "failed", describe(why if isinstance(why, VerifierError) else error), exited=own)
+                return ended(attempt, "lost", describe(why), cause="infra")
+            if isinstance(why, VerifierError):
+                return ended(attempt, "failed", describe(why), cause="verifier")
+            exited = whose == "agent" and not isinstance(error, RewardError)
+            return ended(attempt, "failed", describe(error), exited=exited, cause=_known(whose))
         return Finish(
             lease=attempt.lease,
             state="succeeded",
@@ -137,22 +143,30 @@ class Execution:
             diagnosis=proxy_diagnosis(self.server_url, os.environ),
         )
 
-    async def _settle(self, attempt: AttemptContext, run: AgentOutput) -> tuple[Reward, ...]:
-        """All rewards of the attempt. RewardError where the final one is missing, given twice or no number."""
-        final: list[Reward] = []
-        if run.reward is not None:
-            name = "the agent's return value" if run.reward_source == "return" else "the printed reward"
-            final.append(attempt.reward(reward_number(run.reward, name), run.reward_source))
-            if self.reward is not None:
-                raise RewardError(
-                    f"{name} ({final[0].value:g}) is a reward and a reward function is configured: "
-                    "give the reward in one way only"
-                )
-        feedback = feedback_text(run.feedback, "the agent's feedback")
+    def _returned(self, attempt: AttemptContext, run: AgentOutput) -> list[Reward]:
+        """The reward that the agent returned or printed. RewardError where it is no number, or none was wanted."""
+        if run.reward is None:
+            return []
+        name = "the agent's return value" if run.reward_source == "return" else "the printed reward"
+        value = reward_number(run.reward, name)
         if self.reward is not None:
-            scored, feedback = await self._scored(self.reward, attempt, run)
-            final += scored
-        rewards = (*attempt.rewards, *final)
+            raise RewardError(
+                f"{name} ({value:g}) is a reward and a reward function is configured: give the reward in one way only"
+            )
+        return [attempt.reward(value, run.reward_source)]
+
+    async def _settle(
+        self,
+        attempt: AttemptContext,
+        run: AgentOutput,
+        returned: list[Reward],
+        scored: tuple[list[Reward], str] | None,
+    ) -> tuple[Reward, ...]:
+        """All rewards of the attempt. RewardError where the final one is missing."""
+        feedback = feedback_text(run.feedback, "the agent's feedback")
+        if scored is not None:
+            returned, feedback = scored
+        rewards = (*attempt.rewards, *returned)
         if all(reward.call_id is not None for reward in rewards) and not await self._was_posted(attempt):
             raise RewardError(
                 "the attempt has no final reward: return a number, call emit_reward, POST one to the reward URL, "
@@ -185,11 +199,25 @@ class Execution:
 
 
 def ended(
-    attempt: AttemptContext, state: AttemptEnd, error: str, output: str | None = None, *, exited: bool = False
+    attempt: AttemptContext,
+    state: AttemptEnd,
+    error: str,
+    output: str | None = None,
+    *,
+    exited: bool = False,
+    cause: Cause | None = None,
 ) -> Finish:
-    """A Finish other than succeeded; a lost attempt takes its rewards with it. exited: by the agent's own code."""
+    """A Finish other than succeeded; a lost attempt takes its rewards with it. exited: by the agent's own code. cause: where
+    it is known here."""
     rewards = tuple(attempt.rewards) if state != "lost" else ()
-    return Finish(lease=attempt.lease, state=state, rewards=rewards, error=error, exited=exited, output=output)
+    return Finish(
+        lease=attempt.lease, state=state, rewards=rewards, error=error, exited=exited, output=output, cause=cause
+    )
+
+
+def _known(whose: Cause | None) -> Cause | None:
+    """The cause of a failure of such code: the record says whether an agent was refused, or at its limit."""
+    return whose if whose == "verifier" else None
 
 
 def _interrupted(attempt: AttemptContext, finish: Finish) -> Finish:

@@ -17,6 +17,7 @@ from typing import Any
 from agentlightning.errors import AgentLightningError, ConflictError, InputError, NotFoundError, StoreError
 from agentlightning.records import Claim, Finish, Lease, WorkerStatus
 from agentlightning.runner.attempt import AttemptContext, attributed_task, status_here
+from agentlightning.runner.circuit_breaker import CircuitBreaker
 from agentlightning.runner.execution import Execution, ended
 from agentlightning.runner.failure import describe
 from agentlightning.runner.guardian import Guardian
@@ -99,6 +100,7 @@ class Worker:
         self._background = BackgroundTasks()
         self._away = float("-inf")
         """time.monotonic() of the last time the server could not be reached."""
+        self._breaker = CircuitBreaker()
         self._heartbeat = Heartbeat(self, open_store, guardian)
 
     @property
@@ -171,7 +173,10 @@ class Worker:
         backoff = Backoff()
         while True:
             # A place is free once its attempt's end is in the store: what ended during one report is claimed for at once.
-            free = self.options.concurrency - len(self._held)
+            if paused_s := self._breaker.wait_s(time.monotonic()):
+                await asyncio.sleep(paused_s)
+                continue
+            free = self._breaker.allowed(self.options.concurrency - len(self._held), len(self._held))
             if free <= 0:
                 self._freed.clear()
                 await self._freed.wait()
@@ -221,7 +226,7 @@ class Worker:
                 raise
             # An agent's own are caught where it runs: this one is ours, and must not hold the lease for ever.
             log.exception("an attempt of rollout %s failed in the worker", attempt.lease.rollout_id)
-            finish = ended(attempt, "failed", f"the worker failed, not the agent: {describe(error)}")
+            finish = ended(attempt, "lost", f"the worker failed, not the agent: {describe(error)}")
         self._usual_s += (time.monotonic() - attempt.started - self._usual_s) / USUAL_OVER
         if attempt.hung:
             self._hung = True
@@ -231,6 +236,10 @@ class Worker:
             return
         if finish.state in ("failed", "timed_out") and (why := await self._own_fault(attempt)):
             finish = ended(attempt, "lost", f"{why} during the attempt, which then failed: {finish.error}")
+        if finish.state != "lost" or finish.cause == "infra":  # not where the server was away, or the worker is stopped
+            broke = finish.error or "" if finish.cause == "infra" else None
+            if self._breaker.add(broke, time.monotonic()):
+                log.warning("%s", self._breaker.reason)
         self._report(finish)
 
     async def _own_fault(self, attempt: AttemptContext) -> str | None:
@@ -329,4 +338,5 @@ class Worker:
     def status(self) -> WorkerStatus:
         """The worker as the store lists it."""
         status = status_here(self.options.worker_id, self.options.run_id, len(self._held))
+        status = replace(status, paused=self._breaker.reason)
         return replace(status, pid=0) if self._outlived else status

@@ -159,7 +159,8 @@ class LightningStore(ModelRegistry):
         On succeeded: the rollout's reward becomes `final_reward` of the attempt's records; if that raises, the attempt
         ends as failed with the sentence as its error. An attempt without a recorded call gets a warning. On failed,
         timed_out, lost: queued again or failed, by the rollout's retry policy; an attempt that failed after its last model
-        call was refused, for another reason than OUTGROWN, is not retried, and its rollout is `refused`.
+        call was refused, for another reason than OUTGROWN, is not retried, and its rollout is `refused`. One whose last
+        model call failed for want of a model is lost, whatever its agent made of it. Each end has a `Cause`.
         """
 
     @abc.abstractmethod

@@ -29,7 +29,10 @@ FAILED_CALLS: Literal["gateway.failed_calls"] = "gateway.failed_calls"
 """Name of the span that says that a model call failed for want of a model (5xx, 429): what its agent did then is no giving
 up. One for calls that fail in a row."""
 
-COUNTED_EVENTS = (BROKEN_SPANS, FAILED_CALLS, REFUSED_CALLS, UNKNOWN_ROUTE)
+LIMIT_REACHED: Literal["gateway.limit_reached"] = "gateway.limit_reached"
+"""Name of the span that each limit leaves in an attempt when it is first reached."""
+
+COUNTED_EVENTS = (BROKEN_SPANS, FAILED_CALLS, LIMIT_REACHED, REFUSED_CALLS, UNKNOWN_ROUTE)
 """Spans that count when an attempt ends."""
 
 MAX_REASON_CHARS = 100

@@ -21,6 +21,7 @@ from agentlightning.records import (
     JSON,
     AttemptEnd,
     AttemptState,
+    Cause,
     Consumed,
     Finish,
     Lease,
@@ -38,6 +39,7 @@ from agentlightning.store.gateway_events import (
     BROKEN_SPANS,
     FAILED_CALLS,
     IGNORED_BASE_URL,
+    LIMIT_REACHED,
     NO_CALLS,
     OUTGROWN,
     REFUSED_CALLS,
@@ -91,6 +93,7 @@ class Ending:
     diagnosis: str | None = None  # the worker's guess where no call was recorded
     agent_failed: bool = False  # the worker reports that the agent failed: only then a refused call may be why
     exited: bool = False  # by the agent's own doing, as its worker reports
+    cause: Cause | None = None  # as its worker reports
     cancelled: bool = False
 
 
@@ -104,20 +107,25 @@ class AttemptRecord:
     unknown_path: str | None = None  # the last path that a request asked for and that is no route
     refused: Counter[str] = field(default_factory=Counter)  # refused calls by their fields
     refused_last: bool = False  # a call was refused after the last recorded one, for another reason than OUTGROWN
-    failed_last: bool = False  # a call failed for want of a model after the last recorded one
+    limited_last: bool = False  # a limit was reached after the last recorded call, or the context was full
+    failed_last: str | None = None  # how a call failed for want of a model after the last recorded one
     broken: Counter[str] = field(default_factory=Counter)  # broken spans by cause
 
     def add_event(self, name: str, started_ns: int, attributes: JSON) -> None:
         """Adds a gateway event; they come in the order of their start, after the calls."""
         if name == UNKNOWN_ROUTE:
             self.unknown_path = attributes.get("path")
-        elif name == FAILED_CALLS:
-            self.failed_last |= started_ns > self.last_call_ns
+        elif name == FAILED_CALLS and started_ns > self.last_call_ns:
+            self.failed_last = str(attributes.get("message"))
+        elif name == LIMIT_REACHED:
+            self.limited_last |= started_ns > self.last_call_ns
         elif name == BROKEN_SPANS:
             self.broken.update(broken_counts(attributes))
         elif name == REFUSED_CALLS and (counts := refused_counts(attributes)):
             self.refused.update(counts)
-            self.refused_last |= OUTGROWN not in counts and started_ns > self.last_call_ns
+            if started_ns > self.last_call_ns:
+                self.refused_last |= OUTGROWN not in counts
+                self.limited_last |= OUTGROWN in counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +143,7 @@ class EndChange:
     warning: str | None = None
     refused: bool = False
     gave_up: bool = False
+    cause: Cause | None = None
 
 
 def end_attempt(rollout: LiveRollout, ending: Ending, evidence: AttemptRecord | None) -> EndChange:
@@ -146,8 +155,13 @@ def end_attempt(rollout: LiveRollout, ending: Ending, evidence: AttemptRecord | 
             reward = final_reward(evidence.rewards)
         except RewardError as contradiction:
             attempt_state, error = "failed", str(contradiction)
-    refused = evidence is not None and evidence.refused_last and ending.agent_failed
-    sampled = evidence is not None and evidence.calls > 0 and not (evidence.refused_last or evidence.failed_last)
+    cause = None if ending.cancelled else _cause(rollout.kind, attempt_state, ending, evidence)
+    if cause == "infra" and attempt_state != "lost":
+        assert evidence is not None
+        said = f"the last model call failed: {evidence.failed_last}"
+        attempt_state, reward, error = "lost", None, f"{said}; {error}" if error else said
+    refused = cause == "refused"
+    sampled = evidence is not None and evidence.calls > 0
     ran = rollout.state == "running"
     return EndChange(
         ran=ran,
@@ -160,8 +174,27 @@ def end_attempt(rollout: LiveRollout, ending: Ending, evidence: AttemptRecord | 
         calls=0 if evidence is None else evidence.calls,
         warning=None if evidence is None else _warning(attempt_state, ending.diagnosis, evidence),
         refused=refused,
-        gave_up=sampled and ending.exited and attempt_state == "failed",
+        gave_up=sampled and ending.exited and cause in ("agent", "limit"),
+        cause=cause,
     )
+
+
+def _cause(kind: RolloutKind, ended: AttemptState, ending: Ending, evidence: AttemptRecord | None) -> Cause:
+    """A model that is away explains an agent's end, its time-out, and a reward that it gives afterwards: else an agent that
+    catches every error would earn a 0 that is nobody's. A session ends by its user's silence, whatever came last."""
+    evidence = evidence or AttemptRecord()
+    away = evidence.failed_last is not None and not evidence.refused_last and kind != "session"
+    if ended == "lost" or away:
+        return "infra"
+    if ended == "succeeded":
+        return "policy"
+    if ended == "timed_out":
+        return "timeout"
+    if ending.cause is not None:
+        return ending.cause
+    if not ending.agent_failed:
+        return "agent"
+    return "refused" if evidence.refused_last else "limit" if evidence.limited_last else "agent"
 
 
 def _next_state(rollout: LiveRollout, ended: AttemptState, refused: bool) -> RolloutState:
@@ -242,6 +275,7 @@ def last_rewards(
         diagnosis=finish.diagnosis,
         agent_failed=finish.state == "failed",
         exited=finish.exited,
+        cause=finish.cause,
     )
     kept = []
     for reward in finish.rewards:
@@ -252,7 +286,8 @@ def last_rewards(
                     f"{reward.name}: expected call_id to name a recorded call of the rollout, got {reward.call_id}"
                 )
         except RewardError as error:
-            ending = replace(ending, state="failed", error=str(error), exited=False)
+            whose: Cause = "verifier" if reward.source == "function" else "agent"
+            ending = replace(ending, state="failed", error=str(error), exited=False, cause=whose)
             continue
         named = replace(reward, run_id=rollout.run_id, rollout_id=rollout.id, attempt=rollout.attempt)  # by the lease
         kept.append(replace(named, value=value, created_ns=reward.created_ns or now_ns))

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import orjson
 
 from agentlightning.errors import InputError
-from agentlightning.records import JSON, Metric, Mode, Outcome, RolloutState
+from agentlightning.records import JSON, Cause, Metric, Mode, Outcome, RolloutState
 from agentlightning.store.codec import RecordCodec, text
 
 Order = Literal["finished", "reward", "step", "turns", "sampled_tokens", "duration"]
@@ -46,6 +46,7 @@ class RolloutSummary:
     attempts: int
     lost: int
     refused: bool
+    cause: Cause | None  # of the end of its last attempt
     failure: str | None  # the line of the error that names it; of a refused rollout, of its warning
     outcome: Outcome | None
     created_ns: int

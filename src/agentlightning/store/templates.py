@@ -187,7 +187,7 @@ async def validation_rewards(store: LightningStore, run_id: str) -> dict[int, di
     async for portion in read_rollouts(store, RolloutQuery(run_id=run_id, mode="eval", states=["succeeded", "failed"])):
         for rollout in portion:
             found = _VALIDATION.fullmatch(rollout.group_id)  # others, which whoever may enqueue can name, are none
-            if found is None:
+            if found is None or not rollout.judged:
                 continue
             number, task, again = (int(each or 0) for each in found.groups())
             rewards[number, again][task].append(rollout.reward or 0.0)

@@ -39,12 +39,22 @@ def causes(sample: Sample) -> list[str]:
 
 
 def failed(sample: Sample) -> str | None:
-    errors = [one.error or "an unknown error" for one in sample.rollouts if one.state != "succeeded"]
+    return _failed(sample, [one for one in sample.rollouts if one.judged], "counts as 0")
+
+
+def not_judged(sample: Sample) -> str | None:
+    return _failed(
+        sample, [one for one in sample.rollouts if not one.judged], "is not the agent's doing and does not count"
+    )
+
+
+def _failed(sample: Sample, rollouts: Sequence[Rollout], so: str) -> str | None:
+    errors = [one.error or "an unknown error" for one in rollouts if one.state != "succeeded"]
     if not errors:
         return None
     last_lines = Counter(error.strip().splitlines()[-1][:MAX_SHOWN] for error in errors)
     (line, _) = last_lines.most_common(1)[0]
-    return f"{_of(len(errors), len(sample.rollouts), 'rollout')} failed, which counts as 0, most with: {line}"
+    return f"{_of(len(errors), len(sample.rollouts), 'rollout')} failed, which {so}, most with: {line}"
 
 
 def unrewarded(sample: Sample) -> str | None:
@@ -107,7 +117,7 @@ def overridden(sample: Sample) -> str | None:
 
 
 CAUSES: tuple[Callable[[Sample], str | None], ...] = (
-    *(failed, unrewarded, cut, empty, no_tool_called, one_prompt, one_completion, overridden),
+    *(failed, not_judged, unrewarded, cut, empty, no_tool_called, one_prompt, one_completion, overridden),
 )
 
 

@@ -228,7 +228,7 @@ async def check_agent(
                 if before == 1:
                     progress.note(speed.sentence)
         calls = await store.calls([one.id for one in rollouts])
-        earned = [rollout.reward or 0.0 for rollout in rollouts]
+        earned = [rollout.reward or 0.0 for rollout in rollouts if rollout.judged] or [0.0]
         solved = await success_metrics(store, rollouts)
         return CheckResult(
             rollout=shown.rollout,

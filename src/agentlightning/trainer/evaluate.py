@@ -70,19 +70,23 @@ async def run_held_out(
 
 async def success_metrics(store: LightningStore, rollouts: Sequence[Rollout]) -> Metrics:
     """The share of finished rollouts that were solved, by the reward of the name `success` that an agent or environment
-    records beside the reward; a rollout without one counts as 0. Empty where none has one."""
+    records beside the reward; a rollout without one counts as 0, one
+    that was not judged not at all. Empty where none has one."""
     attempts = {rollout.id: rollout.attempt for rollout in rollouts if rollout.state == "succeeded"}
     solved = {
         reward.rollout_id: reward.value
         for reward in await store.rewards(list(attempts))
         if reward.name == SUCCESS and reward.call_id is None and reward.attempt == attempts[reward.rollout_id]
     }
-    return {"success_mean": sum(solved.values()) / len(rollouts)} if solved else {}
+    judged = sum(rollout.judged for rollout in rollouts)
+    return {"success_mean": sum(solved.values()) / judged} if solved else {}
 
 
 def summarize(rollouts: Sequence[Rollout]) -> Metrics:
     """Numbers of an evaluation's finished rollouts, by the last parts of their paths; a rollout that failed or has no reward
-    counts as 0. Twice reward_stderr is what chance does to the mean."""
+    counts as 0, one that was not judged not at all. Twice reward_stderr is what chance does to the mean."""
+    dropped, rollouts = len(rollouts), [rollout for rollout in rollouts if rollout.judged]
+    dropped -= len(rollouts)
     rewards = [rollout.reward or 0.0 for rollout in rollouts]
     tasks = len(rollouts)
     return {
@@ -93,4 +97,4 @@ def summarize(rollouts: Sequence[Rollout]) -> Metrics:
         "share_below_max": sum(reward < max(rewards) for reward in rewards) / tasks,
         "turns": sum(rollout.calls for rollout in rollouts) / tasks,
         "failed": float(sum(rollout.state != "succeeded" for rollout in rollouts)),
-    }
+    } | ({"dropped": float(dropped)} if dropped else {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from agentlightning.adapters.side_calls import side_calls
 from agentlightning.adapters.trajectories import JUDGE, counts, trajectories
@@ -17,7 +17,7 @@ from agentlightning.algorithms.selection import Selection
 from agentlightning.config.run import Config
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import AgentError, ConflictError
-from agentlightning.records import Call, ConsumedInputs, Outcome, Reward, Rollout, Step
+from agentlightning.records import Call, Cause, ConsumedInputs, Outcome, Reward, Rollout, Step
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS, broken_counts
 from agentlightning.store.rules import AIR_PREFIX
@@ -238,8 +238,12 @@ class LoadedTrajectories:
     names: set[str] = field(default_factory=set)
     """Agents' names and the models that were asked for: by them calls can be selected."""
     times: TimeTally = field(default_factory=TimeTally)
+    dropped: set[str] = field(default_factory=set)
+    """Groups that are left out: one of their rollouts was not judged, after all its attempts."""
     _rollouts: list[Rollout] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
+    _causes: Counter[str] = field(default_factory=Counter)
+    """Ends of attempts, also of those that were followed by another."""
     _broken: Counter[str] = field(default_factory=Counter)
     _air: AirTally = field(init=False)
 
@@ -258,7 +262,9 @@ class LoadedTrajectories:
         if failed and len(failed) == len(self._rollouts):
             why = failed[0].warning if failed[0].refused else failed[0].error
             raise AgentError(f"all {len(failed)} rollouts of the step failed, the first with: {why}")
-        rollouts = with_failures(rollouts, self.on_failure)
+        self._causes += await _ends(self.store, rollouts)
+        self._drop([rollout for rollout in rollouts if not rollout.judged])
+        rollouts = with_failures([one for one in rollouts if one.group_id not in self.dropped], self.on_failure)
         for start in range(0, len(rollouts), MAX_ROLLOUTS):
             await self._read(rollouts[start : start + MAX_ROLLOUTS], fixed or {})
         self._broken += await broken_spans(self.store, rollouts)
@@ -269,12 +275,33 @@ class LoadedTrajectories:
         refused = sum(rollout.refused for rollout in self._rollouts)
         found = {"rollouts": float(len(self._rollouts)), "failed": float(failed)}
         found["refused_share"] = refused / max(1, len(self._rollouts))
+        ended = max(1, self._causes.total())
+        found |= {f"rollout/cause/{cause}": self._causes[cause] / ended for cause in get_args(Cause)}
+        if self.dropped:
+            found["dropped_groups"] = float(len(self.dropped))
         found |= {name: float(self._counts[name]) for name in ("calls", "forked_calls", "invalid")}
         found |= {name: float(self._counts[name]) for name in ("compactions", "side_calls") if self._counts[name]}
         if self._broken:
             found["broken_spans"] = float(self._broken.total())
             found |= {f"rollout/broken_spans/{cause}": float(count) for cause, count in self._broken.items()}
         return found | self._air.metrics() | (self.trees.metrics() if self.trees else {})
+
+    def outcome(self, rollout: Rollout) -> Outcome:
+        """Of a rollout that no plan has."""
+        return "dropped" if rollout.group_id in self.dropped else "invalid"
+
+    def _drop(self, unjudged: Sequence[Rollout]) -> None:
+        """Leaves the whole groups of these rollouts out: a smaller group would compare as if they had never been."""
+        if not unjudged:
+            return
+        groups = {rollout.group_id for rollout in unjudged}
+        self.dropped |= groups
+        ended = ", ".join(f"{cause} {count}" for cause, count in Counter(str(one.cause) for one in unjudged).items())
+        why = (unjudged[0].error or "an unknown error").strip().splitlines()[-1]
+        self.progress.note(
+            f"{_groups(len(groups))} left out: after all attempts, not the agent but something else "
+            f"failed {len(unjudged)} of their rollouts ({ended}), the first with: {why}"
+        )
 
     async def _read(self, rollouts: Sequence[Rollout], fixed: Mapping[str, ConsumedInputs]) -> None:
         inputs = await read_inputs(self.store, rollouts, fixed)
@@ -342,6 +369,18 @@ def seen_by(groups: Sequence[Sequence[Trajectory]], selected: set[str]) -> list[
 
 def _names(calls: Sequence[Call]) -> set[str]:
     return {name for call in calls if call.policy for name in (call.agent, call.model) if name}
+
+
+async def _ends(store: LightningStore, rollouts: Sequence[Rollout]) -> Counter[str]:
+    """Attempts of these rollouts by cause; cancelled ones have none."""
+    again = [rollout.id for rollout in rollouts if rollout.attempt > 1]
+    attempts = await store.attempts(again) if again else []
+    once = [rollout.cause for rollout in rollouts if rollout.attempt <= 1]
+    return Counter(cause for cause in (*once, *(one.cause for one in attempts)) if cause is not None)
+
+
+def _groups(count: int) -> str:
+    return "1 group is" if count == 1 else f"{count} groups are"
 
 
 async def broken_spans(store: LightningStore, rollouts: Sequence[Rollout]) -> Counter[str]:

@@ -381,10 +381,12 @@ class RLLoop(TrainingLoop):
             plan.metrics["resampled_groups"] = float(resampled)
         if wanted:
             self.progress.note(
-                f"step {step}: {wanted} groups have no signal, nor had {resampled} sampled in their place"
+                f"step {step}: {wanted} groups are left out or have no signal, and so are {resampled} sampled in their place"
             )
         await self.scheduler.leave(batch, step)
-        outcomes = {one.id: plan.outcomes.get(one.id, "invalid") for one in batch.rollouts} | batch.discarded
+        outcomes = {
+            one.id: plan.outcomes.get(one.id) or loaded.outcome(one) for one in batch.rollouts
+        } | batch.discarded
         with self._timed("prepare"):
             consumed = [
                 Consumed(rollout_id=key, outcome=one, inputs=None if one in DISCARDED else loaded.inputs.get(key))
@@ -396,14 +398,14 @@ class RLLoop(TrainingLoop):
     async def _add(
         self, step: int, loaded: LoadedTrajectories, batch: StepBatch, wanted: int, staleness: Staleness | None
     ) -> tuple[StepPlan, int]:
-        """Plans what was collected last, and counts the groups that are still wanted: those that are too stale throughout,
-        and with dynamic sampling those without a signal."""
+        """Plans what was collected last, and counts the groups that are still wanted: those that are too stale throughout or
+        left out, and with dynamic sampling those without a signal."""
         ids = {rollout.group_id for rollout in batch.rollouts}
         with self._timed("prepare"):
             await loaded.add(batch.rollouts)
             plan = await self.planner.plan(step, loaded, staleness, ids)
         fresh = {rollout.group_id for rollout in batch.rollouts if plan.outcomes.get(rollout.id) != "stale"}
-        return plan, max(0, wanted - len((batch.groups & fresh) - set(plan.resample)))
+        return plan, max(0, wanted - len((batch.groups & fresh) - set(plan.resample) - loaded.dropped))
 
     async def _again(self, step: Step) -> StepPlan:
         """The plan of a step's stored list."""

@@ -299,7 +299,7 @@ class StepPlanner:
             path_of(f"{name}/reward_mean", policy): sum(
                 one.get(key, 0.0) * weight for one in finals for key, weight in own.items()
             )
-            / len(rollouts)
+            / sum(rollout.judged for rollout in rollouts)
             for policy, own in weights.items()
             if own
         }

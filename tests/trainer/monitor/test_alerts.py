@@ -44,6 +44,7 @@ def test_agents_and_commands_do_not_inherit_the_webhook() -> None:
         (Load(queued=3, oldest_queued_s=1799), None),
         (Load(free_bytes=2**30 - 1), "disk_filling"),
         (Load(silent_s=1800, longest_pause_s=180), "run_silent"),
+        (Load(paused=["5 of the last 5 attempts"]), "workers_paused"),
         (Load(silent_s=1e6), None),
         (Load(silent_s=1799, longest_pause_s=1), None),
         (Load(silent_s=1800, longest_pause_s=181), None),

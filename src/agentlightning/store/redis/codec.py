@@ -37,6 +37,7 @@ CHANGING = (
         "warning",
         "refused",
         "gave_up",
+        "cause",
     ),
     "prompts",
 )
@@ -150,7 +151,10 @@ def new_summary(rollout: Rollout, totals: Sequence[CallTotals]) -> bytes:
     )
 
 
-_SHARED = ("id", "run_id", "mode", "step", "state", "group_id", "replica", "reward", "lost", "refused", "created_ns")
+_SHARED = (
+    *("id", "run_id", "mode", "step", "state", "group_id", "replica", "reward", "lost"),
+    *("refused", "cause", "created_ns"),
+)
 _SUMMARY = msgspec.msgpack.Decoder(RolloutSummary)
 
 

@@ -365,7 +365,14 @@ def end(t: Transaction, attempt: _Attempt, ending: rules.Ending, evidence: rules
     error = records.text(change.error)
     if change.ran and attempt.known is not None:
         output = records.text(change.output)
-        known = replace(attempt.known, state=change.attempt_state, finished_ns=t.now_ns, error=error, output=output)
+        known = replace(
+            attempt.known,
+            state=change.attempt_state,
+            cause=change.cause,
+            finished_ns=t.now_ns,
+            error=error,
+            output=output,
+        )
         t.write("HSET", f"a:{attempt.key}", "known", dump(known, "attempt"))
         t.write("ZREM", "leases", before.id)
         t.write("SREM", f"held:{before.run_id}:{known.worker_id}", before.id)
@@ -374,7 +381,7 @@ def end(t: Transaction, attempt: _Attempt, ending: rules.Ending, evidence: rules
     after = _change(
         t,
         attempt.stored,
-        **{name: getattr(change, name) for name in ("state", "lost", "reward", "calls", "refused", "gave_up")},
+        **{name: getattr(change, name) for name in ("state", "lost", "reward", "calls", "refused", "gave_up", "cause")},
         error=error,
         warning=records.text(change.warning),
         finished_ns=None if change.state == "queued" else t.now_ns,

@@ -380,7 +380,7 @@ def _enqueue(dialect: str) -> Upsert:
 
 # --- beginnings -------------------------------------------------------------------------------------------------------
 
-_BEAT = ("running", "seen_ns")
+_BEAT = ("running", "seen_ns", "paused")
 _CLAIM = ("host", "pid", *_BEAT)
 """Columns of a worker that change: only a claim says who it is, so that a beat never hides a predecessor from it."""
 
@@ -496,11 +496,14 @@ def _end(
         error = codec.text(change.error)
         if change.ran:
             what = {"rollout": rollout.id, "number": rollout.attempt, "state": change.attempt_state}
+            what["cause"] = change.cause
             end_attempts.append({**what, "finished_ns": now_ns, "error": error, "output": codec.text(change.output)})
         if change.state == "queued":
             transaction.tell(QUEUED, rollout.run_id)
         place = places.get(rollout.id)
-        kept = {name: getattr(change, name) for name in ("state", "lost", "reward", "calls", "refused", "gave_up")}
+        kept = {
+            name: getattr(change, name) for name in ("state", "lost", "reward", "calls", "refused", "gave_up", "cause")
+        }
         finished = {"finished_ns": None if place is None else now_ns, "finished_seq": place}
         warning = codec.text(change.warning)
         end_rollouts.append({"rollout": rollout.id, **kept, **finished, "error": error, "warning": warning})

@@ -61,7 +61,10 @@ _TYPES: dict[type, Any] = {bool: sa.Boolean(), int: sa.BigInteger(), float: sa.D
 Columns = Callable[[str], sa.ColumnElement[Any]]
 
 
-_KEPT = ("id", "run_id", "mode", "step", "state", "group_id", "replica", "reward", "lost", "created_ns", "finished_ns")
+_KEPT = (
+    *("id", "run_id", "mode", "step", "state", "group_id", "replica", "reward", "lost"),
+    *("cause", "created_ns", "finished_ns"),
+)
 
 
 def add_summaries(connection: sa.Connection, rollout_ids: Sequence[str]) -> None:

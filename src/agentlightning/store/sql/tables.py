@@ -153,6 +153,7 @@ attempts = sa.Table(
     sa.Column("token", _Text, nullable=False),
     sa.PrimaryKeyConstraint("rollout_id", "attempt"),
     _one_of("state", records.AttemptState),
+    _one_of("cause", records.Cause),
     sqlite_with_rowid=False,
 )
 sa.Index(

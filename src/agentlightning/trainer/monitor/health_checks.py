@@ -334,6 +334,18 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
         "raise agent.timeout_s or agent.max_attempts",
         per="rollout/count",
     ),
+    "infrastructure_failing": at_least(
+        0.1,
+        "rollout/cause/infra",
+        f"{{:.0%}} of the last {SHORT} steps' attempts ended for want of infrastructure and were tried again: agl rollouts "
+        'list RUN --where "lost > 0" names it; the sandbox, the environment, an external model or memory may be short',
+    ),
+    "verifier_failing": at_least(
+        0.05,
+        "rollout/cause/verifier",
+        f"{{:.0%}} of the last {SHORT} steps' attempts ended in the reward function: agl rollouts list RUN --where "
+        "\"cause = 'verifier'\" shows its errors",
+    ),
     "prompts_forking": at_least(
         0.3,
         "rollout/forked_share",
@@ -355,6 +367,8 @@ class Load:
     oldest_queued_s: float = 0.0
     workerless_s: float = 0.0
     """Seconds for which rollouts have waited and no worker was seen."""
+    paused: Sequence[str] = ()
+    """Sentences of the workers that claim nothing for a while."""
     free_bytes: int = MIN_FREE_BYTES
     """Of the disk that holds the run's folder."""
     silent_s: float = 0.0
@@ -376,6 +390,9 @@ def load_alarms(load: Load) -> list[Alarm]:
             f"a rollout has waited {_minutes(load.oldest_queued_s)} for a worker, and {load.queued} wait: add workers, or "
             "raise agent.concurrency; agl runs show RUN --bottlenecks shows what limits the run"
         )
+    if load.paused:
+        count = "a worker claims" if len(load.paused) == 1 else f"{len(load.paused)} workers claim"
+        found["workers_paused"] = f"{count} nothing for now: {load.paused[0]}"
     if load.free_bytes < MIN_FREE_BYTES:
         found["disk_filling"] = (
             f"{load.free_bytes / 2**20:,.0f} MiB are left on the disk of the run's folder: free some with agl runs delete, "

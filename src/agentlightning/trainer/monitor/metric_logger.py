@@ -125,6 +125,10 @@ class MetricLogger:
             self.on_alarm(step, alarm)
 
 
+PAUSED_SEEN_NS = 60 * 10**9
+"""Age of a worker's last word after which it is gone, and not paused."""
+
+
 @dataclass(kw_only=True)
 class LoadWatch:
     """``async with`` around a training loop: reports what no row shows."""
@@ -146,12 +150,16 @@ class LoadWatch:
         """Looks once, and reports what begins."""
         own = await self.store.statistics(self.logger.run_id)
         queued, oldest_s, workers = (own[0].queued, own[0].oldest_queued_s, own[0].workers) if own else (0, 0.0, 0)
+        seen_ns = time.time_ns() - PAUSED_SEEN_NS
+        known = await self.store.workers(self.logger.run_id) if workers else []
+        paused = [worker.paused for worker in known if worker.paused and worker.seen_ns > seen_ns]
         now = self.clock()
         since = (now if self._workerless_since is None else self._workerless_since) if queued and not workers else None
         self._workerless_since = since
         load = Load(
             queued=queued,
             oldest_queued_s=oldest_s,
+            paused=paused,
             workerless_s=0.0 if since is None else now - since,
             free_bytes=shutil.disk_usage(self.logger.folder.path).free,
             silent_s=self.logger.silent_s(),

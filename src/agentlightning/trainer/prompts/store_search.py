@@ -320,6 +320,10 @@ class StoreSearch:
             feedback += await read_feedback(self.store, part)
         self.budget.rollouts += len(rollouts)
         self.budget.used += used
+        if unjudged := sum(not rollout.judged for rollout in rollouts):
+            self.note(
+                f"batch {self.batches}: {unjudged} rollouts, which infrastructure or the reward function failed, count as 0"
+            )
         for key, rollout, words in zip(keys, rollouts, feedback, strict=True):
             self._scores[key] = rollout_score(key[2], rollout, words)
         await self._log(keys, used)
