@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentlightning.adapters.agent_names import is_prompt_name, prompt_name, prompt_text
+from agentlightning.protocols.system_prompts import is_prompt_name, prompt_name, prompt_text
 
 ALIKE = {
     "dates": ("You plan. Today is 2026-11-29.", "You plan. Today is 2027-01-02."),

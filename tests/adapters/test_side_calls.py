@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import build
-from agentlightning.adapters.agent_names import prompt_name
 from agentlightning.adapters.side_calls import side_calls
+from agentlightning.protocols.system_prompts import prompt_name
 from agentlightning.records import Call
 
 TOOL = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import build
-from agentlightning.adapters.agent_names import prompt_name
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.critic import Gae
 from agentlightning.algorithms.selection import own_groups, selection
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.protocols.system_prompts import prompt_name
 from agentlightning.records import Call
 from agentlightning.training_types import Trajectory
 

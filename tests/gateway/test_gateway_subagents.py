@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gateway_house import House, path
 
-from agentlightning.adapters.agent_names import prompt_name
+from agentlightning.protocols.system_prompts import prompt_name
 
 HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 

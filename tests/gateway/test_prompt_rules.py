@@ -10,9 +10,9 @@ from external_house import serve
 from external_server import ExternalServer
 from gateway_house import House, path
 
-from agentlightning.adapters.agent_names import prompt_name
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.prompts.templates import Template
+from agentlightning.protocols.system_prompts import prompt_name
 from agentlightning.records import Call, Claim, NewRollout, Resource, WorkerStatus
 
 RULES: Any = [{"template": "system", "agents": ["writer", "sub-*"]}]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import build
-from agentlightning.adapters.agent_names import prompt_name
+from agentlightning.protocols.system_prompts import prompt_name
 from agentlightning.records import Call, NewRollout, Span, WorkerStatus
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.tracing.tool_uses import name_calls, named_calls

@@ -14,8 +14,8 @@ from typing import Literal
 
 import orjson
 
-from agentlightning.adapters.agent_names import is_prompt_name, prompt_text
 from agentlightning.adapters.trajectories import MIN_SUMMARY_CHARS, plain, summary_texts
+from agentlightning.protocols.system_prompts import is_prompt_name, prompt_text
 from agentlightning.records import Call
 
 SideCallKind = Literal["title", "summary", "probe", "side call"]

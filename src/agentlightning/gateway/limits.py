@@ -80,8 +80,10 @@ class Usage:
     """Calls under way, which are not recorded yet."""
     reserved: int = 0
     """Tokens that these may use."""
+    waiting: int = 0
+    """Calls that wait until some are not reserved any more."""
     freed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced, when some are not reserved any more."""
+    """Set, and replaced, when that is so."""
     read_s: float = float("-inf")
     """Start of the last read of the totals, by the monotonic clock."""
     shared: bool = False
@@ -121,9 +123,11 @@ class Usage:
             self.wake()
 
         watch = request.on_disconnect(leave)
+        self.waiting += 1
         try:
             await self.freed.wait()
         finally:
+            self.waiting -= 1
             watch.stop()
         if gone:
             raise ApiError("the client went away while its call waited for others", status=499)
@@ -193,7 +197,7 @@ Bound = tuple[str, LimitConfig, Usage]
 class Admission:
     """One request's place within the limits; `leave` must follow."""
 
-    __slots__ = ("_begun", "_bounds", "_bytes", "_reserved", "_run", "_usages")
+    __slots__ = ("_begun", "_bounds", "_bytes", "_reserved", "_run", "_totals", "_usages", "counts_tokens")
 
     def __init__(self, bounds: Sequence[Bound], usages: Sequence[Usage], run: _Run | None = None) -> None:
         self._bounds = bounds
@@ -204,18 +208,22 @@ class Admission:
         self._begun = False
         self._reserved: list[int] = []
         """Tokens of each of its calls under way, of which the last begun ends first."""
+        self._totals: list[Bound] = []
+        """The bounds with totals."""
+        self.counts_tokens = False
+        """True where the call counts by its tokens."""
+        for bound in bounds:
+            limit = bound[1]
+            if limit.max_tokens is not None or limit.max_calls is not None:
+                self._totals.append(bound)
+                self.counts_tokens = self.counts_tokens or limit.max_tokens is not None
         for usage in usages:
             usage.requests += 1
 
     @property
     def has_totals(self) -> bool:
         """True where the call counts."""
-        return any(limit.has_totals for _, limit, _ in self._bounds)
-
-    @property
-    def counts_tokens(self) -> bool:
-        """True where the call counts by its tokens."""
-        return any(limit.max_tokens is not None for _, limit, _ in self._bounds)
+        return bool(self._totals)
 
     def take(self, size: int) -> None:
         """Count so many bytes of the request. Raises ApiError where there are too many under way."""
@@ -231,7 +239,7 @@ class Admission:
         use all that is left, it waits: else any number of them would pass a total together. Raises LimitReachedError where
         one is reached, and ApiError where its agent goes away meanwhile. What follows its first call (the log-probabilities
         of its prompt) is let through, or the agent would get an error for a call that is in the record."""
-        while not self._begun and (blocking := self._blocking()) is not None:
+        while self._totals and not self._begun and (blocking := self._blocking()) is not None:
             await blocking.wait(request)
         self._begun = True
         tokens = max(1, tokens)
@@ -242,9 +250,9 @@ class Admission:
 
     def _blocking(self) -> Usage | None:
         """The usage whose calls under way may use up what is left of it."""
-        for name, limit, usage in self._bounds:
+        for name, limit, usage in self._totals:
             _check_totals(name, limit, usage)
-        for _, limit, usage in self._bounds:
+        for _, limit, usage in self._totals:
             if limit.max_tokens is not None and usage.tokens + usage.reserved >= limit.max_tokens:
                 return usage
         return None
@@ -278,7 +286,8 @@ class Admission:
         for usage in self._usages if tokens else ():
             usage.begun -= 1
             usage.reserved -= tokens
-            usage.wake()
+            if usage.waiting:
+                usage.wake()
 
 
 class CallLimits:

@@ -20,7 +20,6 @@ import orjson
 from cachetools import LRUCache
 from uuid_utils import uuid7
 
-from agentlightning.adapters.agent_names import prompt_name
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config.prompts import PromptRuleConfig, PromptsConfig
 from agentlightning.config.run import parse_settings, private_fields, public_task
@@ -47,7 +46,7 @@ from agentlightning.protocols import (
     tokens,
 )
 from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_object
-from agentlightning.protocols.system_prompts import replace_system
+from agentlightning.protocols.system_prompts import prompt_name, replace_system
 from agentlightning.records import JSON, Reward, Rollout
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.runtime import json_text

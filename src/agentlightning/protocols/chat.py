@@ -1,5 +1,5 @@
 """OpenAI Chat Completions: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this
-protocol respond. Pure.
+protocol respond; and what the other protocols of OpenAI have in common with it. Pure.
 
 Driven by the gateway, which chooses the protocol by route. Every documented field is honoured, refused, collected as
 unsupported, or accepted because it has no effect on what is sampled (metadata, user, store, caching, service tiers, a
@@ -9,15 +9,17 @@ those of the engines behind it, which would change what is sampled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
 from msgspec import Meta, Struct
 
-from agentlightning.protocols import fields, openai_shapes
+from agentlightning.protocols import fields
 from agentlightning.protocols.base import (
+    SSE_DONE,
     ApiError,
     Choice,
     Completion,
@@ -30,6 +32,7 @@ from agentlightning.protocols.base import (
     TokenLogprob,
     ToolDelta,
     assistant_message,
+    sse_event,
 )
 from agentlightning.protocols.fields import ENGINE_PARAMS, expected
 from agentlightning.protocols.images import NO_AUDIO, details, image_part, take_images
@@ -111,7 +114,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     shows_reasoning = asked.include_reasoning is not False
     if reasoning:
         shows_reasoning = shows_reasoning and not fields.read(OpenRouterReasoning, reasoning, "reasoning").exclude
-    usage = openai_shapes.usage_options(asked)
+    usage = usage_options(asked)
     request = CompletionRequest(
         model=asked.model or "",
         messages=messages,
@@ -178,21 +181,18 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
             "message": {**_message_of(choice, request), "refusal": None},
             "logprobs": _logprobs(request, choice.logprobs),
             "finish_reason": _finish_reason(choice, request),
-            **openai_shapes.choice_ids(request, choice),
+            **choice_ids(request, choice),
         }
         for index, choice in enumerate(completion.choices)
     ]
     head = _frame("chat.completion", completion.call_id, completion.model, completion.created_s)
-    told = {"choices": choices, "usage": openai_shapes.usage(completion), **_prompt_details(request, completion)}
+    told = {"choices": choices, "usage": usage(completion), **_prompt_details(request, completion)}
     return orjson.dumps({**head, **told})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
     frame = _frame("chat.completion.chunk", call_id, model, created_s)
     return _ChatEvents(request, frame, prompt_tokens)
-
-
-error = openai_shapes.error
 
 
 def models(names: list[str], created_s: int) -> bytes:
@@ -222,7 +222,7 @@ class ChatReader(CompletionReader):
     def _read(self, data: JSON, part: str) -> None:
         self.read_usage(data)
         self.count_choices(data, part)
-        choice = openai_shapes.first_choice(data)
+        choice = first_choice(data)
         said = choice.get(part)
         if isinstance(said, dict):
             if (content := _read_text(said.get("content"))) is not None:
@@ -450,10 +450,141 @@ def _tool_call(call: JSON, where: str, calls: OpenToolCalls) -> JSON:
     return {"type": "function", **call, "id": call_id, "function": function}
 
 
+# --- what OpenAI's protocols have in common -----------------------------------------------------------------------------
+
+
+def error(refusal: ApiError) -> bytes:
+    told = {"message": refusal.message, "type": refusal.type, "param": refusal.param, "code": refusal.code}
+    return orjson.dumps({"error": told})
+
+
+def usage_options(asked: fields.IdsRequest) -> fields.StreamOptions:
+    """The chunks with token counts that are requested; stream options without a stream are refused, as OpenAI does."""
+    if asked.stream_options is None:
+        return fields.StreamOptions()
+    if not asked.stream:
+        raise ApiError('stream_options: only allowed where "stream" is true', param="stream_options")
+    return fields.read(fields.StreamOptions, asked.stream_options, "stream_options")
+
+
+def usage(completion: Completion) -> JSON:
+    """The token counts of a completion."""
+    prompt_tokens, sampled_tokens = completion.prompt_tokens, completion.sampled_tokens
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": sampled_tokens,
+        "total_tokens": prompt_tokens + sampled_tokens,
+        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": completion.reasoning_tokens},
+    }
+
+
+def choice_ids(request: CompletionRequest, choice: Choice) -> JSON:
+    """The ids of a choice, null where the request says that it wants none, nothing where it does not say."""
+    if request.return_token_ids is None:
+        return {}
+    return {"token_ids": choice.token_ids if request.return_token_ids else None}
+
+
+def shown(request: CompletionRequest, tokens: tuple[TokenLogprob, ...]) -> Sequence[TokenLogprob]:
+    """Tokens with their texts, or with the names of their ids where the request asks for those."""
+    return [one.named() for one in tokens] if request.tokens_as_ids else tokens
+
+
+class ChunkStream(ABC):
+    """The chunks of a streamed response, as far as both protocols have the same.
+
+    The last text of a choice waits for the finish reason and goes out in one chunk with it, as vLLM has it.
+    """
+
+    def __init__(self, request: CompletionRequest, frame: JSON, prompt_tokens: int) -> None:
+        self._request = request
+        self._count = request.n
+        self._usage = request.include_usage
+        self._frame = {**frame, "usage": None} if self._usage else frame
+        self._ends: dict[int, Delta] = {}
+        """The last of each choice."""
+        self._prompt_tokens = prompt_tokens
+        self._sampled: dict[int, int] | None = {} if request.continuous_usage else None
+        """Sampled tokens so far, by choice, where every chunk has the counts."""
+
+    def finish_reason(self, choice: Choice) -> str:
+        """The reason as the protocol has it."""
+        return choice.finish_reason
+
+    @abstractmethod
+    def parts(self, index: int, delta: Delta) -> list[JSON]:
+        """The parts of choice `index` that a delta says, one for each chunk; at least one where it is the last."""
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """More of choice `index`."""
+        if delta.last:
+            self._ends[index] = delta
+            return b""
+        return b"".join(self._chunks(index, delta))
+
+    def last(self, completion: Completion) -> bytes:
+        """The last texts with their finish reasons, the usage where asked for, and the end mark."""
+        parts: list[bytes] = []
+        for index, choice in enumerate(completion.choices):
+            end = self._ends.get(index, Delta(last=True))
+            ended = replace(end, sampled_tokens=choice.sampled_tokens)
+            parts += self._chunks(index, ended, self.finish_reason(choice))
+        if self._usage:
+            parts.append(sse_event({**self._frame, "choices": [], "usage": usage(completion)}))
+        parts.append(SSE_DONE)
+        return b"".join(parts)
+
+    def failed(self, refusal: ApiError) -> bytes:
+        return b"data: " + error(refusal) + b"\n\n"
+
+    def chunk(self, index: int, part: JSON, finish_reason: str | None = None, **more: Any) -> bytes:
+        """A chunk with this part of a choice, and with what else it has."""
+        choice = {"index": index, **part, "logprobs": part.get("logprobs"), "finish_reason": finish_reason}
+        counts = {} if self._sampled is None else self._counts(self._sampled)
+        return sse_event({**self._frame, "choices": [choice], **counts, **more})
+
+    def _chunks(self, index: int, delta: Delta, finish_reason: str | None = None) -> list[bytes]:
+        if self._sampled is not None:
+            self._sampled[index] = delta.sampled_tokens
+        parts = self.parts(index, delta)
+        chunks = []
+        for at, part in enumerate(parts, 1):
+            chunks.append(self.chunk(index, part, finish_reason if at == len(parts) else None))
+        return chunks
+
+    def _counts(self, sampled: dict[int, int]) -> JSON:
+        tokens = sum(sampled.values())
+        counts = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self._prompt_tokens + tokens,
+        }
+        return {"usage": counts}
+
+
+def logprob_list(tokens: Sequence[TokenLogprob]) -> list[JSON]:
+    """Tokens with their alternatives, as Chat Completions and Responses list them."""
+
+    def entry(token: TokenLogprob) -> JSON:
+        return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
+
+    return [{**entry(one), "top_logprobs": [entry(other) for other in one.top]} for one in tokens]
+
+
+def first_choice(data: Any) -> JSON:
+    """Choice 0 of what an external model sent; empty where there is none."""
+    choices = data.get("choices") if isinstance(data, dict) else None
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and choice.get("index", 0) == 0:
+            return choice
+    return {}
+
+
 # --- building -----------------------------------------------------------------------------------------------------------
 
 
-class _ChatEvents(openai_shapes.ChunkStream):
+class _ChatEvents(ChunkStream):
     def first(self) -> bytes:
         """Opens every choice, in order: SDKs number them as they come."""
         opening = {"delta": {"role": "assistant", "content": ""}}
@@ -524,7 +655,7 @@ def _function_delta(tool: ToolDelta) -> JSON:
 def _logprobs(request: CompletionRequest, tokens: tuple[TokenLogprob, ...] | None) -> JSON | None:
     if tokens is None:
         return None
-    return {"content": openai_shapes.logprob_list(openai_shapes.shown(request, tokens)), "refusal": None}
+    return {"content": logprob_list(shown(request, tokens)), "refusal": None}
 
 
 def _prompt_details(request: CompletionRequest, completion: Completion) -> JSON:

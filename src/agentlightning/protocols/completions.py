@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols import fields, openai_shapes
+from agentlightning.protocols import chat, fields
 from agentlightning.protocols.base import (
     ApiError,
     Completion,
@@ -24,8 +24,8 @@ from agentlightning.protocols.base import (
     EventStream,
     TokenLogprob,
 )
+from agentlightning.protocols.chat import shown
 from agentlightning.protocols.fields import expected
-from agentlightning.protocols.openai_shapes import shown
 from agentlightning.records import JSON
 
 NAME = "completions"
@@ -60,7 +60,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     asked = fields.read(CompletionsRequest, data)
     if asked.max_tokens == 0 and not asked.echo:
         raise expected("a whole number of at least 1", 0, "max_tokens")
-    usage = openai_shapes.usage_options(asked)
+    usage = chat.usage_options(asked)
     return CompletionRequest(
         model=asked.model or "",
         messages=[],
@@ -101,14 +101,14 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
         for index, choice in enumerate(completion.choices)
     ]
     head = _frame(completion.call_id, completion.model, completion.created_s)
-    return orjson.dumps({**head, "choices": choices, "usage": openai_shapes.usage(completion)})
+    return orjson.dumps({**head, "choices": choices, "usage": chat.usage(completion)})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
     return _TextCompletionEvents(request, _frame(call_id, model, created_s), prompt_tokens)
 
 
-error = openai_shapes.error
+error = chat.error
 
 
 class TextCompletionReader(CompletionReader):
@@ -123,7 +123,7 @@ class TextCompletionReader(CompletionReader):
     def event(self, data: JSON) -> None:
         self.read_usage(data)
         self.count_choices(data, "text")
-        choice = openai_shapes.first_choice(data)
+        choice = chat.first_choice(data)
         self.add_text("content", choice.get("text"))
         if isinstance(reason := choice.get("finish_reason"), str):
             self.finish_reason = reason
@@ -163,7 +163,7 @@ def _best_of(asked: CompletionsRequest) -> JSON:
 # --- building -----------------------------------------------------------------------------------------------------------
 
 
-class _TextCompletionEvents(openai_shapes.ChunkStream):
+class _TextCompletionEvents(chat.ChunkStream):
     def __init__(self, request: CompletionRequest, frame: JSON, prompt_tokens: int) -> None:
         super().__init__(request, frame, prompt_tokens)
         self._unsaid = set(range(request.n))

@@ -6,7 +6,7 @@ refused.
 
 from __future__ import annotations
 
-from agentlightning.protocols import fields, openai_shapes
+from agentlightning.protocols import chat, fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionReader, CompletionRequest, EventStream
 from agentlightning.records import JSON
 
@@ -31,7 +31,7 @@ def stream(request: CompletionRequest, call_id: str, model: str, created_s: int,
     raise _no_embeddings()
 
 
-error = openai_shapes.error
+error = chat.error
 
 
 class EmbeddingsReader(CompletionReader):

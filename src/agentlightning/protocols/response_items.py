@@ -26,7 +26,7 @@ from agentlightning.protocols.base import (
     ToolDelta,
     sse_event,
 )
-from agentlightning.protocols.openai_shapes import logprob_list
+from agentlightning.protocols.chat import logprob_list
 from agentlightning.records import JSON
 from agentlightning.runtime import json_text
 

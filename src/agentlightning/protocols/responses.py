@@ -16,7 +16,7 @@ from typing import Any, Literal
 import orjson
 from msgspec import Struct
 
-from agentlightning.protocols import chat, fields, openai_shapes
+from agentlightning.protocols import chat, fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream, call_id, short
 from agentlightning.protocols.fields import expected
 from agentlightning.protocols.images import details, image_part, take_images
@@ -167,7 +167,7 @@ def stream(request: CompletionRequest, call_id: str, model: str, created_s: int,
     return ResponseEvents(request.echo, call_id, model, created_s)
 
 
-error = openai_shapes.error
+error = chat.error
 reader = ResponseReader
 
 

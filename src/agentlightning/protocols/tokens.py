@@ -12,7 +12,7 @@ from typing import Annotated
 import orjson
 from msgspec import Meta, Struct
 
-from agentlightning.protocols import completions, fields, openai_shapes
+from agentlightning.protocols import chat, completions, fields
 from agentlightning.protocols.base import (
     SSE_DONE,
     ApiError,
@@ -87,7 +87,7 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
     told: JSON = {
         **_frame("tokens", completion.call_id, completion.model, completion.created_s),
         "choices": [_choice(index, choice) for index, choice in enumerate(completion.choices)],
-        "usage": openai_shapes.usage(completion),
+        "usage": chat.usage(completion),
     }
     if request.prompt_logprobs is not None:
         told["prompt_logprobs"] = completion.prompt_logprobs
@@ -103,7 +103,7 @@ def stream(request: CompletionRequest, call_id: str, model: str, created_s: int,
     return _TokenEvents(_frame("tokens.chunk", call_id, model, created_s))
 
 
-error = openai_shapes.error
+error = chat.error
 reader = completions.reader
 
 
@@ -128,7 +128,7 @@ class _TokenEvents:
             )
             for index, one in enumerate(completion.choices)
         ]
-        used = sse_event({**self._frame, "choices": [], "usage": openai_shapes.usage(completion)})
+        used = sse_event({**self._frame, "choices": [], "usage": chat.usage(completion)})
         return b"".join([*ends, used, SSE_DONE])
 
     def failed(self, refusal: ApiError) -> bytes:

@@ -36,7 +36,7 @@ class Coalescer(Generic[T, R]):
         *,
         max_items: int,
         max_size: int = 0,
-        size: Callable[[T], int] = lambda _: 0,
+        size: Callable[[T], int] | None = None,
         late_s: float | None = None,
     ) -> None:
         self._deliver = deliver
@@ -118,9 +118,10 @@ class Coalescer(Generic[T, R]):
             if outcome.cancelled():  # its submitter gave up in time
                 self._waiting.popleft()
                 continue
-            size += self._size(item)
-            if batch and self._max_size and size > self._max_size:
-                break
+            if self._size is not None:
+                size += self._size(item)
+                if batch and size > self._max_size:
+                    break
             batch.append(self._waiting.popleft())
         return batch
 

@@ -82,8 +82,6 @@ def portions(
 
 def dump(value: Any, name: str) -> str:
     """JSON text; InputError that names the field where the value is not JSON."""
-    if not value and type(value) in (dict, list):  # as most of a call's fields are
-        return "{}" if type(value) is dict else "[]"
     try:
         return orjson.dumps(value).decode()
     except TypeError as error:
@@ -160,9 +158,11 @@ class RecordCodec(Generic[T]):
                 term, decode = f"_packed({code!r}, {name!r}, {term})", functools.partial(_unpacked, code)
             elif plain is None:
                 decode = _json_reader(hints[name], optional)
-                term = (
-                    f"dump({term}, {name!r})" if not optional else f"None if {term} is None else dump({term}, {name!r})"
-                )
+                known = {dict: "{}", list: "[]"}.get(typing.get_origin(hints[name]))
+                if known is not None:  # as most of a call's fields are
+                    term = f"{known!r} if {term} == {known} else dump({term}, {name!r})"
+                else:
+                    term = f"{'None if ' + term + ' is None else ' if optional else ''}dump({term}, {name!r})"
             elif (kind, name) == (Metric, "value"):
                 term, decode = f"_finite_or_none({term})", _nan_for_none
             elif plain is bool:

@@ -15,9 +15,9 @@ from typing import Any
 
 import orjson
 
-from agentlightning.adapters.agent_names import is_prompt_name
 from agentlightning.adapters.semantics import ToolUse, tool_use
 from agentlightning.adapters.span_tree import SpanTree
+from agentlightning.protocols.system_prompts import is_prompt_name
 from agentlightning.records import ABANDONED, JSON, RESERVED_AGENTS, Call, Span
 from agentlightning.rendering.call_chain import call_chain, chain_tools
 from agentlightning.store.base import LightningStore

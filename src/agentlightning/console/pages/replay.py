@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from agentlightning.adapters.agent_names import is_prompt_name
 from agentlightning.adapters.semantics import error_of
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.analysis.rollout_view import decoding_line, fork_place

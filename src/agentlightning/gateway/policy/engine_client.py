@@ -81,7 +81,7 @@ class SampledTokens:
             self.stop_reason = choice.stop_reason
         if len(self.ids) != len(self.logprobs):
             raise EngineError(f"the engine gave {len(self.logprobs)} logprobs for {len(self.ids)} sampled ids")
-        if ids and not all(value >= MIN_SAMPLED_LOGPROB for value in self.logprobs[-len(ids) :]):
+        if ids and not all(map(MIN_SAMPLED_LOGPROB.__le__, self.logprobs[-len(ids) :])):
             lowest = min(self.logprobs[-len(ids) :])
             raise EngineError(
                 f"the engine gave a sampled token the log-probability {lowest:g}, expected at least {MIN_SAMPLED_LOGPROB:g}"

@@ -15,7 +15,6 @@ from hashlib import blake2b
 
 from uuid_utils import uuid7
 
-from agentlightning.adapters.agent_names import prompt_name, prompt_text
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, parent_span
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
@@ -37,6 +36,7 @@ from agentlightning.protocols.base import (
     replayed,
 )
 from agentlightning.protocols.response_items import FOLDS
+from agentlightning.protocols.system_prompts import prompt_name, prompt_text
 from agentlightning.records import (
     ABANDONED,
     JSON,

@@ -13,9 +13,8 @@ import asyncio
 import functools
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
@@ -50,6 +49,10 @@ R = TypeVar("R")
 P = ParamSpec("P")
 _TAKEN = list[tuple[Rollout, Lease]]
 Method = Callable[Concatenate["SqlLightningStore", P], Coroutine[Any, Any, R]]
+Query = tuple[Callable[..., R], Sequence[Any], Mapping[str, Any]]
+"""A function of a connection, and its further arguments."""
+UNEXPLAINED = (DBAPIError, OverflowError, UnicodeEncodeError)
+"""Errors of drivers, in whose place callers get a sentence."""
 
 
 def _writes(write: Callable[Concatenate[SqlTransaction, P], R]) -> Method[P, R]:
@@ -85,7 +88,7 @@ def _reads(read: Callable[Concatenate[Connection, P], R], by_key: Callable[P, bo
     @functools.wraps(read)
     async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
         looks_up = by_key is not None and by_key(*args, **named)
-        return await store._read(lambda connection: read(connection, *args, **named), looks_up)
+        return await store._read((read, args, named), looks_up)
 
     return method
 
@@ -97,10 +100,11 @@ class _ReadPool:
         self._engine = database.reader()
         self.threads = ThreadPoolExecutor(database.readers, thread_name_prefix=f"store-{name}")
 
-    def read(self, query: Callable[[Connection], R]) -> R:
+    def read(self, query: Query[R]) -> R:
         """The result of the query, in one of the threads."""
+        read, args, named = query
         with self._engine.connect() as connection:
-            return query(connection)
+            return read(connection, *args, **named)
 
     def stop(self) -> None:
         """Finish what was asked. Blocks."""
@@ -151,10 +155,11 @@ class SqlLightningStore(WaitingStore):
                 self.watch_commits(self._heard)
             if database.readers:
                 self._lookups, self._scans = _ReadPool(database, "lookup"), _ReadPool(database, "scan")
-            with self._explaining():
-                self._end_listening = await asyncio.to_thread(database.listen, self._notifier, name, self.background)
-        except BaseException:
+            self._end_listening = await asyncio.to_thread(database.listen, self._notifier, name, self.background)
+        except BaseException as error:
             await self.close()
+            if isinstance(error, UNEXPLAINED):
+                raise self._explained(error) from error
             raise
 
     async def close(self) -> None:
@@ -257,7 +262,7 @@ class SqlLightningStore(WaitingStore):
 
     async def statistics(self, run_id: str | None = None) -> list[records.RunStatistics]:
         now_ns = self._now_ns()
-        return await self._read(lambda connection: history.read_statistics(connection, now_ns, run_id))
+        return await self._read((history.read_statistics, (now_ns, run_id), {}))
 
     _size = _reads(history.read_size)
     drop_records = _audited(history.drop_records, int)
@@ -325,8 +330,10 @@ class SqlLightningStore(WaitingStore):
         """`kind`: the type of the result, if a request that comes again gets that. `part`: names one of several
         transactions of a request."""
         writer, request = self._opened(), None if kind is None else current_request()
-        with self._explaining():
+        try:
             return await writer.submit(method, argument, None if request is None else request.part(part), kind)
+        except UNEXPLAINED as error:
+            raise self._explained(error) from error
 
     async def _append(
         self,
@@ -340,28 +347,26 @@ class SqlLightningStore(WaitingStore):
         if not new or writer is None:
             return
         try:
-            with self._explaining():
-                await writer.submit(method, new, None if kind is None else current_request(), kind)
-        except ConflictError as error:
-            if "FOREIGN KEY" not in str(error).upper():
-                raise
-            raise await self._read(lambda connection: record.missing(connection, table, new), True) from None
+            await writer.submit(method, new, None if kind is None else current_request(), kind)
+        except UNEXPLAINED as error:
+            explained = self._explained(error)
+            if not isinstance(explained, ConflictError) or "FOREIGN KEY" not in str(explained).upper():
+                raise explained from error
+            raise await self._read((record.missing, (table, new), {}), True) from None
 
-    async def _read(self, query: Callable[[Connection], R], looks_up: bool = False) -> R:
-        self._opened()
+    async def _read(self, query: Query[R], looks_up: bool = False) -> R:
         pool = self._lookups if looks_up else self._scans
         if pool is None:  # only the writer has the memory
-            return await self._do(lambda transaction: query(transaction.connection))
+            return await self._write(_read_each, query)
         deadline = time.monotonic() + self._database.patience_s
-        with self._explaining():
-            while True:
-                try:
-                    return await asyncio.get_running_loop().run_in_executor(pool.threads, pool.read, query)
-                except DBAPIError as error:
-                    if not self._database.passes(error) or time.monotonic() > deadline:
-                        raise
-                await asyncio.sleep(PAUSES_S[-1])
-                self._opened()
+        while True:
+            self._opened()
+            try:
+                return await asyncio.get_running_loop().run_in_executor(pool.threads, pool.read, query)
+            except UNEXPLAINED as error:
+                if not self._database.passes(error) or time.monotonic() > deadline:
+                    raise self._explained(error) from error
+            await asyncio.sleep(PAUSES_S[-1])
 
     def _settled(self, rewards: Sequence[Reward]) -> record.Rows:
         now_ns = self._now_ns()
@@ -372,16 +377,11 @@ class SqlLightningStore(WaitingStore):
             for one in rewards
         ]
 
-    @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        try:
-            yield
-        except DBAPIError as error:
-            raise self._database.explain(error) from error
-        except OverflowError as error:
-            raise InputError(f"expected integers of at most 64 bits: {error}") from None
-        except UnicodeEncodeError as error:
-            raise InputError(f"expected text of whole characters: {error}") from None
+    def _explained(self, error: Exception) -> Exception:
+        if isinstance(error, DBAPIError):
+            return self._database.explain(error)
+        wanted = "integers of at most 64 bits" if isinstance(error, OverflowError) else "text of whole characters"
+        return InputError(f"expected {wanted}: {error}")
 
     def _prepare(self, connection: Connection) -> None:
         """Run by the writer on its first connection."""
@@ -397,6 +397,13 @@ class InMemoryLightningStore(SqlLightningStore):
 
 def _one_by_one(transaction: SqlTransaction, works: Sequence[Callable[[SqlTransaction], R]]) -> list[R]:
     return [work(transaction) for work in works]
+
+
+def _read_each(transaction: SqlTransaction, queries: Sequence[Query[R]]) -> list[R]:
+    found = []
+    for read, args, named in queries:
+        found.append(read(transaction.connection, *args, **named))
+    return found
 
 
 def database_at(url: str) -> Database:

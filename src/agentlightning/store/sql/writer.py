@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import operator
 import queue
 import threading
 import time
@@ -150,7 +151,6 @@ class SqlWriter:
         open_for_work = True
         while open_for_work:
             group, open_for_work = self._next_group()
-            group = [work for work in group if not work.future.cancelled()]  # not begun, so nobody misses it
             if not group:
                 continue
             waiting, attempt = group, 0
@@ -168,7 +168,10 @@ class SqlWriter:
     def _try(self, group: list[_SqlWork]) -> list[_SqlWork]:
         """Execute the group; returns those whose turn comes again, since the database is away or chose a victim."""
         try:
-            self._execute(self._connected(), group)
+            connection = self._connection
+            if connection is None or connection.closed or self._opening is not None:
+                connection = self._connect()
+            self._execute(connection, group)
         except Exception as error:  # whatever it was, the callers get it, and the thread lives on
             # Any failure ends the connection: what state its transaction is in would be a guess.
             self._disconnect()
@@ -225,12 +228,14 @@ class SqlWriter:
             work = self._queue.popleft()
             if work is None:
                 return group, False
-            group.append(work)
-        method = group[0].method
-        self._usual[method] = max(len(group), USUAL_FADES * self._usual.get(method, 0.0))
+            if not work.future.cancelled():  # else it is not begun, so nobody misses it
+                group.append(work)
+        if group:
+            method = group[0].method
+            self._usual[method] = max(len(group), USUAL_FADES * self._usual.get(method, 0.0))
         return group, True
 
-    def _connected(self) -> Connection:
+    def _connect(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self._connection = self._engine.connect()
         if self._opening is not None:  # on each connection until it succeeded once
@@ -249,7 +254,8 @@ class SqlWriter:
         """One transaction, or several where one of the group fails; raises where the database refused it as a whole."""
         if self._lost:
             self._resolve_doubt(connection)
-        parts = [[work for work in group if not work.done]]
+            group = [work for work in group if not work.done]
+        parts = [group]
         while parts:
             part = parts.pop()
             if part and not self._commit(connection, part):
@@ -301,7 +307,10 @@ class SqlWriter:
     def _run(self, transaction: SqlTransaction, part: list[_SqlWork]) -> None:
         """Do what was not done before for the same request, and record what is done."""
         connection, now_ns = transaction.connection, transaction.now_ns
-        asked = {work.request.key: work for work in reversed(part) if work.request is not None}
+        asked: dict[str, _SqlWork] = {}
+        for work in part:
+            if work.request is not None:
+                asked.setdefault(work.request.key, work)
         known = _read_requests(connection, list(asked)) if asked else {}
         # By method, not in the order of the queue: who awaits its methods one by one is never in a group twice, and of
         # different callers no order is promised.
@@ -314,12 +323,16 @@ class SqlWriter:
             elif work.request is None or not _answered(work, work.request, known.get(work.request.key)):
                 by_method[work.method].append(work)
         for method, works in by_method.items():
-            for work, result in zip(works, method(transaction, [one.argument for one in works]), strict=True):
+            for work, result in zip(works, method(transaction, list(map(_ARGUMENT, works))), strict=True):
                 work.result = result
-        rows = [_request_row(work, key, now_ns) for key, work in asked.items() if key not in known and _changed(work)]
+        rows: list[Row] = []
+        for key, work in asked.items():
+            if key not in known and _changed(work):
+                rows.append(_request_row(work, key, now_ns))
         if self._exclusive and self._database.remote:
             rows.append((self._transaction_key, b"", None, now_ns))
-        insert_new(connection, requests, rows)
+        if rows:
+            insert_new(connection, requests, rows)
         for work, first in again:
             work.result, work.error = first.result, first.error
         if self._exclusive and time.monotonic() > self._prune_at:
@@ -342,6 +355,7 @@ class SqlWriter:
             self._notifier.notify(transaction.news)
 
 
+_ARGUMENT = operator.attrgetter("argument")
 _REQUESTS = select(requests.c.key, requests.c.digest, requests.c.outcome).where(
     requests.c.key.in_(bindparam("ids", expanding=True))
 )
