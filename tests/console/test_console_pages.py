@@ -275,7 +275,7 @@ async def test_registered_versions_are_shown_with_their_aliases(reader: Reader) 
         licence=ATTACKS[0],
     )
     await reader.store.register_model(version)
-    await reader.store.set_alias("support", "production", 2, {})
+    await reader.store.set_alias("support", "production", 2)
     page = await shown(reader, "/models", run="alpha")
     assert "support@2 with a held-out reward of .50 [.40, .60]" in page.text
     assert "@production" in page.text

@@ -76,7 +76,7 @@ class ServedFolder:
                     weights={"kind": "full", "url": f"file://{model}", "manifest_hash": None, "bytes": 1},
                 )
                 await store.register_model(version)
-            await store.set_alias("tiny", "production", 1, {})
+            await store.set_alias("tiny", "production", 1)
 
     def serve(self) -> subprocess.Popen[str]:
         """The server, once it serves."""

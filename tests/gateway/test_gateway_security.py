@@ -391,8 +391,6 @@ def commands_find_the_key(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.endswith("valid")
     assert made.stdout.strip() not in listed.stdout
     assert "is revoked since 20" in agl("tokens", "revoke", line.split()[0]).stdout
-    audited = agl("tokens", "audit").stdout
-    assert [word for word in ("create_token", "revoke_token", "server key") if word not in audited] == []
     monkeypatch.setenv("AGL_SERVER_KEY", made.stdout.strip())
     assert "revoked at" in str(agl("runs", "list").exception)
     monkeypatch.delenv("AGL_SERVER_KEY")

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from agentlightning.cli.app import app
 from agentlightning.errors import one_line, printable
 from agentlightning.gateway import log
-from agentlightning.records import Finish, Resource
+from agentlightning.records import Finish
 from agentlightning.runtime.log_lines import line_handler
 from agentlightning.trainer.display import screen
 
@@ -126,19 +126,3 @@ logging.getLogger("agentlightning.runner").warning("the agent said %s", {FORGED!
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == f"the agent said {one_line(FORGED)}\n"
-
-
-async def test_the_audit_log_and_the_tokens_have_a_row_for_each_entry(scene: Scene) -> None:
-    environment = {"AGL_SERVER_KEY": SERVER_KEY}
-    run = scene.mine.rollout.run_id
-    await scene.store.create_token("worker of mine", "worker", run)
-    await scene.store.put_resources(
-        [Resource(run_id=run, name=FORGED, kind="policy", value={"engines": ["http://127.0.0.1:9"], "model": "m"})]
-    )
-    for command in (["tokens", "audit"], ["tokens", "list"]):
-        arguments = [*command, "--store", scene.server.url]
-        done = await asyncio.to_thread(CliRunner(env=environment).invoke, app, arguments)
-        assert done.exit_code == 0, done.output
-        assert [one for one in (*OBEYED, "\r", "\u2028") if one in done.output] == []
-        assert not any(line.startswith("2026-01-01") for line in done.output.splitlines())
-        assert ("owned" in done.output) == (command[1] == "audit")

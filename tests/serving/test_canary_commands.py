@@ -40,7 +40,7 @@ def url(tmp_path: Path) -> str:
                     )
                 )
                 await store.put_resources([Resource(run_id="served", name=f"support-{step}", kind="policy", value={})])
-            await store.set_alias("support", "staging", 50, {})
+            await store.set_alias("support", "staging", 50)
             await put_split(store, "served", Split(stable=40))
 
     asyncio.run(make())

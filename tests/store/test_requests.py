@@ -13,9 +13,9 @@ from store_samples import a_call, a_credit, a_reward, a_run, a_span, a_worker, c
 
 from agentlightning.errors import ConflictError
 from agentlightning.records import Metric, Resource
-from agentlightning.store.audit import requested
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
+from agentlightning.store.request import requested
 
 Change = Callable[[LightningStore, str], Awaitable[Any]]
 

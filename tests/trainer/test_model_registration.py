@@ -124,12 +124,12 @@ async def test_checkpoints_of_versions_in_use_are_kept_until_they_are_not(
 ) -> None:
     run = Training(store, tmp_path, trainer={"keep_checkpoints": 1})
     await run.step(10)
-    await store.set_alias("run", "production", 10, {})
+    await store.set_alias("run", "production", 10)
     for step in (20, 30):
         await run.step(step)
     assert run.steps == [10, 30]
     assert [version.deleted for version in await store.models("run")] == [False, True, False]
-    await store.set_alias("run", "production", None, {})
+    await store.set_alias("run", "production", None)
     await run.step(40)
     assert run.steps == [40]
 
@@ -187,7 +187,7 @@ async def test_weights_at_a_url_are_named_by_it_and_kept_copies_there_stay_too(
     run = Training(store, tmp_path, trainer={"keep_checkpoints": 1, "checkpoint_url": f"file://{shared}"})
     [version] = await run.step(10)
     assert version.weights["url"] == f"file://{shared}/run/step-000010"
-    await store.set_alias("run", "production", 10, {})
+    await store.set_alias("run", "production", 10)
     for step in (20, 30):
         await run.step(step)
     assert sorted(path.name for path in (shared / "run").iterdir()) == ["step-000010", "step-000030"]

@@ -23,17 +23,12 @@ from agentlightning.cli.options import (
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentlightning.store.audit import AuditEntry
     from agentlightning.store.base import LightningStore
     from agentlightning.store.tokens import NewToken
 
-PAGE = 1000
-
 Run = Annotated[str | None, typer.Option("--run", help="Id of a run.")]
 
-tokens = typer.Typer(
-    help="Create, list and revoke access tokens; the audit log.", no_args_is_help=True, rich_markup_mode=None
-)
+tokens = typer.Typer(help="Create, list and revoke access tokens.", no_args_is_help=True, rich_markup_mode=None)
 store_app = typer.Typer(help="Copy a store.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -124,30 +119,6 @@ def revoke_token(
     """End a token: its server refuses it from the next request on, others within seconds."""
     revoked = with_store(one_store(store, server), lambda opened: opened.revoke_token(token))
     typer.echo(f"token {revoked.id} ({revoked.name}) is revoked since {time_text(revoked.revoked_ns)} UTC")
-
-
-@tokens.command("audit")
-def show_audit(
-    run: Run = None,
-    after: Annotated[int, typer.Option("--after", min=0, help="Only entries after this number.")] = 0,
-    store: Store = None,
-    server: Server = None,
-) -> None:
-    """Print who deleted, cancelled, published, and gave or took access; oldest first."""
-    import orjson
-
-    async def work(opened: LightningStore) -> list[AuditEntry]:
-        found: list[AuditEntry] = []
-        while page := await opened.audit(run, found[-1].seq if found else after, PAGE):
-            found += page
-        return found
-
-    rows = [("number", "time (UTC)", "who", "did", "to", "run", "detail")]
-    for entry in with_store(one_store(store, server), work):
-        detail = orjson.dumps(entry.detail).decode() if entry.detail else ""
-        did = entry.actor, entry.action, entry.subject, entry.run_id or "-"
-        rows.append((str(entry.seq), time_text(entry.created_ns), *did, detail))
-    print_columns(rows)
 
 
 @store_app.callback()

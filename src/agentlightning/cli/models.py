@@ -43,7 +43,6 @@ HIDDEN = ("name", "number", "metrics", "created_ns")
 Reference = Annotated[
     str, typer.Argument(metavar="NAME@VERSION", help="A number or an alias: support@40, support@best.")
 ]
-Notes = Annotated[str, typer.Option("--notes", help="The reason, for the audit log.")]
 Model = Annotated[
     str,
     typer.Argument(help="NAME@NUMBER, NAME@ALIAS, a run (its last checkpoint), or the folder or hub name of a model."),
@@ -121,7 +120,6 @@ def promote_model(
     run: Annotated[
         str | None, typer.Option("--run", help="Id of the run that serves, with --share, if several serve the model.")
     ] = None,
-    notes: Notes = "",
     as_json: Json = False,
     store: Store = None,
 ) -> None:
@@ -136,8 +134,7 @@ def promote_model(
         version = await find_model_version(opened, reference)
         if share is not None:
             return await _start_canary(opened, version, share, run)
-        reason = {"by": "agl models promote", "notes": notes, "metrics": version.metrics}
-        return await opened.set_alias(version.name, alias.removeprefix("@"), version.number, reason)
+        return await opened.set_alias(version.name, alias.removeprefix("@"), version.number)
 
     _print_moved(with_store(store, work), as_json, f"{reference} gets {share or 0:.1%} of new sessions")
 
@@ -145,7 +142,6 @@ def promote_model(
 @app.command("rollback")
 def roll_back_model(
     name: Annotated[str, typer.Argument(metavar="NAME[@ALIAS]", help="The alias; NAME alone is NAME@production.")],
-    notes: Notes = "",
     as_json: Json = False,
     store: Store = None,
 ) -> None:
@@ -157,15 +153,14 @@ def roll_back_model(
         raise InputError(f"NAME[@ALIAS]: expected an alias, which is what moves, got {name!r}")
 
     async def work(opened: LightningStore) -> JSON | ModelAlias:
-        if (stopped := await _stop_canaries(opened, parsed.name, notes)) is not None:
+        if (stopped := await _stop_canaries(opened, parsed.name)) is not None:
             return stopped
         found = [one for one in await opened.aliases(parsed.name) if one.alias == parsed.alias]
         if not found:
             raise NotFoundError(f"no such alias: {parsed.name}@{parsed.alias}")
         if found[0].previous is None:
             raise NotFoundError(f"{parsed.name}@{parsed.alias}: named no other version before {found[0].number}")
-        reason = {"by": "agl models rollback", "notes": notes}
-        return await opened.set_alias(parsed.name, found[0].alias, found[0].previous, reason)
+        return await opened.set_alias(parsed.name, found[0].alias, found[0].previous)
 
     _print_moved(with_store(store, work), as_json, f"the canary of {parsed.name} gets no new sessions any more")
 
@@ -223,7 +218,7 @@ async def _wait_loaded(store: LightningStore, run_id: str, version: ModelVersion
     )
 
 
-async def _stop_canaries(store: LightningStore, name: str, notes: str) -> JSON | None:
+async def _stop_canaries(store: LightningStore, name: str) -> JSON | None:
     """Takes the canary out of the split of each run that serves a model; None where there is none."""
     from agentlightning.serving.split import Split, put_split, read_trial
 
@@ -231,7 +226,7 @@ async def _stop_canaries(store: LightningStore, name: str, notes: str) -> JSON |
     for run_id in await _serving_runs(store, name):
         trial = await read_trial(store, run_id)
         if trial.split.canary is not None:
-            stopped = {"decision": "rollback", "canary": f"{name}@{trial.split.canary}", "notes": notes}
+            stopped = {"decision": "rollback", "canary": f"{name}@{trial.split.canary}"}
             await put_split(store, run_id, Split(stable=trial.split.stable, reason=stopped), after=trial.version)
     return stopped
 

@@ -17,19 +17,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import orjson
 from cachetools import LRUCache, TTLCache
 
 from agentlightning import errors
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.gateway.external_keys import ExternalKeys
-from agentlightning.store.audit import MAX_ACTOR_CHARS, Actor
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.server_keys import KEY_VARIABLE, is_loopback
 from agentlightning.store.summaries import SummaryQuery
 from agentlightning.store.tokens import Token, TokenRole, hash_of, is_token
-from agentlightning.store.wire import ACTOR_HEADER
+from agentlightning.store.wire import BINDS_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +51,10 @@ class Caller:
     role: TokenRole
     run_id: str | None = None
     """None: every run; a trainer has none before it created it."""
-    actor: Actor
-    """The caller, as the audit log names it."""
     token_id: str = ""
     """'' for the server key, and for callers of a server without one."""
+    binds: str | None = None
+    """Id of a token without a run: the first run that the caller creates becomes its run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +186,6 @@ RULES: Mapping[str, MethodRule] = {
     "create_token": replace(_rule("trainer", _run), refused=_created_token),
     "tokens": _rule(_READ, _run, "run_id"),
     "revoke_token": _rule("trainer", lambda given: Touched(tokens=[given["token_id"]])),
-    "audit": _rule(_READ, _run, "run_id"),
     "put_model": _rule("trainer", _model),
     "models": _rule(_READ, _run, "run_id"),
     "aliases": _rule("reader", lambda _: Touched(runs=[None])),
@@ -307,12 +304,12 @@ class Authentication:
         """The caller of a request with these headers. Raises ServerKeyError."""
         key = presented_key(headers)
         if self.server_key is not None and hmac.compare_digest(key, self.server_key.encode()):
-            return Caller(role="admin", actor=_on_behalf(headers, Actor(name="server key")))
+            return Caller(role="admin", binds=_bound(headers))
         text = key.decode("latin-1")
         if is_token(text):
             return _caller(await self._valid(text), headers)
         if self.server_key is None:
-            return Caller(role="admin", actor=_on_behalf(headers, Actor(name="somebody at a server without a key")))
+            return Caller(role="admin", binds=_bound(headers))
         raise ServerKeyError(f"server key: missing or wrong; {_WANTED}")
 
     async def client(self, secret: str) -> Token:
@@ -344,25 +341,14 @@ class Authentication:
 
 
 def _caller(token: Token, headers: Headers) -> Caller:
-    actor = Actor(
-        name=f"token {token.name} ({token.id})",
-        binds=token.id if token.role == "trainer" and token.run_id is None else None,
-    )
-    if token.role == "admin":
-        actor = _on_behalf(headers, actor)
-    return Caller(role=token.role, run_id=token.run_id, actor=actor, token_id=token.id)
+    own = token.id if token.role == "trainer" and token.run_id is None else None
+    binds = _bound(headers) if token.role == "admin" else own
+    return Caller(role=token.role, run_id=token.run_id, token_id=token.id, binds=binds)
 
 
-def _on_behalf(headers: Headers, caller: Actor) -> Actor:
-    """The actor for whom an admin, such as a further server over this one's store, says that it acts."""
-    said = next((value for name, value in headers if name == ACTOR_HEADER.encode()), None)
-    if said is None:
-        return caller
-    try:
-        actor = msgspec.json.decode(said, type=Actor)
-    except msgspec.DecodeError:
-        return caller
-    return Actor(name=f"{actor.name[:MAX_ACTOR_CHARS]}, through {caller.name}", binds=actor.binds)
+def _bound(headers: Headers) -> str | None:
+    """The token for which an admin, such as a further server over this one's store, says that it creates a run."""
+    return next((value.decode("latin-1") for name, value in headers if name == BINDS_HEADER.encode()), None)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Bare ASGI, since workers call methods thousands of times a second. Every request to /api passes here: its caller must be
 known (access.py) and, on a server without a key, no web page; its body is bounded in size and time. A method is
-decoded in one pass, allowed and executed once for the request that its key names (store/audit.py); other paths go
+decoded in one pass, allowed and executed once for the request that its key names (store/request.py); other paths go
 on to FastAPI (rest.py). Bugs are answered without a traceback, which goes to the log. Knows nothing of how a store works.
 """
 
@@ -30,8 +30,8 @@ from agentlightning.gateway.asgi_response import AWAY, STOPPING, disconnected, r
 from agentlightning.protocols.base import ApiError
 from agentlightning.records import Call, Claim, Metric
 from agentlightning.store import wire
-from agentlightning.store.audit import acting_as, requested
 from agentlightning.store.base import LightningStore
+from agentlightning.store.request import binding, requested
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class StoreRpc:
                     where = f"external.{resource.name}" if resource.kind == "external" else resource.kind
                     parse_settings(RESOURCE_SETTINGS[resource.kind], resource.value, where, ".")
             # Of the caller, too: an answer is nobody else's, whoever learns the name of the request.
-            with acting_as(caller.actor), requested(key and f"{caller.token_id} {name} {key}", bytes(body)):
+            with binding(caller.binds), requested(key and f"{caller.token_id} {name} {key}", bytes(body)):
                 result = await self._methods[name](**given)
             self._after(name, given, result)
             return 200, wire.encode_result(name, result) if binary else _as_json(name, result)

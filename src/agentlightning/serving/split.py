@@ -108,7 +108,7 @@ def version_alias(name: str, number: int) -> str:
 
 
 async def put_split(store: LightningStore, run_id: str, split: Split, *, after: int | None = None) -> Resource:
-    """Stores a new split, which gateways follow at once. It is in the audit log.
+    """Stores a new split, which gateways follow at once.
 
     `after`: the version that it follows from; ConflictError where there is a newer one.
     """

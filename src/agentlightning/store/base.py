@@ -46,7 +46,6 @@ from agentlightning.records import (
     WorkerStatus,
 )
 from agentlightning.runtime.background import BackgroundTasks
-from agentlightning.store.audit import AuditEntry
 from agentlightning.store.models import ModelRegistry
 from agentlightning.store.summaries import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole
@@ -345,11 +344,6 @@ class LightningStore(ModelRegistry):
     @abc.abstractmethod
     async def revoke_token(self, token_id: str) -> Token:
         """End a token; one that is revoked already stays as it is. NotFoundError if there is no such token."""
-
-    @abc.abstractmethod
-    async def audit(self, run_id: str | None = None, after: int = 0, limit: int = 1000) -> list[AuditEntry]:
-        """Entries of the audit log (audit.py) whose `seq` is greater than `after`, oldest first, at most `limit`. Kept when
-        their run is deleted."""
 
     @abc.abstractmethod
     async def open_step(self, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:

@@ -3,7 +3,7 @@
 One request per method, errors raised as the classes they were; the other side is gateway/store_rpc.py. What coroutines
 write at the same time travels as one request (coalescer.py). A request whose connection broke is sent again until the retry
 timeout has passed, since a server that is restarted comes back on its port. Each write carries a key, under which the store
-records what it did (audit.py): once, whichever server is asked. Loads no database and no web server.
+records what it did (request.py): once, whichever server is asked. Loads no database and no web server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import functools
 import gzip
 import inspect
 import ipaddress
-import json
 import ssl
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
@@ -33,9 +32,9 @@ from agentlightning.errors import AgentLightningError, ConfigError, StoreError
 from agentlightning.records import Call, Finish, Metric, Reward, Span
 from agentlightning.runtime.backoff import Backoff
 from agentlightning.store import codec, wire
-from agentlightning.store.audit import AUDITED, Actor, current_request, declared_actor
 from agentlightning.store.base import LightningStore
 from agentlightning.store.coalescer import Coalescer
+from agentlightning.store.request import bound_token, current_request
 from agentlightning.store.rules import reward_number
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -60,7 +59,7 @@ LATE_S = 2.0
 """Time after which writes that hang, as those do whose server lost its power, no longer hold up later ones."""
 
 _READING = (
-    "aliases attempts audit calls checkpoints count credit files find_token follow_metrics metrics models resources rewards "
+    "aliases attempts calls checkpoints count credit files find_token follow_metrics metrics models resources rewards "
     "rollouts runs series signing_secret sizes spans statistics steps summaries tokens wait wait_aliases wait_resources "
     "workers"
 )
@@ -166,7 +165,6 @@ class LightningStoreClient(LightningStore):
     tokens = _request(LightningStore.tokens)
     find_token = _request(LightningStore.find_token)
     revoke_token = _request(LightningStore.revoke_token)
-    audit = _request(LightningStore.audit)
     open_step = _request(LightningStore.open_step)
     close_step = _request(LightningStore.close_step)
     steps = _request(LightningStore.steps)
@@ -206,10 +204,10 @@ class LightningStoreClient(LightningStore):
         body = wire.encode(arguments, method)
         if method in READING:
             return self._result(method, await self._send(method, body, wait_s=wait_s))
-        actor = declared_actor() if method in AUDITED or method == "create_run" else None
-        if actor is not None or current_request() is not None or wait_s or len(body) > MAX_COALESCED_BYTES:
-            # On its own: what travels together is of one actor.
-            return self._result(method, await self._send(method, body, key=_key(), wait_s=wait_s, actor=actor))
+        binds = bound_token() if method == "create_run" else None
+        if binds is not None or current_request() is not None or wait_s or len(body) > MAX_COALESCED_BYTES:
+            # On its own: what travels together is for one token.
+            return self._result(method, await self._send(method, body, key=_key(), wait_s=wait_s, binds=binds))
         return await self._writes.submit(_Write(method, body))
 
     async def _append(self, method: str, name: str, records: Sequence[Any]) -> Sequence[bool] | None:
@@ -268,13 +266,13 @@ class LightningStoreClient(LightningStore):
     # --- one request ----------------------------------------------------------------------------------------------------
 
     async def _send(
-        self, method: str, body: bytes, *, key: str = "", wait_s: float = 0.0, actor: Actor | None = None
+        self, method: str, body: bytes, *, key: str = "", wait_s: float = 0.0, binds: str | None = None
     ) -> bytes:
         """The content of the response to a request, which is sent until there is one. Raises the server's error, or
         StoreError if it cannot be reached. `key` names a request that must not be executed twice."""
         headers = {wire.KEY_HEADER: key} if key else {}
-        if actor is not None:
-            headers[wire.ACTOR_HEADER] = json.dumps(dataclasses.asdict(actor))  # ASCII, unlike orjson's
+        if binds is not None:
+            headers[wire.BINDS_HEADER] = binds
         if self._compress and len(body) >= wire.MIN_COMPRESSED_BYTES:
             headers["content-encoding"] = "gzip"
             body = await asyncio.to_thread(gzip.compress, body, 1)

@@ -189,8 +189,8 @@ class ModelRegistry(abc.ABC):
         """Versions of a name, of a run, or all, by name and number; those whose weights were deleted among them."""
 
     @abc.abstractmethod
-    async def put_alias(self, alias: ModelAlias, reason: JSON) -> ModelAlias:
-        """Moves an alias to a version, or removes it; the audit log gets `reason`. NotFoundError if there is no such version
+    async def put_alias(self, alias: ModelAlias) -> ModelAlias:
+        """Moves an alias to a version, or removes it. NotFoundError if there is no such version
         or alias. ConflictError where the alias was moved since the revision given, or the version's weights were deleted."""
 
     @abc.abstractmethod
@@ -220,14 +220,14 @@ class ModelRegistry(abc.ABC):
         if not known.deleted:
             await self.put_model(replace(known, deleted=True))
 
-    async def set_alias(self, name: str, alias: str, number: int | None, reason: JSON) -> ModelAlias:
+    async def set_alias(self, name: str, alias: str, number: int | None) -> ModelAlias:
         """Moves an alias to a version, or removes it (None); does nothing where it names the version already."""
         known = next((one for one in await self.aliases(name) if one.alias == alias), None)
         if known is not None and known.number == number:
             return known
         revision = 0 if known is None else known.revision
         new = ModelAlias(name=name, alias=alias, number=number, previous=None, moved_ns=0, revision=revision)
-        return await self.put_alias(new, reason)
+        return await self.put_alias(new)
 
     async def retire_models(self, run_id: str) -> None:
         """Marks all versions of a run that is deleted. ConflictError, and nothing changes, where one of them is in use."""

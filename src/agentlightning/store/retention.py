@@ -33,7 +33,6 @@ import orjson
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.records import FINAL_STATES, Attempt, Call, Metric, Reward, Rollout, Run, RunSize, Span, Step
 from agentlightning.runtime.disk import make_private_folder, open_private, sync
-from agentlightning.store.audit import Actor, acting_as
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_calls, read_metrics, read_rollouts, read_steps
 
@@ -288,8 +287,7 @@ async def keep_pruned(store: LightningStore, keep: Keep) -> None:
     """Prune for ever, once an hour. What a store refuses is logged, and tried again."""
     while True:
         try:
-            with acting_as(Actor(name="this server, by what it is to keep")):
-                doomed, dropped = await prune(store, keep, time.time_ns())
+            doomed, dropped = await prune(store, keep, time.time_ns())
         except StoreError as cause:
             log.warning("the store was not pruned: %s", cause)
         else:

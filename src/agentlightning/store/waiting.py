@@ -32,9 +32,9 @@ from agentlightning.records import (
     WorkerStatus,
 )
 from agentlightning.runtime.background import BackgroundTasks
-from agentlightning.store.audit import AuditEntry, current_request
 from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
 from agentlightning.store.models import ModelAlias, ModelVersion, check_alias, check_name, check_version
+from agentlightning.store.request import current_request
 from agentlightning.store.summaries import (
     RolloutSummary,
     SeriesPoint,
@@ -141,10 +141,10 @@ class WaitingStore(LightningStore):
         check_version(version)
         return await self._put_model(version)
 
-    async def put_alias(self, alias: ModelAlias, reason: JSON) -> ModelAlias:
+    async def put_alias(self, alias: ModelAlias) -> ModelAlias:
         check_name(alias.name)
         check_alias(alias.alias)
-        return await self._put_alias(alias, reason)
+        return await self._put_alias(alias)
 
     async def wait_aliases(self, name: str, known: Mapping[str, int], timeout_s: float = 30.0) -> list[ModelAlias]:
         async def changed() -> bool:
@@ -152,10 +152,6 @@ class WaitingStore(LightningStore):
 
         await self._until(ALIASES, name, changed, timeout_s)
         return await self.aliases(name)
-
-    async def audit(self, run_id: str | None = None, after: int = 0, limit: int = 1000) -> list[AuditEntry]:
-        _check_limit(limit)
-        return await self._entries(run_id, after, limit)
 
     async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
         return [await self._size(run.id) for run in await self.runs(run_ids)]
@@ -208,11 +204,7 @@ class WaitingStore(LightningStore):
     async def _put_model(self, version: ModelVersion) -> ModelVersion: ...
 
     @abstractmethod
-    async def _put_alias(self, alias: ModelAlias, reason: JSON) -> ModelAlias: ...
-
-    @abstractmethod
-    async def _entries(self, run_id: str | None, after: int, limit: int) -> list[AuditEntry]:
-        """Returns entries of the audit log."""
+    async def _put_alias(self, alias: ModelAlias) -> ModelAlias: ...
 
     @abstractmethod
     async def _size(self, run_id: str) -> RunSize: ...

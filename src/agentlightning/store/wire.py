@@ -26,8 +26,8 @@ BATCH = "batch"
 """The route that takes several requests as a list of `Entry`, and answers with a list of `EntryResult`."""
 BOOT_HEADER = "x-agl-boot"
 KEY_HEADER = "idempotency-key"
-ACTOR_HEADER = "x-agl-actor"
-"""Names, to the server that has the store, whom a further server acts for, as an `Actor` in JSON."""
+BINDS_HEADER = "x-agl-binds"
+"""Names, to the server that has the store, the token for which a further server creates a run: it becomes the token's."""
 MIN_COMPRESSED_BYTES = 4096
 """Smaller bodies are not compressed: that saves no packet worth having."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 
 from agentlightning.records import (
     Attempt,
@@ -28,7 +27,6 @@ from agentlightning.records import (
     Step,
     WorkerStatus,
 )
-from agentlightning.store.audit import AuditEntry
 from agentlightning.store.base import EXPIRING_S, SEEN_S, RolloutQuery
 from agentlightning.store.codec import CALLS, CREDIT, SPANS, chunks
 from agentlightning.store.models import ModelAlias, ModelVersion
@@ -57,7 +55,6 @@ MAX_ROLLOUTS_PER_READ = 500
 MAX_RECORD_ROLLOUTS_PER_READ = 50
 """Rollouts whose calls, spans or rewards are one reply; also files."""
 MAX_METRICS_PER_READ = 5000
-MAX_ENTRIES_PER_READ = 1000
 MAX_CLOCK_STEP_NS = 60 * 10**9
 """By how much a server's clock may be set back, or that of its replica be behind."""
 
@@ -327,18 +324,6 @@ class RedisReads(WaitingStore):
         [token_id] = await self._query(("HGET", "token_hashes", secret_hash))
         [row] = [None] if token_id is None else await self._query(("HGET", "tokens", token_id))
         return None if row is None else read(Token, row)
-
-    async def _entries(self, run_id: str | None, after: int, limit: int) -> list[AuditEntry]:
-        """The log is a list; an entry's place in it, counted from 1, is its `seq`."""
-        found: list[AuditEntry] = []
-        while len(found) < limit:
-            [rows] = await self._query(("LRANGE", "audit", after, after + MAX_ENTRIES_PER_READ - 1))
-            entries = [replace(read(AuditEntry, row), seq=after + place) for place, row in enumerate(rows, start=1)]
-            found += [entry for entry in entries if run_id in (None, entry.run_id)]
-            if len(rows) < MAX_ENTRIES_PER_READ:
-                break
-            after += len(rows)
-        return found[:limit]
 
     async def models(self, name: str | None = None, run_id: str | None = None) -> list[ModelVersion]:
         [rows] = await self._query(("HVALS", "models"))

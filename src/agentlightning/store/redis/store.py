@@ -38,7 +38,6 @@ from agentlightning.records import (
 )
 from agentlightning.store import codec as records
 from agentlightning.store import rules
-from agentlightning.store.audit import current_actor
 from agentlightning.store.base import LEASE_S, SESSION_HOLDER, RolloutQuery
 from agentlightning.store.models import ModelAlias, ModelVersion, moved_alias
 from agentlightning.store.redis import codec, writes
@@ -51,6 +50,7 @@ from agentlightning.store.redis.connection import (
 )
 from agentlightning.store.redis.reads import RedisReads
 from agentlightning.store.redis.transactions import Reads, RedisWriter, Transaction, peek, together
+from agentlightning.store.request import bound_token
 from agentlightning.store.rules import check_run_id, refusal
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import ALIASES, METRICS
@@ -121,14 +121,14 @@ class RedisLightningStore(RedisReads):
     async def _write(self, write: Callable[[Transaction], Reads[R]], part: str = "") -> R:
         self._opened()
         assert self._writer is not None
-        return await self._writer.submit(write, current_actor().name, part)
+        return await self._writer.submit(write, part)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
         if run_id is not None:
             check_run_id(run_id)
-        binds = current_actor().binds
+        binds = bound_token()
         [run] = await self.runs([await self._write(lambda t: writes.create_run(t, name, config, run_id, binds))])
         return run
 
@@ -140,8 +140,6 @@ class RedisLightningStore(RedisReads):
         [row] = yield from t.read(("HGET", f"run:{run_id}", "run"))
         before = read(Run, row)
         if state is not None:
-            if before.state != state:
-                writes.note(t, "update_run", run_id, run_id, {"from": before.state, "to": state})
             t.write("SADD" if state == "running" else "SREM", "active", run_id)
         merged = before.summary | (summary or {})
         run = replace(before, state=state or before.state, summary=merged, updated_ns=t.now_ns)
@@ -211,7 +209,6 @@ class RedisLightningStore(RedisReads):
         live = yield from writes.attempts(each for each in found.values() if each.rollout.state not in FINAL_STATES)
         for attempt in live:
             writes.end(t, attempt, rules.cancelled(), None)
-        writes.note_rollouts(t, "cancel", [attempt.stored.rollout for attempt in live])
         return t.once(len(live))
 
     async def expire_leases(self, within_s: float | None = None) -> int:
@@ -402,7 +399,6 @@ class RedisLightningStore(RedisReads):
             yield from writes.drop_files(t, stored.rollout)
             t.write("UNLINK", f"cr:{stored.rollout.id}")
             t.write("ZREM", f"credit:{stored.rollout.run_id}", stored.rollout.id)
-        writes.note_rollouts(t, "drop_records", [stored.rollout for stored in found.values()])
         return t.once(sum(counts))
 
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
@@ -435,7 +431,6 @@ class RedisLightningStore(RedisReads):
             return token
         revoked = replace(token, revoked_ns=t.now_ns)
         t.write("HSET", "tokens", token_id, dump(revoked, "token"))
-        writes.note(t, "revoke_token", token_id, token.run_id, {"name": token.name, "role": token.role})
         return revoked
 
     async def _put_model(self, version: ModelVersion) -> ModelVersion:
@@ -443,7 +438,7 @@ class RedisLightningStore(RedisReads):
         return await self._write(lambda t: writes.put_model(t, version), part)
 
     @_writes
-    def _put_alias(self, t: Transaction, alias: ModelAlias, reason: JSON) -> Reads[ModelAlias]:
+    def _put_alias(self, t: Transaction, alias: ModelAlias) -> Reads[ModelAlias]:
         place = ("aliases", f"{alias.name}@{alias.alias}")
         [row] = yield from t.read(("HGET", *place))
         known = None if row is None else read(ModelAlias, row)
@@ -452,12 +447,8 @@ class RedisLightningStore(RedisReads):
         moved = moved_alias(alias, known, version, t.now_ns)
         if moved.number is None:
             t.write("HDEL", *place)
-            [row] = yield [("HGET", "models", f"{alias.name}@{moved.previous}")]
-            version = None if row is None else read(ModelVersion, row)
         else:
             t.write("HSET", *place, dump(moved, "alias"))
         t.write("HINCRBY", "meta", "alias_moves", 1)
-        detail = {"number": moved.number, "previous": moved.previous, "reason": reason}
-        writes.note(t, "set_alias", place[1], None if version is None else version.run_id, detail)
         t.tell(ALIASES, moved.name)
         return moved

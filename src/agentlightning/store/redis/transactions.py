@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentlightning.errors import AgentLightningError, InputError, StoreError
-from agentlightning.store.audit import REQUEST_KEPT_S, Request, check_same, current_request
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.codec import portions
 from agentlightning.store.redis.connection import Command, RedisConnection, Reply
+from agentlightning.store.request import REQUEST_KEPT_S, Request, check_same, current_request
 from agentlightning.store.rules import refusal
 
 R = TypeVar("R")
@@ -53,9 +53,8 @@ class Group:
 class Transaction:
     """The reads and writes of one transaction. Keys are without the store's prefix, and follow the command's name."""
 
-    def __init__(self, group: Group, actor: str) -> None:
+    def __init__(self, group: Group) -> None:
         self.group = group
-        self.actor = actor
         self.now_ns = 0
         """The store's time, known after the first read."""
         self.checks: list[list[Any]] = []
@@ -99,7 +98,6 @@ class Transaction:
 class _Work:
     write: Write[Any]
     request: Request | None
-    actor: str
     since: float
     """time.monotonic() of its arrival."""
     key: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -150,11 +148,11 @@ class RedisWriter:
         self._connection.hasten()
         await self._works.drain()
 
-    async def submit(self, write: Write[R], actor: str = "", part: str = "") -> R:
+    async def submit(self, write: Write[R], part: str = "") -> R:
         """Returns the result of the transaction, or the outcome of the same request. Raises what it refuses with, or
         StoreError. `part`: names one of several transactions of a request."""
         request = current_request()
-        work = _Work(write, None if request is None else request.part(part), actor, time.monotonic())
+        work = _Work(write, None if request is None else request.part(part), time.monotonic())
         result: R = await self._connection.at_home(lambda: self._accept(work))
         return result
 
@@ -180,7 +178,7 @@ class RedisWriter:
         group = Group(len(works), f"{self._connection.address.tag}:")
         asking: list[tuple[_Work, Sequence[Command]]] = []
         for work in works:
-            work.transaction = Transaction(group, work.actor)
+            work.transaction = Transaction(group)
             work.steps = work.write(work.transaction)
             _advance(work, None, asking)
         now_ns = None

@@ -7,7 +7,6 @@ microsecond in which they run out, ``held:RUN:WORKER``, ``g:RUN:GROUP`` by repli
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -32,7 +31,6 @@ from agentlightning.records import (
 )
 from agentlightning.store import codec as records
 from agentlightning.store import rules
-from agentlightning.store.audit import AUDITED_KINDS, AuditEntry, named_ids, noted_value
 from agentlightning.store.gateway_events import COUNTED_EVENTS
 from agentlightning.store.models import ModelAlias, ModelVersion, changed_version, next_number
 from agentlightning.store.redis import codec
@@ -52,23 +50,6 @@ FOR_EVER = 2**62
 MAX_IDS_TRIED = 16
 MAX_DELETED_PER_TRANSACTION = 200
 """Rollouts that one transaction deletes: a few milliseconds, during which others wait."""
-
-
-def note(t: Transaction, action: str, subject: str, run_id: str | None, detail: JSON) -> None:
-    """Add an entry to the audit log, in the transaction of the act."""
-    actor, about = records.text(t.actor) or "", records.text(subject) or ""
-    entry = AuditEntry(
-        seq=0, created_ns=t.now_ns, actor=actor, action=action, subject=about, run_id=run_id, detail=detail
-    )
-    t.write("RPUSH", "audit", dump(entry, "audit"))
-
-
-def note_rollouts(t: Transaction, action: str, rollouts: Iterable[Rollout]) -> None:
-    by_run: dict[str, list[str]] = defaultdict(list)
-    for rollout in rollouts:
-        by_run[rollout.run_id].append(rollout.id)
-    for run_id, ids in sorted(by_run.items()):
-        note(t, action, run_id, run_id, named_ids(ids))
 
 
 # --- runs and rollouts ------------------------------------------------------------------------------------------------
@@ -508,9 +489,6 @@ def put_resources(t: Transaction, resources: Sequence[Resource], after: Mapping[
         t.write("HSET", *place, version)
         t.write("HSET", f"resources:{resource.run_id}", f"{version} {resource.name}", dump(kept, "value"))
         t.tell(RESOURCES, resource.run_id)
-        if resource.kind in AUDITED_KINDS:
-            detail = {**noted_value(resource), "kind": resource.kind, "version": version}
-            note(t, "put_resources", resource.name, resource.run_id, detail)
         stored.append([version, kept.created_ns])
     return t.once(stored)
 
@@ -544,8 +522,6 @@ def put_model(t: Transaction, version: ModelVersion) -> Reads[ModelVersion]:
         aliases = sorted((read(ModelAlias, each) for each in alias_rows), key=lambda one: one.alias)
         mine = [one for one in aliases if one.name == version.name]
         stored = changed_version(version, known, mine, t.now_ns)
-        if known is not None and stored.deleted and not known.deleted:
-            note(t, "delete_model", stored.reference, stored.run_id, {"step": stored.step})
     else:
         place = (f"run_models:{version.run_id}", f"{version.step} {version.policy}")
         [registered] = yield from t.read(("HGET", *place))
@@ -570,8 +546,6 @@ def add_token(t: Transaction, token: Token, secret_hash: str, lifetime_s: float 
     kept = replace(token, created_ns=t.now_ns, expires_ns=expires_ns)
     t.write("HSET", "tokens", token.id, dump(kept, "token"))
     t.write("HSET", "token_hashes", secret_hash, token.id)
-    detail = {"name": token.name, "role": token.role, "lifetime_s": lifetime_s}
-    note(t, "create_token", token.id, token.run_id, detail)
     return t.once([kept.id, kept.created_ns, kept.expires_ns])
 
 
@@ -599,7 +573,6 @@ def delete_portion(t: Transaction, run_id: str) -> Reads[list[bool]]:
     t.write("SREM", "active", run_id)  # a server without memory lets scripts write that remove something first
     if alive is not None:
         t.write("HDEL", f"run:{run_id}", "alive")  # from now on nobody writes to it
-        note(t, "delete_runs", run_id, run_id, {})
     indexes = [f"s:{run_id}:{mode}:{state}" for mode in MODES for state in STATES]
     members = yield [("ZRANGE", index, 0, MAX_DELETED_PER_TRANSACTION - 1) for index in indexes]
     ids = [each.decode() for found in members for each in found][:MAX_DELETED_PER_TRANSACTION]

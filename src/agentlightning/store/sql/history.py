@@ -1,7 +1,6 @@
 """Runs in SQL: their steps with what each consumed, checkpoints, tokens, model versions, numbers, the end of their data.
 
-Methods of the writer take a transaction (and an actor where the act is noted), those that read a connection; base.py says
-what they mean.
+Methods of the writer take a transaction, those that read a connection; base.py says what they mean.
 """
 
 from __future__ import annotations
@@ -26,16 +25,14 @@ from agentlightning.records import (
     WorkerStatus,
 )
 from agentlightning.store import codec, rules
-from agentlightning.store.audit import Actor, AuditEntry, named_ids
 from agentlightning.store.base import EXPIRING_S, SEEN_S
 from agentlightning.store.models import ModelAlias, ModelVersion, changed_version, moved_alias, next_number
 from agentlightning.store.rules import check_run_id, refusal, run_ids
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import execute_many, upsert
-from agentlightning.store.sql.record import ENTRIES, drop_files, note, only, require_runs, rows_by_ids
+from agentlightning.store.sql.record import drop_files, only, require_runs, rows_by_ids
 from agentlightning.store.sql.tables import (
     attempts,
-    audit,
     calls,
     checkpoints,
     consumption,
@@ -57,7 +54,6 @@ from agentlightning.store.waiting import ALIASES, FINISHED, METRICS, QUEUED, RES
 
 _TOKENS, _MODELS, _ALIASES = codec.RecordCodec(Token), codec.RecordCodec(ModelVersion), codec.RecordCodec(ModelAlias)
 _TOKEN = sa.select(*[tokens.c[name] for name in _TOKENS.names])
-_ENTRY = sa.select(*[audit.c[name] for name in ENTRIES.names])
 # rollout, outcome
 _SET_OUTCOME = sa.update(rollout_summaries).where(rollout_summaries.c.id == sa.bindparam("rollout"))
 
@@ -71,7 +67,9 @@ FOR_EVER = 2**62  # wakes everybody, whatever number its listener waits for
 # --- runs, steps, checkpoints -------------------------------------------------------------------------------------------
 
 
-def create_run(transaction: SqlTransaction, actor: Actor, name: str, config: JSON, run_id: str | None = None) -> Run:
+def create_run(
+    transaction: SqlTransaction, name: str, config: JSON, run_id: str | None = None, binds: str | None = None
+) -> Run:
     if run_id is not None:
         check_run_id(run_id)
     connection, now_ns = transaction.connection, transaction.now_ns
@@ -80,19 +78,17 @@ def create_run(transaction: SqlTransaction, actor: Actor, name: str, config: JSO
     statement = upsert(connection, runs).on_conflict_do_nothing(index_elements=["id"])
     if connection.execute(statement.returning(runs.c.id), codec.RUNS.columns(new)).first() is None:
         raise refusal("run_exists", new.id)
-    if actor.binds is not None:  # a token whose first run this is
-        free = tokens.c.id == actor.binds, tokens.c.run_id.is_(None), tokens.c.revoked_ns.is_(None)
+    if binds is not None:  # a token whose first run this is
+        free = tokens.c.id == binds, tokens.c.run_id.is_(None), tokens.c.revoked_ns.is_(None)
         if connection.execute(sa.update(tokens).where(*free).values(run_id=new.id)).rowcount == 0:
-            raise refusal("token_has_run", actor.binds)
+            raise refusal("token_has_run", binds)
     return _run(connection, new.id)
 
 
 def update_run(
-    transaction: SqlTransaction, actor: Actor, run_id: str, state: RunState | None = None, summary: JSON | None = None
+    transaction: SqlTransaction, run_id: str, state: RunState | None = None, summary: JSON | None = None
 ) -> Run:
     run = _run(transaction.connection, run_id)
-    if state is not None and state != run.state:
-        note(transaction, actor, "update_run", run_id, run_id, {"from": run.state, "to": state})
     values = {
         "state": state or run.state,
         "summary": codec.dump({**run.summary, **(summary or {})}, "summary"),
@@ -201,23 +197,19 @@ def _listed(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, 
     }
 
 
-# --- tokens and the audit log -------------------------------------------------------------------------------------------
+# --- tokens -------------------------------------------------------------------------------------------------------------
 
 
-def add_token(
-    transaction: SqlTransaction, actor: Actor, token: Token, secret_hash: str, lifetime_s: float | None
-) -> Token:
+def add_token(transaction: SqlTransaction, token: Token, secret_hash: str, lifetime_s: float | None) -> Token:
     if token.run_id is not None:
         require_runs(transaction.connection, {token.run_id})
     expires_ns = None if lifetime_s is None else transaction.now_ns + int(lifetime_s * 1e9)
     token = replace(token, created_ns=transaction.now_ns, expires_ns=expires_ns)
     transaction.connection.execute(sa.insert(tokens).values({**_TOKENS.columns(token), "secret_hash": secret_hash}))
-    detail = {"name": token.name, "role": token.role, "lifetime_s": lifetime_s}
-    note(transaction, actor, "create_token", token.id, token.run_id, detail)
     return token
 
 
-def revoke_token(transaction: SqlTransaction, actor: Actor, token_id: str) -> Token:
+def revoke_token(transaction: SqlTransaction, token_id: str) -> Token:
     row = transaction.connection.execute(_TOKEN.where(tokens.c.id == token_id)).first()
     if row is None:
         raise refusal("no_token", token_id)
@@ -226,7 +218,6 @@ def revoke_token(transaction: SqlTransaction, actor: Actor, token_id: str) -> To
         return token
     revoked = sa.update(tokens).where(tokens.c.id == token_id).values(revoked_ns=transaction.now_ns)
     transaction.connection.execute(revoked)
-    note(transaction, actor, "revoke_token", token.id, token.run_id, {"name": token.name, "role": token.role})
     return replace(token, revoked_ns=transaction.now_ns)
 
 
@@ -240,29 +231,20 @@ def find_token(connection: sa.Connection, secret_hash: str) -> Token | None:
     return None if row is None else _TOKENS.of_row(row)
 
 
-def read_audit(
-    connection: sa.Connection, run_id: str | None = None, after: int = 0, limit: int = 1000
-) -> list[AuditEntry]:
-    query = _ENTRY.where(audit.c.seq > after).order_by(audit.c.seq).limit(limit)
-    return [ENTRIES.of_row(row) for row in connection.execute(only(query, audit.c.run_id, run_id))]
-
-
 # --- model versions -----------------------------------------------------------------------------------------------------
 
 
-def put_model(transaction: SqlTransaction, actor: Actor, version: ModelVersion) -> ModelVersion:
+def put_model(transaction: SqlTransaction, version: ModelVersion) -> ModelVersion:
     if version.revision == 0:
         return _register(transaction, version)
     known = _find(transaction.connection, version.name, version.number)
     stored = changed_version(version, known, read_aliases(transaction.connection, version.name), transaction.now_ns)
     mine = model_versions.c.name == stored.name, model_versions.c.number == stored.number
     transaction.connection.execute(sa.update(model_versions).where(*mine).values(_MODELS.columns(stored)))
-    if known is not None and stored.deleted and not known.deleted:
-        note(transaction, actor, "delete_model", stored.reference, stored.run_id, {"step": stored.step})
     return stored
 
 
-def put_alias(transaction: SqlTransaction, actor: Actor, alias: ModelAlias, reason: JSON) -> ModelAlias:
+def put_alias(transaction: SqlTransaction, alias: ModelAlias) -> ModelAlias:
     connection = transaction.connection
     known = next((one for one in read_aliases(connection, alias.name) if one.alias == alias.alias), None)
     version = None if alias.number is None else _find(connection, alias.name, alias.number)
@@ -270,14 +252,10 @@ def put_alias(transaction: SqlTransaction, actor: Actor, alias: ModelAlias, reas
     if moved.number is None:
         mine = model_aliases.c.name == moved.name, model_aliases.c.alias == moved.alias
         connection.execute(sa.delete(model_aliases).where(*mine))
-        version = _find(connection, alias.name, moved.previous or 0)
     else:
         columns = _ALIASES.columns(moved)
         statement = upsert(connection, model_aliases).values(columns)
         connection.execute(statement.on_conflict_do_update(index_elements=["name", "alias"], set_=columns))
-    detail = {"number": moved.number, "previous": moved.previous, "reason": reason}
-    run_id = None if version is None else version.run_id
-    note(transaction, actor, "set_alias", f"{moved.name}@{moved.alias}", run_id, detail)
     transaction.tell(ALIASES, moved.name)
     return moved
 
@@ -396,16 +374,12 @@ def _size(connection: sa.Connection, table: sa.Table, run_id: str) -> tuple[int,
 # --- the end of data ----------------------------------------------------------------------------------------------------
 
 
-def drop_records(transaction: SqlTransaction, actor: Actor, rollout_ids: Sequence[str]) -> int:
+def drop_records(transaction: SqlTransaction, rollout_ids: Sequence[str]) -> int:
     connection = transaction.connection
-    by_run: dict[str, list[str]] = defaultdict(list)
-    query = sa.select(rollouts.c.id, rollouts.c.run_id, rollouts.c.state).order_by(rollouts.c.id)
+    query = sa.select(rollouts.c.id, rollouts.c.state).order_by(rollouts.c.id)
     for row in rows_by_ids(connection, query, rollouts.c.id, rollout_ids):
         if row.state not in FINAL_STATES:
             raise refusal("has_records_to_come", row.id, row.state)
-        by_run[row.run_id].append(row.id)
-    for run_id, ids in sorted(by_run.items()):
-        note(transaction, actor, "drop_records", run_id, run_id, named_ids(ids))
     return sum(_drop(connection, part) for part in codec.chunks(rollout_ids))
 
 
@@ -421,14 +395,11 @@ def _drop(connection: sa.Connection, rollout_ids: Sequence[str]) -> int:
     return connection.execute(sa.delete(calls).where(calls.c.rollout_id.in_(rollout_ids))).rowcount
 
 
-def delete_portion(transaction: SqlTransaction, actor: Actor, run_id: str, first: bool) -> tuple[bool, bool]:
-    """Delete some of a run; True if it was there, and True while there is more of it. The first portion is noted in the
-    audit log."""
+def delete_portion(transaction: SqlTransaction, run_id: str, first: bool) -> tuple[bool, bool]:
+    """Delete some of a run; True if it was there, and True while there is more of it."""
     connection = transaction.connection
-    if first:
-        if not read_runs(connection, [run_id]):
-            return False, False
-        note(transaction, actor, "delete_runs", run_id, run_id, {})
+    if first and not read_runs(connection, [run_id]):
+        return False, False
     query = sa.select(rollouts.c.id).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id).limit(PORTION)
     some = connection.execute(query.with_for_update()).scalars().all()
     if some:

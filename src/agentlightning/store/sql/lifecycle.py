@@ -20,14 +20,12 @@ from sqlalchemy import Column, ColumnElement, Connection, bindparam, func, inser
 from agentlightning.records import Finish, Lease, Mode, Reward, Rollout, RolloutState, WorkerStatus
 from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store import codec, rules
-from agentlightning.store.audit import Actor, named_ids
 from agentlightning.store.base import SESSION_HOLDER, RolloutQuery
 from agentlightning.store.rules import refusal
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import Upsert, execute, execute_many, insert_new, upsert_into
 from agentlightning.store.sql.record import (
     Rows,
-    note,
     read_rewards,
     record_rewards,
     require_runs,
@@ -157,14 +155,9 @@ def finish(transaction: SqlTransaction, batches: Sequence[Sequence[Finish]]) -> 
     return [[next(in_order) for _ in batch] for batch in batches]
 
 
-def cancel(transaction: SqlTransaction, actor: Actor, rollout_ids: Sequence[str]) -> int:
+def cancel(transaction: SqlTransaction, rollout_ids: Sequence[str]) -> int:
     found = [_live(row) for row in execute(transaction.connection, _LIVE, {"ids": sorted(rollout_ids)})]
     _end(transaction, [(rollout, rules.cancelled()) for rollout in found])
-    by_run: dict[str, list[str]] = defaultdict(list)
-    for rollout in found:
-        by_run[rollout.run_id].append(rollout.id)
-    for run_id, ids in sorted(by_run.items()):
-        note(transaction, actor, "cancel", run_id, run_id, named_ids(ids))
     return len(found)
 
 

@@ -1,4 +1,4 @@
-"""The record in SQL: calls, spans, rewards and credit of attempts, files; resources, metrics and the audit log of runs.
+"""The record in SQL: calls, spans, rewards and credit of attempts, files; resources and metrics of runs.
 
 Methods of the writer take a transaction and a list of arguments, one per caller (rows of hot tables come ready made, see
 codec.py, so that a group of callers is one executemany); functions that read take a connection. base.py says what they mean.
@@ -15,9 +15,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.records import JSON, Call, CallCredit, Metric, Resource, Reward, Span
+from agentlightning.records import Call, CallCredit, Metric, Resource, Reward, Span
 from agentlightning.store import codec
-from agentlightning.store.audit import AUDITED_KINDS, Actor, AuditEntry, noted_value
 from agentlightning.store.rules import refusal
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import execute, insert_new, upsert
@@ -37,8 +36,6 @@ from agentlightning.store.sql.writer import SqlTransaction
 from agentlightning.store.summaries import SeriesPoint, bucket_width
 from agentlightning.store.waiting import METRICS, RESOURCES
 
-ENTRIES = codec.RecordCodec(AuditEntry)
-_AUDIT = sa.insert(tables.audit)
 _RUNS = sa.select(tables.runs.c.id).where(tables.runs.c.id.in_(sa.bindparam("ids", expanding=True)))
 _WHOSE_CALLS = sa.select(calls.c.id, calls.c.rollout_id).where(calls.c.id.in_(sa.bindparam("ids", expanding=True)))
 
@@ -69,24 +66,6 @@ def whose_calls(connection: sa.Connection, call_ids: Collection[str]) -> set[tup
     """Those of these calls that are recorded, each with its rollout."""
     found = execute(connection, _WHOSE_CALLS, {"ids": sorted(call_ids)}) if call_ids else []
     return {(row.id, row.rollout_id) for row in found}
-
-
-def note(
-    transaction: SqlTransaction, actor: Actor, action: str, subject: str, run_id: str | None, detail: JSON
-) -> None:
-    """Add an entry to the audit log, in the transaction of the act."""
-    entry = AuditEntry(
-        seq=0,
-        created_ns=transaction.now_ns,
-        actor=codec.text(actor.name) or "",
-        action=action,
-        subject=codec.text(subject) or "",
-        run_id=run_id,
-        detail=detail,
-    )
-    columns = ENTRIES.columns(entry)
-    del columns["seq"]
-    transaction.connection.execute(_AUDIT, columns)
 
 
 # --- calls, spans, rewards ----------------------------------------------------------------------------------------------
@@ -176,7 +155,7 @@ def _places(table: sa.Table) -> dict[str, int]:
 
 
 def put_resources(
-    transaction: SqlTransaction, actor: Actor, resources: Sequence[Resource], after: Mapping[str, int] | None = None
+    transaction: SqlTransaction, resources: Sequence[Resource], after: Mapping[str, int] | None = None
 ) -> list[Resource]:
     run_ids = {resource.run_id for resource in resources}
     require_runs(transaction.connection, run_ids)
@@ -184,12 +163,7 @@ def put_resources(
         _require_newest(transaction.connection, resource, after or {})
     for run_id in run_ids:
         transaction.tell(RESOURCES, run_id)
-    stored = [_put(transaction, resource) for resource in resources]
-    for resource in stored:
-        if resource.kind in AUDITED_KINDS:
-            detail = {**noted_value(resource), "kind": resource.kind, "version": resource.version}
-            note(transaction, actor, "put_resources", resource.name, resource.run_id, detail)
-    return stored
+    return [_put(transaction, resource) for resource in resources]
 
 
 def read_resources(

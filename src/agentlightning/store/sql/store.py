@@ -30,9 +30,9 @@ from agentlightning.errors import ConfigError, ConflictError, InputError, StoreE
 from agentlightning.records import Call, Checkpoint, Finish, Lease, Metric, NewRollout, Reward, Rollout, Span
 from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store import codec
-from agentlightning.store.audit import Actor, current_actor, current_request
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.models import ModelAlias, ModelVersion
+from agentlightning.store.request import bound_token, current_request
 from agentlightning.store.rules import reward_number
 from agentlightning.store.sql import history, lifecycle, record, tables
 from agentlightning.store.sql.database import Database
@@ -55,24 +55,12 @@ UNEXPLAINED = (DBAPIError, OverflowError, UnicodeEncodeError)
 """Errors of drivers, in whose place callers get a sentence."""
 
 
-def _writes(write: Callable[Concatenate[SqlTransaction, P], R]) -> Method[P, R]:
-    """The method that has the writer do this."""
+def _writes(write: Callable[Concatenate[SqlTransaction, P], R], kind: Any = None) -> Method[P, R]:
+    """The method that has the writer do this. `kind`: the type of its result, if a request that comes again gets that."""
 
     @functools.wraps(write)
     async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
-        return await store._do(lambda transaction: write(transaction, *args, **named))
-
-    return method
-
-
-def _audited(write: Callable[Concatenate[SqlTransaction, Actor, P], R], kind: Any = None) -> Method[P, R]:
-    """The method that has the writer do this for its caller. `kind`: the type of its result, if a request that comes again
-    gets that."""
-
-    @functools.wraps(write)
-    async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
-        actor = current_actor()  # here: the writer's thread knows no caller
-        return await store._do(lambda transaction: write(transaction, actor, *args, **named), kind)
+        return await store._do(lambda transaction: write(transaction, *args, **named), kind)
 
     return method
 
@@ -180,8 +168,11 @@ class SqlLightningStore(WaitingStore):
 
     # --- runs, rollouts and attempts ------------------------------------------------------------------------------
 
-    create_run = _audited(history.create_run, records.Run)
-    update_run = _audited(history.update_run)
+    async def create_run(self, name: str, config: records.JSON, run_id: str | None = None) -> records.Run:
+        binds = bound_token()  # here: the writer's thread knows no caller
+        return await self._do(lambda t: history.create_run(t, name, config, run_id, binds), records.Run)
+
+    update_run = _writes(history.update_run)
     runs = _reads(history.read_runs, lambda ids=None, limit=None: limit == 1 or (ids is not None and len(ids) == 1))
 
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
@@ -204,7 +195,7 @@ class SqlLightningStore(WaitingStore):
         new = codec.new_rollout(replace(session, replica=0), rollout_id, self._now_ns())
         return await self._write(lifecycle.open_sessions, lifecycle.SessionRequest(new, token, lease_s))
 
-    cancel = _audited(lifecycle.cancel, int)
+    cancel = _writes(lifecycle.cancel, int)
 
     async def expire_leases(self, within_s: float | None = None) -> int:
         return await self._write(lifecycle.expire, math.inf if within_s is None else elapsed_s() + within_s, int)
@@ -239,7 +230,7 @@ class SqlLightningStore(WaitingStore):
         await self._append(self._writer, lifecycle.record_feedback, tables.rewards, self._settled(rewards))
 
     rewards = _reads(record.read_rewards)
-    put_resources = _audited(record.put_resources, list[records.Resource])
+    put_resources = _writes(record.put_resources, list[records.Resource])
     resources = _reads(
         record.read_resources, lambda run_id, name=None, latest=True, version=None: latest or version is not None
     )
@@ -265,15 +256,15 @@ class SqlLightningStore(WaitingStore):
         return await self._read((history.read_statistics, (now_ns, run_id), {}))
 
     _size = _reads(history.read_size)
-    drop_records = _audited(history.drop_records, int)
+    drop_records = _writes(history.drop_records, int)
 
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
-        deleted, actor = 0, current_actor()
+        deleted = 0
         for run_id in dict.fromkeys(run_ids):
             await self.retire_models(run_id)
             portion, more = 0, True
             while more:
-                delete = functools.partial(history.delete_portion, actor=actor, run_id=run_id, first=portion == 0)
+                delete = functools.partial(history.delete_portion, run_id=run_id, first=portion == 0)
                 known, more = await self._do(delete, tuple[bool, bool], f"{run_id} {portion}")
                 deleted += known and portion == 0
                 portion += 1
@@ -281,11 +272,10 @@ class SqlLightningStore(WaitingStore):
 
     # --- access, models, steps and checkpoints --------------------------------------------------------------------
 
-    _add_token = _audited(history.add_token, Token)
+    _add_token = _writes(history.add_token, Token)
     tokens = _reads(history.read_tokens)
     find_token = _reads(history.find_token, _always)
-    _revoke_token = _audited(history.revoke_token)
-    _entries = _reads(history.read_audit)
+    _revoke_token = _writes(history.revoke_token)
 
     async def revoke_token(self, token_id: str) -> Token:
         revoked = await self._revoke_token(token_id)
@@ -294,11 +284,11 @@ class SqlLightningStore(WaitingStore):
         return revoked
 
     models = _reads(history.read_models, _always)
-    _put_alias = _audited(history.put_alias, ModelAlias)
+    _put_alias = _writes(history.put_alias, ModelAlias)
     aliases = _reads(history.read_aliases, _always)
 
     async def _put_model(self, version: ModelVersion) -> ModelVersion:
-        put = functools.partial(history.put_model, actor=current_actor(), version=version)
+        put = functools.partial(history.put_model, version=version)
         stored = await self._do(put, ModelVersion, f"{version.reference} {version.revision}")
         if stored.deleted:
             # Once this returns its files are removed: a power cut must not leave a store that takes them for whole.

@@ -4,7 +4,7 @@ Times are integers (ns), ids text, token ids and logprobs little-endian int32 an
 text. The constraints promise: a (run, group, replica) is one rollout, with at most one running attempt, and a place in the
 order of finished rollouts if and only if it is in a final state; calls, spans and rewards belong to attempts that exist, and
 parents come before their children; a rollout is consumed at most once, by a step of its own run, and never for
-evaluation; an entry of the audit log stays as it was written. A new database is made without Alembic, whose one
+evaluation. A new database is made without Alembic, whose one
 revision makes the same.
 """
 
@@ -20,7 +20,6 @@ import sqlalchemy as sa
 from agentlightning import records
 from agentlightning.errors import StoreError
 from agentlightning.records import Call, Metric, Reward, WorkerStatus
-from agentlightning.store.audit import AuditEntry
 from agentlightning.store.codec import ARRAYS, scalar
 from agentlightning.store.gateway_events import COUNTED_EVENTS
 from agentlightning.store.models import ModelAlias, ModelVersion
@@ -99,7 +98,7 @@ requests = sa.Table(
     sa.Column("outcome", sa.LargeBinary),  # MessagePack; NULL where doing it again does the same
     sa.Column("created_ns", sa.BigInteger, nullable=False, index=True),
 )
-"""The outcome of a request, written by the transaction that produced it: see store/audit.py. So transactions of
+"""The outcome of a request, written by the transaction that produced it: see store/request.py. So transactions of
 PostgreSQL have a row, too: after a lost connection it tells whether the last commit took place."""
 
 runs = sa.Table(
@@ -314,15 +313,6 @@ tokens = sa.Table(
 )
 sa.Index("tokens_by_run", tokens.c.run_id)
 
-audit = sa.Table(
-    "audit",
-    metadata,
-    *_columns(AuditEntry, without=["seq"]),
-    sa.Column("seq", _Serial, primary_key=True, autoincrement=True),
-    sqlite_autoincrement=True,
-)
-sa.Index("audit_by_run", audit.c.run_id, audit.c.seq)
-
 model_versions = sa.Table(
     "model_versions",
     metadata,
@@ -339,29 +329,6 @@ model_aliases = sa.Table(
     sa.PrimaryKeyConstraint("name", "alias"),
     sa.ForeignKeyConstraint(["name", "number"], ["model_versions.name", "model_versions.number"]),
 )
-
-_KEPT = "the audit log is only ever added to"
-AUDIT_IS_KEPT = {
-    "sqlite": [
-        f"CREATE TRIGGER audit_keeps_{name} BEFORE {act} BEGIN SELECT RAISE(ABORT, '{_KEPT}'); END"
-        for name, act in (
-            ("update", "UPDATE ON audit"),
-            ("delete", "DELETE ON audit"),
-            # INSERT OR REPLACE deletes without asking the trigger for DELETE.
-            ("replaced", "INSERT ON audit WHEN EXISTS (SELECT 1 FROM audit WHERE seq = NEW.seq)"),
-        )
-    ],
-    "postgresql": [
-        f"CREATE FUNCTION audit_is_kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '{_KEPT}'; END $$",
-        "CREATE TRIGGER audit_is_kept BEFORE UPDATE OR DELETE OR TRUNCATE ON audit"
-        " FOR EACH STATEMENT EXECUTE FUNCTION audit_is_kept()",
-    ],
-}
-"""Statements that make a database refuse every change of the audit log, by dialect."""
-for _dialect, _statements in AUDIT_IS_KEPT.items():
-    for _statement in _statements:
-        sa.event.listen(audit, "after_create", sa.DDL(_statement).execute_if(dialect=_dialect))  # type: ignore[no-untyped-call]
-
 
 # --- creation ---------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ A unit of work is (method, argument), where the method is a function of a transa
 for one method at a time become one call, so that a hundred concurrent appends are one executemany. One that fails fails
 alone. Nothing is answered before the commit. A database that is away is waited for. A group whose transaction did not take
 place is executed again; where the connection broke during the commit, the database is asked first whether it did. Work for a
-request (store/audit.py) is done once: its outcome is a row that the same transaction writes.
+request (store/request.py) is done once: its outcome is a row that the same transaction writes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqlalchemy import Connection, RootTransaction, bindparam, delete, select
 from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import AgentLightningError, StoreError
-from agentlightning.store.audit import REQUEST_KEPT_S, Request, check_same
+from agentlightning.store.request import REQUEST_KEPT_S, Request, check_same
 from agentlightning.store.sql.database import Database, Row, execute, insert_new
 from agentlightning.store.sql.tables import requests
 from agentlightning.store.waiting import Notifier, Topic
