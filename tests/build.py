@@ -103,7 +103,7 @@ def claim(id: str = "rollout", **fields: Any) -> Claim:
 
 def policy(run_id: str, endpoint: str, tokenizer: Path, model: str = "policy") -> Resource:
     """The run's policy as gateways sample it, which an engine at this URL serves."""
-    value = {"model": model, "endpoints": [endpoint], "tokenizer": str(tokenizer), "seed": 7, "api": "generate"}
+    value = {"model": model, "endpoints": [endpoint], "tokenizer": str(tokenizer), "seed": 7}
     return Resource(run_id=run_id, name="default", kind="policy", value=value)
 
 

@@ -69,7 +69,6 @@ class House:
             "endpoints": [self.engine.url],
             "tokenizer": str(self.folder),
             "seed": 7,
-            "api": "generate",
             **changes,
         }
         await self.store.put_resources([Resource(run_id=self.run_id, name="default", kind="policy", value=value)])

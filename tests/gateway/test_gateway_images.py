@@ -166,7 +166,6 @@ async def test_pictures_that_cannot_be_read_are_refused_when_the_call_arrives(si
     for given, parts, said in (
         ({}, [chat_image(RED)] * 65, "at most 64 images in one request, got 65"),
         ({}, ["what is <image> ?"], "the text holds the model's placeholder of an image"),
-        ({"api": "completions"}, [chat_image(RED)], "takes no images by /v1/completions"),
         (
             {"images": False},
             [chat_image(RED)],

@@ -32,7 +32,6 @@ async def critic(house: House, other_folder: Path) -> AsyncIterator[ScriptedEngi
         "endpoints": [engine.url],
         "tokenizer": str(other_folder),
         "seed": 7,
-        "api": "generate",
     }
     await house.store.put_resources([Resource(run_id=house.run_id, name="critic", kind="policy", value=value)])
     yield engine

@@ -44,7 +44,6 @@ class ServedHouse:
                 "endpoints": [engine.url],
                 "tokenizer": str(self.house.folder),
                 "seed": 7,
-                "api": "generate",
             }
             named = Resource(run_id=self.run_id, name=f"support-{number}", kind="policy", value=value)
             await store.put_resources([named])

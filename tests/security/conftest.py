@@ -43,7 +43,6 @@ async def scene(server: ServerProcess, tokenizer: Path) -> AsyncIterator[Scene]:
     async with LightningStoreClient(server.url, SERVER_KEY) as store:
         run = await store.create_run("attacked", {"agent": {"reward": []}})
         value = {"model": "policy", "endpoints": [engine.url], "tokenizer": str(tokenizer), "seed": 7}
-        value["api"] = "generate"
         await store.put_resources([Resource(run_id=run.id, name="default", kind="policy", value=value)])
         mine, other = await a_claim(store, run.id, "mine"), await a_claim(store, run.id, "other")
         yield Scene(server, store, run.id, mine, other)

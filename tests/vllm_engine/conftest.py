@@ -40,8 +40,8 @@ def seeing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServ
         yield server
 
 
-@pytest.fixture(params=["generate", "completions"])
-async def vllm_house(vllm_server: VllmServer, request: pytest.FixtureRequest) -> AsyncIterator[VllmHouse]:
-    """A gateway that speaks to the server through each api."""
-    async with open_house(vllm_server, request.param) as house:
+@pytest.fixture
+async def vllm_house(vllm_server: VllmServer) -> AsyncIterator[VllmHouse]:
+    """A gateway over the server."""
+    async with open_house(vllm_server) as house:
         yield house

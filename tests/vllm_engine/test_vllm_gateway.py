@@ -73,13 +73,6 @@ async def test_a_conversation_with_tools_is_continued_token_for_token(vllm_house
         )
 
 
-async def test_the_face_of_an_engine_is_found_out(vllm_server: VllmServer) -> None:
-    async with open_house(vllm_server, None) as house:
-        claim = await house.claim()
-        await say(house, claim, [{"role": "user", "content": "hi"}], False)
-        assert house.app._engine_router._apis == {vllm_server.url: "generate"}
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stop_strings_end_an_answer(vllm_house: VllmHouse, stream: bool) -> None:
     claim = await vllm_house.claim()
@@ -128,7 +121,7 @@ async def test_sampling_that_raw_logprobs_would_misstate_is_refused(vllm_house: 
 
 
 async def test_weights_that_change_under_a_call_stamp_its_tokens(vllm_server: VllmServer) -> None:
-    async with open_house(vllm_server, "generate") as house:
+    async with open_house(vllm_server) as house:
         claim = await house.claim()
         asked: Any = [{"role": "user", "content": "hi"}]
         await vllm_server.load(0, 1)

@@ -38,9 +38,9 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["generate", "completions"])
-async def masked_house(masked_server: VllmServer, request: pytest.FixtureRequest) -> AsyncIterator[VllmHouse]:
-    async with open_house(masked_server, request.param, None) as house:
+@pytest.fixture
+async def masked_house(masked_server: VllmServer) -> AsyncIterator[VllmHouse]:
+    async with open_house(masked_server, None) as house:
         yield house
 
 
@@ -73,7 +73,7 @@ def row(call: Call, prompt: list[int], **fields: Any) -> TrainingSequence:
 
 async def test_a_conversation_with_pictures_is_exact_and_the_learner_agrees(seeing_server: VllmServer) -> None:
     files = {image_hash(data): data for data in map(picture, (0, 90, 250))}
-    async with open_house(seeing_server, "generate", None, images=True) as house:
+    async with open_house(seeing_server, None, images=True) as house:
         claim = await house.claim()
         client = house.openai(claim).chat.completions
         messages: list[Any] = [{"role": "user", "content": "look"}]

@@ -51,7 +51,6 @@ class VllmHouse:
     """Everything real."""
 
     server: VllmServer
-    api: str
     store: LightningStore
     app: App
     run_id: str
@@ -87,7 +86,7 @@ class VllmHouse:
 
 @asynccontextmanager
 async def open_house(
-    server: VllmServer, api: str | None, logprobs: str | None = "raw", images: bool = False
+    server: VllmServer, logprobs: str | None = "raw", images: bool = False
 ) -> AsyncIterator[VllmHouse]:
     async with InMemoryLightningStore() as store:
         run = await store.create_run("vllm", {})
@@ -97,10 +96,10 @@ async def open_house(
             "endpoints": [server.url],
             "tokenizer": str(server.models[0]),
         }
-        value |= {"seed": None, "images": images, **({} if api is None else {"api": api})}
+        value |= {"seed": None, "images": images}
         value |= {} if logprobs is None else {"logprobs": logprobs}
         await store.put_resources([Resource(run_id=run.id, name="default", kind="policy", value=value)])
-        house = VllmHouse(server, api or "", store, App(store), run.id)
+        house = VllmHouse(server, store, App(store), run.id)
         try:
             yield house
         finally:

@@ -97,9 +97,7 @@ class Endpoints:
     """The servers that sample one policy, as gateways need to know them."""
 
     urls: Sequence[str]
-    """Base URLs of equal servers: an attempt stays with one as long as that answers."""
-    api: Literal["generate", "completions"] = "generate"
-    """Route of the token path: /inference/v1/generate, or /v1/completions with return_token_ids."""
+    """Base URLs of equal servers of /inference/v1/generate: an attempt stays with one as long as that answers."""
     served_model: str | None = None
     """Name by which the servers know the policy; None: its alias."""
     logprobs: Literal["processed", "raw"] = "processed"

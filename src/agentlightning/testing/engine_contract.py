@@ -48,7 +48,7 @@ from agentlightning.engines.base import (
 )
 from agentlightning.engines.folders import LEARNER_STATE, MANIFEST, damage
 from agentlightning.errors import ConfigError, EngineError, LearnerLostError
-from agentlightning.gateway.policy.engine_client import PATHS, SampledTokens, body, read_answer
+from agentlightning.gateway.policy.engine_client import GENERATE, SampledTokens, read_answer
 from agentlightning.testing.contract_model import write_contract_model
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 
@@ -71,11 +71,11 @@ class LiveEndpoints:
         if not self.served.seeded:
             del params["seed"]
         request = {"request_id": "", "token_ids": prompt, "sampling_params": params, "stream": False}
-        data = body(request, self.served.api, self.served.served_model or DEFAULT_POLICY)
-        async with self.http.post(f"{self.served.urls[0]}{PATHS[self.served.api]}", json=data) as response:
+        data = {**request, "model": self.served.served_model or DEFAULT_POLICY}
+        async with self.http.post(f"{self.served.urls[0]}{GENERATE}", json=data) as response:
             response.raise_for_status()
             sampled = SampledTokens()
-            sampled.add(read_answer(await response.read()), self.served.api, -1)
+            sampled.add(read_answer(await response.read()), -1)
             return sampled
 
 

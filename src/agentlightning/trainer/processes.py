@@ -446,7 +446,6 @@ def policy_value(
         "endpoints": list(served.urls),
         "tokenizer": tokenizer,
         "seed": seed if served.seeded else None,
-        "api": served.api,
         "served_model": served.served_model,
         "key_env": served.key_env,
         "logprobs": served.logprobs,

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
 from agentlightning.errors import EngineError
-from agentlightning.gateway.policy.engine_client import SampledTokens, body, listed_context, read_answer
+from agentlightning.gateway.policy.engine_client import SampledTokens, listed_context, read_answer
 from agentlightning.gateway.policy.engine_router import SLACK, Balancer, pause, resume
-from agentlightning.records import Sampling, VersionSpan
+from agentlightning.records import Sampling
 
 HI: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 A, B = "http://a", "http://b"
@@ -103,8 +103,8 @@ async def test_a_dead_engine_is_left_for_one_that_lives(house: House) -> None:
 # --- how it is spoken to --------------------------------------------------------------------------------------------------
 
 
-class CompletionsEngine:
-    """An engine that has only /v1/completions with token ids, and wants a key."""
+class KeyedEngine:
+    """An engine that wants a key, and refuses as it is told."""
 
     def __init__(self, ids: list[int], key: str | None = None, models: Any = None) -> None:
         self.ids = ids
@@ -115,9 +115,9 @@ class CompletionsEngine:
         self.refusals: list[web.Response] = []
         self.url = ""
 
-    async def __aenter__(self) -> CompletionsEngine:
+    async def __aenter__(self) -> KeyedEngine:
         app = web.Application()
-        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/inference/v1/generate", self._generate)
         if self.models is not None:
             app.router.add_get("/v1/models", self._list)
         self._runner = web.AppRunner(app, access_log=None)
@@ -132,58 +132,31 @@ class CompletionsEngine:
     async def _list(self, http: web.Request) -> web.Response:
         return web.json_response(self.models)
 
-    async def _complete(self, http: web.CompletionRequest) -> web.StreamResponse:
+    async def _generate(self, http: web.Request) -> web.StreamResponse:
         if self.key is not None and http.headers.get("authorization") != f"Bearer {self.key}":
             return web.json_response({"error": {"message": "who are you?"}}, status=401)
         if self.refusals:
             return self.refusals.pop(0)
         self.requests.append(await http.json())
-        logprobs = {
-            "token_logprobs": [-0.25] * len(self.ids),
-            "top_logprobs": [{f"token_id:{index}": -0.25, "token_id:9": -3.0} for index in self.ids],
-        }
-        choice = {"token_ids": self.ids, "logprobs": logprobs, "finish_reason": "stop"}
-        if not self.requests[-1]["stream"]:
-            return web.json_response({"choices": [choice]})
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(http)
-        await response.write(b"data: " + web.json_response({"choices": [choice]}).body + b"\n\ndata: [DONE]\n\n")  # type: ignore[operator]
-        return response
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_without_generate_is_asked_for_completions(house: House, stream: bool) -> None:
-    async with CompletionsEngine([*house.renderer.encode("It is sunny."), END]) as engine:
-        await house.serve_policy(endpoints=[engine.url], api=None, served_model="big")
-        claim = await house.claim()
-        reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json={**HI, "stream": stream})
-        assert reply.status_code == 200
-        [call] = await house.store.calls([claim.rollout.id])
-        [policy] = await house.store.resources(house.run_id)
-        assert call.sampled_ids == engine.ids
-        assert call.logprobs == [-0.25] * len(engine.ids)
-        assert call.versions == [VersionSpan(version=policy.version, start=0, end=len(engine.ids))]
-        [asked] = engine.requests
-        assert (asked["model"], asked["prompt"], asked["return_token_ids"]) == ("big", call.suffix_ids, True)
+        content = [{"token_id": index, "logprob": -0.25} for index in self.ids]
+        choice = {"token_ids": self.ids, "logprobs": {"content": content}, "finish_reason": "stop"}
+        return web.json_response({"choices": [choice]})
 
 
 LISTED = {"data": [{"id": "base", "max_model_len": 64}, {"id": "lora"}]}
 
 
-@pytest.mark.parametrize("api", ["generate", "completions"])
 @pytest.mark.parametrize("asked", [None, 5, 32_000])
-async def test_what_is_asked_for_is_bounded_by_what_the_context_holds(
-    house: House, api: str, asked: int | None
-) -> None:
-    async with CompletionsEngine([5, END], models=LISTED) as engine:
-        url, house.engine.context = engine.url if api == "completions" else house.engine.url, 64
-        await house.serve_policy(endpoints=[url], api=api, served_model="lora")
+async def test_what_is_asked_for_is_bounded_by_what_the_context_holds(house: House, asked: int | None) -> None:
+    async with KeyedEngine([5, END], models=LISTED) as engine:
+        await house.serve_policy(endpoints=[engine.url], served_model="lora")
         claim = await house.claim()
         reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json={**HI, "max_tokens": asked})
         assert reply.status_code == 200
         [call] = await house.store.calls([claim.rollout.id])
-        [sent] = engine.requests or [house.engine.requests[0]["sampling_params"]]
-        assert sent["max_tokens"] == min(asked or 64, 64 - call.prompt_tokens)
+        [sent] = engine.requests
+        assert sent["model"] == "lora"
+        assert sent["sampling_params"]["max_tokens"] == min(asked or 64, 64 - call.prompt_tokens)
         assert call.sampling.max_tokens == asked
 
 
@@ -203,8 +176,8 @@ async def test_an_engine_that_was_away_may_have_another_context(house: House) ->
 
 
 async def test_the_key_of_an_engine_comes_from_the_environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with CompletionsEngine([5, END], key="secret-key") as engine:
-        await house.serve_policy(endpoints=[engine.url], api="completions", key_env="TEST_ENGINE_KEY")
+    async with KeyedEngine([5, END], key="secret-key") as engine:
+        await house.serve_policy(endpoints=[engine.url], key_env="TEST_ENGINE_KEY")
         claim = await house.claim()
         monkeypatch.delenv("TEST_ENGINE_KEY", raising=False)
         refused = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
@@ -216,9 +189,9 @@ async def test_the_key_of_an_engine_comes_from_the_environment(house: House, mon
 
 
 async def test_redirects_are_not_followed(house: House) -> None:
-    async with CompletionsEngine([5, END]) as engine:
-        engine.refusals = [web.Response(status=307, headers={"location": f"{house.engine.url}/v1/completions"})]
-        await house.serve_policy(endpoints=[engine.url], api="completions")
+    async with KeyedEngine([5, END]) as engine:
+        engine.refusals = [web.Response(status=307, headers={"location": f"{house.engine.url}/inference/v1/generate"})]
+        await house.serve_policy(endpoints=[engine.url])
         claim = await house.claim()
         reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
         assert reply.status_code == 502
@@ -227,7 +200,7 @@ async def test_redirects_are_not_followed(house: House) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("api", "nonsense"), ("logprobs", "nonsense"), ("unsupported_params", "nonsense"), ("stall_timeout_s", -1)],
+    [("logprobs", "nonsense"), ("unsupported_params", "nonsense"), ("stall_timeout_s", -1)],
 )
 async def test_a_policy_with_a_value_that_means_nothing_is_refused(house: House, field: str, value: Any) -> None:
     await house.serve_policy(**{field: value})
@@ -245,24 +218,22 @@ anything = st.recursive(
 )
 
 
-@given(data=anything, api=st.sampled_from(["generate", "completions"]))
-def test_whatever_an_engine_says_is_read_or_an_error_of_the_engine(data: Any, api: Any) -> None:
+@given(data=anything)
+def test_whatever_an_engine_says_is_read_or_an_error_of_the_engine(data: Any) -> None:
     sampled = SampledTokens()
     try:
-        sampled.add(read_answer(orjson.dumps(data)), api, 1)
+        sampled.add(read_answer(orjson.dumps(data)), 1)
     except EngineError:
         return
     assert len(sampled.ids) == len(sampled.logprobs)
 
 
 @pytest.mark.parametrize("logprob", [-9999.0, -1e9, -104.5])
-@pytest.mark.parametrize("api", ["generate", "completions"])
-def test_a_log_probability_that_no_sampled_token_has_is_an_error_of_the_engine(api: Any, logprob: float) -> None:
+def test_a_log_probability_that_no_sampled_token_has_is_an_error_of_the_engine(logprob: float) -> None:
     content = [{"token_id": 1, "logprob": -103.0}, {"token_id": 2, "logprob": logprob}]
-    told = {"content": content, "token_logprobs": [-103.0, logprob]}
-    data = {"choices": [{"token_ids": [1, 2], "logprobs": told, "finish_reason": "stop"}]}
+    data = {"choices": [{"token_ids": [1, 2], "logprobs": {"content": content}, "finish_reason": "stop"}]}
     with pytest.raises(EngineError, match=re.escape(f"the log-probability {logprob:g}, expected at least -104")):
-        SampledTokens().add(read_answer(orjson.dumps(data)), api, 1)
+        SampledTokens().add(read_answer(orjson.dumps(data)), 1)
 
 
 def test_labels_that_are_no_numbers_are_the_policys_version() -> None:
@@ -270,7 +241,7 @@ def test_labels_that_are_no_numbers_are_the_policys_version() -> None:
     spans = [{"version": "default", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
     content = [{"token_id": 1, "logprob": -1.0}, {"token_id": 2, "logprob": -2.0}]
     choice = {"token_ids": [1, 2], "logprobs": {"content": content}, "finish_reason": "stop", "weight_versions": spans}
-    sampled.add(read_answer(orjson.dumps({"choices": [choice]})), "generate", 3)
+    sampled.add(read_answer(orjson.dumps({"choices": [choice]})), 3)
     assert [span.version for span in sampled.versions] == [3, 4]
 
 
@@ -330,10 +301,3 @@ async def test_paused_calls_wait_and_go_on_when_they_are_released(house: House, 
     if end == "here":
         house.app._watcher.forget(house.run_id)  # as the REST api does when resources are put
     assert (await waiting).status_code == 200
-
-
-def test_a_models_generation_config_changes_no_sampling() -> None:
-    request = {"token_ids": [1], "stream": False, "sampling_params": {"temperature": 0.5, "top_k": 7, "stop": []}}
-    sent = body(request, "completions", "policy")
-    assert sent["repetition_penalty"] == 1.0
-    assert (sent["top_k"], sent["temperature"], sent["min_p"], "stop" in sent) == (7, 0.5, 0.0, False)

@@ -1,36 +1,23 @@
-"""Engine APIs: the two HTTP forms in which an engine takes token ids and gives token ids back.
+"""Engine API: the HTTP form in which an engine takes token ids and gives token ids back, vLLM's (--enable-scale-out).
 
-    generate      POST /inference/v1/generate   vLLM (--enable-scale-out), our sampler: a version for each range of tokens
-    completions   POST /v1/completions          vLLM and others with return_token_ids: one version per call
-
-Driven by policy/engine_router.py, which writes every request in the first form. Pure: knows nothing of connections and
-policies.
+Driven by policy/engine_router.py. Pure: knows nothing of connections and policies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from agentlightning.errors import EngineError
-from agentlightning.protocols.base import ApiError
-from agentlightning.records import JSON, VersionSpan
+from agentlightning.records import VersionSpan
 
-EngineApi = Literal["generate", "completions"]
-
-PATHS: dict[EngineApi, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions"}
+GENERATE = "/inference/v1/generate"
 
 MIN_SAMPLED_LOGPROB = -104.0
 """Of a token that was sampled: the smallest number above 0 that float32 holds is exp(-103.97). Engines write -9999 and the
 like for minus infinity; one such token would outweigh all others of an update."""
-
-
-NEUTRAL: JSON = {
-    "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-}  # fmt: skip
-"""Without these, vLLM's Completions samples as the model's generation_config.json says, and no learner knows."""
 
 
 class PromptLogprob(msgspec.Struct, gc=False):
@@ -57,7 +44,7 @@ class SampledTokens:
     prompt_ids: list[int] | None = None
     """The prompt as the engine read it, where it was asked."""
 
-    def add(self, answer: EngineResponse, api: EngineApi, version: int) -> list[int]:
+    def add(self, answer: EngineResponse, version: int) -> list[int]:
         """Take in one response or chunk; returns its ids. `version` is stamped where the engine stamps none.
 
         Raises EngineError where something is missing.
@@ -65,12 +52,12 @@ class SampledTokens:
         if not answer.choices:
             raise EngineError("the engine answered without a choice")
         choice = answer.choices[0]
-        self.prompt_logprobs = answer.prompt_logprobs or choice.prompt_logprobs or self.prompt_logprobs
+        self.prompt_logprobs = answer.prompt_logprobs or self.prompt_logprobs
         self.prompt_ids = answer.prompt_token_ids or self.prompt_ids
         ids = choice.token_ids or []
         if ids:
             self.ids += ids
-            self._read_logprobs(choice.logprobs or _Logprobs(), api)
+            self._read_logprobs(choice.logprobs or _Logprobs())
         if choice.weight_versions:
             self.versions = [
                 VersionSpan(version=_version(span.version, version), start=span.start, end=span.end)
@@ -90,14 +77,7 @@ class SampledTokens:
             self.versions = [VersionSpan(version=version, start=0, end=len(self.ids))]
         return ids
 
-    def _read_logprobs(self, logprobs: _Logprobs, api: EngineApi) -> None:
-        if api == "completions":
-            self.logprobs += logprobs.token_logprobs or []
-            if any(logprobs.top_logprobs or ()):
-                self.top += [
-                    [(_id(name), value) for name, value in (one or {}).items()] for one in logprobs.top_logprobs or ()
-                ]
-            return
+    def _read_logprobs(self, logprobs: _Logprobs) -> None:
         content = logprobs.content or []
         self.logprobs += [token.logprob for token in content]
         if content and content[0].top_logprobs:
@@ -123,10 +103,6 @@ class _Token(msgspec.Struct, gc=False):
 
 class _Logprobs(msgspec.Struct):
     content: list[_Token] | None = None
-    """Only from generate."""
-    token_logprobs: list[float] | None = None
-    """This and the next only from completions."""
-    top_logprobs: list[dict[str, float] | None] | None = None
 
 
 class _Versions(msgspec.Struct):
@@ -141,16 +117,13 @@ class _Choice(msgspec.Struct):
     weight_versions: list[_Versions] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
-    """Only from completions."""
 
 
 class EngineResponse(msgspec.Struct):
-    """A response or chunk of either form. What is not here, text and bytes of every token first of all, is skipped."""
+    """A response or chunk. What is not here, text and bytes of every token first of all, is skipped."""
 
     choices: list[_Choice] = []
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
-    """Only from generate."""
     prompt_token_ids: list[int] | None = None
     error: Any = None
 
@@ -190,27 +163,6 @@ def listed_context(data: bytes, model: str) -> int | None:
         return None
     named = sorted((one for one in listed if (one.max_model_len or 0) > 0), key=lambda one: one.id != model)
     return named[0].max_model_len if named else None
-
-
-def body(request: JSON, api: EngineApi, model: str) -> JSON:
-    """The body for a request in the form of generate; `model` is the name that the engine serves."""
-    if api == "generate":
-        return {**request, "model": model}
-    if request.get("content_parts"):
-        raise ApiError(
-            "the engine takes no images by /v1/completions; start vLLM with --enable-scale-out",
-            param="messages",
-            code="unsupported_value",
-        )
-    return {
-        "model": model,
-        "prompt": request["token_ids"],
-        "stream": request["stream"],
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-        **NEUTRAL,
-        **{name: value for name, value in request["sampling_params"].items() if value not in ([], None)},
-    }
 
 
 def _version(label: str, version: int) -> int:

@@ -32,11 +32,9 @@ from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.http_client import HttpClient, HttpResponse
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.engine_client import (
-    PATHS,
-    EngineApi,
+    GENERATE,
     EngineResponse,
     SampledTokens,
-    body,
     listed_context,
     read_answer,
 )
@@ -361,8 +359,6 @@ class Policy:
     """Seed of the run; None where the engine takes no seeds."""
     served_model: str | None = None
     """The name by which the engine knows the model, where that is not the alias."""
-    api: EngineApi | None = None
-    """The engine's HTTP API; None: detected, once per endpoint."""
     logprobs: Literal["processed", "raw"] = "processed"
     """Log-probabilities of the distribution that was sampled from (processed), or of the bare logits (raw)."""
     unsupported_params: Literal["error", "drop"] | None = None
@@ -498,7 +494,6 @@ class EngineRouter:
         self._client = HttpClient(CONNECT_TIMEOUT_S)
         self._balancer = Balancer()
         self._health = EngineHealth(self._client, self._balancer, probe, metrics.hangs.inc, background)
-        self._apis: dict[str, EngineApi] = {}
         self._contexts: dict[str, int | None] = {}
         """By URL, of the engines that were asked since they were away last."""
         self._policies: dict[str, tuple[list[Resource], dict[str, Policy]]] = {}
@@ -577,8 +572,8 @@ class EngineRouter:
         while True:
             try:
                 sampled = SampledTokens()
-                async with self._respond(policy, request, affinity, sampled) as (api, response, _):
-                    sampled.add(_read(await response.read()), api, policy.version)
+                async with self._respond(policy, request, affinity, sampled) as (response, _):
+                    sampled.add(_read(await response.read()), policy.version)
                     return sampled
             except OSError as cause:
                 backoff = await self._pause(backoff, cause)
@@ -591,9 +586,9 @@ class EngineRouter:
         backoff: Backoff | None = None
         while True:
             try:
-                async with self._respond(policy, request, affinity, sampled) as (api, response, call):
+                async with self._respond(policy, request, affinity, sampled) as (response, call):
                     async for data in _events(response, call):
-                        if ids := sampled.add(_read(data), api, policy.version):
+                        if ids := sampled.add(_read(data), policy.version):
                             yield ids
                     if sampled.finish_reason is None:
                         raise ConnectionError("the stream ended before the completion did")
@@ -636,7 +631,6 @@ class EngineRouter:
             renderer=await self._renderers.find(resource.run_id, value["tokenizer"]),
             seed=None if seed is None else int(seed),
             served_model=value.get("served_model"),
-            api=value.get("api"),
             logprobs=value.get("logprobs") or "processed",
             unsupported_params=value.get("unsupported_params"),
             structured=value.get("structured") or "mask",
@@ -652,9 +646,9 @@ class EngineRouter:
     @asynccontextmanager
     async def _respond(
         self, policy: Policy, request: JSON, affinity: str, sampled: SampledTokens
-    ) -> AsyncIterator[tuple[EngineApi, HttpResponse, EngineCall]]:
-        """The answer of an engine, begun, with the api it was asked in. Raises what `_refused` makes of a refusal, and
-        HungEngineError where another engine may answer or `sampled` was handed on already."""
+    ) -> AsyncIterator[tuple[HttpResponse, EngineCall]]:
+        """The answer of an engine, begun. Raises what `_refused` makes of a refusal, and HungEngineError where another
+        engine may answer or `sampled` was handed on already."""
         resources = await self._watcher.resources(policy.run_id)
         if paused_s(resources, policy.alias) > 0:
             with self._metrics.paused.track_inprogress():
@@ -676,18 +670,15 @@ class EngineRouter:
                 )
                 self._health.watch(call)
                 try:
-                    api = policy.api or self._apis.get(engine.url)
-                    if api is None:
-                        api = self._apis[engine.url] = await self._detect_api(headers, engine.url)
                     fitting = _fitting(request, await self._context(policy, headers, engine.url))
-                    data = orjson.dumps(body(fitting, api, policy.served_model or policy.alias))
-                    async with await self._client.post(f"{engine.url}{PATHS[api]}", headers, data) as response:
+                    data = orjson.dumps({**fitting, "model": policy.served_model or policy.alias})
+                    async with await self._client.post(f"{engine.url}{GENERATE}", headers, data) as response:
                         if response.status != 200:
                             raise _refused(response.status, await response.read(), response.headers)
                         if engine.backoff.failures or engine.hung:
                             self._balancer.answered(engine)
                         call.heard()
-                        yield api, response, call
+                        yield response, call
                 finally:
                     self._health.calls.discard(call)
         except OSError as cause:
@@ -710,14 +701,6 @@ class EngineRouter:
                 code="engine_unreachable",
             ) from cause
         return backoff
-
-    async def _detect_api(self, headers: dict[str, str], url: str) -> EngineApi:
-        """Ask for generate with nothing in it: whoever has the route complains about the request."""
-        path = PATHS["generate"]
-        async with await self._client.post(f"{url}{path}", headers, b"{}") as reply:
-            if reply.status in (429, 502, 503, 504):
-                raise _refused(reply.status, await reply.read(), reply.headers)
-            return "completions" if reply.status in (403, 404, 405, 501) else "generate"
 
     async def _context(self, policy: Policy, headers: dict[str, str], url: str) -> int | None:
         """Tokens that prompt and completion may have together, as vLLM, SGLang and our samplers list it with their model;
@@ -753,7 +736,6 @@ def _seconds(resource: Resource, name: str) -> float | None:
 
 
 _WORDS: dict[str, tuple[str, ...]] = {
-    "api": ("generate", "completions"),
     "logprobs": ("processed", "raw"),
     "unsupported_params": ("error", "drop"),
     "structured": ("mask", "context_only", "refuse"),
