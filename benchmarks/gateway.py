@@ -437,7 +437,7 @@ class Gateway:
         return float(psutil.Process(self._process.pid).memory_info().rss) / 2**20
 
     async def _set_up(self, bench: Bench) -> None:
-        policy = {"tokenizer": str(bench.tokenizer), "seed": 7, "api": "generate"}
+        policy = {"tokenizer": str(bench.tokenizer), "seed": 7}
         external = {"url": f"{bench.engine}/v1", "models": ["external"]}
         async with LightningStoreClient(self.url, KEY) as store:
             self._run_id = (await store.create_run("benchmark", {})).id

@@ -234,7 +234,7 @@ class Fleet:
     async def register(self, store: LightningStoreClient) -> str:
         """The id of a run with a policy at the engine."""
         run_id = (await store.create_run("scale", {})).id
-        policy = {"tokenizer": str(self._tokenizer), "seed": 7, "api": "generate", "model": "policy"}
+        policy = {"tokenizer": str(self._tokenizer), "seed": 7, "model": "policy"}
         value = {**policy, "endpoints": [self._engine]}
         await store.put_resources([Resource(run_id=run_id, name="policy", kind="policy", value=value)])
         return run_id

@@ -182,7 +182,7 @@ class Bench:
         """A run whose policy is the engine."""
         run = await self.store.create_run("benchmark", {"agent": agent})
         value = {"model": "policy", "endpoints": [self.receiver], "tokenizer": str(self._tokenizer), "seed": 7}
-        policy = Resource(run_id=run.id, name="default", kind="policy", value={**value, "api": "generate"})
+        policy = Resource(run_id=run.id, name="default", kind="policy", value=value)
         await self.store.put_resources([policy])
         return run.id
 
